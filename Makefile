@@ -19,7 +19,7 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help dist demo test tutorials docs bench-quick test-contracts test-verifiers test-vllm lint format install clean
+.PHONY: help dist demo test tutorials docs bench-quick test-contracts test-verifiers clients test-hardhat test-vllm lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
@@ -27,6 +27,8 @@ help:
 	@echo "make lint    ruff and pyright"
 	@echo "make test-contracts  Solidity: rebuild, tests, slither, mutants (ARGS=\"build forge slither\")"
 	@echo "make test-verifiers  packages of verifiers v1: installs it (566 MB) in a place of its own, and tests against it"
+	@echo "make clients  other people's programs against ours: installs them (35 MB of npm's) and tests with them"
+	@echo "make test-hardhat  a swarm on Hardhat's chain: installs it (290 MB) in build/hardhat, and tests with it"
 	@echo "make test-vllm  the engine's tests on vLLM: installs a build for CPUs (3.5 GB) in .venv-vllm, and tests with it"
 	@echo "make tutorials  every command of docs/tutorials, as a reader types it (five minutes)"
 	@echo "make docs    the documentation as a site, in build/site; fails at a broken link"
@@ -60,6 +62,14 @@ test-contracts: $(VENV)/.ready-dev
 test-verifiers: $(VENV)/.ready-dev
 	@$(BIN)/intellect-node verifiers install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/node/environments/test_verifiers.py tests/node/environments/test_verifiers_served.py $(ARGS)
+
+clients: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.clients.install
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
+
+test-hardhat: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.node.chain.hardhat_chain
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/node/chain/test_hardhat.py $(ARGS)
 
 test-vllm: $(VLLM_VENV)/.ready
 	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/node/inference/test_every_engine.py tests/node/inference/vllm $(ARGS)

@@ -20,6 +20,7 @@ from benchmarks.command import parser_of, save, silence_logs, tell
 from tests.attacks.matrix.cells import Cell, Finding, cells, examine
 
 QUICK_CELLS = 2
+TELLS_EVERY = 250
 
 
 def by_turns(all_of_them: list[Cell], seed: int) -> Iterator[Cell]:
@@ -58,6 +59,8 @@ def main() -> int:
         if time.monotonic() - began > 60 * given.minutes or (given.quick and ran >= QUICK_CELLS):
             break
         ran += 1
+        if not ran % TELLS_EVERY:
+            tell(f"{ran} cells, {len({one.cell for one in findings})} of them moved something")
         for found in examine(cell):
             findings.append(found)
             print(found, flush=True)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ from protocol.messages import Heartbeat
 from protocol.statements import Domain
 
 NOBODY = Address("0x" + "0" * 40)
-POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=(), bootnodes=())
+POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=(), threshold=1, bootnodes=())
 BEAT = 1.0
 PATIENCE = 90.0
 MIB = 1024**2
@@ -147,20 +147,24 @@ def _try(*command: str) -> None:
 
 async def be_node(host: str, directory: str) -> None:
     """A node that does what its stdin says, a line of JSON each, and answers on stdout."""
-    key = NodeKey.generate()
-    network = Libp2pNetwork(key, f"/ip4/{host}/tcp/4001")
-    opened = open_member(key, Domain(1, NOBODY), POOL, network, Path(directory), quota=1 << 32)
-    async with opened as member, trio.open_nursery() as nursery:
+    async with opened(f"/ip4/{host}/tcp/4001", Path(directory)) as member, trio.open_nursery() as nursery:
+        network = member.network
         reach = Reach(member, ProgressRecord())
-        member.membership.joined(key.address, network.contacts()[0])
+        member.membership.joined(member.key.address, network.contacts()[0])
         nursery.start_soon(member.listen)
         nursery.start_soon(reach.run)
         nursery.start_soon(Lan(member).run)
         nursery.start_soon(beat, member)
-        print(json.dumps([key.address, network.contacts()[0]]), flush=True)
+        print(json.dumps([member.key.address, network.contacts()[0]]), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             print(json.dumps(await obey(json.loads(line), member, reach)), flush=True)
         nursery.cancel_scope.cancel()
+
+
+def opened(place: str, directory: Path) -> AbstractAsyncContextManager[Member]:
+    """The product's parts of a node that listens at `place`, a multiaddr."""
+    key = NodeKey.generate()
+    return open_member(key, Domain(1, NOBODY), POOL, Libp2pNetwork(key, place), directory, quota=1 << 32)
 
 
 async def beat(member: Member) -> None:

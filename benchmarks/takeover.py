@@ -37,13 +37,13 @@ import trio
 
 from benchmarks.command import parser_of, save, silence_logs, tell
 from benchmarks.watching import PATIENCE, Watcher
-from cli.daemon_status import DaemonStatus
 from cli.demo.cast import DemoOptions, Scene, cast
 from cli.demo.chain import open_chain
 from cli.demo.prepare import prepare
 from cli.demo.story import demo_environment, program_of
 from cli.demo.supervise import Program, Supervisor, open_zygote
 from cli.demo.view import PlainView
+from node.status_schema import DaemonStatus
 
 SILENT_AT = 5
 SILENT_SECONDS = 60.0

@@ -13,9 +13,9 @@ import trio
 
 from benchmarks.command import tell
 from cli.api import get_status, get_status_async, socket_of
-from cli.daemon_status import DaemonStatus
 from cli.demo.cast import Scene
 from cli.errors import CommandError
+from node.status_schema import DaemonStatus
 
 PATIENCE = 300.0
 POLL = 0.05

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cli.daemon_status import DaemonStatus, parse_status
 from cli.errors import NETWORK, RUN, USAGE, CommandError
+from node.status_schema import SCHEMA_VERSION, DaemonStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +123,24 @@ def _status_in(code: int, body: bytearray) -> DaemonStatus:
     if code != HTTPStatus.OK:
         raise CommandError("the daemon did not give its status", f"HTTP {code}", "look at its log", NETWORK)
     return parse_status(body)
+
+
+def parse_status(body: bytes | bytearray) -> DaemonStatus:
+    """Raises CommandError when the answer is not a status of a schema that this program reads."""
+    try:
+        status = msgspec.json.decode(body, type=DaemonStatus)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CommandError(
+            "the daemon's answer cannot be read", str(error), "run daemon and command in one version", NETWORK
+        ) from None
+    if status.schema_version != SCHEMA_VERSION:
+        raise CommandError(
+            "the daemon speaks another version",
+            f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}",
+            "run daemon and command in one version",
+            NETWORK,
+        )
+    return status
 
 
 def _answers(path: Path) -> bool:

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import tempfile
 import traceback
+from typing import Any
 
 from protocol.errors import IntellectError
 
@@ -18,6 +19,7 @@ UNEXPECTED, USAGE, CONFIGURATION, CHAIN, NETWORK, RUN, EXPELLED, INTERRUPTED = 1
 _CODES = {
     "ExpelledError": EXPELLED,
     "EvictedError": EXPELLED,
+    "TwinError": EXPELLED,
     "SlashedError": EXPELLED,
     "RunFileError": RUN,
     "ConfigError": CONFIGURATION,
@@ -66,6 +68,8 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, IntellectError):
         # There always is one: the root of all these classes is in the table.
         return next(_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
+    if is_named(error, "UsageError"):
+        return USAGE
     expected = isinstance(error, (OSError, sqlite3.DatabaseError, UnicodeEncodeError))
     return CONFIGURATION if expected else UNEXPECTED
 
@@ -77,6 +81,10 @@ def describe(error: BaseException) -> IntellectError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return IntellectError("interrupted", "Ctrl-C or SIGINT", "run the command again")
+    if is_named(error, "ClickException"):
+        return _describe_parser_error(error)
+    if is_named(error, "Abort"):
+        return IntellectError("nothing was done", "the question was answered by no, or not at all", "run it again")
     if isinstance(error, OSError):
         return _describe_os_error(error)
     if isinstance(error, sqlite3.DatabaseError):
@@ -103,6 +111,18 @@ def unwrap(error: BaseException) -> BaseException:
             if isinstance(member, kind):
                 return member
     return members[0]
+
+
+def is_named(error: BaseException, name: str) -> bool:
+    """Whether a class of that name is among the error's: those of click are typer's own copies, or click's."""
+    return any(kind.__name__ == name for kind in type(error).__mro__)
+
+
+def _describe_parser_error(error: Any) -> IntellectError:
+    """What click and typer find in the words of a command."""
+    why = " ".join(error.format_message().split())
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "intellect-node"
+    return IntellectError("the command is not understood", why, f"see what it takes: {command} --help")
 
 
 def _describe_os_error(error: OSError) -> IntellectError:

@@ -254,7 +254,7 @@ def _evaluator(
     from node.run.problems import place_files
     from node.training.evaluator import Evaluator
 
-    others = {name: file for name, file in compiled.files.items() if not name.startswith("model/")}
+    others = {name: file for name, file in compiled.files.items() if not name.startswith(("model/", "adapter/"))}
     place_files(replace(compiled, files=others), assets)
     assets.mkdir(exist_ok=True)
     # A link: a model's files may be many gigabytes, and are only read.

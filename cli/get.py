@@ -9,6 +9,7 @@ import typer
 from cli.errors import RUN, USAGE, CommandError
 from cli.options import hear
 from cli.output import AsJson, clean, console, print_json
+from node.units import size_of
 
 if TYPE_CHECKING:
     from node.hub import Had, Name
@@ -17,7 +18,7 @@ EXAMPLES = (
     "Examples:  intellect-node get Qwen/Qwen3-0.6B openai/gsm8k#main/train   |   "
     "intellect-node get my-run.toml   |   intellect-node get my-run.toml --write"
 )
-PLACES = ("model", "dataset", "file", "teacher", "data")
+PLACES = ("model", "adapter", "dataset", "file", "teacher", "data")
 """Settings of a run file that name a source."""
 
 
@@ -49,9 +50,9 @@ def command(
         return
     for one in had:
         licence = one.licence or "its card names no licence"
-        kept = f"{_size(one.bytes)}, compared with the hub's listing" + ("" if one.checked else " before")
+        kept = f"{size_of(one.bytes)}, compared with the hub's listing" + ("" if one.checked else " before")
         console().print(clean(str(one.name), 400), soft_wrap=True, markup=False)
-        rows = (("path", one.directory), ("licence", licence), ("size", kept), ("disk left", _size(one.free)))
+        rows = (("path", one.directory), ("licence", licence), ("size", kept), ("disk left", size_of(one.free)))
         for name, value in rows:
             console().print(f"  {name:<10}{clean(str(value), 400)}", soft_wrap=True, markup=False)
 
@@ -138,9 +139,3 @@ def _as_dict(one: "Had") -> dict[str, Any]:
         "compared": one.checked,
         "disk_left": one.free,
     }
-
-
-def _size(count: int) -> str:
-    from node.hub import size_of
-
-    return size_of(count)

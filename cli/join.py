@@ -138,6 +138,14 @@ def command(
             "adapters of one model then share its weights.",
         ),
     ] = None,
+    vouch: Annotated[
+        bool | None,
+        typer.Option(
+            "--vouch",
+            help="After a reboot or a move, where no member can tell: your word that no other daemon has this key, and "
+            "that this journal is the newest. If it is not so, the stake is lost.",
+        ),
+    ] = None,
     auto_setup: Annotated[
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
@@ -151,7 +159,9 @@ def command(
     ] = None,
     metrics_log: Annotated[
         str | None,
-        typer.Option("--metrics-log", help="Trainer: also send metrics to wandb, tensorboard (comma between)."),
+        typer.Option(
+            "--metrics-log", help="Trainer: send metrics to wandb, trackio, tensorboard, too (comma between)."
+        ),
     ] = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Where stake or gas is missing: wait for it. Default: wait.")
@@ -190,21 +200,22 @@ def command(
     from node.preflight.early import refuse_early
 
     # Before --detach: what is refused is said in this terminal, not in a log.
-    # It leaves no thread, so that the fork server below may still be forked.
     refuse_early(config)
     if detach:
         join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
     from node.processes.launch import for_role, fork_or_launch
+    from node.processes.threads import without_pools
 
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours
-    from cli.joinview import open_json_view, open_view
-    from node.daemon import import_for
-    from node.daemon import run as run_daemon
-    from node.processes.guardian import become_guarded
+    with without_pools():
+        from cli.joinview import open_json_view, open_view
+        from node.daemon import import_for
+        from node.daemon import run as run_daemon
+        from node.processes.guardian import become_guarded
 
-    # Imported before the guardian forks: a daemon that it starts again then has everything at once.
-    import_for(config.role)
+        # Imported before the guardian forks: a daemon that it starts again then has everything at once.
+        import_for(config.role)
     # A test's process must not be replaced by a guardian that forks daemons.
     if context.obj.own_process:
         become_guarded()
@@ -246,7 +257,7 @@ def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
 
 
 if TYPE_CHECKING:
-    from cli.daemon_status import DaemonStatus
+    from node.status_schema import DaemonStatus
 
 LONGEST_START, SETTLING = 120.0, 20.0
 """Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""

@@ -1,7 +1,9 @@
 """`intellect-node keys`: make keys, take them in, look at them, and hand them out."""
 
+import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,6 +170,33 @@ def export(
         print_json({"address": opened.address, "secret": opened.secret.hex()})
     else:
         print(opened.secret.hex())
+
+
+@app.command("move", epilog="Example:  intellect-node keys move --state-dir nodes/a --to a.state")
+def move(
+    state_dir: Annotated[Path, state_dir_option("The node that is to live elsewhere.")],
+    to: Annotated[Path, typer.Option("--to", help="The state file to write (mode 0600).")],
+    password_file: PasswordFile = None,
+    new_password_file: NewPasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a node away: into a state file, for `state import` elsewhere. What stays here cannot be started any more.
+
+    Its key and its journal go together: a key that runs without its newest journal, or twice, may lose its stake.
+    """
+    from cli.state import write
+    from node.state.bundle import MOVED, check_bundle
+    from node.state.files import write_whole
+
+    told = write(state_dir, to, password_file, new_password_file)
+    check_bundle(to)  # read back before anything is taken from here
+    note = {**told, "at": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
+    write_whole(state_dir / MOVED, json.dumps(note).encode())
+    if as_json:
+        print_json(told)
+    else:
+        told_next = f"next, elsewhere: intellect-node state import {to.name} --state-dir DIR"
+        console().print(f"moved {told['address']} into {to}; {told_next}", soft_wrap=True)
 
 
 def _confirm_export(target: Path, to: Path | None, yes: bool) -> None:

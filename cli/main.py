@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 from cli import (
+    api_describe,
     audit,
     calibrate,
     config,
@@ -33,12 +34,14 @@ from cli import (
     leave,
     logs,
     peers,
+    push,
     report,
     run,
     sandbox,
     serve,
     service,
     size,
+    state,
     status,
     stop,
     task,
@@ -51,7 +54,7 @@ from cli import (
     weights,
     weights_serve,
 )
-from cli.errors import describe, exit_code
+from cli.errors import describe, exit_code, is_named
 from cli.invocation import Invocation
 from cli.output import print_error
 from node.places import check_words
@@ -62,15 +65,15 @@ WIDTH = 76
 MANY = 6
 """Options of a command from which on they are shown in panels."""
 COMMANDS = {
-    "Run a node": "demo join doctor stop leave service update keys config",
-    "Look": "status top peers contributions logs report answers eval audit chat serve",
-    "Train": "train get trainer run calibrate weights",
+    "Run a node": "demo join doctor stop leave service update keys state config",
+    "Look": "status top peers contributions logs report answers eval audit chat serve api",
+    "Train": "train get trainer run calibrate weights push",
     "Money": "contract devnet",
     "Make": "env task sandbox verifiers",
 }
 """Panel -> commands of the program."""
 OPTIONS = {
-    "Identity": "role state_dir key as_ key_file password_file provider_key provider validator node",
+    "Identity": "role state_dir vouch key as_ key_file password_file provider_key provider validator node",
     "Network": "network pool run listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
     "Engine": "engine engine_command share_engine auto_setup trainer endpoint nodes node_rank backend device",
     "Serving": "gateway gateway_tls gateway_announce page page_host metrics_address metrics_log address",
@@ -229,6 +232,7 @@ for name, module in (
     ("train", train),
     ("eval", evaluate),
     ("get", get),
+    ("push", push),
 ):
     app.command(name, epilog=module.EXAMPLES)(module.command)
 app.command("chat", epilog=serve.CHAT_EXAMPLES)(serve.chat)
@@ -243,7 +247,9 @@ contract.app.command("economics", epilog=contract_economics.EXAMPLE, rich_help_p
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 for name, group in (
     ("service", service.app),
+    ("api", api_describe.app),
     ("keys", keys.app),
+    ("state", state.app),
     ("config", config.app),
     ("trainer", trainer.app),
     ("run", run.app),
@@ -279,14 +285,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         check_words(words)
-        _command().main(args=words, prog_name="intellect-node", obj=Invocation(words, own_process))
+        said = Invocation(words, own_process)
+        # Else the parser prints its own errors, in a frame of its own.
+        done = _command().main(args=words, prog_name="intellect-node", obj=said, standalone_mode=False)
+        return done if isinstance(done, int) else 0
     except SystemExit as done:
         # As Python itself does it: a text is a failure, nothing is success.
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:  # the outermost frame: everything ends as three lines and a code
-        print_error(describe(error))
+        if is_named(error, "NoArgsIsHelpError"):
+            error.show()  # type: ignore[attr-defined] - a group that was named alone
+        else:
+            print_error(describe(error))
         return exit_code(error)
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from cli.status import style_of
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cli.daemon_status import DaemonStatus, MemberPart
+    from node.status_schema import DaemonStatus, MemberPart
 
 EXAMPLES = (
     "Examples:  intellect-node peers   |   intellect-node peers --full   |   "

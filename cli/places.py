@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.daemon_status import DaemonStatus
 from cli.errors import USAGE, CommandError
 from node.state.locks import FileLock
+from node.status_schema import DaemonStatus
 
 LEAST_FREE = 256 * 1024 * 1024
 """Bytes below which a daemon would not start again (`node.state.directory`)."""

@@ -7,10 +7,10 @@ from cli.errors import USAGE, CommandError
 from cli.output import console, duration, rounded
 
 if TYPE_CHECKING:
-    from cli.daemon_status import PretrainingPart
     from cli.run_directory import RunDirectory
     from node.run.file import CompiledRun
     from node.run.problems import RunFacts
+    from node.status_schema import PretrainingPart
     from protocol.pretraining import Diloco
     from protocol.run import RunSpec
 

@@ -67,6 +67,9 @@ def begin(
         _refuse_words_of_rollouts(wishes)
         level = wishes.peers or 1
     # After all checks: --fresh deletes, and a run that is then refused should not have cost the old one.
+    if fresh and (own := [path for path in compiled.files.values() if home.directory in path.resolve().parents]):
+        why = f"{own[0]} is there"
+        raise CommandError("--fresh would delete what the run begins with", why, "name another --dir", USAGE)
     home.claim(fresh=fresh)
     home.place_assets(compiled)
     home.write_level(level)

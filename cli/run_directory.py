@@ -36,6 +36,7 @@ OURS = (
     "report",
     "model",
     "wandb",
+    "trackio",
     "tensorboard",
 )
 
@@ -254,12 +255,12 @@ def assemble(
     if compiled.spec.diloco is not None:
         _refuse_machines(means)
         kind = partial(LocalSeats, peers=home.read_peers())
-    observer = open_observer(compiled.spec, home.directory, means.sinks)
+    spool = Spool(home.spool, means.settings.milestones)
+    observer = open_observer(compiled.spec, home.directory, means.sinks, spool.answers_path)
     # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest cuts.
     own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
     # Engine, learner and evaluator all import torch: once instead of three times.
     children = ForkServer(fork_or_launch((*ENGINE, *LEARNER)))
-    spool = Spool(home.spool, means.settings.milestones)
     local = kind(
         compiled.spec,
         compiled.encoded,

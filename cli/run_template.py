@@ -177,6 +177,7 @@ seed = 0
 # data = "answers.jsonl"        # columns prompt and answer
 # steps = 200
 
+# adapter = "peft/mine"         # (at the top) go on with an adapter to `model`, PEFT's directory; [recipe.lora] follows
 # [recipe.lora]                 # the policy is an adapter: its learning_rate is a few times as high
 # rank = 16
 # alpha = 32

@@ -10,6 +10,7 @@ import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
 from cli.output import asking, clean, console
+from cli.places import state_dir_option
 
 if TYPE_CHECKING:
     from node.inference.answering import Answerer
@@ -22,7 +23,8 @@ CHAT_EXAMPLES = (
 EXAMPLES = (
     "Examples:  intellect-node serve runs/sums   |   "
     "intellect-node serve Qwen/Qwen3-0.6B --adapter sums=runs/sums --listen 127.0.0.1:8000   |   "
-    "intellect-node serve models/mine --listen 0.0.0.0:8000 --key key.txt"
+    "intellect-node serve models/mine --listen 0.0.0.0:8000 --key key.txt   |   "
+    "intellect-node serve --state-dir ~/nodes/a"
 )
 BASE = "base"
 Source = Annotated[
@@ -60,9 +62,13 @@ def chat(
 
 def serve(
     sources: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE...", help="A directory, a name on the hub, or RUN or RUN@STEP of `train`."),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[SOURCE...]", help="A directory, a name on the hub, or RUN or RUN@STEP of `train`."),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        state_dir_option("Of a running node: its newest policy, by its own engine, as time is left over."),
+    ] = None,
     adapter: Annotated[
         list[str] | None, typer.Option("--adapter", help="NAME=DIR of PEFT, or NAME=RUN@STEP. May be repeated.")
     ] = None,
@@ -88,8 +94,14 @@ def serve(
 
     # Before the model is loaded: a port that is taken is told at once.
     bound = bind(listen, "the model", "--listen")
-    named, alone = _named(adapter or [])
-    held = _held(sources, named, alone, trainer or [])
+    if (state_dir is None) == (not sources):
+        why = "name models, or a node by --state-dir"
+        raise CommandError("what is to be served?", why, "intellect-node serve --help shows examples", USAGE)
+    if state_dir is not None:
+        held = _of_node(state_dir, adapter or [])
+    else:
+        named, alone = _named(adapter or [])
+        held = _held(sources or [], named, alone, trainer or [])
 
     async def served() -> None:
         from node.web.listener import Listener
@@ -105,10 +117,20 @@ def serve(
         trio.run(until_signalled, served)
 
 
+def _of_node(state_dir: Path, adapters: Sequence[str]) -> "_Held":
+    from cli.serve_node import answerer_of
+
+    if adapters:
+        why = "its engine computes with the run's policies"
+        raise CommandError("a node serves no adapters of others", why, "leave --adapter out", USAGE)
+    answerer, name = answerer_of(state_dir)
+    return _Held(answerer, {name: ""})
+
+
 class _Held:
     """names: served name -> adapter, empty for the base."""
 
-    def __init__(self, answerer: "Answerer", names: dict[str, str]) -> None:
+    def __init__(self, answerer: Any, names: dict[str, str]) -> None:
         self.answerer, self.names = answerer, names
 
 

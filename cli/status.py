@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.daemon_status import AuditedPart, AuditPart, DaemonStatus, PayPart
 from cli.errors import NETWORK, CommandError
 from cli.output import AsJson, clean, console, date, duration, ether, print_json
 from cli.places import StateDir
 from cli.pretraining import rounds_of
+from node.status_schema import AuditedPart, AuditPart, DaemonStatus, PayPart
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

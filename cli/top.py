@@ -20,7 +20,7 @@ from cli.places import StateDir
 from cli.status import style_of
 
 if TYPE_CHECKING:
-    from cli.daemon_status import DaemonStatus
+    from node.status_schema import DaemonStatus
 
 EVERY = 2.0
 """Seconds between two pictures."""

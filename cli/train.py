@@ -44,6 +44,10 @@ def command(
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); see `intellect-node run new`.")] = None,
     sets: Sets = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="Go on with an adapter to the model: PEFT's directory, a `train`'s, or a name on the hub."),
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where everything goes. Default: runs/NAME here.")
     ] = None,
@@ -70,7 +74,7 @@ def command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir, exactly.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run in --dir.")] = False,
     log_to: Annotated[
-        str, typer.Option("--metrics-log", help="Also send metrics to: wandb, tensorboard (comma between).")
+        str, typer.Option("--metrics-log", help="Also send metrics to: wandb, trackio, tensorboard (comma between).")
     ] = "",
     trainer: Annotated[
         list[str] | None,
@@ -119,6 +123,7 @@ def command(
     from cli.run_directory import Means, RunDirectory, quiet_children
     from cli.trainer import how_the_others_come, words_of
     from node.run.file import load_run_file
+    from node.run.sources import whole
 
     # Everything that can be refused without torch comes before it.
     run, pair = _meant(what or [], run)
@@ -128,6 +133,8 @@ def command(
     means = Means.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
     short = {"recipe.name": recipe, "recipe.steps": steps, "recipe.seed": seed}
     words = tuple(f"{name}={value}" for name, value in short.items() if value is not None)
+    if adapter is not None:
+        words += (f"adapter={json.dumps(whole(adapter, 'model', Path.cwd()))}",)
     wishes = Wishes(sets=(*words, *(sets or ())), async_level=async_level, peers=peers)
     # Of a run that goes on the file must say what it said: words are put into what was begun.
     run_file = load_run_file(run, () if resume else wishes.sets) if run else None

@@ -3,11 +3,12 @@
 None of it needs a stake or a running daemon.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +16,7 @@ from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
 from cli.options import Density, Method, Scale, Seed, Weight, numbers_of
 from cli.output import AsJson, clean, console, print_json, quiet_logs, short
 from cli.places import NetworkName, PoolNumber, running_directories, state_dir_option
+from node.units import size_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from node.swarm.terms import Terms
     from node.visitor import Visitor
     from node.weights.export import Exported
+    from node.weights.gguf import Plan
     from node.weights.records import PolicyRecord
 
 MOST_STEPS = 1_000_000
@@ -60,8 +63,8 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
         table.add_row(
             str(row["step"]),
             row["policy_root"],
-            _size(row["image_bytes"]),
-            f"{_size(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
+            size_of(row["image_bytes"]),
+            f"{size_of(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
             str(row["anchor_step"]),
             "yes" if row["path"] else "no",
         )
@@ -82,6 +85,9 @@ def fetch(
     source: Annotated[
         list[str] | None, typer.Option(help="A gateway to ask first: http(s)://HOST:PORT[#sha256=..]. Repeatable.")
     ] = None,
+    only_http: Annotated[
+        bool, typer.Option("--only-http", help="Ask the gateways of --source alone, and the chain: no member.")
+    ] = False,
     shard: Shard = 5.0,
     cache: Annotated[
         Path | None, typer.Option(help="Where blobs are kept for the next time. Default: this user's cache.")
@@ -104,6 +110,9 @@ def fetch(
     if follow and step is not None:
         why = "--follow is about the newest policy, --step about one"
         raise CommandError("which policy?", why, "leave --step out, or --follow", USAGE)
+    if only_http and not source:
+        why = "--only-http asks the gateways of --source, and none was given"
+        raise CommandError("whom to ask?", why, "give --source http(s)://HOST:PORT[#sha256=..]", USAGE)
     if not follow:
         _must_not_exist(out)
     profile, number = _profile(network, pool)
@@ -111,7 +120,8 @@ def fetch(
     directory = cache or _cache() / f"{profile.name}-{number}"
     with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)
-        visitor = Visitor(profile, number, directory, quota=int(quota * 1e9), sources=sources, report=view.report)
+        room = int(quota * 1e9)
+        visitor = Visitor(profile, number, directory, quota=room, sources=sources, alone=only_http, report=view.report)
 
         def fetch_to(place: "Place") -> "Fetched":
             return _fetch_to(visitor, step, place, view, int(shard * 1e9), as_json)
@@ -191,7 +201,7 @@ def verify(
     "export",
     epilog="Examples:  intellect-node weights export my-model   |   "
     "intellect-node weights export step-40 --step 40 --state-dir ~/nodes/a --shard 2   |   "
-    "intellect-node weights export step-20 --trained runs/my-run --step 20",
+    "intellect-node weights export step-20 --trained runs/my-run --step 20 --gguf q8_0",
 )
 def export(
     out: Annotated[Path, typer.Argument(help="The model directory to make; it must not exist.")],
@@ -201,16 +211,23 @@ def export(
         Path | None, typer.Option(help="A directory of `train` instead: what it holds, and its milestones.")
     ] = None,
     shard: Shard = 5.0,
+    gguf: Annotated[
+        str | None, typer.Option(help="Also one file for llama.cpp and others, in numbers of: bf16, f16, q8_0.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a policy that a node of this machine holds as a model directory for Hugging Face, vLLM and others."""
+    """Write a policy that a node of this machine holds as a model directory for Hugging Face, vLLM, ollama and others.
+
+    GGUF is written of Llama, Mistral, Qwen2, Qwen3, SmolLM3 and OLMo2 whose tokenizers are byte-level.
+    """
     from node.weights.export import export_model
 
     _must_not_exist(out)
+    check_kind(gguf)
     if trained is not None:
         if state_dir is not None:
             raise CommandError("which policies?", "--trained and --state-dir name two places", "give one", USAGE)
-        _export_trained(out, trained, step, as_json)
+        _export_trained(out, trained, step, gguf, as_json)
         return
     # A record may outlive its image, which the store evicts when it is full.
     held = [(d, r) for d, r in _held(state_dir) if _image(d, r).is_file() and step in (None, r.manifest.step)]
@@ -222,17 +239,19 @@ def export(
             RUN,
         )
     directory, record = max(held, key=lambda entry: entry[1].manifest.step)
+    assets = _assets(directory, record)
+    plan = planned(next(iter(assets.values())).parent, gguf) if assets else None
     with _bars(as_json) as bars:
         task = bars.add_task("writing", total=record.manifest.image_size, peers="")
         exported = export_model(
             _image(directory, record),
             record,
-            _assets(directory, record),
+            assets,
             out,
             shard_bytes=int(shard * 1e9),
             told=lambda count: bars.advance(task, count),
         )
-    _show_export(exported, as_json)
+    _show_export(exported, as_json, **for_others(out, plan, gguf, out.name))
 
 
 @app.command(
@@ -240,11 +259,16 @@ def export(
     epilog="Examples:  intellect-node weights merge both runs/a/model runs/b/model   |   "
     "intellect-node weights merge m a b c --weight 2 --weight 1 --weight 1   |   "
     "intellect-node weights merge m a b --method ties --base start --density 0.2   |   "
-    "intellect-node weights merge m a b --method dare --base start --density 0.1 --seed 7 --json",
+    "intellect-node weights merge m a b --method dare --base start --density 0.1 --seed 7 --json   |   "
+    "intellect-node weights merge whole models/base --adapter runs/sums@20",
 )
 def merge(
     out: Annotated[Path, typer.Argument(help="The model directory to make; it must not exist.")],
     models: Annotated[list[Path], typer.Argument(help="Model directories or .safetensors files of one shape.")],
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="An adapter to put into the one model: PEFT's directory, or RUN@STEP of `train`."),
+    ] = None,
     method: Method = "average",
     base: Annotated[
         Path | None, typer.Option(help="The model that all came from: ties and dare merge the differences to it.")
@@ -261,6 +285,9 @@ def merge(
     from node.weights.merge import merge_models
 
     _must_not_exist(out)
+    if adapter is not None:
+        _merge_adapter(out, models, adapter, as_json)
+        return
     numbers = numbers_of(method, len(models), weight, density, scale, seed)
     with _bars(as_json) as bars:
         task = bars.add_task("merging", total=sum(file.stat().st_size for file in weight_files(models[0])), peers="")
@@ -273,22 +300,84 @@ def merge(
         print_json({**result, "tensors": found.tensors, "bytes": found.size})
         return
     console().print(
-        f"{method} of {len(models)} models, weights {found.root.hex()}: {_size(found.size)} in {found.tensors} "
+        f"{method} of {len(models)} models, weights {found.root.hex()}: {size_of(found.size)} in {found.tensors} "
         f"tensors, {clean(str(out), 400)}",
         soft_wrap=True,
     )
 
 
-def _export_trained(out: Path, trained: Path, step: int | None, as_json: bool) -> None:
+def _merge_adapter(out: Path, models: list[Path], adapter: str, as_json: bool) -> None:
+    from cli.evaluate import beside_of
+    from cli.run import require_training
+    from node.weights.merge import merge_adapter
+
+    if len(models) != 1:
+        raise CommandError(f"an adapter to {len(models)} models?", "it is to one", "name its model alone", USAGE)
+    require_training("an adapter is merged by torch, which is not installed", "install")
+    ((name, source),) = beside_of([adapter], models[0]).items()
+    found = merge_adapter(models[0], source, out)
+    if as_json:
+        print_json({"directory": str(out), "method": "adapter", "weights_root": found.root.hex(), "adapter": name})
+        return
+    console().print(
+        f"{clean(name, 200)} in {clean(str(models[0]), 200)}, weights {found.root.hex()}: {size_of(found.size)}, "
+        f"{clean(str(out), 400)}",
+        soft_wrap=True,
+    )
+
+
+def check_kind(gguf: str | None) -> None:
+    from node.weights.gguf import KINDS
+
+    if gguf is not None and gguf not in KINDS:
+        raise CommandError(f"--gguf {gguf}", f"it is one of {', '.join(KINDS)}", "for example --gguf q8_0", USAGE)
+
+
+def planned(model: Path, gguf: str | None) -> "Plan | None":
+    """Before anything is written: what cannot be a GGUF file is refused."""
+    from cli.run import require_training
+    from node.weights import gguf as of_weights
+
+    if gguf is None:
+        return None
+    require_training("a model's description is read by torch, which is not installed", "install")
+    return of_weights.planned(model)
+
+
+def for_others(out: Path, plan: "Plan | None", gguf: str | None, name: str) -> dict[str, Any]:
+    """What llama.cpp and ollama read of an exported model; which files they are. name: of the GGUF file."""
+    from node.inference.weight_files import has_weights
+    from node.weights.gguf import modelfile, write_gguf
+
+    if not has_weights(out):
+        if plan is not None:
+            why = "an adapter was exported alone: the model that it belongs to is not here"
+            raise CommandError("no GGUF was written", why, "weights merge OUT MODEL --adapter DIR, where MODEL is", RUN)
+        return {}
+    found: dict[str, Any] = {}
+    if plan is not None:
+        found["gguf"] = f"{name}-{gguf}.gguf"
+        with _bars(as_json=False) as bars:
+            task = bars.add_task(found["gguf"], total=sum(2 * math.prod(s) for s in plan.names.values()), peers="")
+            write_gguf(plan, out, out / found["gguf"], cast(Any, gguf), lambda count: bars.advance(task, count))
+    if line := modelfile(out, found.get("gguf")):
+        (out / "Modelfile").write_text(line, encoding="utf-8")
+        found["modelfile"] = "Modelfile"
+    return found
+
+
+def _export_trained(out: Path, trained: Path, step: int | None, gguf: str | None, as_json: bool) -> None:
     from cli.demo.report import copy_model
     from node.training.spool import image_of
 
     chosen, image = image_of(trained / "spool", step)
+    plan = planned(trained / "spool" / "assets" / "model", gguf)
     copy_model(trained / "spool", out, chosen)
+    more = for_others(out, plan, gguf, out.name)
     if as_json:
-        print_json({"directory": str(out), "step": chosen, "bytes": image.stat().st_size})
+        print_json({"directory": str(out), "step": chosen, "bytes": image.stat().st_size, **more})
         return
-    console().print(f"step {chosen}: {_size(image.stat().st_size)}, {clean(str(out), 400)}", soft_wrap=True)
+    console().print(f"step {chosen}: {size_of(image.stat().st_size)}, {clean(str(out), 400)}", soft_wrap=True)
 
 
 # what is here
@@ -469,13 +558,6 @@ def _cache() -> Path:
     return default_cache() / "policies"
 
 
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} B"
-
-
 def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
     result = {
         "directory": str(exported.directory),
@@ -492,7 +574,7 @@ def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
     files = "one file" if count == 1 else f"{count} files"
     trainer = f", signed by {short(more['trainer'])}" if "trainer" in more else ""
     console().print(
-        f"step {exported.step}, policy {exported.root.hex()}{trainer}: {_size(exported.size)} in {files}, "
+        f"step {exported.step}, policy {exported.root.hex()}{trainer}: {size_of(exported.size)} in {files}, "
         f"{clean(str(exported.directory), 400)}",
         soft_wrap=True,
     )

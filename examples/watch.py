@@ -3,9 +3,8 @@
 `python examples/watch.py NETWORK POOL DIRECTORY` follows the policies of a pool instead, without joining it.
 """
 
+import asyncio
 import sys
-
-import trio
 
 from node import sdk
 
@@ -13,8 +12,8 @@ from node import sdk
 async def look(state_dir: str) -> None:
     node = sdk.Node(state_dir)
     told = await node.status()
-    print(f"{told['node']['role']} {told['node']['state']}, step {told['run'].get('step')}")
-    for task in await node.tasks() if told["node"]["role"] == "trainer" else []:
+    print(f"{told.node.role} {told.node.state}, step {told.run.step if told.run else None}")
+    for task in await node.tasks() if told.node.role == "trainer" else []:
         print(f"task {task['id'][:8]} ({task['kind']}): {'open' if task['open'] else 'over'}")
 
 
@@ -26,6 +25,6 @@ async def follow(network: str, pool: int, directory: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        trio.run(look, sys.argv[1])
+        asyncio.run(look(sys.argv[1]))
     else:
-        trio.run(follow, sys.argv[1], int(sys.argv[2]), sys.argv[3])
+        asyncio.run(follow(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -97,6 +97,9 @@ class NodeConfig(BaseSettings):
     """where the stake or gas of this node is missing: wait for it; else end with the commands that mend it"""
     preflight: bool = True
     """look at everything that can fail before joining, and refuse to join if it would"""
+    vouch: bool = False
+    """the owner's word that no other daemon has this node's key and that its journal is the newest, where the node is
+    in doubt (after a reboot, a move or a restored backup) and nobody can tell it"""
     auto_setup: bool = True
     """on a local devnet: fund, stake and register this node when it is not yet"""
     # Of a devnet's node alone, which stakes by itself; elsewhere the owner says how much.
@@ -123,7 +126,7 @@ class NodeConfig(BaseSettings):
     metrics_address: str | None = None
     """HOST:PORT where /metrics is served over TCP too (no authentication); default: the unix socket only"""
     metrics_log: str = ""
-    """where a trainer sends its metrics besides metrics.jsonl: wandb, tensorboard (comma between)"""
+    """where a trainer sends its metrics besides metrics.jsonl: wandb, trackio, tensorboard (comma between)"""
     heartbeat: float = 2.0
     trainer: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """[trainer] in config.toml: world_size, dtype, micro_batch_tokens ... (node.training.settings.TrainerSettings)"""

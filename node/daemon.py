@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -45,6 +46,7 @@ from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
+from node.services.answering import Answering
 from node.services.auditing.steps import Auditing
 from node.services.base import Crew, Service
 from node.services.cataloguing import Cataloguing
@@ -53,6 +55,7 @@ from node.services.chairing import Chairing
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
 from node.services.context import PoolTime, make_context
+from node.services.continuity import Continuity
 from node.services.court.tabling import Tabling
 from node.services.ending import Ending
 from node.services.engine import Engine, Following
@@ -66,6 +69,7 @@ from node.services.membership.lan import Lan
 from node.services.membership.participant import Lease, ensure_participant
 from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
+from node.services.mending import Mending
 from node.services.paying import Paying
 from node.services.rounds.applying import Rounds
 from node.services.rounds.counting import SeatTracing
@@ -82,14 +86,16 @@ from node.services.tasking.working import TaskWork
 from node.services.tracing import Tracing
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
+from node.state.bundle import check_moved
 from node.state.directory import JOURNAL_NAME, StateDir, journal_of
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
+from node.state.pen import Pen, mark_place
 from node.status import StatusPage
 from node.swarm.membership import Membership
 from node.web.front import Front
 from protocol.errors import IntellectError
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
 
 log = structlog.get_logger()
@@ -100,10 +106,22 @@ ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
+EVERYBODY: Services = (
+    Tallying,
+    Mending,
+    Counting,
+    Beating,
+    Continuity,
+    Tracing,
+    Serving,
+    Ending,
+    Claiming,
+    Cataloguing,
+)
+FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
+    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling),
+    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
@@ -195,7 +213,7 @@ class Daemon:
         state = StateDir(self.config.directory.resolve())
         try:
             set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
-            self._journal = Journal(state.path / JOURNAL_NAME)
+            self._journal = Journal(state.path / JOURNAL_NAME, Pen(shut=True))
             await self._live(state, self._journal)
         finally:
             if self._journal:
@@ -246,6 +264,7 @@ class Daemon:
             nursery.cancel_scope.cancel()
 
     def _open_key(self, directory: Path) -> NodeKey:
+        check_moved(directory)
         password = read_password(self.config.password, self.config.password_file, directory)
         return load_or_create(directory / "node-key.json", password)
 
@@ -278,8 +297,7 @@ class Daemon:
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
-        # Journaled before the first heartbeat: no later start may number one lower (membership.moved).
-        boot = await journal.do(journal.booted, int(time.time()))
+        boot, here = await self._examine(journal, state.path, label, chain, number, key.address, answered)
         own = (profile, boot, bool(hardware.gpus))
         async with self._open_member(key, domain, pool, listen, state.path / "blobs", *own) as member:
             self.status.connect(member)
@@ -287,7 +305,9 @@ class Daemon:
             await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
             await journal.do(journal.remember, "network", self.config.network.encode())
             if answered:
-                await chain.join(number, contact)
+                # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
+                if here:
+                    await chain.join(number, contact)
                 # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
                 log.info("pool.joined", pool=number, role=role, contact=contact)
@@ -296,7 +316,8 @@ class Daemon:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership, chain, number)
                     # Before the run is fetched: its files come from members, and who they are stands on chain.
-                    ledger = await self._follow_pool(nursery, member, chain, state.path, joined=answered)
+                    joined = answered and here
+                    ledger = await self._follow_pool(nursery, member, chain, state.path, journal.pen, joined=joined)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     # Now, as the run was fetched; `doctor` says it before.
                     check_requirements(run.spec, role, hardware)
@@ -309,7 +330,24 @@ class Daemon:
                     place = Workplace(*own, self.crew, state.path, ledger, *doors)
                     await self._serve(nursery, place)
             finally:
-                await self._leave(chain, number, member.membership, state.path)
+                if not journal.pen.given_up:  # it is another daemon's membership
+                    await self._leave(chain, number, member.membership, state.path)
+
+    async def _examine(
+        self, journal: Journal, directory: Path, label: str, chain: ChainClient, pool: int, own: Address, answered: bool
+    ) -> tuple[int, bool]:
+        """The generation of this start, and whether it may tell the chain where it is. Whether the journal is this
+        node's newest shows here; where that is not sure, `Continuity` asks the pool."""
+        known = await chain.standing(pool, own) if answered else None
+        first = known is not None and known.joined_block == 0
+        doubt = await journal.do(partial(journal.examine, first=first), mark_place(directory, label))
+        # Journaled before the first heartbeat: no later start may number one lower (membership.moved).
+        boot = await journal.do(journal.booted, int(time.time()))
+        if not doubt:
+            await journal.do(journal.take_pen, boot)
+            journal.pen.open()
+        stays = known is not None and not known.left and known.lease_until > time.time()
+        return boot, not (doubt and stays)
 
     async def _find_pool(self, chain: ChainClient, number: int, label: str, directory: Path) -> tuple[PoolInfo, bool]:
         """The pool, and whether the chain told it. A node that was in it when it stopped goes on by what it knows
@@ -372,13 +410,13 @@ class Daemon:
         return self.config.lan == "on" or (self.config.lan == "auto" and profile.lan)
 
     async def _follow_pool(
-        self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path, *, joined: bool
+        self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path, pen: Pen, *, joined: bool
     ) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         membership, contact = member.membership, lambda: member.network.contacts()[0]
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
-        lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined)
+        lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay)
         peers = Peers(member, directory)

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -23,6 +24,7 @@ import msgspec
 from node.config import default_home
 from node.errors import RunFileError
 from node.state.files import write_whole
+from node.units import size_of
 from protocol.errors import UNREADABLE
 
 Kind = Literal["model", "dataset"]
@@ -33,6 +35,8 @@ DATA_SUFFIXES = (".parquet", ".jsonl", ".json")
 CONVERTED = "refs/convert/parquet"
 """Where the hub keeps each data set as parquet, whatever its owner wrote it in."""
 MAIN = "main"
+PUSHED = ("*.safetensors", "*.safetensors.index.json", "*.gguf", "Modelfile", "adapter_config.json")
+"""Of a repository what a push replaces as a whole: weights of before would be loaded beside those of now."""
 SPARE = 256 << 20
 """Bytes of disk that are left over."""
 MOST_FILES = 100_000
@@ -439,14 +443,6 @@ def installed() -> bool:
     return find_spec("huggingface_hub") is not None
 
 
-def size_of(count: int) -> str:
-    """'1.19 GB', '12 MB', '3 kB'."""
-    for unit, letter in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {letter}"
-    return f"{count} bytes"
-
-
 def _of_origin(text: str, file: str) -> tuple[Name, str]:
     body, _, rest = text.removeprefix("hf:").rpartition("@")
     commit, _, folder = rest.partition("/")
@@ -601,6 +597,61 @@ def _link(folder: Path, files: Mapping[str, Path]) -> None:
             continue
         link.unlink(missing_ok=True)
         link.symlink_to(path.absolute())
+
+
+# --- given away ----------------------------------------------------------------------------------
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A repository that is there. commit: its newest."""
+
+    private: bool
+    files: frozenset[str]
+    commit: str
+
+
+def target(repository: str) -> Target | None:
+    """What is there by now; None: nothing, for all that this token may see. Raises HubError."""
+    name = read_name(f"hf:{repository}", "model")
+    if name is None or "/" not in repository or name.revision or name.part:
+        raise HubError(f"{repository[:200]!r} is no place to push to", "it is not OWNER/NAME", "correct it")
+    if offline():
+        raise _silent(name, "HF_HUB_OFFLINE is set")
+    try:
+        with _told(name):
+            info = _client().HfApi().repo_info(repository, repo_type="model", timeout=30)
+    except AbsentError:
+        return None
+    return Target(bool(info.private), frozenset(one.rfilename for one in info.siblings or ()), str(info.sha or ""))
+
+
+def push(repository: str, files: Mapping[str, Path], there: Target | None, *, private: bool, message: str) -> str:
+    """Send files, by their names there, in one commit, and take out weights of before; where it is to be seen. What
+    arrived before an interruption is not sent again. Raises HubError, also where somebody pushed since `there`."""
+    name, client = Name(repository, "model"), _client()
+    operations = [client.CommitOperationAdd(file, path) for file, path in files.items()]
+    operations += [client.CommitOperationDelete(file) for file in stale(files, there)]
+    try:
+        with _told(name):
+            if there is None:
+                client.HfApi().create_repo(repository, private=private or None, exist_ok=True)
+            said = client.HfApi().create_commit(
+                repository, operations, commit_message=message, parent_commit=there.commit or None if there else None
+            )
+    except HubError as error:
+        raise HubError(
+            f"{repository} was not pushed",
+            error.why,
+            "run the command again: what arrived is not sent twice, and shows nowhere before all is there; where the "
+            f"token may not write to {repository.partition('/')[0]}: hf auth login",
+        ) from None
+    return str(said.commit_url)
+
+
+def stale(files: Iterable[str], there: Target | None) -> list[str]:
+    """What lies in a repository and would be loaded beside what is pushed."""
+    found = there.files - set(files) if there else ()
+    return sorted(file for file in found if any(fnmatch(file, pattern) for pattern in PUSHED))
 
 
 # --- what the client says, in three lines --------------------------------------------------------

@@ -6,6 +6,7 @@ a container hides the path, what is mounted is its own group.
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -56,6 +57,14 @@ def allow_open_files(most: int = OPEN_FILES) -> int:
     except (OSError, ValueError):  # a system with a lower bound of its own
         return soft
     return wanted
+
+
+def open_files() -> int:
+    """How many files and sockets this process may have open."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _shares(control: Path, own: Path) -> Iterator[float]:

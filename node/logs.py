@@ -14,6 +14,7 @@ import structlog
 LOG_NAME = "daemon.jsonl"
 LOG_BYTES = 20 * 1024 * 1024
 LOG_FILES = 5
+AGAIN = 60.0
 """Older files that are kept beside the one that is written: daemon.jsonl.1 is the newest of them."""
 
 
@@ -64,8 +65,25 @@ def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
             before.close()
     root.handlers[:] = [file, console] if shown else [file]
     root.setLevel(logging.WARNING)
+    listening = logging.getLogger("trio.serve_listeners")
+    listening.filters[:] = [Sparing()]
     for name in ("node", "protocol", "contracts", "cli"):
         logging.getLogger(name).setLevel(level.upper())
+
+
+class Sparing(logging.Filter):
+    """Of a loop that fails ten times a second, such as one that accepts connections where no more files may be open,
+    one line a minute, without where in the code that was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.created - self._told < AGAIN:
+            return False
+        self._told, record.exc_info = record.created, None
+        return True
 
 
 class LogFile(RotatingFileHandler):

@@ -227,7 +227,7 @@ class BlobDoor:
         deadline = trio.current_time() + timeout
         with self._lock(root) as lock:
             async with lock:  # one way at a time writes a blob's partial file
-                if self._store.has(root):
+                if await self._store.whole(root):
                     return self._store.path(root)
                 path = await self._by_http(root, self._first, max_size, deadline) if self._first else None
                 return path or await self._by_swarm(root, sources, max_size, deadline, priority)

@@ -21,6 +21,7 @@ PHASES = (
     "joining",
     "peers",
     "run",
+    "continuity",
     "engine",
     "policy",
     "first-contribution",

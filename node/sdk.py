@@ -1,6 +1,7 @@
-"""A swarm from a Python program, with trio: run a member, read its status, submit tasks, follow a pool's policies.
+"""A swarm from a Python program: read a node's status, submit tasks, follow a pool's policies (under asyncio or trio),
+run a member (under trio).
 
-    import trio
+    import asyncio
     from node import sdk
 
     async def main() -> None:
@@ -8,19 +9,23 @@
             async for policy in policies:
                 print(policy.step, policy.path)
 
-    trio.run(main)
+    asyncio.run(main())
 
 docs/sdk.md says more. What stands here is kept from version to version; other modules of `node` may change at any time.
 """
 
+import asyncio
 import logging
 import socket as sockets
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.to_thread
 import httpx
 import msgspec
 import sniffio
@@ -30,13 +35,15 @@ import trio
 from node.config import NodeConfig, api_socket_of, default_home
 from node.errors import NodeError
 from node.logs import print_logs
+from node.status_schema import SCHEMA_VERSION
+from node.status_schema import DaemonStatus as Status
 from protocol.errors import IntellectError
 from protocol.tasks import TaskSpec
 
 if TYPE_CHECKING:
     from node.visitor import Visit
 
-__all__ = ["Node", "NodeConfig", "Policy", "TaskSpec", "follow", "run_member"]
+__all__ = ["IntellectError", "Node", "NodeConfig", "Policy", "Status", "TaskSpec", "follow", "run_member"]
 # Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
 MAX_ANSWER = 8 << 20
 # Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
@@ -66,9 +73,17 @@ class Node:
         # The socket's name is made from the resolved path: a relative one would name another socket after a chdir.
         self.state_dir = Path(state_dir).resolve()
 
-    async def status(self) -> dict[str, Any]:
-        """What `intellect-node status --json` is made from. Raises NodeError where no daemon answers."""
-        return await self._ask("GET", "/status")
+    async def status(self) -> Status:
+        """What `intellect-node status --json` is made from. Raises NodeError where no daemon answers, or one of another
+        version."""
+        try:
+            status = msgspec.convert(await self._ask("GET", "/status"), Status)
+            why = f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}"
+        except msgspec.ValidationError as error:
+            status, why = None, str(error)
+        if status is None or status.schema_version != SCHEMA_VERSION:
+            raise NodeError("the daemon speaks another version", why, "run daemon and program in one version")
+        return status
 
     async def submit(
         self, spec: TaskSpec, *, policy: str = "newest", files: Mapping[str, str | Path] | None = None
@@ -94,20 +109,19 @@ class Node:
                 raise NodeError("no such task at this node", f"it does not offer {task}", "look at: Node.tasks()")
             if not told["open"]:
                 return told
-            await trio.sleep(POLL)
+            await anyio.sleep(POLL)
 
     async def cancel(self, task: str) -> None:
         """Wait for no more results of it."""
         await self._ask("POST", f"/tasks/{task}/cancel")
 
     async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        _require_trio()
         content = None if body is None else msgspec.json.encode(body)
         asked = partial(exchange, api_socket_of(self.state_dir), method, path, content, ANSWER_SECONDS)
         try:
             # In a thread: the generators of httpx's own asynchronous client cannot be left before their end without a
             # warning.
-            code, answer = await trio.to_thread.run_sync(asked, abandon_on_cancel=True)
+            code, answer = await anyio.to_thread.run_sync(asked, abandon_on_cancel=True)
         except httpx.TransportError as error:
             raise NodeError(
                 f"no daemon answers for {self.state_dir}",
@@ -161,7 +175,8 @@ async def run_member(config: NodeConfig) -> AsyncIterator[Node]:
     One member at a time, in the main thread: it takes SIGINT and SIGTERM. What ends the member ends the block, too:
     raises IntellectError for what a user can mend, as `intellect-node join` does.
     """
-    _require_trio()
+    if (library := sniffio.current_async_library()) != "trio":
+        raise NodeError(f"a member was run from {library}", "it needs trio's event loop", "use trio.run(main)")
     from node.daemon import Daemon
 
     daemon = Daemon(config)
@@ -181,43 +196,123 @@ async def _until_over(main: Any) -> None:
 
 @asynccontextmanager
 async def follow(
-    network: str, *, pool: int | None = None, directory: str | Path, after: int = -1, quota: int = QUOTA
+    network: str,
+    *,
+    pool: int | None = None,
+    directory: str | Path,
+    after: int = -1,
+    quota: int = QUOTA,
+    gateways: Sequence[str] = (),
 ) -> AsyncIterator[AsyncIterator[Policy]]:
     """The newest policy of a pool, then each newer one until the run's last, without joining: no key, no stake.
 
     network: a name, or the path of a profile; pool: the profile's own where it is None; directory: keeps what was
-    fetched, `quota` bytes at most; after: the step that is known already. Raises IntellectError.
+    fetched, `quota` bytes at most; after: the step that is known already; gateways: where there are some, only these
+    are asked, by HTTP (http(s)://HOST:PORT[#sha256=..]), and the chain. Whoever stops waiting for a policy may ask
+    again. Raises IntellectError.
     """
-    _require_trio()
     if not structlog.is_configured():
         # By itself structlog prints each event on standard output, which is the program's own.
         print_logs(logging.WARNING)
+    following = partial(_follow, network, pool, Path(directory), after, quota, gateways)
+    async with following() if sniffio.current_async_library() == "trio" else _Portal(following) as policies:
+        yield policies
+
+
+@asynccontextmanager
+async def _follow(
+    network: str, pool: int | None, directory: Path, after: int, quota: int, gateways: Sequence[str]
+) -> AsyncIterator[AsyncIterator[Policy]]:
+    from node.blobs.http.sources import parse_source
     from node.chain.profile import load_profile
     from node.visitor import Visitor
 
+    sources = [parse_source(text, private=True) for text in gateways]
     profile = await trio.to_thread.run_sync(lambda: load_profile(network, home=default_home()))
     number = profile.pool if pool is None else pool
     if number is None:
         raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
-    visitor = Visitor(profile, number, Path(directory), quota=quota)
+    visitor = Visitor(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
     with _plain():
         async with visitor.following(after) as visits:
-            yield _policies(visits)
+            yield _Policies(visits)
 
 
-async def _policies(visits: "AsyncIterator[Visit]") -> AsyncIterator[Policy]:
-    async for visit in visits:
+class _Policies(AsyncIterator[Policy]):
+    """No generator: one that is left while it waits has ended, as after the run's last policy."""
+
+    def __init__(self, visits: "trio.MemoryReceiveChannel[Visit]") -> None:
+        self._visits = visits
+
+    async def __anext__(self) -> Policy:
+        visit = await self._visits.__anext__()
         held = visit.policy
-        yield Policy(held.step, held.root, held.path, visit.assets, visit.run.name)
+        return Policy(held.step, held.root, held.path, visit.assets, visit.run.name)
 
 
-def _require_trio() -> None:
-    try:
-        library = sniffio.current_async_library()
-    except sniffio.AsyncLibraryNotFoundError:
-        library = "no event loop"
-    if library != "trio":
-        raise NodeError(f"node.sdk was called from {library}", "it needs trio's event loop", "use trio.run(main)")
+class _Portal(AsyncIterator[Policy]):
+    """Policies for a program under asyncio: they are followed in a trio of its own, in a thread, until the block ends.
+
+    What is asked for and not waited for any more stays asked for, and is told at the next question: none is lost.
+    """
+
+    def __init__(self, following: Callable[[], AbstractAsyncContextManager[AsyncIterator[Policy]]]) -> None:
+        self._following = following
+        self._begun = Future[trio.lowlevel.TrioToken]()
+        self._ready = Future[None]()
+        self._asked: asyncio.Future[Policy] | None = None
+
+    async def __aenter__(self) -> AsyncIterator[Policy]:
+        thread = ThreadPoolExecutor(1, "intellect-node")
+        self._over = asyncio.get_running_loop().run_in_executor(thread, trio.run, self._run)
+        thread.shutdown(wait=False)  # once that is over
+        try:
+            await self._until(asyncio.wrap_future(self._ready))
+        except BaseException:
+            await self.__aexit__(BaseException)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._in_trio(lambda: self._scope.cancel())
+        await asyncio.wait([self._over])
+        failed = self._over.exception()
+        if failed and kind is None:
+            raise failed
+
+    async def __anext__(self) -> Policy:
+        if self._asked is None:
+            asked = Future[Policy]()
+            self._in_trio(lambda: self._send.send_nowait(asked))
+            self._asked = asyncio.wrap_future(asked)
+        if not await self._until(self._asked):
+            raise StopAsyncIteration
+        policy, self._asked = self._asked.result(), None
+        return policy
+
+    async def _until(self, asked: "asyncio.Future[Any]") -> bool:
+        """Whether it came; False where all is over before. Raises what ended it."""
+        # Whoever is cancelled here leaves both as they are.
+        await asyncio.wait([asked, self._over], return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            self._over.result()
+        return asked.done()
+
+    def _in_trio(self, call: Callable[[], object]) -> None:
+        with suppress(trio.RunFinishedError):
+            self._begun.result().run_sync_soon(call)
+
+    async def _run(self) -> None:
+        self._send, wanted = trio.open_memory_channel[Future[Policy]](1)
+        with trio.CancelScope() as self._scope:
+            self._begun.set_result(trio.lowlevel.current_trio_token())
+            async with self._following() as policies:
+                self._ready.set_result(None)
+                async for asked in wanted:
+                    try:
+                        asked.set_result(await anext(policies))
+                    except StopAsyncIteration:
+                        return
 
 
 @contextmanager

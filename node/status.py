@@ -1,12 +1,13 @@
-"""What /status says: one dictionary, the daemon's own sections and those of the services that run.
+"""What /status says: the daemon's own sections and those of the services that run, as `node.status_schema` names them.
 
-The schema is versioned: fields are added, never changed in meaning. A section that no service fills has its empty
-form. Knows nothing of what the services are.
+A section that no service fills has its empty form. Knows nothing of what the services are.
 """
 
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,10 @@ from node.member import Member
 from node.network.interface import Network, TcpPath
 from node.services.base import Crew
 from node.services.context import Context
+from node.status_schema import DaemonStatus, MemberPart, PathPart
 from node.swarm.membership import Membership
 from protocol import liveness
 from protocol.identity import Address, NodeKey
-
-SCHEMA_VERSION = 1
 
 
 class StatusPage:
@@ -59,45 +59,30 @@ class StatusPage:
 
     def figures(self) -> dict[str, Any]:
         """The same without a row for each member, of which there may be ten thousand: how many are in which state."""
-        return self._page([]) | {"members": self._states()}
+        return msgspec.to_builtins(self._page([])) | {"members": self._states()}
 
-    def render(self) -> dict[str, Any]:
+    def render(self) -> DaemonStatus:
         return self._page(self._swarm())
 
-    def _page(self, swarm: list[dict[str, Any]]) -> dict[str, Any]:
+    def _page(self, swarm: list[MemberPart]) -> DaemonStatus:
         beat = self._crew.beat()
         page: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
             "node": self._node(str(beat.get("engine", "")), bool(beat.get("finished"))),
             "network": self._chain(),
             "run": self._run(),
             "stake": self._stake(),
-            "pay": None,
-            "swarm": swarm,
-            "work": _no_work(float(beat.get("rate", 0.0))),
-            "training": None,
-            "contributions": None,
-            "verdicts": {"accepted": 0, "rejected": 0, "by_reason": {}, "recent": []},
-            "audit": None,
-            "trainer": None,
-            "auditing": None,
-            "uses": None,
-            "chair": None,
-            "tasks": {"known": [], "work": None, "own": []},
+            "work": {"tokens_per_second": float(beat.get("rate", 0.0))},
+            "verdicts": {},
             "slashed": self._slashed(),
             "network_stats": msgspec.structs.asdict(self._member.network.stats()) if self._member else {},
             "board": dict(self._member.board.counts) if self._member else {},
-            "engine": None,
-            "processes": [],
-            "restarts": {},
             "services": self._crew.names,
-            "last_error": None,
             "events": [msgspec.structs.asdict(event) for event in self._crew.progress.events],
         }
         for service in self._crew.services:
             for name, section in service.status().items():
                 page[name] = joined(page.get(name), section)
-        return page
+        return msgspec.structs.replace(checked(page), swarm=swarm)
 
     def _node(self, engine: str, finished: bool) -> dict[str, Any]:
         state, progress = self._crew.state, self._crew.progress
@@ -146,7 +131,7 @@ class StatusPage:
         own = sum(record.amount for record in records if self._key and record.node == self._key.address)
         return {"bonded_wei": "0", "slashed_wei": str(own)}
 
-    def _swarm(self) -> list[dict[str, Any]]:
+    def _swarm(self) -> list[MemberPart]:
         if self._member is None:
             return []
         now, table, network = trio.current_time(), self._member.membership.table, self._member.network
@@ -161,26 +146,26 @@ class StatusPage:
         now = trio.current_time()
         return Counter(str(member.state(now)) for member in self._member.membership.table.all())
 
-    def _row(self, member: liveness.Member, now: float, way: str, path: TcpPath | None) -> dict[str, Any]:
+    def _row(self, member: liveness.Member, now: float, way: str, path: TcpPath | None) -> MemberPart:
         beat = member.beat
         own = self._key is not None and member.address == self._key.address
-        return {
-            "address": member.address,
-            "role": beat.role if beat else "",
-            "state": "healthy" if own and member.gone is None else str(member.state(now)),
-            "doing": beat.state if beat else "",
-            "contact": beat.contact if beat else "",
-            "contacts": [beat.contact, *beat.also] if beat else [],
-            "step": beat.policy_step if beat else -1,
-            "seen_seconds_ago": round(now - member.seen_at, 1) if member.seen_at is not None else None,
-            "tokens_per_second": beat.rate if beat else 0.0,
-            "connected": bool(way) or own,
-            "way": "" if own else way,
-            "path": None if path is None else msgspec.to_builtins(path),
-            "hardware": beat.engine.partition("/")[0] if beat else "",
-            "counts_as": self._counts_as(member) if beat and not own else "",
-            "clock_ahead_seconds": None if own else _clock_ahead(member, now),
-        }
+        return MemberPart(
+            address=member.address,
+            role=beat.role if beat else "",
+            state="healthy" if own and member.gone is None else str(member.state(now)),
+            doing=beat.state if beat else "",
+            contact=beat.contact if beat else "",
+            contacts=[beat.contact, *beat.also] if beat else [],
+            step=beat.policy_step if beat else -1,
+            seen_seconds_ago=round(now - member.seen_at, 1) if member.seen_at is not None else None,
+            tokens_per_second=beat.rate if beat else 0.0,
+            connected=bool(way) or own,
+            way="" if own else way,
+            path=None if path is None else PathPart(**msgspec.structs.asdict(path)),
+            hardware=beat.engine.partition("/")[0] if beat else "",
+            counts_as=self._counts_as(member) if beat and not own else "",
+            clock_ahead_seconds=None if own else _clock_ahead(member, now),
+        )
 
     def _counts_as(self, member: liveness.Member) -> str:
         return self._member.claims.counts_as(member.address, member.beat.engine) if self._member and member.beat else ""
@@ -211,6 +196,32 @@ def joined(section: Any, more: Any) -> Any:
     return section + more if isinstance(section, list) and isinstance(more, list) else more
 
 
+def checked(page: dict[str, Any]) -> DaemonStatus:
+    """The page as the schema has it. Raises TypeError where a service says what no reader could find there."""
+    status = msgspec.convert(page, DaemonStatus)
+    if lost := next(_lost(msgspec.to_builtins(page), msgspec.to_builtins(status)), None):
+        raise TypeError(f"/status has no field {lost}: name it in node/status_schema.py")
+    return status
+
+
+ROWS = 64
+"""Of a table that are looked at: one function made them all, and ten thousand would hold up the event loop."""
+
+
+def _lost(said: Any, kept: Any, place: str = "") -> Iterator[str]:
+    """What of it is not there any more."""
+    if isinstance(said, dict) and isinstance(kept, dict):
+        for name, value in islice(said.items(), ROWS):
+            where = f"{place}.{name}".removeprefix(".")
+            if name not in kept:
+                yield where
+            else:
+                yield from _lost(value, kept[name], where)
+    elif isinstance(said, list | tuple) and isinstance(kept, list | tuple):
+        for one, other in islice(zip(said, kept, strict=True), ROWS):
+            yield from _lost(one, other, place)
+
+
 def _ways(network: Network) -> dict[Address, str]:
     """How each connected peer is: direct, punched (both dialled at once, since neither can be dialled) or relayed."""
     relayed, punched = network.relayed(), network.punched()
@@ -223,17 +234,3 @@ def _clock_ahead(member: liveness.Member, now: float) -> float | None:
     if member.beat is None or member.seen_at is None:
         return None
     return round(time.time() - (now - member.seen_at) - member.beat.at / 1000, 1)
-
-
-def _no_work(rate: float) -> dict[str, Any]:
-    return {
-        "files_committed": 0,
-        "files_accepted": 0,
-        "files_rejected": 0,
-        "rejected_by_reason": {},
-        "units": 0,
-        "tokens_per_second": rate,
-        "generate_seconds": 0.0,
-        "last_reward_estimate": None,
-        "waiting": None,
-    }

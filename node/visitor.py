@@ -13,6 +13,8 @@ import structlog
 import trio
 
 from contracts import bindings
+from node.blobs.errors import SourceFailed
+from node.blobs.http.fetch import fetch_listing
 from node.blobs.http.sources import HttpSource
 from node.blobs.transfer import Report
 from node.chain.client import ChainClient
@@ -37,6 +39,7 @@ MEMBERS_WITHIN = 20.0
 # For a tokenizer or a configuration: megabytes at most, from members that may be slow and far.
 ASSET_TIMEOUT = 600.0
 ASK_AGAIN = 30.0
+LIST_EVERY = 2.0
 LOOK = 1.0
 """Seconds for which a newer policy is waited for, before it is asked whether one may still come."""
 FIRST_SILENCE = 1.5
@@ -64,7 +67,12 @@ def check_announced(run: RunSpec) -> None:
 
 
 class Visitor:
-    """One visit. directory: where blobs are kept; quota: bytes; sources: HTTP sources, asked before the members."""
+    """One visit. directory: where blobs are kept; quota: bytes; sources: HTTP sources, asked before the members;
+    alone: and no member is asked at all, for announcements neither."""
+
+    _alone = False
+    _silence = ""
+    """Of gateways: why they show no policy that counts."""
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class Visitor:
         *,
         quota: int,
         sources: Sequence[HttpSource] = (),
+        alone: bool = False,
         report: Report = lambda _: None,
     ) -> None:
         self._profile = profile
@@ -81,6 +90,7 @@ class Visitor:
         self._directory = directory
         self._quota = quota
         self._sources = tuple(sources)
+        self._alone = alone
         self._report = report
 
     async def fetch(self, step: int | None = None) -> Visit:
@@ -151,8 +161,11 @@ class Visitor:
         try:
             await chain.connect()
             pool = await chain.pool(self._pool)
-            members = await self._members(chain)
-            if not members:
+            members = [] if self._alone else await self._members(chain)
+            if self._alone:
+                # Without members and bootnodes there is nobody whom the network could dial.
+                pool = msgspec.structs.replace(pool, bootnodes=())
+            elif not members:
                 raise PolicyUnknown(
                     f"pool {self._pool} has no members",
                     "nobody is there who could have its policies",
@@ -173,6 +186,8 @@ class Visitor:
                 if past:
                     await member.membership.terms.ask_who_led(chain, self._pool)
                 nursery.start_soon(self._ask_who_leads, chain, member.membership.terms)
+                if self._alone:
+                    nursery.start_soon(self._read_listings, member)
                 yield member, pool.run_root
                 nursery.cancel_scope.cancel()
         finally:
@@ -186,6 +201,21 @@ class Visitor:
                 await terms.ask_who_leads(chain, self._pool)
             except ChainError as error:
                 log.info("visitor.chain_silent", why=error.why)
+
+    async def _read_listings(self, member: Member) -> None:
+        """A gateway's list is a claim: only announcements in it count, as if a member had handed them over."""
+        board = member.board
+        while True:
+            for source in self._sources:
+                try:
+                    rows = await fetch_listing(source)
+                    told = [bytes.fromhex(row.announcement) for row in rows if row.announcement]
+                    await board.catching_up.take(member.key.address, told)
+                    refused = f"; {board.counts['refused']} were refused" if board.counts["refused"] else ""
+                    self._silence = f"{source.url} shows {len(told)} announcements of {len(rows)} policies{refused}"
+                except SourceFailed as error:
+                    self._silence = f"{error.what}: {error.why}"
+            await trio.sleep(LIST_EVERY)
 
     async def _visit(self, member: Member, run: RunSpec, policy: HeldPolicy) -> Visit:
         trainer = member.membership.trainer
@@ -236,8 +266,8 @@ class Visitor:
         if follower.newest_step < 0:
             raise PolicyUnknown(
                 "no policy was announced",
-                f"none of pool {self._pool}'s members repeated one within {HEARD_WITHIN:g} s",
-                "is anybody of them running? try again later",
+                self._silence or f"none of pool {self._pool}'s members repeated one within {HEARD_WITHIN:g} s",
+                "ask other gateways" if self._alone else "is anybody of them running? try again later",
             )
 
     async def _wanted(self, follower: PolicyFollower, shelf: PolicyShelf, step: int | None) -> HeldPolicy:

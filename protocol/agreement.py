@@ -23,6 +23,7 @@ by the ballots that honest validators reach: of an author beyond them only its n
 Pure: words and times come in. A word of another outer state is another word, so replicas that differ decide nothing.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
@@ -186,6 +187,13 @@ class Agreement:
         locked = max((place for place in said if place[1]), default=FIRST)
         places = sorted({FIRST, locked, *sorted(said)[-AHEAD:]})
         return [Word(*place, named) for place in places if (named := said.get(place)) is not None]
+
+    def due(self, now: float) -> float:
+        """When this node may have to speak although nobody else does."""
+        if not self.has_own:
+            return math.inf
+        times = self._said_at + AGAIN_SECONDS, self._since + seconds_of(max(self._in, 0))
+        return min((at for at in times if at > now), default=math.inf)
 
     def _next_ballot(self, ballot: int, now: float) -> int | None:
         """Where to go from a ballot, None: it may bring more."""

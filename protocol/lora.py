@@ -15,6 +15,8 @@ EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 """Of Llama, Qwen2 and Qwen3: all linear layers but the output head."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter in PEFT's format."""
+ADAPTER = "adapter"
+"""Directory of a run's assets: its policy 0 in PEFT's format, where that is no empty adapter."""
 MAX_RANK = 1024
 MAX_TARGETS = 32
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")

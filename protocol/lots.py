@@ -12,7 +12,8 @@ import msgspec
 from blake3 import blake3
 
 from protocol.audit import RATE_ONE
-from protocol.identity import Address, address_bytes
+from protocol.identity import Address, NodeKey, address_bytes
+from protocol.statements import Domain
 
 SECRET_BYTES = 32
 # A bitmap of as many groups is 8 KiB, which still fits a gossip message.
@@ -20,6 +21,7 @@ MAX_GROUPS = 65_536
 _LOT = "intellect-node lot v1"
 _FILE = "intellect-node file lot v1"
 _STEP = "intellect-node step lot v1"
+_MASTER = "intellect-node lot master v1"
 _OF_WINDOW = "intellect-node lot secret v1"
 _PLEDGE = "intellect-node lot pledge v1"
 
@@ -36,6 +38,14 @@ class LotPledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
     def well_formed(self) -> bool:
         rates = 0 <= self.rate <= RATE_ONE and 0 <= self.steps <= RATE_ONE
         return self.window >= 0 and len(self.hash) == 32 and rates
+
+
+def lot_master(key: NodeKey, domain: Domain, pool: int) -> bytes:
+    """A validator's master secret in a pool, 32 bytes: the same at every start, and nobody's without its key."""
+    place = domain.separator() + pool.to_bytes(32, "little")
+    # ECDSA's nonce follows from key and message (RFC 6979), so the signature is one for ever. It is never told.
+    signature = key.sign_hash(blake3(place, derive_key_context=_MASTER).digest())
+    return blake3(signature, derive_key_context=_MASTER).digest()
 
 
 def window_secret(master: bytes, pool: int, window: int) -> bytes:

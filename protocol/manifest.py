@@ -37,10 +37,11 @@ _ARITHMETIC = "intellect-node arithmetic v1"
 _STATE = "intellect-node state v1"
 _LOT = "intellect-node order of works v1"
 _SLOT = b"intellect-node policy statement v1"
-_STATEMENT = keccak(
-    b"PolicyStatement(uint256 pool,uint32 term,uint64 step,uint64 epoch,bytes32 parent,bytes32 policyRoot,"
-    b"bytes32 batchRoot,bytes32 stateRoot)"
+POLICY_STATEMENT = (
+    "PolicyStatement(uint256 pool,uint32 term,uint64 step,uint64 epoch,bytes32 parent,bytes32 policyRoot,"
+    "bytes32 batchRoot,bytes32 stateRoot)"
 )
+_STATEMENT = keccak(POLICY_STATEMENT.encode())
 _WHAT = "bad batch manifest"
 _CARD = "bad checkpoint"
 

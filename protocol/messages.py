@@ -653,7 +653,8 @@ def topic(domain: Domain, pool: int) -> str:
     return f"/intellect-node/{domain.chain_id}/{domain.contract.lower()}/{pool}/1"
 
 
-def _digest(domain: Domain, payload: bytes) -> bytes:
+def message_digest(domain: Domain, payload: bytes) -> bytes:
+    """The 32 bytes that an envelope's author signs."""
     # With the domain: a message of one chain and contract is nobody's word on another.
     return blake3(domain.separator() + payload, derive_key_context=_CONTEXT).digest()
 
@@ -663,7 +664,7 @@ def seal(key: NodeKey, domain: Domain, message: Message) -> bytes:
     payload = msgspec.msgpack.encode(message)
     # A judgement's own signature is the one that a contract takes; a second one would be another envelope of the same
     # word.
-    signature = b"" if isinstance(message, Judgement) else key.sign_hash(_digest(domain, payload))
+    signature = b"" if isinstance(message, Judgement) else key.sign_hash(message_digest(domain, payload))
     raw = msgspec.msgpack.encode(Envelope(payload, signature))
     if len(raw) > MAX_MESSAGE_BYTES:
         raise MalformedMessage("message not sent", f"{len(raw)} bytes is more than {MAX_MESSAGE_BYTES}")
@@ -726,7 +727,7 @@ def authenticate(domain: Domain, parsed: Parsed) -> Signed[Message]:
         if envelope.signature:
             raise MalformedMessage(_WHAT, "the envelope of a judgement is signed a second time")
         return Signed(signer_of(domain, message.verdict, message.signature), message, parsed.raw)
-    author = recover(_digest(domain, envelope.payload), envelope.signature)
+    author = recover(message_digest(domain, envelope.payload), envelope.signature)
     # Otherwise anybody could repeat a commitment in a message of their own, and use up its author's places.
     if isinstance(message, RolloutCommitted) and message.commitment.node != author:
         raise MalformedMessage(_WHAT, "the commitment is not the author's own")
@@ -742,7 +743,7 @@ def openers(domain: Domain, message: CutSigned) -> Iterator[tuple[Address, bytes
     """Who named in an open word what this one closes, going by the signatures that it shows. Each costs a recovery; one
     that is no signature is nobody's."""
     opened = msgspec.structs.replace(message, closed=False, shown=())
-    digest = _digest(domain, msgspec.msgpack.encode(opened))
+    digest = message_digest(domain, msgspec.msgpack.encode(opened))
     for signature in message.shown:
         try:
             author = recover(digest, signature)

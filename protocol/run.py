@@ -28,6 +28,7 @@ from protocol.engines import (
     with_arithmetic,
 )
 from protocol.errors import ProtocolError
+from protocol.lora import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from protocol.own_code import DESK_ENVIRONMENTS, SERVED_ENVIRONMENTS, is_import_path
 from protocol.pretraining import Diloco, Pretraining, kind_rules
 from protocol.recipe import Recipe
@@ -94,8 +95,8 @@ class EnvironmentSpec(Section, frozen=True):
     @property
     def for_desks_only(self) -> bool:
         """Whether it would run code on members' machines that is neither the program's nor a sandboxed package."""
-        names = {self.name, *(part.name for part in self.parts)}
-        return bool(self.own_rewards()) or not DESK_ENVIRONMENTS.isdisjoint(names)
+        found = {asset.path for asset in self.assets if asset.path.startswith(f"{ADAPTER}/")}
+        return found == {f"{ADAPTER}/{ADAPTER_CONFIG}", f"{ADAPTER}/{ADAPTER_WEIGHTS}"}
 
     @property
     def titles(self) -> list[str]:
@@ -459,6 +460,12 @@ class RunSpec(RunSections, frozen=True):
                 all(is_root(asset.root) and 0 <= asset.size < 2**63 for asset in self.assets),
                 "must be named by 64 hex digits and a size",
             ),
+            (
+                "recipe.lora",
+                ADAPTER not in self._folders() or (self.recipe.lora is not None and self._names_adapter()),
+                f"must be there where a run begins with an adapter, whose files are {ADAPTER_CONFIG} and "
+                f"{ADAPTER_WEIGHTS}",
+            ),
             ("sources", len(self.sources) <= MAX_SOURCES, f"a run has at most {MAX_SOURCES}"),
             (
                 "sources",
@@ -469,6 +476,12 @@ class RunSpec(RunSections, frozen=True):
 
     def _folders(self) -> set[str]:
         return {asset.path.rpartition("/")[0] for asset in self.assets} - {""}
+
+    def _names_adapter(self) -> bool:
+        names = {
+            asset.path.removeprefix(f"{ADAPTER}/") for asset in self.assets if asset.path.startswith(f"{ADAPTER}/")
+        }
+        return names == {ADAPTER_CONFIG, ADAPTER_WEIGHTS}
 
 
 def is_root(text: str) -> bool:

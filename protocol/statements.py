@@ -15,7 +15,7 @@ from eth_hash.auto import keccak
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes, parse_address, recover
 
-_DOMAIN_TYPE = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
+DOMAIN_TYPE = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
 
 
 class Outcome(IntEnum):
@@ -252,7 +252,7 @@ def _hash_of(kind: type[Statement], values: tuple[Any, ...]) -> bytes:
 @lru_cache(maxsize=16)
 def _separator(chain_id: int, contract: Address) -> bytes:
     # Name and version as the contract has them; another word here, and no signature of any node fits.
-    words = [keccak(_DOMAIN_TYPE), keccak(b"intellect-node"), keccak(b"1")]
+    words = [keccak(DOMAIN_TYPE), keccak(b"intellect-node"), keccak(b"1")]
     place = [_uint(32, "chain_id", chain_id), _address("contract", parse_address(contract))]
     return keccak(b"".join([*words, *place]))
 

@@ -144,7 +144,7 @@ def message(data: bytes) -> None:
 
 def payload(data: bytes) -> None:
     """What a member signed, whatever it is, and what becomes of it."""
-    for signature in (KEY.sign_hash(messages._digest(DOMAIN, data)), b""):  # a judgement needs none
+    for signature in (KEY.sign_hash(messages.message_digest(DOMAIN, data)), b""):  # a judgement needs none
         raw = msgspec.msgpack.encode(messages.Envelope(data, signature))
         try:
             opened = messages.open_envelope(DOMAIN, 1, raw).message

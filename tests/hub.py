@@ -1,5 +1,6 @@
 """A hub in 150 lines for the real client, which HF_ENDPOINT or `ours` leads here. It does wrong where it is asked."""
 
+import base64
 import hashlib
 import json
 import threading
@@ -13,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-LARGE = (".safetensors", ".parquet", ".bin")
+LARGE = (".safetensors", ".parquet", ".bin", ".gguf")
 """Kept by sha256, as with git LFS; the rest has git's ids."""
 
 
@@ -25,6 +26,7 @@ class Repository:
     refs: dict[str, str] = field(default_factory=dict)
     card: dict[str, Any] = field(default_factory=dict)
     gated: bool = False
+    private: bool = False
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
         """Returns its 40 digits."""
@@ -53,6 +55,7 @@ class Hub:
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.fault: str | int = ""
         self.moved: dict[str, str] = {}
+        self.large: dict[str, bytes] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -83,6 +86,73 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self.do_GET()
+
+    # Uploads: a repository, what is wanted of each file, large ones, and the commit that shows them all.
+    def do_POST(self) -> None:
+        path, body = unquote(urlsplit(self.path).path), self._body()
+        self.hub.asked.append((self.command, path, {key.lower(): value for key, value in self.headers.items()}))
+        if self.headers.get("Authorization") != "Bearer hf_writes" and not path.endswith("validate-yaml"):
+            return self._say(403, b'{"error":"you do not have the rights"}')
+        if path.endswith("/validate-yaml"):
+            return self._json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            told = json.loads(body)
+            name = f"{told['organization']}/{told['name']}"
+            made = self.hub.repositories.get(f"models/{name}")
+            if made is None:
+                made = self.hub.repositories[f"models/{name}"] = Repository(private=told.get("visibility") == "private")
+                made.commit({})
+                return self._json({"url": f"{self.hub.url}/{name}"})
+            return self._say(409, json.dumps({"url": f"{self.hub.url}/{name}"}).encode())
+        if path.endswith("/info/lfs/objects/batch"):
+            return self._json(
+                {"transfer": "basic", "objects": [self._wanted(one) for one in json.loads(body)["objects"]]}
+            )
+        name, mark, _ = path.removeprefix("/api/models/").partition("/preupload/")
+        repository = self.hub.repositories[f"models/{name.partition('/commit/')[0]}"]
+        now = repository.files[repository.refs["main"]]
+        if mark:
+            modes = [
+                {"path": one["path"], "shouldIgnore": False, **_mode(one["path"], now)}
+                for one in json.loads(body)["files"]
+            ]
+            return self._json({"files": modes})
+        if self.hub.fault == "cut":
+            return self._say(503, b"{}")
+        lines, files = [json.loads(line) for line in body.splitlines()], dict(now)
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "deletedFile":
+                del files[value["path"]]
+            else:
+                lfs = line["key"] == "lfsFile"
+                files[value["path"]] = self.hub.large[value["oid"]] if lfs else base64.b64decode(value["content"])
+        commit = repository.commit(files)
+        url = f"{self.hub.url}/{name.partition('/commit/')[0]}/commit/{commit}"
+        return self._json({"success": True, "commitOid": commit, "commitUrl": url, "hookOutput": ""})
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts: list[bytes] = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def do_PUT(self) -> None:
+        self.hub.asked.append((self.command, self.path, {}))
+        self.hub.large[self.path.rpartition("/")[2]] = self._body()
+        self._say(200, b"")
+
+    def _wanted(self, one: dict[str, Any]) -> dict[str, Any]:
+        if one["oid"] in self.hub.large:
+            return one
+        return {**one, "actions": {"upload": {"href": f"{self.hub.url}/large/{one['oid']}"}}}
+
+    def _json(self, told: dict[str, Any]) -> None:
+        self._say(200, json.dumps(told).encode(), ("Content-Type", "application/json"))
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -118,7 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
         repository, commit, _ = found
         siblings = [_sibling(name, data) for name, data in repository.files[commit].items()]
         told = {"id": rest.partition("/revision/")[0], "sha": commit, "siblings": siblings, "cardData": repository.card}
-        return self._say(200, json.dumps({**told, "gated": repository.gated, "private": False, "tags": []}).encode())
+        return self._say(
+            200, json.dumps({**told, "gated": repository.gated, "private": repository.private, "tags": []}).encode()
+        )
 
     def _resolve(self, path: str) -> None:
         kind = "datasets" if path.startswith("/datasets/") else "models"
@@ -153,9 +225,19 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in (*headers, ("Content-Length", str(len(body)))):
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body[: len(body) // 2] if cut else body)
         self.close_connection = cut
+
+
+def _mode(path: str, now: dict[str, bytes]) -> dict[str, Any]:
+    found = digest_of(path, now[path]) if path in now else None
+    return {
+        "path": path,
+        "shouldIgnore": False,
+        "uploadMode": "lfs" if path.endswith(LARGE) else "regular",
+        "oid": found,
+    }
 
 
 def _sibling(name: str, data: bytes) -> dict[str, Any]:
@@ -185,4 +267,5 @@ def ours(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "HF_URL_HOSTS", frozenset({"127.0.0.1"}))
     patch.setattr(constants, "HF_HUB_CACHE", str(home / "cache"))
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))

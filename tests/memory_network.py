@@ -46,7 +46,8 @@ class MemoryHub:
         self.delay = delay
         self.drop = drop
         self._random = random.Random(seed)  # noqa: S311
-        self._networks: dict[Address, MemoryNetwork] = {}
+        self._networks: dict[Address, list[MemoryNetwork]] = {}
+        """Of one address there may be several: daemons with one key. A request goes to the newest."""
         self._islands: dict[Address, int] = {}
 
     def partition(self, *islands: Iterable[Address]) -> None:
@@ -62,11 +63,11 @@ class MemoryHub:
         self._islands.clear()
 
     def attach(self, network: "MemoryNetwork") -> None:
-        self._networks[network.address] = network
+        self._networks.setdefault(network.address, []).append(network)
 
     def detach(self, network: "MemoryNetwork") -> None:
-        if self._networks.get(network.address) is network:
-            del self._networks[network.address]
+        left = [one for one in self._networks.get(network.address, ()) if one is not network]
+        self._networks[network.address] = left
 
     def lost(self) -> bool:
         """Whether the next gossip hop is to be lost."""
@@ -74,16 +75,22 @@ class MemoryHub:
 
     def peer(self, of: "MemoryNetwork", address: Address) -> "MemoryNetwork | None":
         """The running network at `address` if `of` has a connection with it."""
-        other = self._networks.get(address)
-        if other is None or other is of or self._networks.get(of.address) is not of:
+        others = self._networks.get(address) or [None]
+        return self._reached(of, others[-1])
+
+    def _reached(self, of: "MemoryNetwork", other: "MemoryNetwork | None") -> "MemoryNetwork | None":
+        # Daemons with one key do not dial each other: to each the other is itself.
+        if other is None or other.address == of.address or of not in self._networks.get(of.address, ()):
             return None
+        address = other.address
         if self._islands.get(of.address, 0) != self._islands.get(address, 0):
             return None
         return other if of.wants(other) or other.wants(of) else None
 
     def peers(self, of: "MemoryNetwork", but: Set[Address] = frozenset()) -> "list[MemoryNetwork]":
         """but: whom not to look for."""
-        found = (self.peer(of, address) for address in self._networks if address not in but)
+        others = (one for address, row in self._networks.items() if address not in but for one in row)
+        found = (self._reached(of, one) for one in others)
         return [peer for peer in found if peer is not None]
 
 

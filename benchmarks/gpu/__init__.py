@@ -25,7 +25,7 @@ device has done what it was given. On a CPU, or with --quick, models are tiny an
     swap                    + platformdirs
     proofs, learner         + base58, coincurve (cffi), eth-hash, eth-typing, eth-utils, pycryptodome, toolz
     challenge               + psutil, pydantic-settings (python-dotenv)
-    smollm                  + trio, pyarrow, latex2sympy2-extended; examples/smollm/ or its packages/ (93 MB)
+    smollm                  + trio, pyarrow, latex2sympy2-extended, huggingface-hub; the model in HF_HOME (270 MB)
     tests                   those of proofs, pytest, trio
     vllm                    vllm; for our engine on it what swap needs, in the same interpreter
 

@@ -16,8 +16,8 @@ from benchmarks.simulation import EPOCH, TICK
 from benchmarks.simulation.scenario import Scenario
 from node.network.contacts import Told
 from node.network.errors import PeerUnavailable, RequestTimedOut
+from node.network.gossip.digests import DIGEST_PEERS
 from node.network.gossip.messages import TOLD_TICKS
-from node.network.gossip.trees import DIGEST_PEERS
 from node.network.gossip.trees import TICK as TICK_SECONDS
 from protocol.identity import Address
 

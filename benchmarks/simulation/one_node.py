@@ -36,9 +36,9 @@ from trio.testing import MockClock
 from benchmarks.command import parser_of
 from benchmarks.simulation.seats import EPOCH_BEGAN, key_of
 from node.network.gossip import messages
+from node.network.gossip.digests import DIGEST_PEERS
 from node.network.gossip.gossip import MAX_PACKET, Gossip
 from node.network.gossip.messages import TOLD_TICKS
-from node.network.gossip.trees import DIGEST_PEERS
 from node.network.gossip.trees import TICK as TICK_SECONDS
 from node.network.host import Libp2pNetwork
 from node.network.packets import Cutter, packet
@@ -178,9 +178,9 @@ class One:
         self.network = Libp2pNetwork(self._key)
         host: Any = Host(ID.from_pubkey(pair.public_key))
         self.gossip = Gossip(host, pair.private_key, self.network._screen, lambda peer: True, lambda stream: True)
-        self.gossip.trees._clock = trio.current_time
+        self.gossip.trees.peers.clock = trio.current_time
         self.gossip._number = int(EPOCH_BEGAN * 1e9)
-        self.gossip.trees.send = self._send
+        self.gossip.trees.peers.send = self._send
         self.bytes_out = self.packets_out = 0
         self.membership = Membership(self._key.address, self.network, script.members[0].address, ())
         near = frozenset(key.address for key in script.members[: len(script.neighbours)])

@@ -44,7 +44,6 @@ from node.services.base import Crew
 from node.services.certifying import Certifying
 from node.services.context import make_context
 from node.services.heartbeat import Beating
-from node.services.rounds import cutting, learning
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
@@ -81,8 +80,6 @@ HOP = 0.08
 SPREAD = 0.8
 ASKED_FOR = (2.0, 30.0)
 """Seconds until a board has got by asking what gossip had lost."""
-POLLS = (1.0, 0.5)
-"""Seconds between two looks of a worker and of a validator at what it waits for, in place of a few tenths."""
 LAST = 120.0
 """Seconds, at most, from the last state's being at one node until it is at all."""
 LEASE = 45.0
@@ -178,22 +175,27 @@ class Learner:
     """One node's learner: it does a job in the seconds that its machine takes. cheats: whether what it sends is not
     what it computed."""
 
-    def __init__(self, swarm: "Swarm", rounds: Rounds, pace: float, *, cheats: bool) -> None:
-        self._swarm, self._rounds, self._pace, self._cheats = swarm, rounds, pace, cheats
+    def __init__(self, swarm: "Swarm", spool: Spool, pace: float, *, cheats: bool) -> None:
+        assert swarm.run.diloco is not None  # noqa: S101 - a run of this kind
+        self._swarm, self._spool, self._rules = swarm, spool, swarm.run.diloco
+        self._pace, self._cheats = pace, cheats
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
 
     def prepare(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def _folder(self) -> Path:
-        return self._rounds.spool.root / "rounds"
+        return self._spool.root / "rounds"
 
     async def ask(self, name: str, job: Job) -> dict[str, Any]:
         match job:
             case Start():
                 await trio.lowlevel.checkpoint()
                 path = self._folder / "outer-000000.safetensors"
-                held = outer_shapes(SHAPES, self._rounds.rules)
+                held = outer_shapes(SHAPES, self._rules)
                 write_state(path, 0, held, ((key, np.zeros(held[key], np.float32)) for key in sorted(held)))
                 shapes = {key: list(shape) for key, shape in SHAPES.items()}
                 return {"shapes": shapes, "arithmetic": "simulated", "own_bytes": 0}
@@ -205,7 +207,7 @@ class Learner:
         return StateFile(self._folder / f"outer-{round_:06d}.safetensors")
 
     async def _train(self, job: Train) -> dict[str, Any]:
-        rules, own = self._rounds.rules, self._swarm.random
+        rules, own = self._rules, self._swarm.random
         steps = min(max(int((job.until - wall()) / self._pace), 1), rules.inner_steps)
         late = own.random() < LATE
         await trio.sleep(steps * self._pace + late * own.uniform(0, 2 * rules.round_seconds))
@@ -219,7 +221,7 @@ class Learner:
     async def _check(self, path: Path, round_: int) -> dict[str, Any]:
         """As a validator finds it that makes the steps again."""
         await trio.sleep(0.05)
-        rules, outer = self._rounds.rules, self._outer(round_)
+        rules, outer = self._rules, self._outer(round_)
         data = mapped(path)
         expected = expected_of(rules, self._swarm.root, {round_: outer.root})
         one = decode_contribution(data, SHAPES, form_of(rules), expected)
@@ -370,7 +372,6 @@ class Node:
             self.member = Member(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
             run = Run(swarm.run, blake3(b"run").digest(), b"run", swarm.folder)
             self.context = make_context(self.member, run, InlineJournal(), clock=Clock(wall=wall))
-            self.context.journal.remember("lot_master", blake3(self.key.address.encode()).digest())
         else:
             jury, ears = host.context.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
             told: Any = SimpleNamespace(state=jury.state, facts=HeardFacts(ears), learn=lambda *_, **__: None)
@@ -378,10 +379,10 @@ class Node:
             self.context = msgspec.structs.replace(host.context, key=self.key, progress=ProgressRecord(), **parts)
         process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever)
         kind = RULES[rule if role == "worker" else "the cut"]
-        self.rounds = kind(self.context, process, Spool(self.folder / "spool"))
+        spool = Spool(self.folder / "spool")
+        learner: Any = Learner(swarm, spool, swarm.random.uniform(*PACE), cheats=self.cheats)
+        self.rounds = kind(self.context, process, spool, learner)
         self.rounds.swarm = swarm
-        learner: Any = Learner(swarm, self.rounds, swarm.random.uniform(*PACE), cheats=self.cheats)
-        self.rounds.jobs = learner
         self._pins = pins
 
     @property
@@ -548,8 +549,7 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
     async def live() -> None:
         swarms.append(Swarm(scenario, rule, folder))
         threads = patch.object(trio.to_thread, "run_sync", inline)
-        polls = [patch.object(module, "POLL", each) for module, each in zip((learning, cutting), POLLS, strict=True)]
-        with threads, patch.object(os, "fsync", lambda _: None), polls[0], polls[1]:
+        with threads, patch.object(os, "fsync", lambda _: None):
             await swarms[0].play()
 
     deterministic(scenario.seed, live)

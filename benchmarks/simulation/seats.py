@@ -104,7 +104,6 @@ class Seat(Node):
         self.member = Member(self.key, rules.domain, POOL, port, self.membership, Stock(blobs, pins, pins), wall)
         run = Run(rules.run, bytes(32), b"", Path("/"))
         journal = InlineJournal()
-        journal.remember("lot_master", blake3(self.address.encode()).digest())
         self.context = make_context(self.member, run, journal, clock=Clock(wall=wall))
 
     async def listen(self, nursery: trio.Nursery) -> None:

@@ -18,9 +18,9 @@ from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
 from node.recipe.pool import Group, RolloutPool, Sample, Selection
 from node.services.context import Context
 from node.services.judging.judge import Validator
+from node.services.training.feeding import AHEAD
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
-from node.services.training.trainer import AHEAD, POLL
 from node.swarm.membership import SlashRecord
 from node.swarm.register import Work
 from protocol.identity import Address
@@ -44,6 +44,8 @@ GLANCE = 2.0
 """Swarm seconds between two looks at the wall."""
 LOOKED_AT = 4
 """Newcomers that have everything of their own, at once."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks of the trainer at what waits for a batch."""
 
 
 class Newcomer(msgspec.Struct):
@@ -368,7 +370,7 @@ class Learning:
         while True:
             selection = self._pool.take(self._next) if self._next <= self.step + AHEAD else None
             if selection is None:
-                await trio.sleep(10 * POLL)
+                await trio.sleep(LOOK_EVERY)
                 continue
             self.batches.append(self._described(selection))
             self._next += 1

@@ -23,7 +23,8 @@ from cli.output import AsJson, asking, clean, console, date, duration, print_fac
 from cli.places import complete_networks, state_dir_option
 
 if TYPE_CHECKING:
-    from node.chain.client import ChainClient, Receipt
+    from node.chain.client import ChainClient
+    from node.chain.connection import Receipt
     from node.chain.profile import NetworkProfile
     from node.chain.sender import Recovered
     from node.chain.simulate import Estimate, Simulation, Step

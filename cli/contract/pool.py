@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from contracts.bindings import PoolParams
-    from node.chain.client import ChainClient, Receipt
+    from node.chain.client import ChainClient
+    from node.chain.connection import Receipt
     from node.chain.simulate import Step
     from protocol.identity import Address
 

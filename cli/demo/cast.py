@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -128,8 +128,13 @@ def nodes() -> dict[str, str]:
 
 
 def leaders() -> dict[str, str]:
-    """Trainers that cheat while they lead, likewise."""
+    """Trainers that cheat while they lead or when they led, likewise."""
     return _names(TRAINERS, "LEADERS")
+
+
+def standbys() -> dict[str, str]:
+    """Trainers that cheat while they stand by, likewise."""
+    return _names(TRAINERS, "STANDBYS")
 
 
 def chosen(words: Iterable[str], known: Mapping[str, str], what: str) -> tuple[str, ...]:
@@ -141,8 +146,8 @@ def program_module(cheat: str | None) -> list[str]:
     """What `python -m` runs as the whole node: everybody's daemon, or a dishonest one."""
     if cheat in (whole := seats() | round_liars()):
         return ["tests.cheats.seats", whole[cheat]]
-    if cheat in leaders():
-        return ["tests.cheats.trainers", leaders()[cheat]]
+    if cheat in (dishonest := leaders() | standbys()):
+        return ["tests.cheats.trainers", dishonest[cheat]]
     return ["tests.cheats.nodes", nodes()[cheat]] if cheat in nodes() else ["cli"]
 
 
@@ -193,7 +198,7 @@ def _word(name: str) -> str:
 class Casting(msgspec.Struct, frozen=True):
     """Who takes part, and the seed, where the command line does not say; what a demo began with is kept for
     `--resume`. cheats, liars, leader: typed names; worker_engine: the engine command of honest workers; seats: the
-    trainers learn in rounds, and none of them leads."""
+    trainers learn in rounds, and none of them leads; network: as in DemoOptions."""
 
     workers: int = 2
     validators: int = 1
@@ -204,6 +209,7 @@ class Casting(msgspec.Struct, frozen=True):
     trainers: int = 1
     seats: bool = False
     leader: str | None = None
+    network: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +218,8 @@ class DemoOptions:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
     that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
     killed on the way where there are others, and comes back as the last of them; seats: as in Casting; leader: how the
-    first one cheats, who then lives until it is found out; kills: whether a trainer may be killed."""
+    first one cheats, or the first that stands by, who then lives; kills: whether a trainer may be killed; network: the
+    profile of a local chain that runs already, None for one of its own."""
 
     directory: Path
     workers: int = 2
@@ -232,11 +239,12 @@ class DemoOptions:
     seats: bool = False
     leader: str | None = None
     kills: bool = True
+    network: Path | None = None
 
     @property
     def casting(self) -> Casting:
         who = self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine
-        return Casting(*who, self.trainers, self.seats, self.leader)
+        return Casting(*who, self.trainers, self.seats, self.leader, str(self.network) if self.network else None)
 
 
 def remembered(scene: Scene) -> Casting:
@@ -262,11 +270,12 @@ def cast(options: DemoOptions) -> tuple[Participant, ...]:
     cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
     late = [Participant(LATECOMER, "worker")] if options.churn else []
     others = [f"trainer {i + 2}" for i in range(options.trainers - 1)]
-    standbys = [
-        Participant(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))
-    ]
+    behind = [Participant(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))]
+    leader = options.leader
+    if leader in standbys():
+        leader, behind[0] = None, replace(behind[0], cheat=leader)
     # The first trainer manages the pool; the order is that of the table, and of the chair's turns.
-    return (Participant("trainer", "trainer", options.leader), *standbys, *workers, *validators, *cheats, *late)
+    return (Participant("trainer", "trainer", leader), *behind, *workers, *validators, *cheats, *late)
 
 
 def quorum_of(validators: int) -> int:
@@ -298,7 +307,7 @@ def join_command(
         # Only the trainer reads the run from its file; the others fetch it from members, as in any pool.
         command += ["--run", str(scene.run_file)]
         command += ["--page", page] if page else []
-    if part.cheat and part.cheat not in nodes() | seats() | round_liars() | leaders():
+    if part.cheat and part.role != "trainer" and part.cheat not in nodes() | seats() | round_liars():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     if part.role == "worker" and part.cheat is None and worker_engine:
         command += ["--engine-command", worker_engine]

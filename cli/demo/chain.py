@@ -12,7 +12,7 @@ from cli.demo.cast import Scene
 from cli.demo.supervise import Program, Supervisor
 from cli.demo.view import View
 from cli.devnet import cache_directory
-from cli.errors import CHAIN, CommandError
+from cli.errors import CHAIN, USAGE, CommandError
 from protocol.errors import UNREADABLE
 
 if TYPE_CHECKING:
@@ -33,12 +33,21 @@ class DemoChain:
 
 
 @asynccontextmanager
-async def open_chain(scene: Scene, environment: dict[str, str], view: View) -> AsyncIterator[DemoChain]:
-    """A running chain with the contracts on it. Its state survives in the scene for --resume."""
+async def open_chain(
+    scene: Scene, environment: dict[str, str], view: View, network: Path | None = None
+) -> AsyncIterator[DemoChain]:
+    """A running chain with the contracts on it. Its state survives in the scene for --resume. network: a profile of
+    one that runs already, and goes on."""
     from node.chain.client import ChainClient
     from node.chain.devnet import Devnet
     from node.chain.profile import local_profile_path
 
+    if network is not None:
+        with closing(ChainClient(playground(network))) as client:
+            await client.connect()
+            _say_where(client.profile, view)
+            yield DemoChain(network, client)
+        return
     publish = local_profile_path(scene.home)
     devnet = Devnet(scene.home / "devnet", cache=cache_directory(), publish=publish)
     # One of its own, without the zygote: it must be stopped after all the others, who still tell the chain that they
@@ -53,12 +62,31 @@ async def open_chain(scene: Scene, environment: dict[str, str], view: View) -> A
             nursery.start_soon(supervisor.watch)
             with closing(ChainClient(profile)) as client:
                 await client.connect()
-                swarm = profile.contracts.swarm
-                view.say(f"chain {profile.chain_id} at {profile.rpc_urls[0]}, swarm contract {swarm}")
+                _say_where(profile, view)
                 yield DemoChain(devnet.profile_path, client)
             nursery.cancel_scope.cancel()
     finally:
         await supervisor.stop()
+
+
+def playground(network: Path) -> "NetworkProfile":
+    """The profile of a chain to play on. Raises ProfileError, and CommandError where coin and tokens are no toys."""
+    from node.chain.faucet import is_devnet
+    from node.chain.profile import read_profile
+
+    profile = read_profile(network)
+    if not is_devnet(profile):
+        raise CommandError(
+            f"the demo does not play on {profile.name}",
+            "it makes its own coin and tokens, which only a chain on this machine gives away",
+            "leave --network out, or name the profile of a local chain: anvil's or Hardhat's, chain id 31337",
+            USAGE,
+        )
+    return profile
+
+
+def _say_where(profile: "NetworkProfile", view: View) -> None:
+    view.say(f"chain {profile.chain_id} at {profile.rpc_urls[0]}, swarm contract {profile.contracts.swarm}")
 
 
 async def _until_up(devnet: "Devnet", supervisor: Supervisor) -> "NetworkProfile":

@@ -1,7 +1,7 @@
 """The command `intellect-node demo`: its options, and what it says at the end."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,40 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node demo   |   intellect-node demo --no-cheat --workers 3 --steps 40   |   "
     "intellect-node demo --seed 7 --json   |   intellect-node demo --run my-run.toml   |   "
-    "intellect-node demo --validators 3 --cheat int4 --cheat zip-bomb   |   intellect-node demo --trainers 2"
+    "intellect-node demo --validators 3 --cheat int4 --cheat zip-bomb   |   intellect-node demo --trainers 2   |   "
+    "intellect-node demo --network my-hardhat.toml"
 )
+LIARS = {
+    "false-accuser": "calls every file a fraud",
+    "statistical-accuser": "calls every file another model's",
+    "rubber-stamp": "accepts unseen, with values of its own",
+    "poisoner": "says the contrary of every reward",
+    "spiked": "log-probabilities of the right mean, all on one token",
+    "lazy-stamp": "recomputes nothing, and says so",
+    "silent": "never says a word",
+    "second-look": "an unasked second look with values of its own",
+    "turncoat": "calls a file a fraud once it was accepted",
+    "looking-turncoat": "the same, by a second look",
+    "copier": "waits for another's verdict, and says the same",
+    "sealer": "seals every verdict, and shows one in four",
+    "unserving": "serves no report",
+    "old-disputer": "denies old files; with --validators 5, twice",
+    "rusher": "speaks first in every round (a run with rounds)",
+}
+LEADERS = {
+    "censor": "uses nothing of one worker",
+    "stalled": "publishes nothing after its first policies",
+    "far-steps": "states policies of step 2^40 beside its own",
+    "dismissed": "its owner dismisses it, and it goes on",
+    "former-far-steps": "is dismissed, and states step 2^40",
+    "framing-standby": "stands by, and invents what would convict the leader",
+}
+"""What --liar and --leader take, for the help: the tables in tests/cheats cost seconds to import."""
 SMALLEST = 60  # columns and, with 20 lines, the least terminal for the live view
+
+
+def _one_a_line(text: str, names: Mapping[str, str]) -> str:
+    return "\n\n".join((text, *(f"{name}: {what}" for name, what in names.items())))
 
 
 def command(
@@ -38,10 +69,11 @@ def command(
         ),
     ] = None,
     liar: Annotated[
-        list[str] | None, typer.Option(help="How a validator lies: false-accuser, rubber-stamp, silent ...")
+        list[str] | None, typer.Option(help=_one_a_line("How a validator lies; for two liars twice.", LIARS))
     ] = None,
     leader: Annotated[
-        str | None, typer.Option(help="How the first of several trainers cheats while it leads: censor, stalled.")
+        str | None,
+        typer.Option(help=_one_a_line("How a trainer cheats; with --trainers 2 or more.", LEADERS)),
     ] = None,
     no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
     no_kill: Annotated[bool, typer.Option("--no-kill", help="No worker or trainer is killed on the way.")] = False,
@@ -55,6 +87,12 @@ def command(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the start model and the training (0).")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
     sets: Sets = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            help="The profile (TOML) of a local chain that runs already, anvil's or Hardhat's. Default: its own."
+        ),
+    ] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),
     fresh: Annotated[
         bool,
@@ -86,6 +124,7 @@ def command(
         nodes,
         remembered,
         round_liars,
+        standbys,
     )
 
     if not fresh and run is not None:
@@ -125,7 +164,7 @@ def command(
         raise CommandError(
             "a run with [pretraining] takes no --trainers", "its peers have no leader", "leave --trainers out", USAGE
         )
-    led_by = chosen([leader], leaders(), "leader")[0] if leader else before.leader
+    led_by = chosen([leader], leaders() | standbys(), "leader")[0] if leader else before.leader
     several = before.trainers if trainers is None else trainers
     if led_by and several < 2:
         why = "with one trainer nobody goes on when its term ends"
@@ -133,6 +172,11 @@ def command(
     if led_by and (seats or pretrains):
         why = "its trainers learn in rounds, and none of them leads"
         raise CommandError("this run has no leader that could cheat", why, "leave --leader out", USAGE)
+    stage = network.resolve() if network else Path(before.network) if before.network else None
+    if stage is not None:
+        from cli.demo.chain import playground
+
+        playground(stage)
     require_training("the demo trains a model here, and torch is not installed", "demo")
     options = DemoOptions(
         directory=directory,
@@ -154,6 +198,7 @@ def command(
         trainers=several,
         seats=seats,
         leader=led_by,
+        network=stage,
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)

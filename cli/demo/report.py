@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cli.daemon_status import PretrainingPart
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 from cli.output import rounded
 from node.inference.model_files import as_bf16, is_model_file
 from node.state.files import write_whole
+from node.status_schema import PretrainingPart
 from node.training.spool import Spool
 from node.weights.export import CONFIG_NAME, holds_adapter, write_both
 from node.weights.images import mapped

@@ -6,8 +6,8 @@ Pure: statuses come in, a `Snapshot` goes out. The view, the report and the summ
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cli.daemon_status import DaemonStatus, PretrainingPart, SlashPart, TrainingPart, VerdictPart, VerdictsPart
 from node.metrics.journal import Ends, ends_of
+from node.status_schema import DaemonStatus, PretrainingPart, SlashPart, TrainingPart, VerdictPart, VerdictsPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class Tracker:
     def _quarantined(self, elapsed: float) -> tuple[Disbelief, ...]:
         """What honest nodes say of the validators that they do not believe."""
         honest = [self._latest[one.name] for one in self._participants if not one.cheat and one.name in self._latest]
-        said = [(str(one["address"]), str(one["why"])) for s in honest if s.audit for one in s.audit.quarantined]
+        said = [(one.address, one.why) for s in honest if s.audit for one in s.audit.quarantined]
         for address, why in said:
             self._doubted.setdefault(address, (why, elapsed))
         return tuple(

@@ -12,8 +12,7 @@ import msgspec
 import trio
 
 from cli.api import get_status_async, socket_of
-from cli.daemon_status import DaemonStatus, PretrainingPart
-from cli.demo.cast import LATECOMER, DemoOptions, Scene, cast, join_command, quorum_of
+from cli.demo.cast import LATECOMER, DemoOptions, Scene, cast, join_command, quorum_of, standbys
 from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
 from cli.demo.report import write_report
@@ -27,6 +26,7 @@ from cli.places import directory_lock
 from cli.top import any_key
 from node.environments.server.dial import LOCAL_SERVERS, PROGRAM
 from node.state.directory import check_space, existing
+from node.status_schema import DaemonStatus, PretrainingPart
 from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 
@@ -67,7 +67,7 @@ async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
             await trio.to_thread.run_sync(scene.clear)
         environment = demo_environment(scene)
         # In this order: the imports of the programs run while the chain comes up.
-        async with open_zygote(environment) as spawn, open_chain(scene, environment, view) as chain:
+        async with open_zygote(environment) as spawn, open_chain(scene, environment, view, options.network) as chain:
             stage = await prepare(options, scene, chain, environment, spawn, view)
 
             async def report(last: Snapshot) -> dict[str, Any]:
@@ -112,11 +112,11 @@ async def _perform(
             if latecomer:
                 nursery.start_soon(_lose_peer, participants[1], participants[0], latecomer, *around)
             trainers = [one for one in participants if one.role == "trainer"]
-            if options.leader:
+            if trainers[0].cheat:
                 nursery.start_soon(_find_out, trainers, scene, view)
             elif options.kills and len(trainers) > 1 and options.seats:
                 nursery.start_soon(_lose_peer, trainers[-1], trainers[0], trainers[-1], *around)
-            elif options.kills and len(trainers) > 1:
+            elif options.kills and len(trainers) > 1 and not options.leader:
                 nursery.start_soon(_take_over, trainers, *around)
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)
@@ -308,7 +308,8 @@ async def _report(options: DemoOptions, scene: Scene, chain: DemoChain, last: Sn
 
     def write() -> dict[str, Any]:
         spools = [scene.state_dir(one.name) / "spool" for one in cast(options) if one.role == "trainer"]
-        spool = spools[0 if options.seats else min(1, len(spools) - 1)]  # of several that lead the first is killed
+        # Of several that lead the first is killed, or cheats; unless it is a standby that does.
+        spool = spools[0 if options.seats or options.leader in standbys() else min(1, len(spools) - 1)]
         summary = write_report(scene.report, last, spool=spool, events=events, seed=options.seed)
         (scene.report / "snapshot.json").write_bytes(msgspec.json.encode(last))
         return summary

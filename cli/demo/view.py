@@ -14,11 +14,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cli.daemon_status import VerdictPart
 from cli.demo.plot import plot, running_mean
 from cli.demo.snapshot import Row, Snapshot, is_acceptance
 from cli.output import clean, duration, ether, short
 from cli.pretraining import rounds_of
+from node.status_schema import VerdictPart
 
 TALLEST = 12  # lines of the plot
 WIDEST = 118

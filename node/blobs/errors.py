@@ -54,5 +54,12 @@ class StoreFull(NetworkError):
 class StoreFailed(NetworkError):
     """The blob store's disk does not work."""
 
+    def __init__(self, why: str, remedy: str = "check the disk and the permissions of the state folder") -> None:
+        super().__init__("the blob store cannot be used", why, remedy)
+
+
+class StoreBusy(StoreFailed):
+    """This process or its machine has as many files open as it may."""
+
     def __init__(self, why: str) -> None:
-        super().__init__("the blob store cannot be used", why, "check the disk and the permissions of the state folder")
+        super().__init__(why, "raise the limit of open files: ulimit -n, or LimitNOFILE of its unit")

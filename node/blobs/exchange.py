@@ -18,10 +18,11 @@ import trio
 
 from node.blobs import wire as wire
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
+from node.blobs.partial import Partial
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
-from node.blobs.store import BlobStore, Partial
+from node.blobs.store import BlobStore
 from node.blobs.transfer import Downloads, Progress, Report, Reputation, Transfer
 from node.network.budget import TokenBucket
 from node.network.interface import Answer, Network
@@ -118,6 +119,7 @@ class BlobExchange:
         Raises BlobUnavailable (nobody delivered it in time), BlobTooLarge, StoreFull.
         """
         progress = progress or self._report
+        await self._store.whole(root)  # a blob of before is compared first, and that takes as long as it takes
         with trio.move_on_after(timeout):
             while not self._store.has(root):
                 transfer = self._downloads.transfers.get(root)
@@ -187,9 +189,10 @@ class BlobExchange:
             said = wire.HaveInfo(encode_info(info), bitfield.pack(have))
         elif info.size <= wire.INLINE:
             try:
-                said = wire.HaveInfo(encode_info(info), data=await self._store.read(root, 0, info.size))
+                data = await self._store.read_pieces(root, range(len(info.pieces)))
             except BlobUnavailable:
                 return wire.MISSING
+            said = wire.HaveInfo(encode_info(info), data=data)
         else:
             said = wire.HaveInfo(encode_info(info), chooses=self._seed(root, info) is not None)
         return Answer(wire.FOUND + msgspec.msgpack.encode(said), bulk=True)
@@ -243,7 +246,7 @@ class BlobExchange:
         seed = self._seeds.get(root)
         chosen = np.asarray(pieces, np.int64)
         try:
-            body = await self._read(root, info, pieces, turn.waited) if pieces else b""
+            body = await self._read(root, pieces, turn.waited) if pieces else b""
         except BlobUnavailable:  # evicted, or completed, while we waited
             body = b""
         except BaseException:
@@ -267,12 +270,12 @@ class BlobExchange:
 
         return Answer(body, sent, bulk=True)
 
-    async def _read(self, root: bytes, info: BlobInfo, pieces: list[int], waited: float) -> bytes:
+    async def _read(self, root: bytes, pieces: list[int], waited: float) -> bytes:
         """The answer with these pieces."""
-        header, spans = wire.pieces_header(pieces, waited), [info.span(piece) for piece in pieces]
+        header = wire.pieces_header(pieces, waited)
         transfer = self._fetching(root)
         partial: Partial | None = transfer.partial if transfer else None
-        return await (partial.read_spans(spans, header) if partial else self._store.read_spans(root, spans, header))
+        return await (partial.read_pieces(pieces, header) if partial else self._store.read_pieces(root, pieces, header))
 
     def _count(self, peer: Address, size: int) -> None:
         self._sent[peer] = self._sent.get(peer, 0) + size

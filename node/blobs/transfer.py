@@ -16,11 +16,12 @@ import trio
 
 from node.blobs import wire as wire
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
+from node.blobs.partial import Partial
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.download import Download, Flight
 from node.blobs.scheduling.upload import Reciprocity
-from node.blobs.store import BlobStore, Partial
+from node.blobs.store import BlobStore
 from node.network.budget import TokenBucket
 from node.network.errors import NetworkError, PeerMisbehaved, PeerUnavailable, RequestTimedOut
 from node.network.interface import Network

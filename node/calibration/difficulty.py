@@ -18,7 +18,7 @@ from blake3 import blake3
 from node.environments.base import Environment, Problem
 from node.environments.registry import load_environment
 from node.inference.engine import Request, generate
-from node.inference.start_weights import StartWeights
+from node.inference.lora import start_policy
 from node.inference.torch_engine import TorchEngine, build_model, image_names
 from node.inference.turns import bounds_of, play
 from protocol.budgets import output_limit, told
@@ -36,8 +36,7 @@ class Difficulty:
     def __init__(self, run: RunSpec, assets: Path) -> None:
         """Raises ModelError."""
         self._run = run
-        weights = StartWeights(assets / "model")  # as samplers of policy 0 have them
-        weights.check(image_names(build_model(assets / "model", "meta")))
+        weights = start_policy(assets, image_names(build_model(assets / "model", "meta")))
         self._engine = TorchEngine(assets / "model")
         self._engine.load(weights)
         self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)

@@ -21,8 +21,9 @@ import trio
 from blake3 import blake3
 
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
-from node.chain.client import Block, ChainClient
+from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
+from node.chain.views import Block
 from node.errors import StateError
 from node.state.tables import Form, open_table, refused
 from protocol.errors import IntellectError

@@ -9,16 +9,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.inference.engine import Apart, Completion, Engine, Finished, Request, Weights
+from node.inference.engine import Apart, Completion, Engine, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError
 from node.inference.owner import EnginePolicy, Owner, Ticket
+from node.inference.session import Session
 from node.inference.tokenizer import LocalTokenizer
+from node.inference.wire import Answer, Answered
 from protocol.sampling import uniforms
 
 COLDEST = 1e-4
@@ -45,6 +47,31 @@ class Call:
     """A question that may be given up. cancelled by `Answerer.cancel`."""
 
     ticket: Ticket = field(default_factory=lambda: Ticket(0, "task"))
+
+
+class Likelihood(NamedTuple):
+    """logprob: natural logarithm; top: token -> the same."""
+
+    logprob: float
+    top: dict[int, float]
+
+
+class Answers(Protocol):
+    """Whoever answers: an engine of one's own, or a node's. All but `call` and `cancel` wait: from threads."""
+
+    tokenizer: LocalTokenizer
+    positions: int
+
+    @property
+    def provable(self) -> bool: ...
+    def call(self) -> Any: ...
+    def cancel(self, call: Any) -> None: ...
+    def answer(self, question: Question, call: Any) -> list[Any]: ...
+    def likelihoods(
+        self, model: str, prompt: Sequence[int], output: Sequence[int], top: int, call: Any
+    ) -> list[Likelihood]: ...
+    def proven(self, question: Question, number: int, completion: Any) -> dict[str, Any]: ...
+    def close(self) -> None: ...
 
 
 class Answerer:
@@ -94,13 +121,13 @@ class Answerer:
         ]
         return self._owner.draw(call.ticket, self._policy(question.model), requests, max(question.temperature, COLDEST))
 
-    def logprobs(
-        self, model: str, prompt: Sequence[int], output: Sequence[int], temperature: float, call: Call
-    ) -> list[float]:
-        """Of each token of an output, as it was sampled: natural logarithms. Waits; raises EngineError, Cancelled."""
-        sequence = [Finished(prompt, output)]
-        (found,) = self._owner.look(call.ticket, self._policy(model), sequence, max(temperature, COLDEST))
-        return found.logprobs.tolist()
+    def likelihoods(
+        self, model: str, prompt: Sequence[int], output: Sequence[int], top: int, call: Call
+    ) -> list[Likelihood]:
+        """Of each token of an output, and of the `top` likeliest there; the model's own, at temperature 1. Waits;
+        raises EngineError, Cancelled."""
+        (found,) = self._owner.look(call.ticket, self._policy(model), [Finished(prompt, output, top=top)], 1.0)
+        return likelihoods_of(found, len(output))
 
     @property
     def provable(self) -> bool:
@@ -131,6 +158,31 @@ class Answerer:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def likelihoods_of(found: Prefill, count: int) -> list[Likelihood]:
+    """Of the tokens of an output, as an engine has looked at it."""
+    others = [column.tolist() for column in found.top] if found.top else [[[]] * count] * 2
+    pairs = [dict(zip(*row, strict=True)) for row in zip(*others, strict=True)]
+    return [Likelihood(*one) for one in zip(found.logprobs.tolist(), pairs, strict=True)]
+
+
+def asked(session: Session, request: Answer, said: Callable[[int, int], None]) -> Answered:
+    """What a node's engine answers whoever its owner lets ask. said: hears (place, token). Raises EngineError."""
+    if request.output:
+        sequence = Finished(request.prompt, request.output, top=request.top)
+        (found,) = session.prefill(request.policy_root, session.engine, [sequence], 1.0)
+        worth = likelihoods_of(found, len(request.output))
+        return Answered(id=request.id, logprobs=[one.logprob for one in worth], top=[one.top for one in worth])
+    places = itertools.count()
+
+    def told(token: int) -> bool:
+        said(next(places), token)
+        return False
+
+    drawn = Request(request.prompt, draw_of(request.seed, request.number, request.most), told=told)
+    (found,) = session.generator(request.policy_root)([drawn], max(request.temperature, COLDEST))
+    return Answered(id=request.id, output=found.output)
 
 
 def _hearing(question: Question, number: int) -> Callable[[int], bool]:

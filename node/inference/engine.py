@@ -31,6 +31,7 @@ from protocol.routing import Routing
 from protocol.segments import sampled_tokens
 
 F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
@@ -76,13 +77,14 @@ class Completion:
 class Finished:
     """A finished sequence to recompute. prompt and output: token ids, at least one each; segments: which of the output
     were sampled (protocol.segments), all of them if there are none; experts: of all tokens, else routers choose;
-    adapter: as of a request."""
+    adapter: as of a request; top: how many of the likeliest tokens are wanted beside each sampled one."""
 
     prompt: Sequence[int]
     output: Sequence[int]
     segments: Sequence[int] = ()
     experts: U8 | None = None
     adapter: bytes = b""
+    top: int = 0
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -93,7 +95,8 @@ class Finished:
 class Prefill:
     """lo, hi: float64[n] sampling interval of each sampled token; logprobs: float32[n]; heads: uint16[n, hidden];
     experts: that were computed with; routing: float32[tokens], how much less likely (difference of logarithms) the
-    least likely of a token's experts was than the last that the router takes, at most over all layers."""
+    least likely of a token's experts was than the last that the router takes, at most over all layers; top: int64[n,
+    k] and float32[n, k], the likeliest tokens and their logarithms, where they are wanted and the engine has them."""
 
     lo: F64
     hi: F64
@@ -101,6 +104,7 @@ class Prefill:
     heads: U16
     experts: U8 | None = None
     routing: F32 | None = None
+    top: tuple[I64, F32] | None = None
 
     @property
     def rows(self) -> U16:

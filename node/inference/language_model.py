@@ -158,6 +158,15 @@ class LanguageModel:
         device_sampling.check_finite(lo)
         return lo, hi, logprobs, bits.view(np.uint16)
 
+    def likeliest(self, hidden: Tensor, count: int, temperature: float) -> tuple[I64, NDArray[np.float32]]:
+        """(tokens, logprobs), both [n, count], of each row of `hidden`, the likeliest first."""
+        found = [
+            (self._logits(some).double() / temperature).log_softmax(1).topk(min(count, self.vocabulary), 1)
+            for some in hidden.split(self.logit_rows)
+        ]
+        logprobs, tokens = fetched(*(torch.cat(column) for column in zip(*found, strict=True)))
+        return tokens, logprobs.astype(np.float32)
+
     @property
     def logit_rows(self) -> int:
         return max(1, self.logit_cells // self.vocabulary)

@@ -28,6 +28,7 @@ from node.inference.wire import (
     Progress,
     Reply,
     Request,
+    Said,
     WireError,
     body_length,
     decode_reply,
@@ -42,7 +43,7 @@ CANCEL_GRACE = 120.0
 LAST_WORD = 0.5
 """Seconds in which what a child said before it ended may still be read, and its end be known."""
 _REMEDY = "the node restarts it"
-Told = Callable[[Progress], None]
+Told = Callable[[Progress | Said], None]
 
 
 class _Awaited:
@@ -175,7 +176,7 @@ class Link:
         elif isinstance(reply, Ending):
             self._during = reply.during
             self._break(reply.what, reply.why, reply.remedy)
-        elif isinstance(reply, Progress):
+        elif isinstance(reply, Progress | Said):
             awaited = self._awaited.get(reply.id)
             # Of a request that was cancelled some may still be on the way.
             if awaited is not None and awaited.told is not None:

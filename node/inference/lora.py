@@ -7,6 +7,7 @@ before they round them to their own type.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from node.inference.errors import ModelError
 from node.inference.model_files import read_json
 from node.inference.start_weights import StartWeights
 from protocol.lora import (
+    ADAPTER,
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     LORA_A,
     MAX_RANK,
     WEIGHT,
+    Lora,
     adapted_weight,
     from_peft_name,
     is_adapter,
@@ -84,6 +87,17 @@ def whole_weights(model_dir: Path, weights: Mapping[str, Tensor], device: str = 
     return merged(StartWeights(model_dir), weights, device=device) if is_adapter(weights) else weights
 
 
+def start_policy(assets: Path, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Policy 0 of a run, bf16: the start model's weights, or the adapter that the run goes on with. Raises
+    ModelError."""
+    if (assets / ADAPTER).is_dir():
+        found = read_peft(assets / ADAPTER, partial(expected_tensors, parameters=parameters))
+        return {name: tensor.to(torch.bfloat16) for name, tensor in found.items()}
+    weights = StartWeights(assets / "model")
+    weights.check(parameters)
+    return weights
+
+
 def expected_tensors(
     found: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]
 ) -> Mapping[str, tuple[int, ...]]:
@@ -116,20 +130,47 @@ def read_peft(
     path = directory / ADAPTER_WEIGHTS
     try:
         with safe_open(path, framework="pt") as file:
-            names = {from_peft_name(name): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            if None in names or not names:
-                raise _unusable(f"{path}: {(names.get(None) or 'nothing')[:100]!r} is no part of a LoRA adapter")
-            shapes = {str(ours): tuple(file.get_slice(theirs).get_shape()) for ours, theirs in names.items()}
+            names = _named(path, file)
+            shapes = {ours: tuple(file.get_slice(theirs).get_shape()) for ours, theirs in names.items()}
             if wrong := [name for name, shape in expects(shapes).items() if shapes.get(name) != shape]:
                 raise _unusable(f"{path}: {wrong[0][:100]!r} has another shape than the model's layer, or is missing")
             # The scale follows from the rank of the configuration: a tensor of another one would count otherwise than
             # it was trained.
             if wrong := [name for name, shape in shapes.items() if name.endswith(LORA_A) and shape[0] != rank]:
                 raise _unusable(f"{path}: {wrong[0][:100]!r} is of rank {shapes[wrong[0]][0]}, not {rank}")
-            tensors = {str(ours): file.get_tensor(theirs).float() for ours, theirs in names.items()}
+            tensors = {ours: file.get_tensor(theirs).float() for ours, theirs in names.items()}
     except (OSError, SafetensorError) as error:
-        raise _unusable(f"{path}: {error}") from None
+        raise _unreadable(directory, error) from None
+    if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise _unusable(f"{path}: {bad[0][:100]!r} is not finite")
     return {name: tensor if name.endswith(LORA_A) else tensor * scale for name, tensor in tensors.items()}
+
+
+def lora_of(directory: Path) -> Lora:
+    """What a run says that goes on with an adapter in PEFT's format: of its configuration, and the names of its
+    tensors. Raises ModelError."""
+    scale, rank = _scale(read_json(directory / ADAPTER_CONFIG))
+    try:
+        with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as file:
+            names = _named(directory / ADAPTER_WEIGHTS, file)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(directory, error) from None
+    layers = {adapted_weight(name).removesuffix(WEIGHT).rpartition(".")[2] for name in names}
+    return Lora(rank=rank, alpha=scale * rank, targets=tuple(sorted(layers)))
+
+
+def _named(path: Path, file: Any) -> dict[str, str]:
+    """Name here -> name in the file."""
+    names = {from_peft_name(name): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    if None in names or not names:
+        raise _unusable(f"{path}: {(names.get(None) or 'nothing')[:100]!r} is no part of a LoRA adapter")
+    return {str(ours): theirs for ours, theirs in names.items()}
+
+
+def _unreadable(directory: Path, error: Exception) -> ModelError:
+    if (directory / "adapter_model.bin").is_file() and not (directory / ADAPTER_WEIGHTS).exists():
+        return _unusable("adapter_model.bin is pickled, which may run code when it is read")
+    return _unusable(f"{directory / ADAPTER_WEIGHTS}: {error}")
 
 
 _PLAIN = {"bias": "none", "peft_type": "LORA"}

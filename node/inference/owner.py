@@ -22,9 +22,10 @@ from node.inference.watchdog import LOADING
 # Start-time fair queueing: what a kind of work has used, divided by its weight, is its clock; whose clock is behind
 # is next. Nobody saves up: what comes back from idleness starts at the clock of what is at work (Goyal, Vin and Cheng
 # 1996).
-Share = Literal["rollout", "verdict", "task"]
-WEIGHTS: Mapping[Share, float] = {"rollout": 6.0, "verdict": 4.0, "task": 2.0}
-"""Shares of an engine's time where all want it; of rollouts and tasks alone, tasks get a quarter."""
+Share = Literal["rollout", "verdict", "task", "answer"]
+WEIGHTS: Mapping[Share, float] = {"rollout": 6.0, "verdict": 4.0, "task": 2.0, "answer": 0.5}
+"""Shares of an engine's time where all want it; of rollouts and tasks alone, tasks get a quarter. Answers to whoever
+asks this machine have what is left over: beside rollouts a thirteenth."""
 
 
 class FairClock:
@@ -69,11 +70,13 @@ class Cancelled(EngineError):
 
 @dataclass(eq=False)
 class Ticket:
-    """On whose behalf work is done. number: of the request; progress: hears (answers done, answers wanted)."""
+    """On whose behalf work is done. number: of the request; progress: hears (answers done, answers wanted); said: hears
+    each token of an answer that is followed, and its place."""
 
     number: int
     share: Share
     progress: Callable[[int, int], None] = lambda done, wanted: None
+    said: Callable[[int, int], None] = lambda place, token: None
     cancelled: bool = False
 
 

@@ -36,6 +36,8 @@ class _Work:
         # A stranger's record chooses experts by their number: it is checked before anything is computed with it.
         if self.given is not None and (why := objection(self.given.tobytes(), len(self.fed), model.routing)):
             raise EngineError("a sequence cannot be checked", why, "reject it")
+        self.wanted = sequence.top
+        self.top: list[tuple[I64, F32]] = []
         self.experts: U8 | None = None
         self.routing: F32 | None = None
         if model.routing is not None:
@@ -58,7 +60,11 @@ class _Work:
 
     @property
     def result(self) -> Prefill:
-        return Prefill(self.lo, self.hi, self.logprobs, self.heads, self.experts, self.routing)
+        top = None
+        if self.wanted:
+            tokens, logprobs = zip(*self.top, strict=True)
+            top = np.concatenate(tokens), np.concatenate(logprobs)
+        return Prefill(self.lo, self.hi, self.logprobs, self.heads, self.experts, self.routing, top)
 
 
 @dataclass(slots=True)
@@ -117,9 +123,12 @@ class Prefiller:
         rows, columns = self.model.numbers(np.stack([np.repeat(np.arange(len(batch)), counts), places]))
         drawn = np.concatenate([one.drawn[part] for one, part in zip(batch, parts, strict=True)])
         found = self.model.intervals(hidden[rows, columns], drawn, temperature)
-        at = 0
+        at, most = 0, max(one.wanted for one in batch)
+        likeliest = self.model.likeliest(hidden[rows, columns], most, temperature) if most else None
         for one, part in zip(batch, parts, strict=True):
             cut = slice(at, at := at + part.stop - part.start)
+            if likeliest is not None:
+                one.top.append((likeliest[0][cut, : one.wanted], likeliest[1][cut, : one.wanted]))
             one.lo[part], one.hi[part], one.logprobs[part], one.heads[part] = (column[cut] for column in found)
 
 

@@ -31,6 +31,7 @@ from node.inference.settings import EngineSettings, devices  # noqa: E402
 from node.inference.wire import (  # noqa: E402
     HEADER,
     MOST_REQUESTS,
+    Answer,
     Cancel,
     Ending,
     Failed,
@@ -41,6 +42,7 @@ from node.inference.wire import (  # noqa: E402
     Progress,
     Reply,
     Request,
+    Said,
     Teach,
     WireError,
     body_length,
@@ -206,6 +208,8 @@ def share_of(request: Request) -> Share | None:
         return "rollout" if request.task is None else "task"
     if isinstance(request, Teach):
         return "verdict" if request.checking else "task"
+    if isinstance(request, Answer):
+        return "answer"
     return "verdict" if isinstance(request, Inspect) else None
 
 
@@ -226,7 +230,8 @@ class Jobs:
     def submit(self, request: Request, progress: Callable[[int, int], None]) -> None:
         """Begin with a request, now or later. progress: hears how far it is."""
         share = share_of(request)
-        ticket = Ticket(request.id, share or "rollout", progress)
+        said = lambda place, token: self._say(Said(id=request.id, place=place, token=token))  # noqa: E731
+        ticket = Ticket(request.id, share or "rollout", progress, said)
         with self._lock:
             if len(self._tickets) >= MOST_WAITING:
                 busy = Failed(id=request.id, what="the engine is busy", why=f"{MOST_WAITING} requests", remedy="wait")

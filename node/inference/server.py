@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from node.inference.answering import asked
 from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
@@ -15,6 +16,7 @@ from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.teacher import teach
 from node.inference.wire import (
+    Answer,
     Failed,
     Inspect,
     Loaded,
@@ -67,6 +69,9 @@ class Server:
         desk = Desk(owner, ticket)
         if isinstance(request, Teach):
             return teach(session.at(None, 0, desk), request)
+        if isinstance(request, Answer):
+            with session.working_with(request.policy_root, None):
+                return asked(session.at(None, 0, desk), request, ticket.said)
         assert isinstance(request, Produce | Inspect)  # noqa: S101 - the others never get here
         with session.working_with(request.policy_root, request.task):
             view = session.at(request.task, request.index, desk)

@@ -136,9 +136,13 @@ class Session:
         """How answers are drawn under a kept policy."""
         return partial(self._computing.draw, self._in(self.engine, policy_root))
 
-    def prefill(self, policy_root: bytes, engine: Engine, sequences: Sequence[Finished]) -> list[Prefill]:
-        """What an engine, the own one or a sibling, recomputes of finished sequences."""
-        return self._computing.look(self._in(engine, policy_root), sequences, self.run.rollout.temperature)
+    def prefill(
+        self, policy_root: bytes, engine: Engine, sequences: Sequence[Finished], temperature: float | None = None
+    ) -> list[Prefill]:
+        """What an engine, the own one or a sibling, recomputes of finished sequences; at the run's temperature if no
+        other is given."""
+        at = self.run.rollout.temperature if temperature is None else temperature
+        return self._computing.look(self._in(engine, policy_root), sequences, at)
 
     def ask_teacher(self, sequences: Sequence[Finished]) -> list[Prefill]:
         """What the run's teacher finds of finished sequences. Raises EngineError."""

@@ -186,6 +186,36 @@ class Taught(_Message, frozen=True):
     seconds: float
 
 
+class Answer(_Message, frozen=True):
+    """Draw an answer to a prompt under a loaded policy, by the numbers of seed and number, and say each token as it
+    comes; or, where there is an `output`, look what its tokens are worth, beside the `top` likeliest. Token ids."""
+
+    policy_root: bytes
+    prompt: list[int]
+    most: int = 1
+    temperature: float = 1.0
+    seed: int = 0
+    number: int = 0
+    output: list[int] = []
+    top: int = 0
+
+
+class Said(_Message, frozen=True):
+    """Token `place` of the answer that the request `id` asks for."""
+
+    place: int
+    token: int
+
+
+class Answered(_Message, frozen=True):
+    """output: what was drawn, of which some engines say no tokens before; logprobs, top: of the tokens that were to be
+    looked at and of the likeliest there, by token, at temperature 1."""
+
+    output: list[int] = []
+    logprobs: list[float] = []
+    top: list[dict[int, float]] = []
+
+
 class Cancel(_Message, frozen=True):
     """Give up the request `which`: what was sampled of it is thrown away."""
 
@@ -234,8 +264,8 @@ class Ending(_Message, frozen=True):
     during: tuple[int, ...] = ()
 
 
-Request = Prepare | LoadPolicy | Produce | Inspect | Teach | Cancel | Ping
-Reply = Ready | Loaded | Produced | Inspected | Taught | Pong | Progress | Failed | Ending
+Request = Prepare | LoadPolicy | Produce | Inspect | Teach | Answer | Cancel | Ping
+Reply = Ready | Loaded | Produced | Inspected | Taught | Answered | Pong | Progress | Said | Failed | Ending
 
 REPLY_TO: dict[type, type] = {
     Prepare: Ready,
@@ -243,6 +273,7 @@ REPLY_TO: dict[type, type] = {
     Produce: Produced,
     Inspect: Inspected,
     Teach: Taught,
+    Answer: Answered,
 }
 """What each request that is asked for is answered with."""
 

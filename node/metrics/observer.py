@@ -6,11 +6,12 @@ Blocking: call `observe` from a thread.
 import importlib
 import importlib.util
 import math
+import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from node.metrics.alarms import Alarm, AlarmBook
 from node.metrics.journal import StepJournal, read_records
 from protocol.run import RunSpec
 
-# Other places for metrics: Weights & Biases, TensorBoard. Imported only when asked for; a clear error when missing.
+# Other places for metrics: Weights & Biases, trackio, TensorBoard. Imported only when asked for.
 # Blocking: call from a thread. Numbers inside tables become "table/name".
 
 
@@ -33,26 +34,67 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class WandbSink:
-    """Resumes the run of the same directory. Settings (project, entity, mode) are wandb's own: WANDB_PROJECT ..."""
+Answers = Callable[[int], Path]
+"""The file of a step's held-back answers, which need not be there."""
+ANSWER = ("problem", "prompt", "answer", "reward", "length", "target", "finished")
+MOST_ANSWERS = 4 << 20
+"""Bytes of such a file."""
 
-    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]) -> None:
-        wandb = _module("wandb", "wandb")
-        where = directory / "wandb"
+
+class WandbSink:
+    """Resumes the run of the same directory. Settings (project, entity, mode) are wandb's own: WANDB_PROJECT ...
+    The held-back answers of each evaluation go as a table."""
+
+    package = "wandb"
+
+    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any], answers: Answers | None = None) -> None:
+        self._module = _module(self.package, self.package)
+        self._answers = answers
+        where = directory / self.package
         where.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(dir=str(where), name=name, config=dict(settings), id=_run_id(where), resume="allow")
+        self._run = self._open(where, name, dict(settings))
+
+    def _open(self, where: Path, name: str, settings: dict[str, Any]) -> Any:
+        return self._module.init(dir=str(where), name=name, config=settings, id=_run_id(where), resume="allow")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._run.log(dict(flat_numbers(record)), step=int(record["step"]))
+        step, values = int(record["step"]), dict[str, Any](flat_numbers(record))
+        if self._answers is not None and (rows := _rows(self._answers(step))):
+            values["answers"] = self._table(rows)
+        self._run.log(values, step=step)
+
+    def _table(self, rows: list[list[Any]]) -> Any:
+        return self._module.Table(columns=list(ANSWER), data=rows)
 
     def close(self) -> None:
         self._run.finish()
 
 
+class TrackioSink(WandbSink):
+    """The same by trackio, which has wandb's interface. Its project is $TRACKIO_PROJECT, else `intellect-node`; a run
+    is known by its name alone."""
+
+    package = "trackio"
+
+    def _open(self, where: Path, name: str, settings: dict[str, Any]) -> Any:
+        project = os.environ.get("TRACKIO_PROJECT", "intellect-node")
+        return self._module.init(project, name=f"{name}-{_run_id(where)}", config=settings, resume="allow")
+
+
+def _rows(path: Path) -> list[list[Any]]:
+    """Of the answers in a file, in the order of ANSWER; none where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            told = msgspec.json.decode(file.read(MOST_ANSWERS), type=list[dict[str, Any]])
+    except FileNotFoundError:
+        return []
+    return [[one.get(name) for name in ANSWER] for one in told]
+
+
 class TensorBoardSink:
     """Event files in DIRECTORY/tensorboard."""
 
-    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any], answers: Answers | None = None) -> None:
         _module("tensorboard", "tensorboard")
         module = _module("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(log_dir=str(directory / "tensorboard"))
@@ -69,12 +111,18 @@ class TensorBoardSink:
         self._writer.close()
 
 
-_KINDS = {"wandb": WandbSink, "tensorboard": TensorBoardSink}
+_KINDS: dict[str, Callable[..., Sink]] = {
+    "wandb": WandbSink,
+    "trackio": TrackioSink,
+    "tensorboard": TensorBoardSink,
+}
 
 
-def open_sinks(words: str, directory: Path, name: str, settings: Mapping[str, Any]) -> list[Sink]:
+def open_sinks(
+    words: str, directory: Path, name: str, settings: Mapping[str, Any], answers: Answers | None = None
+) -> list[Sink]:
     """The sinks that `words` asks for. Raises ConfigError for an unknown name or a package that is missing."""
-    return [_KINDS[one](directory, name, settings) for one in checked_names(words)]
+    return [_KINDS[one](directory, name, settings, answers) for one in checked_names(words)]
 
 
 def checked_names(words: str) -> list[str]:
@@ -206,10 +254,11 @@ class Observer:
             self._sinks.remove(sink)
 
 
-def open_observer(run: RunSpec, directory: Path, sinks: str) -> Observer:
-    """sinks: names with commas between, as settings have them. Raises ConfigError for one that cannot be opened."""
+def open_observer(run: RunSpec, directory: Path, sinks: str, answers: Answers | None = None) -> Observer:
+    """sinks: names with commas between, as settings have them; answers: where those of an evaluation are, for the
+    sinks that show tables. Raises ConfigError for one that cannot be opened."""
     settings = dict(flat_numbers(msgspec.to_builtins(run)))
-    return Observer(run, directory, open_sinks(sinks, directory, run.name, settings))
+    return Observer(run, directory, open_sinks(sinks, directory, run.name, settings, answers))
 
 
 def merged(learner: Mapping[str, Any], batch: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-SECTIONS = ("work", "training", "verdicts", "network_stats", "run")
+SECTIONS = ("work", "training", "verdicts", "network_stats", "run", "blobs")
 GROWING = {
     "work": ("files_committed", "files_accepted", "files_rejected", "units"),
     "verdicts": ("accepted", "rejected"),
@@ -23,6 +23,7 @@ GROWING = {
         *("messages_in", "messages_out", "bytes_in", "bytes_out", "requests_in", "requests_out"),
         *("dropped", "rejected", "faults"),
     ),
+    "blobs": ("damaged", "fetched_again", "not_fetched_again", "bytes_looked_at"),
 }
 """Fields that count since the daemon's start, or since its journal's."""
 RENAMED = {("run", "steps_total"): "intellect_run_last_step"}

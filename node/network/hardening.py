@@ -57,7 +57,8 @@ log = structlog.get_logger(__name__)
 MAX_STREAMS_PER_PEER = 128
 MAX_HANDSHAKES_PER_IP = 16
 MAX_HANDSHAKES = 128
-"""Under way at once, from all addresses: of more, the oldest gives way. An honest one takes a fraction of a second."""
+"""Under way at once, from one address and from all: of more, the oldest gives way. An honest one takes a fraction of a
+second."""
 
 FOR_BULK = ContextVar("FOR_BULK", default=False)
 """Whether the stream that this task opens is for bulk."""
@@ -255,15 +256,13 @@ class HardSwarm(Swarm):
     """A swarm whose inbound slots are returned and whose stream handlers cannot end it."""
 
     fault: Fault = staticmethod(lambda where, error: None)
-    _handshakes: dict[str, int]
-    _upgrading: dict[trio.CancelScope, None]
-    """Handshakes under way, the oldest first."""
+    _upgrading: dict[trio.CancelScope, str]
+    """Handshakes under way, the oldest first, and from which address each is."""
     _streams: dict[ID, int]
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.auto_connector = _NoAutoConnector(swarm=self)
-        self._handshakes = {}
         self._upgrading = {}
         self._streams = {}
 
@@ -301,15 +300,13 @@ class HardSwarm(Swarm):
         """Upgrade, then hold the inbound slot for as long as the connection lives (the library: forever)."""
         remote = read_write_closer.get_remote_address()
         ip = remote[0] if remote else ""
-        if self._handshakes.get(ip, 0) >= MAX_HANDSHAKES_PER_IP:
-            await read_write_closer.close()
-            return
-        self._handshakes[ip] = self._handshakes.get(ip, 0) + 1
         raw = RawConnection(sockets.lean(read_write_closer), False)
         scope = trio.CancelScope()
-        self._upgrading[scope] = None
-        if len(self._upgrading) > MAX_HANDSHAKES:
-            oldest = next(iter(self._upgrading))
+        self._upgrading[scope] = ip
+        # The oldest, not the newest: many honest peers may be behind one address, and so may one that says nothing.
+        beside = [one for one, other in self._upgrading.items() if other == ip]
+        if len(beside) > MAX_HANDSHAKES_PER_IP or len(self._upgrading) > MAX_HANDSHAKES:
+            oldest = beside[0] if len(beside) > MAX_HANDSHAKES_PER_IP else next(iter(self._upgrading))
             del self._upgrading[oldest]
             oldest.cancel()
         muxed = None
@@ -322,9 +319,6 @@ class HardSwarm(Swarm):
             return
         finally:
             self._upgrading.pop(scope, None)
-            self._handshakes[ip] -= 1
-            if not self._handshakes[ip]:
-                del self._handshakes[ip]
         if isinstance(muxed, Session):
             await muxed.event_closed.wait()
         else:

@@ -4,33 +4,20 @@ Puts the parts together: who is connected is known to `links`, requests to `requ
 `screening`, who hears what to `gossip`, and the library's defects to `hardening`.
 """
 
-import ipaddress
-import socket
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence, Set
 
-import psutil
 import structlog
 import trio
-from libp2p.abc import INetConn, INetStream, INetwork, INotifee
-from libp2p.crypto.secp256k1 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
-from libp2p.custom_types import TProtocol
-from libp2p.host.basic_host import BasicHost
-from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStore
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
-from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from node.network import hardening, requests, yamux
-from node.network.circuit.circuits import Circuits, circuit_contact
+from node.network import hardening, requests
+from node.network.announcing import Announcing, reachable
+from node.network.circuit.circuits import Circuits
 from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
-from node.network.contacts import MAX_CONTACT, AddressSet, Told, announced
+from node.network.contacts import Told
+from node.network.dialling import id_of
 from node.network.errors import (
     ListenFailed,
     MessageTooLarge,
@@ -40,25 +27,18 @@ from node.network.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from node.network.gossip.gossip import Gossip
-from node.network.hardening import HardMuxer, HardSwarm, HardTcp, Tasks
 from node.network.interface import MAX_GOSSIP_BYTES, Accept, Handler, NetworkStats, Tally, TcpPath
 from node.network.lanes import Lanes
-from node.network.links import DIAL_SECONDS, Links, close_quietly, id_of
-from node.network.noise import LeanNoise
+from node.network.links import Links
 from node.network.requests import Requests
 from node.network.screening import Screen
+from node.network.stack import Stack
 from protocol.identity import Address, NodeKey, PeerId
 
 log = structlog.get_logger(__name__)
 
 
 PING = "/intellect-node/ping/1"
-
-# A pool may have more members than this; a node dials a part of them, and news reaches the rest by gossip.
-MAX_CONNECTIONS = 512
-# A peer that has gone does not answer a goodbye, and a daemon that ends must not wait for it.
-CLOSE_SECONDS = 3.0
 
 
 class Libp2pNetwork:
@@ -85,19 +65,22 @@ class Libp2pNetwork:
         self.peer_id: PeerId = key.peer_id
         self._key = key
         self._listen = (listen,) if isinstance(listen, str) else tuple(listen)
-        self._announce = tuple(announce)
         self._tally = Tally()
         self._boot = boot
         self.private = private
         self._links = Links(self.address, self.listening, private=private)
         known = self._links.known
-        self._screen = Screen(known, self._tally, self._fault)
+        self._screen = Screen(known, self._tally, self._tally.fault)
         self._requests = Requests(self._links, self._tally)
         self._lanes = Lanes(self._links, self._requests)
         self._seen_at: str | None = None
         self._punching = Punching(lambda: self._seen_at, known.is_member, known.address_of, private=private)
+        where = self._links.redialer.where
+        self._announcing = Announcing(
+            self.peer_id, announce, self.listening, lambda: map(where, self._circuits.relays())
+        )
         self._circuits = Circuits(
-            relay or Limits(), known.is_member, known.address_of, self._direct_contacts, self._punching
+            relay or Limits(), known.is_member, known.address_of, self._announcing.direct, self._punching
         )
         # Small, for strangers may ask it too: what is echoed costs us as many bytes as it costs them.
         self.serve(PING, _echo, max_request=32)
@@ -109,9 +92,16 @@ class Libp2pNetwork:
         listen = [listening_address(text) for text in self._listen]
         hardening.quieten()
         keep_freed_blocks()
-        self._build()
+        stack = Stack(self._key, self._links, self._screen, self._tally.fault, private=self.private, boot=self._boot)
+        self._host, self._swarm, self._gossip = stack.host, stack.swarm, stack.gossip
+        self._circuits.attach(self._host, self._swarm)
+        self._links.attach(self._host, self._swarm, self._circuits)
+        self._requests.attach(self._host)
+        # Those that were subscribed before there was a host.
+        for topic in self._screen.topics():
+            self._gossip.subscribe(topic)
         refused = ""
-        async with self._services():
+        async with stack.running():
             for text, address in zip(self._listen, listen, strict=True):
                 # After one refusal no more are tried. It is raised outside: out of a nursery it would come in an
                 # exception group.
@@ -129,94 +119,10 @@ class Libp2pNetwork:
             log.info("network.listening", contacts=self.contacts())
             task_status.started()
 
-    def _build(self) -> None:
-        keys = create_new_key_pair(self._key.secret)
-        own = ID.from_pubkey(keys.public_key)
-        # Contacts, lots and stakes hang on the id that the address gives: another one would be another node.
-        if own.to_base58() != self.peer_id:
-            raise AssertionError("libp2p derives another peer id than protocol.identity")
-        peerstore = PeerStore()
-        peerstore.add_key_pair(own, keys)
-        # A new static key at each start: it is signed by the node's key, and a stolen one is worth nothing after.
-        noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
-        upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
-        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
-        self._swarm = HardSwarm(
-            own,
-            peerstore,
-            upgrader,
-            [HardTcp(private=self.private)],
-            # Whom to dial again, and when, is the redialler's to say (`redial.py`).
-            retry_config=RetryConfig(max_retries=0),
-            connection_config=ConnectionConfig(
-                max_connections=MAX_CONNECTIONS,
-                high_watermark=MAX_CONNECTIONS,
-                # 0: the library keeps no number of connections up by itself; the redialler does.
-                low_watermark=0,
-                min_connections=0,
-                dial_timeout=DIAL_SECONDS,
-            ),
-        )
-        self._swarm.fault = self._fault
-        # What a peer says of its addresses by identify is nobody's signed word (peerbook has that).
-        self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
-        links = self._links
-        self._gossip = Gossip(
-            self._host, keys.private_key, self._screen, links.still_connected, links.is_best, self._boot
-        )
-        self._swarm.register_notifee(_Arrivals(links, self._gossip))
-        self._circuits.attach(self._host, self._swarm)
-        links.attach(self._host, self._swarm, self._circuits)
-        self._requests.attach(self._host)
-        # Those that were subscribed before there was a host.
-        for topic in self._screen.topics():
-            self._gossip.subscribe(topic)
-
-    @asynccontextmanager
-    async def _services(self) -> AsyncIterator[None]:
-        """Run libp2p's parts; they outlive a cancellation until we have said goodbye."""
-        async with trio.open_nursery() as nursery:
-            scope = await nursery.start(self._run_services)
-            try:
-                yield
-            finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
-                    await self._say_goodbye()
-                scope.cancel()
-
-    async def _run_services(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        with trio.CancelScope(shield=True) as scope:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(Tasks(self._swarm, self._fault).run)
-                await nursery.start(self._gossip.run)
-                task_status.started(scope)
-
-    async def _say_goodbye(self) -> None:
-        async with trio.open_nursery() as nursery:
-            for connection in self._swarm.get_connections():
-                nursery.start_soon(close_quietly, connection)
-        await self._host.close()
-
     # -- peers -------------------------------------------------------------------------------------
 
     def contacts(self) -> tuple[str, ...]:
-        return announced(self._relayed_contacts(), self._addresses_told(), self.peer_id)
-
-    def _direct_contacts(self) -> tuple[str, ...]:
-        return announced((), self._addresses_told(), self.peer_id)
-
-    def _addresses_told(self) -> tuple[str, ...]:
-        # Nothing is announced before the node listens: who was told earlier would dial a closed port.
-        return self.listening() and (self._announce or self.listening())
-
-    def _relayed_contacts(self) -> tuple[str, ...]:
-        relays = (self._links.redialer.where(relay) for relay in self._circuits.relays())
-        return tuple(self._circuit_through(each) for each in relays if each)
-
-    def _circuit_through(self, relay: AddressSet) -> str:
-        # A relay's own direct address: a relay behind a relay would be dialled through a third, and so on.
-        hint = next((each.address for each in relay.contacts if each.relay is None), "")
-        return circuit_contact(hint, relay.peer_id, self.peer_id, MAX_CONTACT)
+        return self._announcing.contacts()
 
     def listening(self) -> tuple[str, ...]:
         """Where this node listens, a wildcard replaced by the interface's address; empty unless running."""
@@ -284,10 +190,6 @@ class Libp2pNetwork:
     def stats(self) -> NetworkStats:
         return self._tally.snapshot(len(self.connected()))
 
-    def _fault(self, where: str, error: BaseException) -> None:
-        self._tally.add(faults=1)
-        log.debug("network.fault", where=where, error=repr(error))
-
     # -- gossip ------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, data: bytes) -> None:
@@ -323,34 +225,6 @@ class Libp2pNetwork:
         raise RequestTimedOut(peer, timeout)
 
 
-class _Arrivals(INotifee):
-    """Tells of connections that come and go."""
-
-    def __init__(self, links: Links, gossip: Gossip) -> None:
-        self._links = links
-        self._gossip = gossip
-
-    async def connected(self, network: INetwork, conn: INetConn) -> None:
-        self._links.arrived(conn)
-        self._gossip.arrived(conn.muxed_conn.peer_id.to_bytes())
-
-    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        self._links.left(conn)
-        self._gossip.left(conn.muxed_conn.peer_id.to_bytes())
-
-    async def opened_stream(self, network: INetwork, stream: INetStream) -> None:
-        return None
-
-    async def closed_stream(self, network: INetwork, stream: INetStream) -> None:
-        return None
-
-    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None:
-        return None
-
-    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None:
-        return None
-
-
 async def _echo(asker: Address, request: bytes) -> bytes:
     return request
 
@@ -369,39 +243,6 @@ def listening_address(text: str) -> Multiaddr:
     except OSError as error:
         raise ListenFailed(text, error.strerror or str(error)) from error
     return address
-
-
-def reachable(address: str) -> str:
-    """Replace a wildcard by the address of the interface that leads to the internet; where none does, by one that
-    leads to other machines."""
-    for wildcard, family, target in (
-        ("/ip4/0.0.0.0/", socket.AF_INET, "192.0.2.1"),
-        ("/ip6/::/", socket.AF_INET6, "2001:db8::1"),
-    ):
-        if address.startswith(wildcard):
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                try:
-                    probe.connect((target, 9))  # sends nothing
-                    own = probe.getsockname()[0]
-                except OSError:
-                    own = _beside_the_internet(family)
-            return address.replace(wildcard, wildcard[:5] + own + "/", 1)
-    return address
-
-
-def _beside_the_internet(family: socket.AddressFamily) -> str:
-    """This machine's address in a network of its own, such as a LAN without a router; loopback's without one."""
-    stats = psutil.net_if_stats()
-    known = [
-        ipaddress.ip_address(one.address.partition("%")[0])
-        for name, addresses in psutil.net_if_addrs().items()
-        for one in addresses
-        if one.family == family and name in stats and stats[name].isup
-    ]
-    found = sorted((one for one in known if not one.is_loopback), key=lambda one: (one.is_link_local, int(one)))
-    # A link-local address of IPv6 is one with its interface only.
-    usable = [one for one in found if not (one.version == 6 and one.is_link_local)]
-    return str(usable[0]) if usable else "127.0.0.1" if family == socket.AF_INET else "::1"
 
 
 BLOCK = 32 * 1024**2 - 64 * 1024

@@ -9,11 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any, Protocol
 
 import msgspec
+import structlog
 import trio
 
 from node.network.contacts import Told
 from protocol.identity import Address, PeerId
 from protocol.messages import MAX_MESSAGE_BYTES
+
+log = structlog.get_logger(__name__)
 
 MAX_GOSSIP_BYTES = MAX_MESSAGE_BYTES
 SUBSCRIPTION_BUFFER = 1024
@@ -195,6 +198,11 @@ class Tally:
     def add(self, **counts: int) -> None:
         for name, count in counts.items():
             self._counts[name] += count
+
+    def fault(self, where: str, error: BaseException) -> None:
+        """An error that was caught on a peer's behalf."""
+        self.add(faults=1)
+        log.debug("network.fault", where=where, error=repr(error))
 
     def snapshot(self, peers: int) -> NetworkStats:
         values: dict[str, Any] = {**self._counts, "peers": peers}

@@ -1,10 +1,9 @@
-"""Links: who is connected and how, how connections come up, and how many strangers may have one.
+"""Links: who is connected and how, and how many strangers may have a connection.
 
-Knows contacts, connections and relays; leaves when to dial to `redial`, and what is said over a connection to others.
+Knows connections; leaves to `dialling` how one comes up, to `redial` when, and to others what is said over it.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import structlog
 import trio
@@ -12,20 +11,19 @@ from libp2p.abc import INetConn, INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.peer.id import ID
-from libp2p.peer.peerinfo import PeerInfo
-from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
 
 from node.network import yamux
 from node.network.circuit.circuits import Circuits
 from node.network.circuit.ends import is_direct
-from node.network.contacts import READ, AddressSet, Contact, better_than_relays, ways_to
+from node.network.contacts import AddressSet
+from node.network.dialling import Dialler, directly, id_of
 from node.network.errors import PeerUnavailable
 from node.network.hardening import FOR_BULK, HardSwarm
-from node.network.redial import PING_SECONDS, Link, Redialer
+from node.network.redial import PING_SECONDS, Redialer
 from node.recent import Recent
 from protocol.errors import InvalidIdentity
-from protocol.identity import Address, PeerId, address_of_peer
+from protocol.identity import Address, address_of_peer
 from protocol.liveness import MAX_MEMBERS
 
 log = structlog.get_logger(__name__)
@@ -40,8 +38,6 @@ MAX_WITH_ONE = MAX_LANES + 4
 """Direct connections with one member beside the first: lanes, and such as both dialled at once."""
 MAX_BESIDE = 128
 """Direct connections beside the first, with all peers together."""
-# For all addresses of a member together: one that names many does not hold its place among the dials for longer.
-DIAL_SECONDS = 10.0
 # Long: a peer that loads a model may hold its event loop for seconds, and a connection that is cut costs both of them
 # more.
 PING_TIMEOUT = 20.0
@@ -52,17 +48,16 @@ class Links:
     addresses that are not of the internet."""
 
     def __init__(self, own: Address, listening: Callable[[], tuple[str, ...]], *, private: bool) -> None:
-        self.redialer = Redialer(own, self._dial, self._link, self._ping)
+        self._dialler = Dialler(lambda member: self.redialer.where(member), self._live_of, listening, private=private)
+        self.redialer = Redialer(own, self._dialler.dial, self._dialler.link, self._ping)
         self.known = Known(self.redialer.knows)
-        self._listening = listening
-        self._private = private
-        self._knocks = Knocks()
         self._strangers: dict[INetConn, ID] = {}
         self._nursery: trio.Nursery | None = None
 
     def attach(self, host: BasicHost, swarm: HardSwarm, circuits: Circuits) -> None:
         """Be part of a host, before it runs."""
         self._host, self._swarm, self._circuits = host, swarm, circuits
+        self._dialler.attach(host, swarm, circuits)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Stay connected with the members until cancelled."""
@@ -89,7 +84,7 @@ class Links:
 
     def relayed(self) -> frozenset[Address]:
         found = ((peer, self._connections_of(peer)) for peer in self.connected())
-        return frozenset(peer for peer, live in found if live and not _direct(live))
+        return frozenset(peer for peer, live in found if live and not directly(live))
 
     def seen_at(self, peer: Address) -> str | None:
         for connection in self.direct_with(peer):
@@ -98,11 +93,11 @@ class Links:
 
     def direct_with(self, peer: Address) -> list[INetConn]:
         """The live connections with a peer that go through no relay."""
-        return _direct(self._connections_of(peer))
+        return directly(self._connections_of(peer))
 
     def direct(self) -> dict[ID, list[INetConn]]:
         """All live connections that go through no relay, by peer, the oldest first: that one is for news."""
-        found = ((peer, _direct(self._live_of(peer))) for peer in list(self._swarm.connections)) if self.up else ()
+        found = ((peer, directly(self._live_of(peer))) for peer in list(self._swarm.connections)) if self.up else ()
         return {peer: live for peer, live in found if live}
 
     def lanes(self, peer: Address) -> int:
@@ -130,13 +125,10 @@ class Links:
 
     def is_best(self, stream: INetStream, *, bulk: bool = False) -> bool:
         """Whether it goes directly, or nothing does; bulk: also not by the connection for news, if there are others."""
-        direct = _direct(self._live_of(stream.muxed_conn.peer_id))
+        direct = directly(self._live_of(stream.muxed_conn.peer_id))
         if bulk and len(direct) > 1:
             return stream.muxed_conn is not direct[0].muxed_conn
         return is_direct(stream) or not direct
-
-    def _live_with(self, peer_id: PeerId) -> list[INetConn]:
-        return self._live_of(id_of(peer_id))
 
     def _live_of(self, peer: ID) -> list[INetConn]:
         return [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]
@@ -166,91 +158,14 @@ class Links:
     async def _reach(self, peer: Address) -> ID:
         contact = self.redialer.where(peer)
         if contact is not None:
-            if not self._live_with(contact.peer_id):
-                await self._dial(contact)
+            if not self._live_of(id_of(contact.peer_id)):
+                await self._dialler.dial(contact)
             return id_of(contact.peer_id)
         # A stranger is never dialled: where it is, only it says, and it could name anybody's address.
         for known in self._swarm.connections:
             if self.known.address_of(known.to_bytes()) == peer and self._live_of(known):
                 return known
         raise PeerUnavailable(peer, "it is not connected, and nobody has told us where it is")
-
-    def _link(self, where: AddressSet) -> Link:
-        """Who can be dialled is, though a relay connects us already."""
-        live = self._live_with(where.peer_id)
-        if not live:
-            return Link.APART
-        return Link.BEST if _direct(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
-
-    def _ways(self, where: AddressSet) -> list[Contact]:
-        return ways_to(where, self._listening(), private=self._private)
-
-    async def _dial(self, where: AddressSet) -> None:
-        """By its contacts, the best first; only by those that are better than a relay which connects us already."""
-        ways = self._ways(where)
-        # A second path through a relay would be no better than the one there is.
-        if self._live_with(where.peer_id):
-            ways = better_than_relays(ways)
-        failed = PeerUnavailable(where.member, "it names no address that this node dials")
-        for contact in ways:
-            try:
-                # Evenly divided, so that an address that swallows packets does not use up the time of those after it.
-                await self._dial_one(contact, DIAL_SECONDS / len(ways))
-            except PeerUnavailable as error:
-                failed = error
-            else:
-                return
-        raise failed
-
-    async def _dial_one(self, contact: Contact, seconds: float) -> None:
-        if contact.relay is not None:
-            await self._call(contact, contact.relay)
-            return
-        # Else a thousand made-up members that all name one address would have every node knock there a thousand times.
-        if not self._knocks.may(contact, trio.current_time()):
-            raise PeerUnavailable(contact.member, "another member was claimed to be there, and nobody was")
-        try:
-            await self._dial_directly(contact, seconds)
-        except PeerUnavailable:
-            # Remembered by place, not by member: many members may claim one address, and only one may be there.
-            self._knocks.missed(contact, trio.current_time())
-            raise
-        self._knocks.answered(contact)
-        log.debug("network.connected", peer=contact.member)
-
-    async def _dial_directly(self, contact: Contact, seconds: float) -> None:
-        peer = id_of(contact.peer_id)
-        self._swarm.unblock_peer(peer)  # a failed dial bars the peer for 60 s otherwise
-        try:
-            self._swarm.peerstore.clear_addrs(peer)  # what identify heard is not what the member announced
-        except PeerStoreError:
-            log.debug("network.first_dial", peer=contact.member)
-        try:
-            with trio.fail_after(seconds):
-                # `connect` would be content with the connection through the relay, and dial nothing.
-                if self._live_of(peer):  # through a relay
-                    await self._swarm.dial_addr(Multiaddr(contact.address), peer)
-                else:
-                    await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))
-        except trio.TooSlowError:
-            raise PeerUnavailable(contact.member, f"no connection within {seconds:g} s") from None
-        except Exception as error:
-            raise PeerUnavailable(contact.member, "it cannot be dialled") from error
-
-    async def _call(self, contact: Contact, relay: PeerId) -> None:
-        """Through a relay, which must be a member that we are connected with or can dial: where a contact says that it
-        is, is nobody's word but the contact's."""
-        member = address_of_peer(relay)
-        known = self.redialer.where(member)
-        if known is None or known.hidden:
-            raise PeerUnavailable(contact.member, f"its relay {member} is no member that can be dialled")
-        if not _direct(self._live_with(relay)):
-            await self._dial(known)
-        try:
-            await self._circuits.dial(id_of(relay), id_of(contact.peer_id))
-        except Exception as error:
-            raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
-        log.debug("network.connected", peer=contact.member, relay=member)
 
     async def _ping(self, where: AddressSet) -> None:
         """Close connections over which nothing at all comes back. A busy peer is not a dead one."""
@@ -276,7 +191,7 @@ class Links:
             # The library closes connections at its limit by age; members' are the last to go.
             self._swarm.protect(peer, "member")
             # The first is for news. Both sides may dial lanes at one moment, so a few more than MAX_LANES pass.
-            beside = len(_direct(self._live_of(peer))) - 1
+            beside = len(directly(self._live_of(peer))) - 1
             if is_direct(connection) and beside and (beside >= MAX_WITH_ONE or not self.spare()):
                 self._close_soon(connection)
         else:
@@ -314,16 +229,6 @@ def session_of(connection: INetConn) -> yamux.Session:
     return connection.muxed_conn
 
 
-def _direct(connections: list[INetConn]) -> list[INetConn]:
-    return [connection for connection in connections if is_direct(connection)]
-
-
-# Asked for each member at each look; to read base58 costs as much as all the rest of the look.
-@lru_cache(maxsize=4 * READ)
-def id_of(peer_id: PeerId) -> ID:
-    return ID.from_base58(peer_id)
-
-
 async def close_quietly(connection: INetConn) -> None:
     try:
         await connection.close()
@@ -352,29 +257,3 @@ class Known:
         """Whether a raw peer id is a member's."""
         address = self.address_of(peer)
         return address is not None and self.is_member(address)
-
-
-PAUSE = 30.0
-"""Seconds for which an address that was not its member's is left alone on another member's word."""
-
-
-# Addresses that are remembered as empty. An attacker who names more makes the oldest be tried again: a dial, no more.
-MAX_KEPT = 4096
-
-
-class Knocks:
-    """Who was not at which address, and when."""
-
-    def __init__(self) -> None:
-        self._missed: Recent[str, tuple[Address, float]] = Recent(MAX_KEPT, refresh=True)
-
-    def may(self, contact: Contact, now: float) -> bool:
-        """Whether this member's word is reason enough to dial the address now."""
-        missed = self._missed.get(contact.address)
-        return missed is None or missed[0] == contact.member or now - missed[1] >= PAUSE
-
-    def missed(self, contact: Contact, now: float) -> None:
-        self._missed[contact.address] = (contact.member, now)
-
-    def answered(self, contact: Contact) -> None:
-        self._missed.pop(contact.address, None)

@@ -10,7 +10,6 @@ Knows frames and streams; knows nothing of what they carry.
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from types import TracebackType
 
 import structlog
@@ -30,8 +29,9 @@ from multiaddr import Multiaddr
 
 from node.network.budget import TokenBucket
 from node.network.noise import NoiseSession
+from node.network.outlet import STALL_SECONDS, Outlet
 from node.network.sockets import Tcp, prompt
-from node.network.turns import Pace, Turns
+from node.network.turns import Pace
 
 log = structlog.get_logger(__name__)
 
@@ -54,8 +54,6 @@ KEPT_SHARE = 4
 """A piece smaller than this part of its message is copied: an unread byte would keep the whole message."""
 MAX_INBOUND = 256
 """Streams that a peer may have open; more are reset."""
-MAX_CONTROL_FRAMES = 1024
-"""Answers that wait for a peer to read them, before the connection is closed."""
 FRAMES = (1000.0, 2000.0)
 """Frames of one connection that are read, per second and in a burst; a new stream counts as NEW_STREAM frames. Data
 pays, one more frame for each FRAME_BYTES: what arrives for its own frames, what we send for the window updates that
@@ -65,97 +63,39 @@ FRAME_BYTES = 1024
 MAX_RUN = 32
 """Frames that are worked off without letting others run: 3 ms for full ones. A step of the event loop costs as much as
 taking a whole frame."""
-STALL_SECONDS = 30.0
-"""For a frame to be written or to arrive whole, and for a peer to open a window that is shut."""
 
 
 class _Broken(Exception):
     """The peer does not speak yamux."""
 
 
-class Stream(IMuxedStream):
-    """One stream. Raises MuxedStreamEOF after the peer's last byte, MuxedStreamReset once either side has reset it."""
+class _Unread:
+    """What has come on a stream and was not read yet. size: bytes; window: how many more the peer may send.
 
-    def __init__(self, session: "Session", number: int) -> None:
-        self.muxed_conn = self.session = session
-        self.number = number
-        self.send_window = WINDOW_BYTES
-        self.recv_window = WINDOW_BYTES
-        self.buffered = 0
-        self.send_closed = self.recv_closed = self.was_reset = False
+    soon: has a listener called once for all that came together.
+    """
+
+    def __init__(self, soon: Callable[[Callable[[], None]], None]) -> None:
+        self.size = 0
+        self.window = self._full = WINDOW_BYTES
         self._pieces: deque[memoryview] = deque()
-        self._full_window = WINDOW_BYTES
+        self._soon = soon
         self._wanted = 1
         self._arrival = trio.Event()
-        self._opened = trio.Event()
         self._listener: Callable[[], None] | None = None
 
-    # reading
+    def put(self, piece: memoryview) -> None:
+        if len(piece) * KEPT_SHARE < memoryview(piece.obj).nbytes:
+            # As a view, a byte for a stream that nobody reads would keep the 64 KiB message that it came in.
+            piece = memoryview(bytes(piece))
+        self._pieces.append(piece)
+        self.size += len(piece)
+        if self._listener is not None:
+            self._soon(self._listener)
+        elif self.size >= self._wanted:
+            self._arrival.set()
 
-    async def read(self, n: int | None = None) -> bytes:
-        """1 to n bytes; all that is here where n is None or negative. Raises MuxedStreamEOF at the end."""
-        while not self._pieces:
-            self._raise_if_over()
-            await self._wait_for(1)
-        return await self._taken(self.buffered if n is None or n < 0 else min(n, self.buffered))
-
-    async def read_exactly(self, n: int) -> bytes:
-        """n bytes, or fewer if the stream ends before; memory grows with what arrives."""
-        parts: list[bytes] = []
-        while n > 0:
-            # Never waits for more than the peer may send: with a window smaller than n both sides would wait for ever.
-            unasked = max(self.recv_window + self.buffered, 1)  # none: a frame has begun that uses up the window
-            part = await self._read_part(min(n, unasked))
-            if not part:
-                break
-            parts.append(part)
-            n -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _read_part(self, n: int) -> bytes:
-        while self.buffered < n and not self.recv_closed:
-            await self._wait_for(n)
-        if self.was_reset:
-            raise MuxedStreamReset("the stream was reset")
-        return await self._taken(min(n, self.buffered))
-
-    def _raise_if_over(self) -> None:
-        if self.was_reset:
-            raise MuxedStreamReset("the stream was reset")
-        if self.recv_closed:
-            raise MuxedStreamEOF("the stream ended")
-
-    async def _wait_for(self, n: int) -> None:
-        """Until n bytes are here, or the stream ends: not to be woken by every frame."""
-        self._wanted, self._arrival = n, trio.Event()
-        await self._arrival.wait()
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called by the connection's reader when something has come, once for all that came together,
-        or the stream is over; instead of a task that is woken, which costs a turn of the event loop. It takes what is
-        there by `read_now`, is quick, and must not raise."""
-        self._listener = listener
-        listener()
-
-    def read_now(self) -> bytes:
-        """All that is here, without waiting; b"" if that is nothing. Raises MuxedStreamEOF at the end."""
-        if not self._pieces:
-            self._raise_if_over()
-            return b""
-        data = self._cut(self.buffered)
-        if spent := self._spent():
-            self.recv_window += spent
-            self.session.answer(WINDOW, 0, self.number, spent)
-        return data
-
-    async def _taken(self, n: int) -> bytes:
-        """The next n bytes, which are here; gives the window back once half of it was used."""
-        data = self._cut(n)
-        if spent := self._spent():
-            await self.widen_by(spent)
-        return data
-
-    def _cut(self, n: int) -> bytes:
+    def cut(self, n: int) -> bytes:
         """The next n bytes, which are here."""
         pieces, missing = [], n
         while missing:
@@ -165,28 +105,128 @@ class Stream(IMuxedStream):
                 piece = piece[:missing]
             pieces.append(piece)
             missing -= len(piece)
-        self.buffered -= n
+        self.size -= n
+        return pieces[0].tobytes() if len(pieces) == 1 else b"".join(pieces)
+
+    def give_back(self) -> int:
+        """How far the peer's window is opened again: not at all before half of it was used."""
+        spent = self._full - self.window - self.size
+        # A window update for each read would cost the peer a frame for every few KiB.
+        if spent < self._full // 2:
+            return 0
+        self.window += spent
+        return spent
+
+    def widen(self, wanted: int) -> int:
+        """How much is missing for `wanted` bytes to come without being read, from now on in the window."""
+        extra = max(wanted - self.window - self.size, 0)
+        if extra:
+            self._full = max(self._full, wanted)
+            self.window += extra
+        return extra
+
+    def clear(self) -> None:
+        self.size = 0
+        self._pieces.clear()
+
+    async def wait_for(self, n: int) -> None:
+        """Until n bytes are here, or the stream ends: not to be woken by every frame."""
+        self._wanted, self._arrival = n, trio.Event()
+        await self._arrival.wait()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        self._listener = listener
+        listener()
+
+    def over(self) -> None:
+        """Nothing more comes."""
+        self._arrival.set()
+        if self._listener is not None:
+            self._listener()
+
+
+class Stream(IMuxedStream):
+    """One stream. Raises MuxedStreamEOF after the peer's last byte, MuxedStreamReset once either side has reset it."""
+
+    def __init__(self, session: "Session", number: int) -> None:
+        self.muxed_conn = self.session = session
+        self.number = number
+        self.send_window = WINDOW_BYTES
+        self.unread = _Unread(session.tell_soon)
+        self.send_closed = self.recv_closed = self.was_reset = False
+        self._opened = trio.Event()
+
+    # reading
+
+    async def read(self, n: int | None = None) -> bytes:
+        """1 to n bytes; all that is here where n is None or negative. Raises MuxedStreamEOF at the end."""
+        unread = self.unread
+        while not unread.size:
+            self._raise_if_over()
+            await unread.wait_for(1)
+        return await self._taken(unread.size if n is None or n < 0 else min(n, unread.size))
+
+    async def read_exactly(self, n: int) -> bytes:
+        """n bytes, or fewer if the stream ends before; memory grows with what arrives."""
+        parts: list[bytes] = []
+        while n > 0:
+            # Never waits for more than the peer may send: with a window smaller than n both sides would wait for ever.
+            unasked = max(self.unread.window + self.unread.size, 1)  # none: a frame has begun that uses up the window
+            part = await self._read_part(min(n, unasked))
+            if not part:
+                break
+            parts.append(part)
+            n -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _read_part(self, n: int) -> bytes:
+        while self.unread.size < n and not self.recv_closed:
+            await self.unread.wait_for(n)
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset")
+        return await self._taken(min(n, self.unread.size))
+
+    def _raise_if_over(self) -> None:
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset")
+        if self.recv_closed:
+            raise MuxedStreamEOF("the stream ended")
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called by the connection's reader when something has come, once for all that came together,
+        or the stream is over; instead of a task that is woken, which costs a turn of the event loop. It takes what is
+        there by `read_now`, is quick, and must not raise."""
+        self.unread.listen(listener)
+
+    def read_now(self) -> bytes:
+        """All that is here, without waiting; b"" if that is nothing. Raises MuxedStreamEOF at the end."""
+        if not self.unread.size:
+            self._raise_if_over()
+            return b""
+        data, spent = self._cut(self.unread.size)
+        if spent:
+            self.session.answer(WINDOW, 0, self.number, spent)
+        return data
+
+    async def _taken(self, n: int) -> bytes:
+        """The next n bytes, which are here; gives the window back once half of it was used."""
+        data, spent = self._cut(n)
+        if spent:
+            await self.session.send_control(WINDOW, 0, self.number, spent)
+        return data
+
+    def _cut(self, n: int) -> tuple[bytes, int]:
+        """The same without a word to the peer, and how far its window is to be opened."""
+        data = self.unread.cut(n)
         # A stream that is over has left the session's count already (`forget_if_over`).
         if self.number in self.session.streams:
             self.session.buffered -= n
-        return pieces[0].tobytes() if len(pieces) == 1 else b"".join(pieces)
-
-    def _spent(self) -> int:
-        """What is to be given back of the window: nothing before half of it was used."""
-        spent = self._full_window - self.recv_window - self.buffered
-        # A window update for each read would cost the peer a frame for every few KiB.
-        return spent if spent >= self._full_window // 2 and not self.recv_closed else 0
+        return data, 0 if self.recv_closed else self.unread.give_back()
 
     async def widen(self, wanted: int) -> None:
         """Let the peer send `wanted` bytes without waiting for us to read."""
-        extra = wanted - self.recv_window - self.buffered
-        if extra > 0:
-            self._full_window = max(self._full_window, wanted)
-            await self.widen_by(extra)
-
-    async def widen_by(self, extra: int) -> None:
-        self.recv_window += extra
-        await self.session.send_control(WINDOW, 0, self.number, extra)
+        if extra := self.unread.widen(wanted):
+            await self.session.send_control(WINDOW, 0, self.number, extra)
 
     # writing
 
@@ -254,10 +294,9 @@ class Stream(IMuxedStream):
         """It was reset, by us or the peer, or the connection is gone."""
         self.send_closed = self.recv_closed = self.was_reset = True
         self.session.forget_if_over(self)
-        self.buffered = 0
-        self._pieces.clear()
+        self.unread.clear()
         self._opened.set()
-        self._tell()
+        self.unread.over()
 
     @property
     def closed(self) -> bool:
@@ -268,16 +307,8 @@ class Stream(IMuxedStream):
     def arrived(self, piece: memoryview) -> None:
         """Part of a frame's body, whose bytes were taken from the window."""
         if not self.recv_closed:
-            if len(piece) * KEPT_SHARE < memoryview(piece.obj).nbytes:
-                # As a view, a byte for a stream that nobody reads would keep the 64 KiB message that it came in.
-                piece = memoryview(bytes(piece))
-            self._pieces.append(piece)
-            self.buffered += len(piece)
             self.session.buffered += len(piece)
-            if self._listener is not None:
-                self.session.tell_soon(self._listener)
-            elif self.buffered >= self._wanted:
-                self._arrival.set()
+            self.unread.put(piece)
 
     def window_grew(self, increment: int) -> None:
         self.send_window += increment
@@ -288,12 +319,7 @@ class Stream(IMuxedStream):
     def peer_closed(self) -> None:
         self.recv_closed = True
         self.session.forget_if_over(self)
-        self._tell()
-
-    def _tell(self) -> None:
-        self._arrival.set()
-        if self._listener is not None:
-            self._listener()
+        self.unread.over()
 
     # what the library asks of a stream
 
@@ -326,10 +352,8 @@ class Session(IMuxedConn):
 
     def __init__(self, conn: NoiseSession, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.secured_conn = conn
-        self._prompt = prompt(conn)
-        self.pace = Pace(BODY_BYTES, MAX_WRITE)
-        self._kept_short = 0
-        self._keep_short()
+        self._out = Outlet(prompt(conn), Pace(BODY_BYTES, MAX_WRITE), self._end)
+        self.pace = self._out.pace
         self.peer_id = peer_id
         self.on_close = on_close
         self.event_started = trio.Event()
@@ -343,13 +367,8 @@ class Session(IMuxedConn):
         self._next = 1 if self._initiator else 2
         self._inbound = 0
         self._incoming, self._accepted = trio.open_memory_channel[Stream](MAX_INBOUND)
-        self._control, self._outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
-        self._turns = Turns()
-        self._owed = memoryview(b"")
         self._untold: dict[Callable[[], None], None] = {}
-        self._frames = TokenBucket(*FRAMES)
-        self._run = 0
-        self._ending = False
+        self.frames = TokenBucket(*FRAMES)
 
     # running
 
@@ -357,9 +376,9 @@ class Session(IMuxedConn):
         """Serve until either side ends the connection."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send_controls)
+                nursery.start_soon(self._out.run)
                 self.event_started.set()
-                await self._read_frames()
+                await _Reader(self).run()
                 # The reader is the session: once it returns nobody would answer, so writers must not wait.
                 await self._end()  # who writes meanwhile fails then
                 nursery.cancel_scope.cancel()
@@ -367,51 +386,26 @@ class Session(IMuxedConn):
             with trio.CancelScope(shield=True):
                 await self._end()
 
-    async def _read_frames(self) -> None:
-        reader = _Reader(self)
-        try:
-            while True:
-                messages = await self._next_messages(in_frame=reader.in_frame)
-                if not messages:
-                    return
-                self.heard_at = trio.current_time()
-                self._heard.set()
-                for message in messages:
-                    await reader.take(memoryview(message))
-                self._tell()
-        except trio.TooSlowError:
-            log.debug("network.frame_stalled", peer=str(self.peer_id))
-        except _Broken as error:
-            log.debug("network.yamux_broken", peer=str(self.peer_id), why=str(error))
-        except Exception as error:  # the library's connections raise many kinds when they close
-            log.debug("network.connection_ended", peer=str(self.peer_id), error=repr(error))
+    def heard(self) -> None:
+        """Something has come."""
+        self.heard_at = trio.current_time()
+        self._heard.set()
 
     def tell_soon(self, listener: Callable[[], None]) -> None:
         """Call it when all was worked off that has come."""
         self._untold[listener] = None
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         untold, self._untold = self._untold, {}
         for listener in untold:
             listener()
 
-    async def _next_messages(self, *, in_frame: bool) -> list[bytes]:
-        if not in_frame:
-            return await self.secured_conn.read_ready()
-        with trio.fail_after(STALL_SECONDS):
-            return await self.secured_conn.read_ready()
-
-    async def _send_controls(self) -> None:
-        async for frame in self._outbox:
-            if not await self._write(frame):
-                return
-
     async def _end(self) -> None:
         """Wake whoever waits, and close what is below; once."""
-        if self._ending:
+        if self._out.ended:
             await self.event_closed.wait()
             return
-        self._ending = True
+        self._out.end()
         self._heard.set()
         self._incoming.close()
         for stream in list(self.streams.values()):
@@ -428,21 +422,21 @@ class Session(IMuxedConn):
 
     async def send_data(self, number: int, head: bytes, data: memoryview, *, bulk: bool = False) -> None:
         """`head` and `data` in as many frames as they take. Raises MuxedStreamReset if the connection is gone."""
-        self._frames.charge(-(len(head) + len(data)) / FRAME_BYTES)
+        self.frames.charge(-(len(head) + len(data)) / FRAME_BYTES)
         self.bulk += bulk * len(data)
-        if not await self._write(b"".join(_frames(number, head, data)), bulk=bulk):
+        if not await self._out.write(b"".join(_frames(number, head, data)), bulk=bulk):
             raise MuxedStreamReset("the connection is gone")
 
     def send_data_now(self, number: int, data: bytes) -> bool:
         """The same without waiting; False, and nothing is sent, where somebody else is writing or nobody can."""
-        if not self._write_now(HEADER.pack(0, DATA, 0, number, len(data)) + data):
+        if not self._out.write_now(HEADER.pack(0, DATA, 0, number, len(data)) + data):
             return False
-        self._frames.charge(-len(data) / FRAME_BYTES)
+        self.frames.charge(-len(data) / FRAME_BYTES)
         return True
 
     async def send_control(self, kind: int, flags: int, number: int, value: int) -> None:
         """A frame without a body, from whoever may wait for the connection to take it."""
-        await self._write(HEADER.pack(0, kind, flags, number, value))
+        await self._out.write(HEADER.pack(0, kind, flags, number, value))
 
     async def ping(self) -> None:
         """Make the peer say something, and wait until it has said anything, or the connection is gone."""
@@ -455,62 +449,9 @@ class Session(IMuxedConn):
         """The same from our reader, which never waits for a writer: two sides that both send bulk would each wait for
         the other to read. Raises _Broken for a peer that makes us answer and does not read the answers."""
         try:
-            self._control.send_nowait(HEADER.pack(0, kind, flags, number, value))
+            self._out.queue(HEADER.pack(0, kind, flags, number, value))
         except trio.WouldBlock:
             raise _Broken("it does not read our answers") from None
-
-    async def _write(self, frame: bytes, *, bulk: bool = False) -> bool:
-        """Whether it was written: whole, also if we are cancelled meanwhile, since half a frame ends the connection."""
-        if self._ending:
-            return False
-        await self._turns.enter(bulk=bulk)
-        try:
-            self.pace.begins(trio.current_time())
-            if self._owed:
-                await self._finish(self._owed)
-                self._owed = memoryview(b"")
-            if frame and (rest := self._prompt.begin_write(frame)):
-                await self._finish(rest)
-            self.pace.took(len(frame), trio.current_time())
-            if not self.pace.turn <= self._kept_short <= 4 * self.pace.turn:
-                self._keep_short()
-        except Exception as error:
-            log.debug("network.frame_lost", error=repr(error))
-            return False
-        finally:
-            self._turns.leave(len(frame), self.pace.turn, bulk=bulk)
-        # A cancellation that came in the middle of the frame is delivered only now, after the whole frame.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return True
-
-    def _keep_short(self) -> None:
-        """What the system keeps unsent is a queue that news cannot overtake: two turns, or the line runs dry."""
-        self._kept_short = 2 * self.pace.turn
-        self._prompt.keep_short(self._kept_short)
-
-    def _write_now(self, frame: bytes) -> bool:
-        """Whether it will be written whole: what the connection does not take at once goes before the next write."""
-        # Never overtakes: what an earlier call still owes goes first, and a frame must not land inside another's.
-        if self._ending or self._owed or self._turns.held:
-            return False
-        try:
-            self._owed = self._prompt.begin_write(frame)
-        except Exception as error:
-            log.debug("network.frame_lost", error=repr(error))
-            return False
-        if self._owed:
-            with suppress(trio.WouldBlock):  # whoever sends what is queued there pays it
-                self._control.send_nowait(b"")
-        return True
-
-    async def _finish(self, rest: memoryview) -> None:
-        self.pace.full(trio.current_time())
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + STALL_SECONDS) as whole:
-            await self._prompt.finish_write(rest)
-        if whole.cancelled_caught:
-            with trio.CancelScope(shield=True):
-                await self._end()
-            raise _Broken(f"it read nothing for {STALL_SECONDS:g} s")
 
     def tcp(self) -> Tcp | None:
         """What the system says of the connection below; None where it does not."""
@@ -522,7 +463,7 @@ class Session(IMuxedConn):
         """Raises MuxedStreamError if the connection is gone."""
         number, self._next = self._next, self._next + 2
         stream = self.streams[number] = Stream(self, number)
-        if await self._write(HEADER.pack(0, WINDOW, SYN, number, 0)):
+        if await self._out.write(HEADER.pack(0, WINDOW, SYN, number, 0)):
             return stream
         self.streams.pop(number, None)
         raise MuxedStreamError("the connection is gone")
@@ -557,7 +498,7 @@ class Session(IMuxedConn):
         if not stream.closed or self.streams.pop(stream.number, None) is None:
             return
         # Unread bytes of a finished stream are its holder's memory from here on, not the peer's to be charged for.
-        self.buffered -= stream.buffered
+        self.buffered -= stream.unread.size
         if (stream.number % 2 == 1) != self._initiator:
             self._inbound -= 1
 
@@ -565,34 +506,22 @@ class Session(IMuxedConn):
 
     def make_room(self, stream: Stream | None, length: int) -> None:
         """Before a body arrives. Raises _Broken for more than its window, or than we keep."""
-        self._frames.charge(-length / FRAME_BYTES)
+        self.frames.charge(-length / FRAME_BYTES)
         if stream is not None:
-            stream.recv_window -= length
-            if stream.recv_window < 0:
+            stream.unread.window -= length
+            if stream.unread.window < 0:
                 raise _Broken("it sends more than the window allows")
         # Windows of 256 streams together may promise more than this; the sum over the connection is what is bounded.
         if self.buffered + length > MAX_BUFFERED:
             raise _Broken("it sends more than we keep")
 
-    def owes(self, tokens: int) -> bool:
-        """Charge for a header; whether to `pay` before it is worked off."""
-        self._frames.charge(tokens)
-        self._run += tokens
-        return self._run >= MAX_RUN
-
-    async def pay(self) -> None:
-        """Wait for what was charged, and let others run: what was read ahead would be worked off without that."""
-        self._run = 0
-        self._tell()
-        await trio.sleep(self._frames.delay(trio.current_time()))
-
     # what the library asks of a connection
 
     async def close(self) -> None:
         """Say goodbye and end."""
-        if not self._ending:
+        if not self._out.ended:
             with trio.move_on_after(1.0):
-                await self._write(HEADER.pack(0, GO_AWAY, 0, 0, 0))
+                await self._out.write(HEADER.pack(0, GO_AWAY, 0, 0, 0))
         await self._end()
 
     @property
@@ -601,7 +530,7 @@ class Session(IMuxedConn):
 
     @property
     def is_established(self) -> bool:
-        return self.event_started.is_set() and not self._ending
+        return self.event_started.is_set() and not self._out.ended
 
     @property
     def is_closed(self) -> bool:
@@ -636,12 +565,32 @@ class _Reader:
         self._body_of: Stream | None = None
         self._missing = 0
         self._flags = 0
+        self._run = 0
 
-    @property
-    def in_frame(self) -> bool:
-        return bool(self._missing or self._header)
+    async def run(self) -> None:
+        """Until nothing more comes, or the peer does not speak yamux."""
+        session = self._session
+        try:
+            while messages := await self._next_messages():
+                session.heard()
+                for message in messages:
+                    await self._take(memoryview(message))
+                session.tell()
+        except trio.TooSlowError:
+            log.debug("network.frame_stalled", peer=str(session.peer_id))
+        except _Broken as error:
+            log.debug("network.yamux_broken", peer=str(session.peer_id), why=str(error))
+        except Exception as error:  # the library's connections raise many kinds when they close
+            log.debug("network.connection_ended", peer=str(session.peer_id), error=repr(error))
 
-    async def take(self, data: memoryview) -> None:
+    async def _next_messages(self) -> list[bytes]:
+        connection = self._session.secured_conn
+        if not self._missing and not self._header:
+            return await connection.read_ready()
+        with trio.fail_after(STALL_SECONDS):
+            return await connection.read_ready()
+
+    async def _take(self, data: memoryview) -> None:
         """The next message. Raises _Broken for what is no yamux."""
         while data:
             if self._missing:
@@ -653,9 +602,18 @@ class _Reader:
             version, kind, flags, number, length = header
             if version != 0 or kind > GO_AWAY:
                 raise _Broken(f"a frame of version {version}, type {kind}")
-            if self._session.owes(NEW_STREAM if flags & SYN and kind < PING else 1):
-                await self._session.pay()
+            tokens = NEW_STREAM if flags & SYN and kind < PING else 1
+            self._session.frames.charge(tokens)
+            self._run += tokens
+            if self._run >= MAX_RUN:
+                await self._pay()
             self._frame(kind, flags, number, length)
+
+    async def _pay(self) -> None:
+        """Wait for what was charged, and let others run: what was read ahead would be worked off without that."""
+        self._run = 0
+        self._session.tell()
+        await trio.sleep(self._session.frames.delay(trio.current_time()))
 
     def _cut_header(self, data: memoryview) -> tuple[tuple[int, ...] | None, memoryview]:
         """The next header, if it is here whole, and what follows."""

@@ -1,7 +1,7 @@
 """What `join` is refused for at once: looked at before torch is imported, and before anything is written.
 
 Cheap things come first: arguments, profile, lock. Then the chain is asked for its id and the pool. Last, a node that
-would put up a stake asks the pool's members whether their run is over. Starts no threads: the program forks afterwards.
+would put up a stake asks the pool's members whether their run is over. Leaves no threads: the program forks afterwards.
 """
 
 import os
@@ -25,6 +25,8 @@ CHAIN_SECONDS = 4.0
 """For one endpoint's answer: a slow one is asked again by the daemon, with more patience."""
 LOOK_SECONDS = 20
 """For the visit to the members, its imports included."""
+FORK_SECONDS = 5.0
+"""For threads that asked the chain and are about to end."""
 OVER = 3
 """Exit status of the visitor where the run is over."""
 
@@ -171,7 +173,10 @@ def _puts_up_a_stake(config: NodeConfig, profile: NetworkProfile, contracts: "Co
 def _check_run(profile: NetworkProfile, pool: "PoolInfo") -> None:
     """Ask in a process of its own: the network's threads would keep this one from forking."""
     from node.preflight.finding import PreflightFailed, failure
+    from node.processes.threads import alone
 
+    if not alone(FORK_SECONDS):
+        return  # as after every other outcome than one: the daemon meets an ended run again, and says it
     visitor = os.fork()
     if visitor == 0:
         # The alarm's default action ends the process: nothing in it has to cooperate for that.

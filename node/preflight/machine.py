@@ -24,6 +24,7 @@ from node.sandbox.confined import walls
 from node.state.directory import MIN_FREE_BYTES, existing
 from node.state.keystore import claimed_address, load_key, read_keystore, read_password
 from node.state.locks import holder_of
+from node.units import size_of
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
@@ -271,17 +272,13 @@ def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> F
     most, least = max(quota - stored, 0) + 3 * image + logs, MIN_FREE_BYTES + 4 * image
     data = {"free_bytes": free, "wanted_bytes": most, "needed_bytes": least, "path": str(place)}
     if free < least:
-        what = f"{_gib(free)} are free in {place}, at least {_gib(least)} are needed"
+        what = f"{size_of(free)} are free in {place}, at least {size_of(least)} are needed"
         return failure("disk", what, "free some space, or use --state-dir on another disk", **data)
     if free < most:
-        what = f"{_gib(free)} are free in {place}; with a full store of {_gib(quota)} it would be {_gib(most)}"
+        what = f"{size_of(free)} are free in {place}; with a full store of {size_of(quota)} it would be {size_of(most)}"
         room = max(free - logs - 3 * image - MIN_FREE_BYTES, MIN_FREE_BYTES) // 2**20 * 2**20
         return warning("disk", what, f"set INTELLECT_NODE_STORE_QUOTA={room} (bytes), or make room", **data)
-    return ok("disk", f"{_gib(free)} free in {place}", **data)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
+    return ok("disk", f"{size_of(free)} free in {place}", **data)
 
 
 # Whether strangers' code can be run here: interpreter, compiled form, the kernel's walls. Compiles nothing

@@ -17,8 +17,8 @@ from node import addresses
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
 from node.member import Member, open_guest
+from node.network.announcing import reachable
 from node.network.hardening import port_is_taken
-from node.network.host import reachable
 from node.preflight.finding import Finding, failure, ok, warning
 from node.run.assets import Run, obtain_run, obtain_spec
 from node.state.files import write_whole

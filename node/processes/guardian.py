@@ -2,16 +2,17 @@
 
 The program imports everything once, then forks; the child is the daemon. A daemon that dies by a signal nobody sent to
 stop it (the system was short of memory, a library crashed) is forked anew in milliseconds, where a service manager
-would start an interpreter and import for seconds. Knows processes; nothing of nodes. Imports the standard library only.
+would start an interpreter and import for seconds. Knows processes; nothing of nodes.
 """
 
 import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from types import FrameType
+
+from node.processes.threads import alone, running
 
 # Where it dies again at once there is a reason that a restart does not mend, and a service manager should see it.
 MOST_DEATHS = 5
@@ -23,11 +24,17 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def become_guarded() -> None:
     """Returns in a child process, which is to be the daemon; ends the program with the daemon's exit status.
 
-    Does nothing where processes cannot be forked safely: not on Linux, or with threads running. Signals that stop the
-    program are handed to the daemon, each once: it leads a process group of its own, so the terminal's Ctrl-C does not
-    reach it twice. Ends with 128 + signal when the daemon dies of signals MOST_DEATHS times in WITHIN_SECONDS.
+    Does nothing where processes cannot be forked safely: not on Linux, or with threads running, which it says. Signals
+    that stop the program are handed to the daemon, each once: it leads a process group of its own, so the terminal's
+    Ctrl-C does not reach it twice. Ends with 128 + signal when the daemon dies of signals MOST_DEATHS times in
+    WITHIN_SECONDS.
     """
-    if not sys.platform.startswith("linux") or threading.active_count() > 1:
+    if not sys.platform.startswith("linux"):
+        return
+    if not alone():
+        why = f"{running() - 1} thread(s) run beside it, whose locks a fork would keep for ever"
+        remedy = "a service manager does: intellect-node service install"
+        print(f"nothing starts this daemon again if it is killed: {why}; {remedy}", file=sys.stderr, flush=True)
         return
     guardian, deaths = os.getpid(), []
     while (child := os.fork()) != 0:

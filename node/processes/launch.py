@@ -4,11 +4,12 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from node.processes.threads import alone
 
 ARCHITECTURE = "transformers.models.llama.modeling_llama"  # the others share its imports
 WRITER = "protocol.arrow_writer"  # what they make; its library is imported nowhere else before the first file
@@ -66,8 +67,8 @@ def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None)
 def fork_or_launch(modules: Sequence[str]) -> Server | None:
     """The same for a program that has done nothing yet: if it was itself forked from a process with these imports, its
     server is one more fork, which costs neither time nor memory."""
-    # A fork has the calling thread only: a lock that another one held would stay locked for ever.
-    if threading.active_count() > 1 or not all(module in sys.modules for module in modules):
+    # Asked last: it may have to wait.
+    if not all(module in sys.modules for module in modules) or not alone():
         return launch(modules)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sys.stdout.flush()

@@ -14,9 +14,12 @@ import signal
 import socket
 import sys
 
+from node.processes.threads import POOLS
+
 # One thread while importing: thread pools do not survive a fork, and a child that has its own number sets it.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
+os.environ.update(POOLS)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

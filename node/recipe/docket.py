@@ -36,11 +36,9 @@ class Unjudged(msgspec.Struct, frozen=True):
 class Docket:
     """fresh: whether groups of a policy's step may still be trained on; taken_in: is given groups with rewards."""
 
-    def __init__(self, run: RunSpec) -> None:
-        self._run = run
+    def __init__(self, run: RunSpec, fresh: Callable[[int], bool], taken_in: Callable[[list[Group]], object]) -> None:
+        self._run, self.fresh, self._taken_in = run, fresh, taken_in
         self._files: dict[bytes, Unjudged] = {}
-        self.fresh: Callable[[int], bool] = lambda _: True
-        self.taken_in: Callable[[list[Group]], None] = lambda _: None
         self.counts = {"judged": 0, "apart": 0, "too_late": 0}
         """Groups: with rewards that judges agreed on, without, and those that were stale before there were any."""
 
@@ -79,7 +77,7 @@ class Docket:
         self.counts["judged"] += len(groups)
         self.counts["apart"] += len(groups_of(file)) - len(groups)
         if groups:
-            self.taken_in(groups)
+            self._taken_in(groups)
 
 
 def _judged(group: Group, file: Unjudged, judged: JudgedTask) -> Group:

@@ -50,13 +50,12 @@ class Lessons:
     """fresh: whether groups of a policy's step may still be trained on; taken_in: is given groups with what the teacher
     said."""
 
-    def __init__(self, run: RunSpec) -> None:
+    def __init__(self, run: RunSpec, fresh: Callable[[int], bool], taken_in: Callable[[list[Group]], object]) -> None:
+        self.fresh, self._taken_in = fresh, taken_in
         files_per_step = -(-run.rollout.prompts_per_step // run.rollout.prompts_per_file)
         self._most = max(LEAST_FILES, STEPS * files_per_step)
         self._files: dict[bytes, Lesson] = {}
         self.wanted = asks_for_teachers(run)
-        self.fresh: Callable[[int], bool] = lambda _: True
-        self.taken_in: Callable[[list[Group]], None] = lambda _: None
         self.counts = {"taught": 0, "too_late": 0, "unusable": 0}
         """Groups."""
 
@@ -91,7 +90,7 @@ class Lessons:
         groups = [with_teacher(group, taught) for group in lesson.groups]
         self.forget(lesson.name)
         self.counts["taught"] += len(groups)
-        self.taken_in([_named(group, named) for group in groups])
+        self._taken_in([_named(group, named) for group in groups])
 
 
 def asks_for_teachers(run: RunSpec) -> bool:

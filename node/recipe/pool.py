@@ -128,6 +128,10 @@ class RolloutPool:
         """Samples that wait."""
         return sum(len(group.rows) for group in self._groups.values())
 
+    def recall(self, stale_rollouts: int) -> None:
+        """So many were counted before a restart."""
+        self.stale_rollouts = stale_rollouts
+
     def add(self, groups: Iterable[Group]) -> None:
         """A group that is there already stays as it is."""
         for group in groups:
@@ -164,10 +168,6 @@ class RolloutPool:
         old = [group for group in self._groups.values() if step - group.policy_step > self._max_staleness]
         self.settle(group.key for group in old)
         self.stale_rollouts += sum(len(group.rows) for group in old)
-
-    def recall(self, stale_rollouts: int) -> None:
-        """So many were counted before a restart."""
-        self.stale_rollouts = stale_rollouts
 
     def missing(self, step: int) -> int:
         """How many groups more the batch of `step` needs; 0: `take` will give one. With the online filter only

@@ -32,6 +32,7 @@ from node.run.own_code import compiled
 from node.run.settings import read_tables
 from node.run.sources import Told, at_hand, origins
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
+from protocol.lora import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, Lora
 from protocol.recipe import Recipe
 from protocol.run import MODEL, Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
 from protocol.sections import TEACHER, Section
@@ -67,13 +68,15 @@ class WarmStart(Section, frozen=True):
 
 
 class RunFile(RunSections, frozen=True, kw_only=True):
-    """The run file as written. model: directory or name; dataset: JSONL or parquet, a file, directory, pattern or name;
-    environment or environments, or [pretraining] instead of both; warm_start: how the model was made."""
+    """The run file as written. model: directory or name; adapter: to it, in PEFT's format, with which the run goes on;
+    dataset: JSONL or parquet, a file, directory, pattern or name; environment or environments, or [pretraining] instead
+    of both; warm_start: how the model was made."""
 
     evaluation: EvaluationTable = EvaluationTable()
 
     name: str
     model: str
+    adapter: str | None = None
     dataset: str | None = None
     environment: EnvironmentTable | None = None
     environments: tuple[WeightedTable, ...] = ()
@@ -195,7 +198,7 @@ def draft(path: Path, run_file: RunFile, files: dict[str, Path], attempt: Attemp
     pretrains = run_file.pretraining is not None
     environment = EnvironmentSpec(name=TEXT) if pretrains else compile_environment(run_file, path, files, attempt)
     sections = run_file.sections() | {
-        "recipe": attempt(_recipe, run_file.recipe, path, files) or run_file.recipe,
+        "recipe": attempt(_recipe, run_file, path, files) or run_file.recipe,
         "evaluation": compile_evaluation(run_file, path, files, attempt),
         **compile_text(run_file, path, files, attempt),
     }
@@ -217,10 +220,43 @@ def sealed(spec: RunSpec, path: Path, files: dict[str, Path], *, desk: bool) -> 
     return CompiledRun(spec, encoded, describe(encoded).root, files)
 
 
-def _recipe(recipe: Recipe, path: Path, files: dict[str, Path]) -> Recipe:
-    """The recipe with its own functions by their modules; puts those into `files`."""
+def _recipe(run_file: RunFile, path: Path, files: dict[str, Path]) -> Recipe:
+    """The recipe with its own functions by their modules, and as the adapter is that it goes on with; puts all of them
+    into `files`."""
+    recipe = run_file.recipe
+    if run_file.adapter is not None:
+        place = path.parent / Path(run_file.adapter).expanduser()
+        recipe = msgspec.structs.replace(recipe, lora=_lora(recipe.lora, place, files))
     own = {name: getattr(recipe, name) for name in ("loss", "advantage") if getattr(recipe, name)}
     return msgspec.structs.replace(recipe, **{name: compiled(text, path, files) for name, text in own.items()})
+
+
+def adapter_in(place: Path) -> Path:
+    """The directory of PEFT's files: this one, or what `train` and `weights export` leave in it."""
+    places = (place, place / ADAPTER, place / MODEL / ADAPTER)
+    return next((one for one in places if (one / ADAPTER_CONFIG).is_file()), places[0])
+
+
+def _lora(written: Lora | None, place: Path, files: dict[str, Path]) -> Lora:
+    from node.inference.lora import lora_of  # torch: not every daemon's business
+
+    directory = adapter_in(place)
+    if not (directory / ADAPTER_CONFIG).is_file():
+        why = "`adapter` in the run file names it"
+        raise RunFileError(f"no adapter at {place}", why, f"name a directory with {ADAPTER_CONFIG}, as PEFT saves it")
+    try:
+        found = lora_of(directory)
+    except ModelError as error:
+        raise RunFileError(f"the adapter {directory} cannot be gone on with", error.why, error.remedy) from None
+    if written is not None and (written.rank, sorted(written.targets)) != (found.rank, sorted(found.targets)):
+        raise RunFileError(
+            "recipe.lora is not as the adapter is",
+            f"it says rank {written.rank} for {', '.join(sorted(written.targets))}; the adapter has rank {found.rank} "
+            f"for {', '.join(found.targets)}",
+            "leave [recipe.lora] out: it follows from the adapter",
+        )
+    files |= {f"{ADAPTER}/{name}": directory / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+    return written or found
 
 
 def describe_file(path: Path) -> BlobInfo:

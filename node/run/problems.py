@@ -32,6 +32,7 @@ from node.run.text import TextTokenizer, check_stream
 from node.sandbox import SandboxError
 from protocol.budgets import told
 from protocol.errors import IntellectError
+from protocol.lora import ADAPTER, ADAPTER_CONFIG
 from protocol.pretraining import Pretraining, shares
 from protocol.run import MODEL, RunSpec
 from protocol.sections import TEACHER, EvaluationEnvironment
@@ -45,7 +46,7 @@ def check_architecture(run: CompiledRun) -> list[str]:
     for an adapter to layers that it does not have."""
     from node.inference.start_weights import StartWeights
     from node.inference.torch_engine import build_model, image_names
-    from node.training.lora import adapted_layers
+    from node.training.lora import given, shapes_of
 
     notes: list[str] = []
     for name in (MODEL, *([TEACHER] if run.spec.distill else [])):
@@ -58,7 +59,9 @@ def check_architecture(run: CompiledRun) -> list[str]:
         if odd := [one for one in weights.left_out(names) if one != HEAD]:
             notes.append(f"{directory}: the architecture has no place for {len(odd)} tensors, such as {odd[0]}")
         if run.spec.recipe.lora and name == MODEL:
-            adapted_layers(model, run.spec.recipe.lora)
+            shapes = shapes_of(model, run.spec.recipe.lora)
+            if (config := run.files.get(f"{ADAPTER}/{ADAPTER_CONFIG}")) is not None:
+                given(config.parent, shapes)
     return notes
 
 

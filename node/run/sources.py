@@ -10,6 +10,7 @@ import msgspec
 
 from node import hub
 from node.errors import RunFileError
+from node.units import size_of
 from protocol.run import MAX_SOURCES
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def with_sources(run: "RunFile", change: Change) -> "RunFile":
     return replace(
         run,
         model=run.model if warm else change(run.model, "model"),
+        adapter=change(run.adapter, "model") if run.adapter is not None else None,
         dataset=change(run.dataset, "dataset") if run.dataset is not None else None,
         environments=tuple(data(one) for one in run.environments),
         evaluation=replace(run.evaluation, environments=evaluated),
@@ -179,7 +181,7 @@ def origin_of(asset: str, sources: Mapping[str, str]) -> tuple[str, str] | None:
 def about(had: Iterable[hub.Had]) -> list[str]:
     """Notes on what is not here whole."""
     return [
-        f"{hub.size_of(one.missing)} of weights of {one.name.repository} are not here: `get FILE` fetches them"
+        f"{size_of(one.missing)} of weights of {one.name.repository} are not here: `get FILE` fetches them"
         for one in had
         if one.missing
     ]

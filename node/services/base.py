@@ -4,7 +4,6 @@ Every service has the same shape, so that the daemon is a list of them, the stat
 and the heartbeat what they say of themselves.
 """
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self
 
@@ -49,36 +48,6 @@ async def every(seconds: float | Callable[[], float], do: Callable[[], Awaitable
     while True:
         await do()
         await trio.sleep(seconds() if callable(seconds) else seconds)
-
-
-class Bell:
-    """Wakes the one who waits when something has changed. What rang before the wait is not lost."""
-
-    def __init__(self) -> None:
-        self._rang = trio.Event()
-
-    def ring(self, *_: object) -> None:
-        self._rang.set()
-
-    async def wait(self, seconds: float = math.inf) -> None:
-        """Until it rings, or so many seconds have passed."""
-        with trio.move_on_after(max(seconds, 0.0)):
-            await self._rang.wait()
-        self._rang = trio.Event()
-
-    async def until(self, so: Callable[[], bool], seconds: float = math.inf) -> bool:
-        """Whether it comes to be so in so many seconds; looked at again with each ring."""
-        with trio.move_on_after(seconds):
-            while not so():
-                await self.wait()
-        return so()
-
-
-async def wait_until(true: Callable[[], bool], seconds: float, poll: float) -> None:
-    """Return once it is so, or so many seconds have passed: of things that have no event, looked at again and again."""
-    with trio.move_on_after(seconds):
-        while not true():  # noqa: ASYNC110
-            await trio.sleep(poll)
 
 
 class Crew:

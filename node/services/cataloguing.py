@@ -5,6 +5,7 @@ which fetches the package and says whether it is what its offer says.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,7 @@ from node.services.context import Context
 from node.services.tasking.wishes import read_body, refusal, told
 from node.services.workplace import Workplace
 from node.state.files import write_whole
+from node.state.kept import cached
 from node.swarm.catalogue import Entry, ReviewBook, entries
 from node.swarm.register import Work
 from protocol.errors import UNREADABLE, IntellectError
@@ -40,13 +42,13 @@ class NotOffered(NodeError):
     """A package that nobody offers, or that nobody hands over."""
 
 
-class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """file: an archive on this machine."""
 
     file: str
 
 
-class _Own(msgspec.Struct, frozen=True):
+class OwnOffer(msgspec.Struct, frozen=True):
     """What this node publishes, as it is kept over a restart."""
 
     name: str
@@ -64,7 +66,7 @@ class Cataloguing(Service):
 
     def __init__(self, context: Context, kept: Path) -> None:
         self._context, self._kept = context, kept
-        self.own: dict[str, _Own] = {}
+        self.own: dict[str, OwnOffer] = {}
         self.reviews = ReviewBook()
 
     @classmethod
@@ -76,8 +78,9 @@ class Cataloguing(Service):
 
     async def run(self) -> None:
         if await trio.Path(self._kept).is_file():
-            found = msgspec.json.decode(await trio.Path(self._kept).read_bytes(), type=list[_Own])
-            self.own = {one.root: one for one in found[:MOST_OWN]}
+            read = partial(msgspec.json.decode, await trio.Path(self._kept).read_bytes(), type=list[OwnOffer])
+            # An offer that is lost can be made again; a daemon that ends for it does nothing else either.
+            self.own = {one.root: one for one in (cached(self._kept, read) or [])[:MOST_OWN]}
         self._context.state.register.follow(self._hear)
         while True:
             for one in list(self.own.values()):
@@ -87,7 +90,7 @@ class Cataloguing(Service):
     def entries(self) -> list[Entry]:
         return entries(self._context.facts.standing(EnvironmentPublished), self.reviews)
 
-    async def publish(self, file: Path) -> _Own:
+    async def publish(self, file: Path) -> OwnOffer:
         """Hold an archive, and offer it. Raises IntellectError, OSError."""
         if len(self.own) >= MOST_OWN:
             raise NotOffered("too many packages", f"this node offers {MOST_OWN} already", "publish at another node")
@@ -96,7 +99,7 @@ class Cataloguing(Service):
         blob = await self._context.blobs.add(file)
         # It is printed in others' terminals, where a control character could rewrite what stands there.
         about = "".join(c if c.isprintable() else " " for c in manifest.about)[:MAX_ABOUT]
-        own = _Own(manifest.name, blob.root.hex(), blob.size, manifest.determinism, manifest.turns, about)
+        own = OwnOffer(manifest.name, blob.root.hex(), blob.size, manifest.determinism, manifest.turns, about)
         self.own[own.root] = own
         encoded = msgspec.json.encode(list(self.own.values()))
         # Before the offer is said: after a restart it is said again.
@@ -140,7 +143,7 @@ class Cataloguing(Service):
     def routes(self) -> list[BaseRoute]:
         async def publish(request: Request) -> Response:
             try:
-                wish = msgspec.json.decode(await read_body(request), type=_Wish)
+                wish = msgspec.json.decode(await read_body(request), type=PublishWish)
                 return JSONResponse(msgspec.to_builtins(await self.publish(Path(wish.file))))
             except UNREADABLE as error:
                 return refusal("the request cannot be read", str(error), "use: intellect-node env publish")
@@ -166,7 +169,7 @@ class Cataloguing(Service):
             Route("/environments/{text}", show, methods=["GET"]),
         ]
 
-    async def _say(self, own: _Own) -> None:
+    async def _say(self, own: OwnOffer) -> None:
         # Milliseconds, as of every message that replaces an older one by its author.
         sequence = time.time_ns() // 1_000_000
         fields = {**msgspec.structs.asdict(own), "root": bytes.fromhex(own.root)}

@@ -270,7 +270,7 @@ class Certifying(Service):
         known = [each for each in wanted if members.is_member(each[0].node) or members.is_trainer(each[0].node)]
         fit = [each for each in known if not members.is_evicted(each[0].node)]
         for start in range(0, len(fit), AT_ONCE):
-            for statement, signature in await self._journal.do(self._signed, fit[start : start + AT_ONCE]):
+            for statement, signature in await self._journal.promise(self._signed, fit[start : start + AT_ONCE]):
                 self.certified += 1
                 self._queue(statement, signature)
 

@@ -74,6 +74,10 @@ class Candidate(Protocol):
         """How far it has led: step and root of the newest policy."""
         ...
 
+    def holds(self) -> bool:
+        """Whether its term is to go on."""
+        ...
+
 
 class Chairing(Service):
     """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear."""
@@ -225,10 +229,11 @@ class Chairing(Service):
         term, now = self._terms.now, self._context.time.now()
         if term.holder == self._context.key.address and not term.ended:
             # Half of a lease is left for a chain that is slow, before a standby may take the chair.
-            if now > term.until - self._terms.lease / 2:
+            if now > term.until - self._terms.lease / 2 and candidate.holds():
                 await self._chain.hold_chair(self._context.pool, *candidate.at())
                 await self._until_changed(term)
-            return
+            if candidate.holds():
+                return
         ready, turn = candidate.ready(), self._terms.turn(self._context.key.address)
         if turn is None:
             return

@@ -2,20 +2,30 @@
 becomes of it."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
+import trio
 
 from node.chain.errors import tokens
+from node.recent import Recent
 from node.services.context import Context
 from node.state.journal import WorkDone
-from node.swarm.register import Work
+from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
+from node.swarm.register import Work, WorkId
 from protocol.checks import reason_name
 from protocol.messages import RolloutCommitted
 from protocol.statements import WorkCommitment, sign, work_id
 
 log = structlog.get_logger()
 REPEATED = 16
+REMEMBERED = 256
+"""Own files whose state is looked at again."""
+VERDICT_SECONDS = 5.0
+"""Seconds until they are looked at though nobody spoke."""
 
 
 def slot_name(root: bytes, index: int) -> bytes:
@@ -24,10 +34,17 @@ def slot_name(root: bytes, index: int) -> bytes:
 
 
 async def commit(
-    context: Context, root: bytes, index: int, path: Path, units: int, step: int | None = None
+    context: Context,
+    root: bytes,
+    index: int,
+    path: Path,
+    units: int,
+    step: int | None = None,
+    round_: int | None = None,
 ) -> WorkCommitment:
-    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's. Raises
-    StateError where the journal holds another promise for this place."""
+    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's; round_: that
+    it is a contribution to. Raises StateError where the journal holds another promise for this place, or the place lies
+    under the fence."""
     # In the store first: whoever hears of the commitment asks for the file at once.
     info = await context.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
@@ -39,7 +56,8 @@ async def commit(
     place, file = (slot_name(root, index), raw), (info.root, root, index, units, context.clock.wall())
     of = (context.run.root, step, epoch, work_id(commitment))
     # Before it is said: a second promise for the same place would cost the stake.
-    await context.journal.do(context.journal.commit_file, *place, *file, *of)
+    about: dict[str, Any] = {"task": root} if step is None else {"step": step if round_ is None else round_}
+    await context.journal.promise(context.journal.commit_file, *place, *file, *of, **about)
     await context.board.post_raw(raw)
     return commitment
 
@@ -61,21 +79,39 @@ class OwnWorks:
         for raw in await self._journal.do(self._journal.last_said, "commitment", REPEATED):
             await self._context.board.post_raw(raw)
 
-    async def judged(self, work: Work, title: str, accepted: bool) -> None:
+    async def follow(self, state: Callable[[WorkId], FileState]) -> None:
+        """Tell of each verdict on a work of ours until cancelled; a dispute may change one once more. state: what the
+        pool thinks of a work."""
+        register, own = self._context.state.register, self._context.key.address
+        told = self._context.facts.subscribe(WorkTouched)
+        known: Recent[WorkId, FileState] = Recent(REMEMBERED)
+        while True:
+            with trio.move_on_after(VERDICT_SECONDS):  # some things only time decides
+                work = register.get((await told.receive()).work)
+                if work is not None and work.node == own:
+                    self._context.state.register.was_delivered(work)  # it lies in our own store
+                    known.setdefault(work.id, FileState.OPEN)
+            for id, before in list(known.items()):
+                work, now = register.get(id), state(id)
+                if work and now is not before and now in (FileState.ACCEPTED, FileState.REJECTED):
+                    known[id] = now
+                    await self._judged(work, now is FileState.ACCEPTED)
+
+    async def _judged(self, work: Work, accepted: bool) -> None:
         """The pool has decided on a work of ours, or otherwise than before: its owner is told, with the reasons that
         validators gave."""
         root, units, progress = work.commitment.file_root, work.commitment.units, self._context.progress
         if accepted:
             price = self._context.price
             worth = f", worth {tokens(units * price)} tokens" if price else ""
-            progress.contributed("accepted", f"{title} was accepted: {units:,} units{worth}")
+            progress.contributed("accepted", f"{work.title} was accepted: {units:,} units{worth}")
         else:
             votes = self._context.state.ballots.rejecting(work.id).values()
             reasons = sorted({reason_name(vote.verdict.reason) for vote in votes} or {"disputed"})
             details = sorted({vote.detail for vote in votes if vote.detail})
             await self._journal.do(self._journal.note_reasons, root, ", ".join(reasons))
             why = ", ".join(reasons) + (f" ({details[0]})" if details else "")
-            progress.tell("refused", f"{title}: {why}")
+            progress.tell("refused", f"{work.title}: {why}")
             log.warning("work.refused", root=root.hex(), reasons=reasons, details=details[:3])
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
         await self.count()

@@ -50,6 +50,6 @@ class Serving(Service):
 def served(shelf: PolicyShelf) -> list[ServedPolicy]:
     """The policies that are held, oldest first."""
     return [
-        ServedPolicy(held.step, held.root, held.manifest.image_root, held.manifest.image_size, held.path)
-        for held in shelf.held
+        ServedPolicy(one.step, one.root, one.manifest.image_root, one.manifest.image_size, one.path, one.announcement)
+        for one in shelf.held
     ]

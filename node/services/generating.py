@@ -13,7 +13,6 @@ import trio
 
 from node.inference.link import Told
 from node.inference.wire import LoadPolicy, Produce, Produced, Progress, Reply, Request
-from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.speed import measured
 from node.services.base import Service
@@ -21,7 +20,7 @@ from node.services.committing import OwnWorks, commit
 from node.services.context import Context, Rate
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import RunTold, WorkTouched
+from node.swarm.facts import RunTold
 from node.swarm.leftovers import Leftovers, Makers
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import Work, WorkId
@@ -40,12 +39,9 @@ FILES_OF_QUIET = 2
 share."""
 INTERVAL_MEMORY = 0.8
 PRODUCE_DEADLINE = 600.0
-VERDICT_POLL = 5.0
 HEARING_EVERY = 1.0
 CATCHING_UP = 5.0
 """Seconds that a newer policy has to arrive, once somebody is heard again."""
-REMEMBERED = 256
-"""Own files whose state is looked at again."""
 MAKES_NOTHING = 2
 """Steps after which a worker that made nothing has no share in the work. Who takes longer for a file makes so little
 that the others come closer to what a step needs without it."""
@@ -110,7 +106,7 @@ class Generating(Service):
         await self.works.repeat()
         self._context.state.register.follow(self._note_work)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow_verdicts)
+            nursery.start_soon(self.works.follow, self._verdict)
             nursery.start_soon(self._watch_trainer)
             await self._generate()
 
@@ -199,10 +195,11 @@ class Generating(Service):
             fork = self._context.state.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer is not believed any more: {fork.what}"
-            more = 1 if self._signal else self._share()
+            more, most = 1 if self._signal else self._share(), most_files(self._context.run.spec)
             wanted = self._share() + more * math.floor(waited / patience)
             wanted += self._left_over() if made >= wanted else 0
-            if not self.finished and made < min(wanted, most_files(self._context.run.spec)) and fork is None:
+            made = most if self._journal.fence.covers(policy.step) else made
+            if not self.finished and made < min(wanted, most) and fork is None:
                 return policy
             wait = min(patience - waited % patience, self._until_quiet())
             # A little longer: woken too early by a rounding, it would find that the floor above has not grown.
@@ -301,24 +298,6 @@ class Generating(Service):
         log.info(
             "rollout.committed", step=policy.step, index=index, root=commitment.file_root.hex(), units=produced.units
         )
-
-    async def _follow_verdicts(self) -> None:
-        """What becomes of this worker's files, as the pool's jury decides; a dispute may change it once more."""
-        told = self._context.facts.subscribe(WorkTouched)
-        known: Recent[WorkId, FileState] = Recent(REMEMBERED)
-        while True:
-            with trio.move_on_after(VERDICT_POLL):  # some things only time decides
-                id = (await told.receive()).work
-                work = self._context.state.register.get(id)
-                if work is not None and work.node == self._context.key.address:
-                    self._context.state.register.was_delivered(work)  # it lies in our own store
-                    known.setdefault(id, FileState.OPEN)
-            for id, before in list(known.items()):
-                state = self._verdict(id)
-                work = self._context.state.register.get(id)
-                if work and state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
-                    known[id] = state
-                    await self.works.judged(work, work.title, state is FileState.ACCEPTED)
 
     def _verdict(self, id: WorkId) -> FileState:
         """What the pool thinks of a file of ours. While validators are away fewer than the quorum are enough to train

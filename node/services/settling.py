@@ -20,6 +20,7 @@ from node.progress import TROUBLE
 from node.services.books import Books, Keeping, Seen
 from node.services.workplace import Workplace
 from node.state.journal import PAY, UNCLEAR, PayRecord, Tabled
+from node.state.kept import cached
 from protocol.earnings import Table, decode_certificates
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
@@ -171,7 +172,12 @@ class Settling(Keeping):
         kept = await self._journal.do(self._journal.recall, SENDING)
         if not kept:
             return
-        units, proof = msgspec.msgpack.decode(kept, type=tuple[int, tuple[bytes, ...]])
+        # What cannot be read is claimed anew: the contract pays a difference.
+        read = partial(msgspec.msgpack.decode, kept, type=tuple[int, tuple[bytes, ...]])
+        claim = cached(f"the journal's {SENDING}", read)
+        if claim is None:
+            return await self._journal.do(self._journal.remember, SENDING, b"")
+        units, proof = claim
         try:
             await self._chain.claim(self._pool, self._own, units, proof)
             log.info("pay.claimed", units=units)
@@ -186,7 +192,8 @@ class Settling(Keeping):
         self._certified, kept = await journal.do(
             lambda: (journal.certified_units(self._own, pool.threshold), journal.recall(PAY))
         )
-        self._record = msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
+        read = partial(msgspec.msgpack.decode, kept or b"", type=PayRecord)
+        self._record = cached(f"the journal's {PAY}", read) if kept else None
         if table is not None or not seen.posted.total:
             await self._note(seen, table, line, claimed)
         self._tabled, missed = await journal.do(lambda: (journal.tabled(EPOCHS_TOLD), journal.missed_units()))

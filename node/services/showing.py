@@ -95,7 +95,7 @@ class Showing(Service):
         try:
             written, size = await trio.to_thread.run_sync(self._read, step)
             self._make_room(size)
-            if size + sum(self._offered.values()) > self._store.quota // SHARE:
+            if size + sum(self._offered.values()) > self._store.room.quota // SHARE:
                 raise StoreFull(f"checkpoints may have a {SHARE}nd part of the store, {size} bytes more do not fit")
             files = [await self._add(step, name) for name in sorted(written.files)]
             consumed = tuple(sorted(written.consumed.items()))
@@ -121,7 +121,7 @@ class Showing(Service):
 
     def _make_room(self, size: int) -> None:
         """For a new one. What audits of the past may need goes first, the oldest of it."""
-        while self._gone and size + sum(self._offered.values()) > self._store.quota // SHARE:
+        while self._gone and size + sum(self._offered.values()) > self._store.room.quota // SHARE:
             step = min(self._gone)
             self._let_go(step)
             if not self._told_of_room:

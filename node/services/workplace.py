@@ -19,8 +19,6 @@ from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.member import Member
 from node.processes.forkserver import Starter
-from node.recipe.docket import Docket
-from node.recipe.lessons import Lessons
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.books import Books
@@ -29,11 +27,14 @@ from node.services.context import Context
 from node.services.judging.lots import OwnLots, step_share
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
+from node.services.training.groups import Groups
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
 from node.training.client import TrainerProcess
+from node.training.jobs import Jobs
 from node.training.settings import read_settings
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
@@ -113,14 +114,19 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return stock
 
     @cached_property
-    def docket(self) -> Docket:
-        """What waits for judges at the trainer."""
-        return Docket(self.context.run.spec)
+    def spool(self) -> Spool:
+        """Through which this node and its learner meet. Raises TrainingError for settings that are none."""
+        return Spool(self.directory / "spool", read_settings(self.config.trainer).milestones)
 
     @cached_property
-    def lessons(self) -> Lessons:
-        """What waits for the run's teacher there."""
-        return Lessons(self.context.run.spec)
+    def watch(self) -> SpoolWatch:
+        """What is new in it."""
+        return SpoolWatch(self.spool)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The trainer's: what waits for judges, for the run's teacher, and for a batch."""
+        return Groups(self.context, self.spool.next_batch, self.watch.tell)
 
     @cached_property
     def certifying(self) -> Certifying:
@@ -136,19 +142,18 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def own_lots(self) -> OwnLots:
         """Of a validator: by which it looks at files, and at steps."""
         context, share = self.context, step_share(self.context.run.spec, self.hardware)
-        own, clock = context.key.address, context.clock.monotonic
-        return OwnLots(context.run.spec, context.pool, own, context.journal, context.board, clock, share)
+        own = (context.key, context.domain, context.journal, context.board)
+        return OwnLots(context.run.spec, context.pool, *own, context.clock.monotonic, share)
 
     @cached_property
     def rounds(self) -> Rounds:
         """Of a run with rounds: its outer states, and the learner's process, which a worker that samples needs for the
         model's shapes only. Raises TrainingError for settings that are none."""
         settings = read_settings(self.config.trainer)
-        spool = Spool(self.directory / "spool", settings.milestones)
         # Such a worker keeps no outer state: it only turns one into an image.
         samples = bool(self.context.run.spec.seats) and self.role == "worker"
-        process = TrainerProcess(spool, settings=settings, starter=self.starter)
-        return Rounds(self.context, process, spool, learns=not samples)
+        process = TrainerProcess(self.spool, settings=settings, starter=self.starter)
+        return Rounds(self.context, process, self.spool, Jobs(self.spool, self.watch), learns=not samples)
 
     @cached_property
     def batches(self) -> Batches:

@@ -100,7 +100,7 @@ def journal_of(directory: Path, journal: Journal, pool: str) -> Journal:
         _move(directory / JOURNAL_NAME, _aside(directory, kept))
     if before.exists():  # over a new and empty one where a crash came between these two moves
         _move(before, directory / JOURNAL_NAME)
-    found = Journal(directory / JOURNAL_NAME)
+    found = Journal(directory / JOURNAL_NAME, journal.pen)
     found.remember(FACT, wanted)
     return found
 

@@ -2,7 +2,8 @@
 
 `said` holds every signed message under a key that can be used once: a second, different statement for
 the same slot raises instead of becoming an equivocation. Methods block for a disk write; call them through
-`Journal.do`, which runs them in one thread, in order.
+`Journal.do`, which runs them in one thread, in order. What others may hold this node to goes through
+`Journal.promise`, which waits for the pen (`node.state.pen`).
 """
 
 import sqlite3
@@ -16,7 +17,8 @@ import msgspec
 import trio
 
 from node.errors import StateError
-from node.state.tables import Form, open_table, refused
+from node.state.pen import Fence, Pen, PenShut
+from node.state.tables import Form, open_table, refused, resealed, sealed
 from protocol.identity import Address
 from protocol.statements import Accepted
 
@@ -32,41 +34,79 @@ PAY = "pay"
 """The fact under which the state of the node's pay is kept, as PayRecord."""
 TABLE = "posted_table"
 """The fact under which the newest posted table of earnings is kept."""
-BOOT = "boot"
+BOOT, OPENED = "boot", "pen_opened"
+"""The facts under which the last start's generation is kept, and that of the start that opened the pen last."""
+IMPORTED = "imported"
+"""The fact of a journal that came in a state file, until its pen was open."""
+WORDS, FENCE = "words", "fence"
+"""Those of how many promises were made, and of what is not signed any more (`Fence`)."""
 RUNS_COUNTED = 16
 """Runs whose counters are kept, the newest."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, at REAL, PRIMARY KEY (kind, slot));
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS said (
+    kind TEXT, slot BLOB, raw BLOB, at REAL,
+    {sealed("kind, slot, raw, at")},
+    PRIMARY KEY (kind, slot)
+);
+CREATE TABLE IF NOT EXISTS facts (
+    name TEXT PRIMARY KEY, value BLOB,
+    {sealed("name, value")}
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER,
-    run BLOB, step INTEGER, why TEXT, work BLOB, line INTEGER
+    run BLOB, step INTEGER, why TEXT, work BLOB, line INTEGER,
+    {sealed("root, policy, idx, units, made_at, state, epoch, run, step, why, work, line")}
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS tallies (run BLOB, part TEXT, name TEXT, count INTEGER, PRIMARY KEY (run, part, name));
-CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (
+    run BLOB, part TEXT, name TEXT, count INTEGER,
+    {sealed("run, part, name, count")},
+    PRIMARY KEY (run, part, name)
+);
+CREATE TABLE IF NOT EXISTS consumed (
+    root BLOB PRIMARY KEY, step INTEGER,
+    {sealed("root, step")}
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS consumed_at ON consumed (step);
 CREATE INDEX IF NOT EXISTS files_of ON files (epoch);
-CREATE TABLE IF NOT EXISTS tabled (epoch INTEGER PRIMARY KEY, certified INTEGER, units INTEGER, line INTEGER);
+CREATE TABLE IF NOT EXISTS tabled (
+    epoch INTEGER PRIMARY KEY, certified INTEGER, units INTEGER, line INTEGER,
+    {sealed("epoch, certified, units, line")}
+);
 CREATE TABLE IF NOT EXISTS certificates (
-    work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, signature BLOB, PRIMARY KEY (work, validator)
+    work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, signature BLOB,
+    {sealed("work, validator, epoch, node, units, signature")},
+    PRIMARY KEY (work, validator)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS certificates_of ON certificates (validator, epoch);
 CREATE INDEX IF NOT EXISTS certificates_for ON certificates (node, epoch);
 CREATE TABLE IF NOT EXISTS earned (
-    epoch INTEGER, work BLOB, node TEXT, units INTEGER, PRIMARY KEY (epoch, work, units)
+    epoch INTEGER, work BLOB, node TEXT, units INTEGER,
+    {sealed("epoch, work, node, units")},
+    PRIMARY KEY (epoch, work, units)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sources (
-    epoch INTEGER, node TEXT, root BLOB, size INTEGER, PRIMARY KEY (epoch, node, root)
+    epoch INTEGER, node TEXT, root BLOB, size INTEGER,
+    {sealed("epoch, node, root, size")},
+    PRIMARY KEY (epoch, node, root)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS refused (work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refused (
+    work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB,
+    {sealed("work, epoch, proof")}
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS invalidated (
+    root BLOB PRIMARY KEY, step INTEGER, why TEXT,
+    {sealed("root, step, why")}
+) WITHOUT ROWID;
 """
 
 FORM = Form(
     "the journal",
-    1,
+    2,
     _SCHEMA,
-    care="do not delete the file, nor put an older copy in its place: it prevents double signing",
+    {1: resealed(_SCHEMA)},
+    care="it prevents double signing: with an older copy in its place, or none, the node first asks the pool what its "
+    "key has signed (docs/moving.md)",
+    counts=("tallies",),
 )
 
 
@@ -149,26 +189,68 @@ def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[F
 
 
 class Journal:
-    """One database per state directory; one writer."""
+    """One database per state directory; one writer. pen: whether it may promise now."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pen: Pen | None = None) -> None:
+        self.pen = pen or Pen()
         # One thread at a time: sqlite3 connections are not reentrant, and calls keep the order they were made in.
         self._limiter = trio.CapacityLimiter(1)
         self._path = path
         # Durable: a signature that leaves before its row is on disk can be signed a second time after a power cut.
         self._db = open_table(path, FORM)
+        kept = self.recall(FENCE)
+        self.fence = msgspec.msgpack.decode(kept, type=Fence) if kept else Fence()
+        """What is not signed any more, since a daemon whose journal this one has not may have signed it."""
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
         """Run one of the methods below in the journal's thread."""
         with refused(self._path, FORM):
             return await trio.to_thread.run_sync(lambda: work(*args), limiter=self._limiter)
 
+    async def promise(self, work: Callable[..., T], *args: object, step: int = -1, task: bytes | None = None) -> T:
+        """Run what journals a signed word, before it is said: once the pen is open, and no other daemon is heard with
+        this key. step, task: what the word is about, as a Fence has it; -1 for what costs nothing twice. Raises
+        StateError for what lies under the fence."""
+        while True:
+            await self.pen.ready()
+            try:
+                return await self.do(self._promised, work, args, step, task)
+            except PenShut:
+                continue
+
+    def _promised(self, work: Callable[..., T], args: tuple[object, ...], step: int, task: bytes | None) -> T:
+        if not self.pen.may_write:
+            raise PenShut
+        if (step >= 0 or task is not None) and self.fence.covers(step, task):
+            raise StateError(
+                "will not sign what may have been signed before",
+                f"a daemon whose journal this one has not may have worked on {'that task' if task else f'step {step}'}",
+                "nothing to do: this node goes on with what comes next",
+            )
+        with self.at_once():
+            found = work(*args)
+            words = self.words() + 1
+            self.remember(WORDS, words.to_bytes(8))
+        self.pen.wrote(words)
+        return found
+
+    def words(self) -> int:
+        """Promises that were made."""
+        return int.from_bytes(self.recall(WORDS) or b"")
+
+    def close_fence(self, fence: Fence) -> None:
+        self.remember(FENCE, msgspec.msgpack.encode(fence))
+        self.fence = fence
+
     def close(self) -> None:
         self._db.close()
 
     @contextmanager
     def at_once(self) -> Generator[None]:
-        """One transaction: all of it or nothing."""
+        """One transaction: all of it or nothing. One within another is a part of that."""
+        if self._db.in_transaction:
+            yield
+            return
         with self._db:
             self._db.execute("BEGIN")
             yield
@@ -196,8 +278,14 @@ class Journal:
             raise StateError(
                 "will not sign twice for one slot",
                 f"another {kind} for it is in the journal",
-                "this is a defect or a copied state directory: run one daemon per key",
+                "this is a defect, or another daemon runs with this key: run one daemon per key",
             )
+
+    def adopt(self, kind: str, slot: bytes, raw: bytes) -> bool:
+        """Take in a word of this node's key that another daemon said, as far as the slot is free; whether it was. A
+        slot with another word is taken for good."""
+        row = (kind, slot, raw)
+        return self._db.execute("INSERT OR IGNORE INTO said (kind, slot, raw) VALUES (?, ?, ?)", row).rowcount > 0
 
     def said(self, kind: str, slot: bytes) -> bytes | None:
         """The message recorded for a slot."""
@@ -214,6 +302,10 @@ class Journal:
         query = "SELECT raw FROM said WHERE kind = ? ORDER BY rowid DESC LIMIT ?"
         return [row[0] for row in reversed(self._db.execute(query, (kind, last)).fetchall())]
 
+    def newest_slot(self, kind: str) -> bytes | None:
+        """The highest slot of a kind that holds a message."""
+        return self._db.execute("SELECT max(slot) FROM said WHERE kind = ?", (kind,)).fetchone()[0]
+
     def count_said(self, kind: str, prefix: bytes) -> int:
         """How many slots of a kind start with `prefix`."""
         query = "SELECT count(*) FROM said WHERE kind = ? AND slot >= ? AND slot < ?"
@@ -227,11 +319,44 @@ class Journal:
         node may have had another one."""
         boot = max(self.boots() + 1, now)
         self.remember(BOOT, boot.to_bytes(8))
+        self.pen.generation = boot
         return boot
+
+    def examine(self, place: Path, *, first: bool) -> str:
+        """Why this start is in doubt; empty where it is not. Before `booted`. place: of the mark; first: the node never
+        was in this pool. Raises OSError."""
+        opened = int.from_bytes(self.recall(OPENED) or b"")
+        if self.recall(IMPORTED):
+            first = False
+            place.unlink(missing_ok=True)
+        return self.pen.examine(place, self._path, (opened, self.boots()), self.words(), first=first)
+
+    def take_pen(self, generation: int) -> None:
+        """This start, by this generation, is the one that promises from now on: `Pen.open` comes next."""
+        self.remember(BOOT, generation.to_bytes(8))
+        self.pen.generation = generation
+        # The mark first: killed in between, the next start finds the generation that the journal has by then.
+        self.pen.wrote(self.words())
+        self.remember(OPENED, generation.to_bytes(8))
+        self.remember(IMPORTED, b"")
 
     def boots(self) -> int:
         """What `booted` said last; 0 where it never did."""
         return int.from_bytes(self.recall(BOOT) or b"")
+
+    def pledge(self, window: int, rates: tuple[int, int]) -> bool:
+        """Note the rates that a validator pledges for a window; False where others stand, which nothing replaces."""
+        value = " ".join(map(str, rates)).encode()
+        query = "INSERT OR IGNORE INTO facts VALUES (?, ?)"
+        return self._db.execute(query, (f"lot_pledge_{window}", value)).rowcount > 0
+
+    def pledged(self, window: int) -> tuple[int, int] | None:
+        """The rates (of groups, of steps) that were pledged for a window."""
+        raw = self.recall(f"lot_pledge_{window}")
+        if raw is None:
+            return None
+        rate, steps = map(int, raw.split())
+        return rate, steps
 
     def recall(self, name: str) -> bytes | None:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -357,6 +482,15 @@ class Journal:
                 count = "SELECT count(*) FROM certificates WHERE validator = ?"
                 if self._db.execute(count, (validator,)).fetchone()[0] > most:
                     self._db.execute(beyond, (validator, validator, most))
+
+    def certificates_by(self, validator: Address, pool: int, most: int) -> list[tuple[Accepted, bytes]]:
+        """The newest that a validator signed, with its signatures."""
+        query = (
+            "SELECT node, epoch, work, units, signature FROM certificates WHERE validator = ? "
+            "ORDER BY epoch DESC LIMIT ?"
+        )
+        rows = self._db.execute(query, (validator, most)).fetchall()
+        return [(Accepted(pool, *row[:4]), row[4]) for row in rows]
 
     def certificates(self, node: Address, epoch: int) -> dict[tuple[bytes, int], list[tuple[Address, bytes]]]:
         """(work, units) -> who certified it for the node, with the signatures."""

@@ -6,13 +6,16 @@ Reads only; a daemon may be running in the directory.
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from node.errors import StateError
+from node.state.directory import JOURNAL_NAME
 from node.state.journal import FORM, PAY, TABLE, FileRecord, PayRecord, read_records
+from node.state.kept import kept
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
 from protocol.earnings import Table
@@ -38,7 +41,7 @@ class StateFiles:
                 if blob.suffix == "" and blob.stat().st_size <= MAX_RUN_BYTES:
                     data = blob.read_bytes()
                     if describe(data).root.hex() == blob.name:
-                        return decode_run(data), folder
+                        return kept(blob, partial(decode_run, data)), folder
         raise StateError(
             f"no run in {self.directory}", "a node that has joined a pool keeps it there", "name the run file: --run"
         )
@@ -59,8 +62,7 @@ class StateFiles:
 
     def untabled_units(self) -> int:
         """Units of this node's accepted files that no posted table has, as far as its daemon knew."""
-        kept = self.fact(TABLE)
-        posted = msgspec.msgpack.decode(kept, type=Table).epoch if kept else -1
+        posted = self._kept(TABLE, found, Table).epoch if (found := self.fact(TABLE)) else -1
         query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND epoch > ?"
         return self._journal(lambda journal: int(journal.execute(query, (posted,)).fetchone()[0]))
 
@@ -70,8 +72,12 @@ class StateFiles:
 
     def pay(self) -> PayRecord | None:
         """What the daemon knew of the node's pay when it looked last."""
-        kept = self.fact(PAY)
-        return msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
+        found = self.fact(PAY)
+        return self._kept(PAY, found, PayRecord) if found else None
+
+    def _kept(self, name: str, found: bytes, kind: type[T]) -> T:
+        where = f"the {name} in {self.directory / JOURNAL_NAME}"
+        return kept(where, lambda: msgspec.msgpack.decode(found, type=kind))
 
     def fact(self, name: str) -> bytes | None:
         """Something that the daemon has remembered."""
@@ -86,7 +92,7 @@ class StateFiles:
             return None
 
     def _journal(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        path = self.directory / "journal.sqlite"
+        path = self.directory / JOURNAL_NAME
         if not path.exists():
             why = "a node that has worked keeps one"
             raise StateError(f"no journal in {self.directory}", why, "check the directory")

@@ -66,9 +66,16 @@ class Ballots:
 
     # what is said
 
-    def note(self, id: WorkId) -> None:
-        """Somebody has a verdict on a work: from now on the others are waited for. Raises KeyError as `add`."""
-        self._case(id)
+    def note(self, id: WorkId) -> Case:
+        """Somebody has a word on a work: from now on the others are waited for. Raises KeyError for a work that the
+        register does not know."""
+        case = self._cases.get(id)
+        if case is None:
+            work = self._register.get(id)
+            if work is None:
+                raise KeyError(id)
+            case = self._cases[id] = Case(work, self._clock(), votes={}, rechecks={})
+        return case
 
     def add(self, signed: Signed[VerdictIssued]) -> list[Dispute]:
         """Count a verdict; returns the conflicts that it opens, none for a work that is disputed already.
@@ -76,7 +83,7 @@ class Ballots:
         Raises KeyError for a work that the register does not know.
         """
         message, author = signed.message, signed.author
-        case = self._case(work_id(message.verdict))
+        case = self.note(work_id(message.verdict))
         # Before all else: a second verdict is evidence, and must never replace the first.
         if author in case.votes:
             self.disputes.second_word(case, case.votes[author], signed)
@@ -97,9 +104,9 @@ class Ballots:
 
     def recheck(self, signed: Signed[VerdictRechecked]) -> None:
         """Count a second look. It decides only a dispute that is open here, or opens later: outside of one nobody looks
-        again. Raises KeyError as `add`."""
+        again. Raises KeyError as `note`."""
         message, author = signed.message, signed.author
-        case = self._case(work_id(message.verdict))
+        case = self.note(work_id(message.verdict))
         if self._is_closed(case):
             return
         before = case.rechecks.get(author)
@@ -121,9 +128,9 @@ class Ballots:
         self.disputes.settle(case)
 
     def heed(self, dispute: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> bool:
-        """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `add`."""
+        """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `note`."""
         first, second = (one.message for one in dispute)
-        case = self._case(work_id(first.verdict))
+        case = self.note(work_id(first.verdict))
         finding = self.disputes.compare(case, first, second)
         # A raiser may be wrong or lie: only a conflict that we see ourselves costs everybody a second look.
         if finding is None or dispute[0].author == dispute[1].author or self._is_closed(case):
@@ -204,6 +211,11 @@ class Ballots:
         case = self._cases.get(id)
         return case.votes.get(validator) if case else None
 
+    def words_of(self, validator: Address) -> list[Signed[Judgement]]:
+        """Verdicts and second looks of a validator, newest works first."""
+        cases = list(reversed(self._cases.values()))
+        return [row[validator] for case in cases for row in (case.votes, case.rechecks) if validator in row]
+
     def has_turned(self, id: WorkId, validator: Address) -> bool:
         """Whether its second look denies a fact of its verdict, and no dispute of the work is known that asked it to
         look. A group that it had not drawn, or arithmetic, is none."""
@@ -274,15 +286,6 @@ class Ballots:
         for validator in self._live():
             if validator not in case.votes and validator not in case.rechecks:
                 self._missed[validator] = self._missed.get(validator, 0) + 1
-
-    def _case(self, id: WorkId) -> Case:
-        case = self._cases.get(id)
-        if case is None:
-            work = self._register.get(id)
-            if work is None:
-                raise KeyError(id)
-            case = self._cases[id] = Case(work, self._clock(), votes={}, rechecks={})
-        return case
 
     def _forget(self, id: WorkId) -> None:
         """The register knows this work no more."""

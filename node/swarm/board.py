@@ -19,6 +19,7 @@ from node.network.budget import Budgets
 from node.network.interface import Network
 from node.swarm.catchup import CatchingUp, name_of
 from node.swarm.counts import Authority, may_say
+from node.swarm.ownwords import OwnEar
 from node.swarm.readers import Readers
 from node.swarm.rules import ELSE, MUTED, PATIENCE, own_budgets
 from node.swarm.shelf import Shelf
@@ -81,6 +82,8 @@ class Board:
         self._patience = Budgets(*PATIENCE)
         self._readers: Readers[Signed[Any]] = Readers()
         self.counts: Counter[str] = Counter()
+        self.own = OwnEar(clock, wall)
+        """Words of this node's key that this process did not say."""
         self.heard: dict[Address, float] = {}
         """When something new by each member came last, whichever way; monotonic seconds."""
         self._unsaid: list[tuple[float, Entry]] = []
@@ -89,13 +92,13 @@ class Board:
         self._topic = topic(domain, pool)
         # Everything is decided in the validator: what is refused must not be forwarded either.
         self._incoming = wire.subscribe(self._topic, self._accept)
-        self._catching_up = CatchingUp(wire, authority, self._shelf, self._handed, self.counts, clock)
+        self.catching_up = CatchingUp(wire, authority, self._shelf, self._handed, self.counts, clock)
 
     async def run(self) -> None:
         """Drain gossip and catch up until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drain)
-            nursery.start_soon(self._catching_up.run)
+            nursery.start_soon(self.catching_up.run)
             nursery.start_soon(self._speak)
 
     def subscribe(
@@ -151,7 +154,13 @@ class Board:
     async def post_raw(self, raw: bytes) -> None:
         """Gossip an envelope that was sealed earlier, and keep it for those who missed it."""
         # Opened like a stranger's: what is malformed here would be refused by everybody, at our cost.
-        self._take(open_envelope(self._domain, self._pool, raw), by=self._key.address)
+        try:
+            signed = open_envelope(self._domain, self._pool, raw)
+        except ProtocolError as error:  # sealed by this node, so it is its journal's disk
+            log.warning("journal.word_damaged", why=error.why, then="it is not said again")
+            return
+        self._shelf.saw(name_of(raw), signed)  # kept or not: what comes back of it is no other daemon's word
+        self._take(signed, by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
     def pin(self, envelopes: Sequence[bytes]) -> None:
@@ -199,7 +208,7 @@ class Board:
         try:
             parsed = parse_envelope(self._pool, raw)
             kind = type(parsed.message)
-            own = self._may_say(publisher, kind)
+            own = may_say(self._authority, publisher, kind)
             # Charged before the signature is checked, which is the dear part: whoever floods pays with its own budget.
             if not (self._spends_all(publisher, parsed.message) if own else self._spends(publisher, None)):
                 return False
@@ -273,12 +282,9 @@ class Board:
 
     # rights
 
-    def _may_say(self, author: Address, kind: type[Message]) -> bool:
-        return may_say(self._authority, author, kind)
-
     def _authorise(self, signed: Signed[Message]) -> None:
         message, author = signed.message, signed.author
-        if not self._may_say(author, type(message)) or not self._is_borne_out(message, author):
+        if not may_say(self._authority, author, type(message)) or not self._is_borne_out(message, author):
             raise MalformedMessage("message refused", f"{author} may not say {type(message).__name__}")
 
     def _is_borne_out(self, message: Message, author: Address) -> bool:
@@ -309,13 +315,17 @@ class Board:
         """Likewise, of a message in another one; a verdict that comes by itself is by whoever signed it."""
         if isinstance(one, VerdictIssued):
             return signer_of(self._domain, one.verdict, one.signature) == author
-        return self._may_say(author, type(one)) and self._is_borne_out(one, author)
+        return may_say(self._authority, author, type(one)) and self._is_borne_out(one, author)
 
     # keeping
 
     def _take(self, signed: Signed[Message], by: Address) -> bool:
         """Keep a message and tell it to who subscribed; False if it is no news."""
         now = self._clock()
+        if signed.author == self._key.address and by != signed.author:
+            # Before the shelf, which keeps no heartbeat of a lower number: another daemon's may be one.
+            for one in with_carried(signed):
+                self.own.hear(one)
         if not self._shelf.put(name_of(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
@@ -331,3 +341,7 @@ class Board:
         if self._readers.lost:
             self.counts["lost"] = self._readers.lost
         return True
+
+    def words_of(self, author: Address) -> list[Signed[Message]]:
+        """What is kept of one author, newest first."""
+        return self._shelf.of(author)

@@ -95,6 +95,13 @@ class CatchingUp:
                 greeted.add(peer)
             await trio.sleep(SOON if fresh or brought >= MUCH else self._pause())
 
+    async def now(self, most: int) -> None:
+        """Ask so many members at once what was missed."""
+        peers = [peer for peer in self._wire.connected() if self._authority.is_member(peer)]
+        async with trio.open_nursery() as nursery:
+            for peer in random.sample(peers, min(most, len(peers))):
+                nursery.start_soon(self._ask, peer)
+
     def _pause(self) -> float:
         """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
         return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)

@@ -12,6 +12,8 @@ class Checkpoints:
     def __init__(self) -> None:
         self._offered: Recent[tuple[int, int], dict[Address, Signed[CheckpointOffered]]] = Recent(CHECKPOINTS)
         """By term and step; of each author one, the first."""
+        self._gone: Recent[tuple[int, int], dict[Address, Signed[CheckpointOffered]]] = Recent(CHECKPOINTS)
+        """Of policies that were taken back."""
 
     def offered(self, signed: Signed[CheckpointOffered]) -> bool:
         """Whether it is news. What is offered is of a followed policy (`counts.py`)."""
@@ -20,7 +22,13 @@ class Checkpoints:
 
     def forget(self, term: int, step: int) -> None:
         """That policy is none any more."""
-        self._offered.pop((term, step), None)
+        if offers := self._offered.pop((term, step), None):
+            self._gone[term, step] = offers
+
+    def again(self, term: int, step: int) -> None:
+        """It is one again."""
+        if offers := self._gone.pop((term, step), None):
+            self._offered[term, step] = offers
 
     def of(self, first: Address) -> dict[int, list[Signed[CheckpointOffered]]]:
         """By step: the offers, that of `first` before others'."""

@@ -5,6 +5,7 @@ Raises disputes that it is the first to see (validators and trainers only: other
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import trio
 
 from node.clock import Seconds
 from node.state.journal import Journal
+from node.state.kept import cached
 from node.swarm.board import Board
 from node.swarm.counts import COUNTS, Office
 from node.swarm.facts import Facts, Fork, JudgeDisbelieved, LeaderDisbelieved, News, Quarantined
@@ -67,7 +69,7 @@ class Jury:
     async def run(self) -> None:
         """Listen until cancelled."""
         await self._recall()
-        lines = [self._board.subscribe(Heartbeat)]
+        lines: list[trio.MemoryReceiveChannel[Any]] = [self._board.subscribe(Heartbeat)]
         for offices in LINES:
             kinds = (kind for kind, row in COUNTS.items() if row.by in offices and kind is not Heartbeat)
             lines.append(self._board.subscribe(*kinds))
@@ -100,7 +102,8 @@ class Jury:
             return {}
         # Opening envelopes costs a signature each, and the fork of a term never changes once it is known.
         if term not in self._convicting or self._convicting[term][0] is not fork:
-            self._convicting[term] = fork, [open_envelope(domain, self._pool, raw) for raw in fork.evidence]
+            read = partial(_opened, domain, self._pool, fork.evidence)
+            self._convicting[term] = fork, cached("a fork's evidence in the journal", read) or []
         said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepJudged)}
         for one in list(said.values())[:1]:
             said |= {a: of.message for a, of in self.state.steps.judged_by(one.statement.struct_hash).items()}
@@ -121,19 +124,23 @@ class Jury:
         """Whom this node did not believe before a restart, and why."""
         kept = await self._recalled(QUARANTINE)
         if kept is not None:
-            self.state.disputes.restore(msgspec.msgpack.decode(kept, type=list[Quarantined]))
+            read = partial(msgspec.msgpack.decode, kept, type=list[Quarantined])
+            self.state.disputes.restore(cached(f"the journal's {QUARANTINE}", read) or [])
             for one in self.state.disputes.quarantined.values():
                 self._board.pin(one.evidence)
         # Evidence is pinned again, since the board of a node that was away has forgotten it.
         kept = await self._recalled(FORKS)
         if kept is not None:
-            self.state.policies.forks = msgspec.msgpack.decode(kept, type=dict[int, Fork])
+            forks = partial(msgspec.msgpack.decode, kept, type=dict[int, Fork])
+            self.state.policies.forks = cached(f"the journal's {FORKS}", forks) or {}
             for fork in self.state.policies.forks.values():
                 self._board.pin(fork.evidence)
                 self._open_again(fork.evidence)
         kept = await self._recalled(DISPUTES)
-        for envelopes in msgspec.msgpack.decode(kept, type=list[list[bytes]]) if kept is not None else ():
-            self._open_again(envelopes)
+        if kept is not None:
+            read = partial(msgspec.msgpack.decode, kept, type=list[list[bytes]])
+            for envelopes in cached(f"the journal's {DISPUTES}", read) or []:
+                self._open_again(envelopes)
 
     async def _recalled(self, name: str) -> bytes | None:
         return await self._journal.do(self._journal.recall, name) if self._journal is not None else None
@@ -178,3 +185,7 @@ class Jury:
             if (journal := self._journal) is not None:
                 for name, what in kept.items():
                     await journal.do(journal.remember, name, msgspec.msgpack.encode(what))
+
+
+def _opened(domain: Domain, pool: int, envelopes: Sequence[bytes]) -> list[Signed[Any]]:
+    return [open_envelope(domain, pool, raw) for raw in envelopes]

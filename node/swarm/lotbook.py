@@ -65,8 +65,8 @@ class LotBook:
         self._pledged: Recent[tuple[Address, int], _Pledged] = Recent(16 * KEPT_WINDOWS)
         self._verdicts: Recent[tuple[Address, int], list[tuple[int, Signed[VerdictIssued]]]] = Recent(4 * KEPT_WINDOWS)
         """With the groups of the work that each is about."""
-        self._files: Recent[int, dict[Address, dict[WorkId, int]]] = Recent(KEPT_WINDOWS)
-        """Window -> worker -> file -> which groups were checked, a bit each: a pool's largest table of all."""
+        self._files: dict[int, dict[Address, dict[WorkId, int]]] = {}
+        """Window -> worker -> file -> which groups were checked, a bit each; from the last full window on."""
         self.kept = 0
         self.early = 0
         self.broken = 0
@@ -76,8 +76,12 @@ class LotBook:
         it is looked at. Nor does a contribution beside rollouts: power is told of one kind of works."""
         if not self._counts(work):
             return
-        window = self._files.setdefault(window_of(work.step, self._audit), {})
-        window.setdefault(work.node, {}).setdefault(work.id, 0)
+        window = window_of(work.step, self._audit)
+        if window < (full := self.last_full_window()):
+            return  # nobody asks any more
+        if window not in self._files:
+            self._files = {of: files for of, files in self._files.items() if of >= full}
+        self._files.setdefault(window, {}).setdefault(work.node, {}).setdefault(work.id, 0)
 
     def _counts(self, work: Work) -> bool:
         return work.task is None and (work.is_sampled or not self._seats)
@@ -129,10 +133,18 @@ class LotBook:
         # Told before the verdicts that it is to be compared with, a secret would otherwise clear whatever follows.
         if pledged is not None and pledged.revealed is not None:
             return self._compare(pledged, pledged.revealed, groups, signed)
+        if (signed.author, window) not in self._verdicts:
+            self._forget_verdicts()
         said = self._verdicts.setdefault((signed.author, window), [])
         if len(said) < KEPT_VERDICTS:
             said.append((groups, signed))
         return self._unrevealed(signed)
+
+    def _forget_verdicts(self) -> None:
+        """Of windows so old that their secret, which was never told, has had consequences."""
+        oldest = self.current_window - 2 * OVERDUE_WINDOWS
+        for author, window in [one for one in self._verdicts if one[1] < oldest]:
+            del self._verdicts[author, window]
 
     def covered(self, work: Work, message: Judgement) -> None:
         """Note which groups somebody put through the model."""
@@ -140,8 +152,9 @@ class LotBook:
             return
         self.committed(work)
         files = self._files.get(window_of(work.step, self._audit), {}).get(work.node, {})
-        drawn = sum(1 << group for group in unpack_groups(message.checked, self._groups) or ())
-        files[work.id] = files.get(work.id, 0) | drawn
+        if work.id in files:
+            drawn = sum(1 << group for group in unpack_groups(message.checked, self._groups) or ())
+            files[work.id] |= drawn
 
     def _unrevealed(self, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Whether the author keeps its secrets to itself for good."""
@@ -197,6 +210,11 @@ class LotBook:
         """The share of the trainer's steps that a validator has pledged to audit now; None where nothing was heard."""
         known = self._pledged.get((validator, self.current_window))
         return as_share(known.pledge.steps) if known else None
+
+    def pledged_by(self, validator: Address) -> list[bytes]:
+        """The envelopes of the heartbeats in which a validator pledged, newest first."""
+        rows = reversed(self._pledged.items())
+        return list(dict.fromkeys(known.raw for (author, _), known in rows if author == validator))
 
     def _break(self, validator: Address, why: str, *evidence: bytes) -> BrokenPromise:
         self.broken += 1

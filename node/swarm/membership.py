@@ -232,11 +232,16 @@ def is_cut_off(voices: Iterable[tuple[float, float]], now: float) -> bool:
     return all(now - heard > max(SHORTEST_SILENCE, MISSED_UNHEALTHY * interval) for heard, interval in voices)
 
 
+def who_uses_work(membership: Membership) -> list[Address]:
+    """The trainers, who leads first, and the validators that are in the pool."""
+    validators = (one for one in membership.validators if membership.is_validator(one))
+    return list(dict.fromkeys((membership.trainer, *membership.terms.trainers, *validators)))
+
+
 def voices(board: Board, membership: Membership) -> list[tuple[float, float]]:
     """(when it was heard last, seconds between its heartbeats as it says) of the trainer and the validators."""
     found: list[tuple[float, float]] = []
-    validators = (one for one in membership.validators if membership.is_validator(one))
-    for author in dict.fromkeys((membership.trainer, *membership.terms.trainers, *validators)):
+    for author in who_uses_work(membership):
         heard, member = board.heard.get(author), membership.table.get(author)
         if heard is not None and member is not None and author != membership.own:
             found.append((heard, member.beat.interval if member.beat else 0.0))

@@ -83,8 +83,11 @@ class PolicyClock:
         if message.term > self._terms.now.number:
             return Admission.HELD  # the chain has not told of that term yet
         if not self._is_its_authors(author, message):
-            late = self._is_late(message)
-            return Admission.COUNTS if late else Admission.REFUSED
+            if self._is_late(message):
+                return Admission.COUNTS
+            # The end of its term stands in a block, and that may be replaced.
+            over = self._terms.is_over(message.term, message.step) and self._terms.led(author, message.term)
+            return Admission.HELD if over else Admission.REFUSED
         return Admission.COUNTS if author == self._own or self._is_reached(message) else Admission.HELD
 
     def _is_its_authors(self, author: Address, message: PolicyAnnounced) -> bool:
@@ -107,12 +110,14 @@ class PolicyClock:
             term.from_step == step and term.number == message.term for term in self._terms.all() if term.number
         )
 
-    def anchor(self, held: Collection[tuple[float, PolicyAnnounced]]) -> int | None:
+    def anchor(self, held: Collection[tuple[float, Address, PolicyAnnounced]]) -> int | None:
         """Where a node begins that follows nothing yet and has waited in vain for the validators: the first step of the
         longest row of the leader's policies, of which each goes on from the one before. held: with when each came."""
-        if self.newest_step >= 0 or not held or self._clock() - min(at for at, _ in held) < ANCHOR_SECONDS:
+        # A row of a term that is not its author's would be taken every second, and never lead anywhere.
+        rightful = [(at, message) for at, author, message in held if self._is_its_authors(author, message)]
+        if self.newest_step >= 0 or not rightful or self._clock() - min(at for at, _ in rightful) < ANCHOR_SECONDS:
             return None
-        known = {message.step: message for _, message in held}
+        known = {message.step: message for _, message in rightful}
         lengths: dict[int, int] = {}
         for step in sorted(known, reverse=True):
             after = known.get(step + 1)
@@ -146,21 +151,24 @@ class PolicyClock:
 
     def begin_term(self) -> list[PolicyFollowed]:
         """A term began: what those before it said from its first policy on is orphaned, and of two policies
-        right before that one the other than the taker named. These, the newest first."""
+        right before that one the other than the taker named; or the block of one was replaced, and it never said
+        anything. These, the newest first."""
         now = self._terms.now
         gone: list[PolicyFollowed] = []
-        for step in sorted((step for step in self._by_step if step >= now.from_step - 1), reverse=True):
+        for step in sorted(self._by_step, reverse=True):
             said = self._by_step[step]
             message = said.message
-            if self._terms.is_over(message.term, step) or (step < now.from_step and self._is_forked(message)):
+            over = message.term > now.number or self._terms.is_over(message.term, step)
+            if over or (step == now.from_step - 1 and self._is_forked(message)):
                 del self._by_step[step]
                 self._orphan(message.policy_root)
                 self._taken_back[message.policy_root] = said
                 gone.append(said)
         return gone
 
-    def end_term(self) -> list[PolicyFollowed]:
-        """The block of a term was replaced: what it took back is followed again. These, the oldest first."""
+    def follow_again(self) -> list[PolicyFollowed]:
+        """What a term took back whose block was replaced, or what a term said whose block came again. These, the oldest
+        first."""
         found: list[PolicyFollowed] = []
         for said in sorted(self._taken_back.values(), key=lambda one: one.step):
             if self._is_its_authors(said.author, said.message):
@@ -214,6 +222,10 @@ class PolicyClock:
     def of_step(self, step: int) -> PolicyFollowed | None:
         """The followed policy of a step, as long as it is kept."""
         return self._by_step.get(step)
+
+    def words_of(self, trainer: Address) -> list[PolicyFollowed]:
+        """A trainer's announcements, newest first."""
+        return [said for _, said in sorted(self._by_step.items(), reverse=True) if said.author == trainer]
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from node.swarm.facts import (
     LeaderDisbelieved,
     News,
     PeerTold,
+    PolicyFollowed,
     RunTold,
     ShardClaimed,
     TermBegan,
@@ -33,6 +34,7 @@ from node.swarm.policies import PolicyClock
 from node.swarm.register import Register
 from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
+from node.swarm.terms import Term
 from node.swarm.works import Works
 from protocol.checks import reason_name
 from protocol.identity import Address
@@ -94,7 +96,7 @@ class PoolState:
     ) -> None:
         self._membership = membership
         self._clock = clock
-        self.policies = PolicyClock(clock, membership.terms, self._reached, membership.own)
+        self.policies = PolicyClock(clock, membership.terms, self.reached, membership.own)
         self.tasks = TaskBook(lambda node: membership.table.is_silent(node, clock()), clock, membership.in_office)
         self.register = Register(run, self.policies, clock, self.tasks)
         self.lots = LotBook(run, pool, self.policies)
@@ -139,7 +141,7 @@ class PoolState:
         now, table = self._clock(), self._membership.table  # without a look at everybody else
         return [one for one in self._membership.validators if table.is_live(one, now)]
 
-    def _reached(self) -> int:
+    def reached(self) -> int:
         """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none."""
         members, quorum = self._membership, self._membership.quorum
         beats = (members.table.get(one) for one in members.validators if one not in self.disputes.quarantined)
@@ -150,11 +152,10 @@ class PoolState:
         return self.policies.admits(author, message) if self._announces else Admission.REFUSED
 
     def is_followed(self, term: int, step: int) -> bool | None:
-        """Whether a term's policy of a step is followed here; None where it may be yet."""
+        """Whether a term's policy of a step is followed here. None where it is not: it may be yet, also of a term that
+        is over, since its end stands in a block."""
         found = self.policies.of_step(step)
-        if found is None:
-            return None if step > self.newest or term > self._membership.terms.now.number else False
-        return found.message.term == term
+        return (found is not None and found.message.term == term) or None
 
     def is_stated(self, message: StepJudged) -> bool | None:
         """Whether a statement is the followed policy's. One that is older than all that is followed here counts by its
@@ -164,7 +165,7 @@ class PoolState:
             return found.author == message.trainer and found.statement == of
         if of.step > self.newest or of.term > self._membership.terms.now.number:
             return None
-        return self._membership.terms.counts(message.trainer, of.term, of.step, of.parent)
+        return self._membership.terms.counts(message.trainer, of.term, of.step, of.parent) or None
 
     def is_running(self, term: int, until: int) -> bool | None:
         """Whether this is the lease that runs, as far as the chain has told."""
@@ -226,9 +227,12 @@ class PoolState:
     def _on_time(self) -> None:
         self.works.look_again()
         self._look_again()
+        self.register.forget_old()
+        if self.newest >= 0:
+            return
         held = [(at, one) for words in self._held.values() for one, at in words.items()]
         policies = [(at, one) for at, one in held if isinstance(one.message, PolicyAnnounced)]
-        first = self.policies.anchor([(at, one.message) for at, one in policies])
+        first = self.policies.anchor([(at, one.author, one.message) for at, one in policies])
         if first is not None:
             log.info("policies.anchored", step=first, why="no quorum of validators said how far the run is")
             for _, signed in sorted(policies, key=lambda each: each[1].message.step):
@@ -247,8 +251,9 @@ class PoolState:
             self._tell(TermBegan(now.holder, now))
         elif now != self._term:
             self._tell(TermMoved(now.holder, now))
-        for again in self.policies.end_term() if now.number < self._term.number else ():
-            self._tell(again)
+        if _place_of(now) != _place_of(self._term):
+            for again in self.policies.follow_again():
+                self._follow(again)
         self._term = now
         self.tasks.look_again()
         self._look_again()
@@ -271,10 +276,14 @@ class PoolState:
         if isinstance(found, Fork):
             self._believe_no_more(signed.author, signed.message.term, found)
         elif found is not None:
-            self.steps.stated(found)
-            self._tell(found)
-            self.register.look_again()
+            self._follow(found)
             self._look_again()
+
+    def _follow(self, found: PolicyFollowed) -> None:
+        self.steps.stated(found)
+        self.checkpoints.again(found.message.term, found.step)
+        self._tell(found)
+        self.register.look_again()
 
     def _on_checkpoint(self, signed: Signed[CheckpointOffered]) -> None:
         if self.checkpoints.offered(signed):
@@ -311,3 +320,8 @@ class PoolState:
     def _on_reveal(self, signed: Signed[LotsRevealed]) -> None:
         self.works.punish(self.lots.reveal(signed))
         self.steps.revealed(signed)
+
+
+def _place_of(term: Term) -> tuple[object, ...]:
+    """All of it that says which policies it is about."""
+    return term.number, term.holder, term.from_step, term.parent

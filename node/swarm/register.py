@@ -14,6 +14,7 @@ that it finds, nor which ones it missed: it holds neither against anybody. Pure:
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 
@@ -36,6 +37,11 @@ EARLY_SECONDS = 60.0
 POLICIES_BACK = 20
 """Policies beyond the staleness of a run for which a node's work is remembered, if it commits all that it may; of older
 ones nobody's is work any more."""
+KEPT_SECONDS = 900.0
+"""For so long a work is remembered at least, however many policies come meanwhile: seals may stay closed for ten
+minutes, disputes and certificates wait for a few."""
+FORGOTTEN_AT_ONCE = 256
+"""Works that are forgotten in one stretch of the event loop."""
 READ = 8192
 
 
@@ -86,6 +92,11 @@ class Work(msgspec.Struct):
         return min(self.signed.message.size, most)
 
     @property
+    def place(self) -> tuple[int, bytes | None]:
+        """(step, task) that it belongs to, as a fence has them (`node.state.pen`): of a contribution its round."""
+        return (-1, self.task.id) if self.task is not None else (max(self.step, self.round), None)
+
+    @property
     def title(self) -> str:
         """What the file is, in words."""
         number = self.commitment.index + 1
@@ -126,9 +137,12 @@ class Register:
         self._opened = clock()
         self._most = most_files(run)
         self._policies_back = run.recipe.max_staleness + POLICIES_BACK
+        self._kept_seconds = max(KEPT_SECONDS, 4 * run.audit.verdict_seconds)
         self._works: dict[WorkId, Work] = {}
         self._slots: dict[Slot, list[Work]] = {}
         self._nodes: dict[Address, _Submissions] = {}
+        self._of_step: dict[int, dict[WorkId, Work]] = {}
+        """Of policies, each in the order in which they were heard."""
         self._read: Recent[bytes, Slot] = Recent(READ)
         self._listeners: list[Listener] = []
         self._on_rivals: list[Rivals] = []
@@ -245,7 +259,10 @@ class Register:
         if known is not None and known.outer and task is None and self._run.diloco is not None:
             round_ = known.step + commitment.index
             most = commitment.index + (self._run.diloco.begins_at(round_) == known.step)
-        if late or commitment.index >= most or (known is not None and self._may_be_said_again(known, early)):
+        if late:  # the block of that term may be replaced
+            self._set_aside(node, id, early)
+            return None
+        if commitment.index >= most or (known is not None and self._may_be_said_again(known, early)):
             self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
@@ -255,6 +272,8 @@ class Register:
         # Of a forked slot both stay, since together they are the evidence.
         slot.append(work)
         self._works[id] = node.works[id] = work
+        if task is None:
+            self._of_step.setdefault(work.step, {})[id] = work
         if task is None:
             # Rivals count as heard, too: a forked slot must not look like a gap.
             node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
@@ -305,11 +324,28 @@ class Register:
         most = self._most * self._policies_back
         # Of each node as many as it may make for all policies that still count: what goes is too old to be judged.
         while len(node.works) > most:
-            id, old = node.works.popitem(last=False)
-            del self._works[id]
-            slot = slot_of(old.commitment)
-            self._slots[slot].remove(old)
-            if not self._slots[slot]:
-                del self._slots[slot]
-            for forget in self._on_forgotten:
-                forget(id)
+            self._drop(next(iter(node.works.values())))
+
+    def forget_old(self) -> None:
+        """Works of policies that are beyond every horizon, a few at a time. A decided one is closed by then, and one
+        that nobody decided trains nothing any more."""
+        oldest, now, left = self._policies.newest_step - self._policies_back, self._clock(), FORGOTTEN_AT_ONCE
+        for step in [step for step in self._of_step if step < oldest]:
+            old = [one for one in islice(self._of_step[step].values(), left) if now - one.at > self._kept_seconds]
+            for work in old:
+                self._drop(work)
+            left -= len(old)
+
+    def _drop(self, work: Work) -> None:
+        node = self._nodes[work.node]
+        del self._works[work.id], node.works[work.id]
+        of_step = self._of_step.get(work.step, {})
+        of_step.pop(work.id, None)
+        if not of_step:
+            self._of_step.pop(work.step, None)
+        slot = slot_of(work.commitment)
+        self._slots[slot].remove(work)
+        if not self._slots[slot]:
+            del self._slots[slot]
+        for forget in self._on_forgotten:
+            forget(work.id)

@@ -25,6 +25,9 @@ MAX_MESSAGES = 4096
 """Messages that are kept of all authors, heartbeats and announcements aside: those are few by themselves."""
 MAX_AGE = 240.0
 """Seconds; heartbeats are kept for longer where there are many."""
+SECOND_FOR = 60.0
+"""Seconds for which the newest heartbeat of an author's other generation is kept: two daemons of one key hear each
+other by it."""
 MAX_PINNED = 2048
 REMEMBERED = 32_768
 """Messages that are recognised when they come again: an hour of a pool that says nine a second."""
@@ -120,6 +123,8 @@ class Shelf:
         self._kept: dict[bytes, Kept] = {}
         self._aging: OrderedDict[bytes, Kept] = OrderedDict()
         self._beats: OrderedDict[Address, Kept] = OrderedDict()
+        self._second: OrderedDict[Address, Kept] = OrderedDict()
+        """The newest heartbeat of another generation than that of `_beats`; told to nobody, handed over when asked."""
         self._held: dict[Address, _Held] = {}
         # Evidence is bounded, too: newer convictions matter more to who comes now.
         self._pinned: Recent[bytes, Kept] = Recent(MAX_PINNED)
@@ -154,9 +159,11 @@ class Shelf:
             return False
         kept = self._made(name, signed, now, direct)
         if not self._has_place(kept):
+            if isinstance(signed.message, Heartbeat):
+                self._put_second(kept)
             self._forget(kept)
             return False
-        self._see(name, signed)
+        self.saw(name, signed)
         if isinstance(signed.message, Heartbeat):
             self._put_beat(kept)
         else:
@@ -166,16 +173,24 @@ class Shelf:
 
     def pin(self, name: bytes, signed: Signed[Message], now: float) -> None:
         """Keep a message for good, beside everything else."""
-        self._see(name, signed)
+        self.saw(name, signed)
         self._pinned[name] = self._made(name, signed, now, direct=False)
 
     def messages(self, *kinds: type[M]) -> list[Signed[M]]:
         """The kept messages of some kinds, oldest first."""
         # In this order, so that what is pinned and kept is told once, with its place among the kept.
         found = {**self._pinned, **self._kept}
-        holding = (one for one in found.values() if isinstance(one.signed.message, (*kinds, ValidatorSaid)))
+        second = {one.name for one in self._second.values()} if Heartbeat in kinds else ()
+        wanted = (one for name, one in found.items() if name not in second)
+        holding = (one for one in wanted if isinstance(one.signed.message, (*kinds, ValidatorSaid)))
         said = chain.from_iterable(with_carried(one.signed) for one in sorted(holding, key=_number))
         return [cast(Signed[M], one) for one in said if isinstance(one.message, kinds)]
+
+    def of(self, author: Address) -> list[Signed[Message]]:
+        """What is kept of one author, newest first."""
+        held = (kept for row in self._held.get(author, _Held()).values() for kept in row.values())
+        beats = (row[author] for row in (self._beats, self._second) if author in row)
+        return [one.signed for one in sorted([*held, *beats], key=_number, reverse=True)]
 
     def names(self, most: int) -> list[bytes]:
         """What need not be told to us again: what is kept, and what was let go although it is not old."""
@@ -228,7 +243,8 @@ class Shelf:
             self._drop(self._held[self._ranks.most()].oldest_of_all())
 
     def _expire(self, now: float) -> None:
-        for line, most in ((self._aging, MAX_AGE), (self._beats, self._age_of_beats())):
+        lines = (self._aging, MAX_AGE), (self._beats, self._age_of_beats()), (self._second, SECOND_FOR)
+        for line, most in lines:
             while line and (oldest := next(iter(line.values()))).at < now - most:
                 self._remove(oldest)
 
@@ -253,10 +269,26 @@ class Shelf:
         before = self._beats.get(author)
         # An author's own heartbeat is surely its newest; what another brings may be a replay with a stolen number.
         if before is not None and before.direct and not kept.direct:
-            return
+            return self._put_second(kept)
         if before is not None:
             self._remove(before)
         self._beats[author] = self._kept[kept.name] = kept
+        if before is not None:
+            self._put_second(before)
+
+    def _put_second(self, kept: Kept) -> None:
+        """A heartbeat of another generation than the author's newest, if it is the newest of those."""
+        author, message = kept.signed.author, of_kind(kept.signed, Heartbeat).message
+        newest = self._beats.get(author)
+        if newest is None or of_kind(newest.signed, Heartbeat).message.boot == message.boot:
+            return
+        known = self._second.get(author)
+        if known is not None and of_kind(known.signed, Heartbeat).message.number >= message.number:
+            return
+        if known is not None:
+            self._remove(known)
+        self.saw(kept.name, kept.signed)
+        self._second[author] = self._kept[kept.name] = kept
 
     def _add(self, kept: Kept) -> None:
         author = kept.signed.author
@@ -270,7 +302,8 @@ class Shelf:
         message, author = kept.signed.message, kept.signed.author
         del self._kept[kept.name]
         if isinstance(message, Heartbeat):
-            del self._beats[author]
+            row = self._second if self._second.get(author) is kept else self._beats
+            del row[author]
             return
         held = self._held[author]
         held.remove(kept)
@@ -280,7 +313,8 @@ class Shelf:
             del self._aging[kept.name]
             self._ranks.change(author, -1)
 
-    def _see(self, name: bytes, signed: Signed[Message]) -> None:
+    def saw(self, name: bytes, signed: Signed[Message]) -> None:
+        """Know a message again when it comes once more."""
         origin = Seen(signed.author, type(signed.message))
         self._seen[name] = self._origins.setdefault(origin, origin)  # one for all of an author's messages
 

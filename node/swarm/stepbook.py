@@ -79,6 +79,10 @@ class StepBook:
         found = self._judged.get(statement)
         return dict(found.by) if found else {}
 
+    def words_of(self, validator: Address) -> list[Signed[StepJudged]]:
+        """What a validator said of steps, newest first."""
+        return [one.by[validator] for one in reversed(self._judged.values()) if validator in one.by]
+
     def status(self) -> dict[str, Any]:
         """last_step: K of the newest audited step, which turned policy K into the next; held, steps: statements that no
         quorum and nobody found bad, of those that somebody audited; owing: draws without a verdict."""

@@ -104,6 +104,10 @@ class Terms:
                 return author == term.holder and within and (not first or parent == term.parent)
         return False
 
+    def led(self, author: Address, number: int) -> bool:
+        """Whether a term is or was its author's."""
+        return any(term.number == number and term.holder == author for term in self._terms)
+
     def is_over(self, number: int, step: int) -> bool:
         """Whether a later term begins at or before this policy: then nobody counts what this term says of it."""
         return any(term.number > number and term.from_step <= step for term in self._terms)

@@ -16,7 +16,8 @@ import msgspec
 
 from node.errors import StateError
 from node.state.files import write_whole
-from protocol.errors import UNREADABLE, ProtocolError
+from node.state.kept import kept
+from protocol.blobs import describe
 from protocol.tasks import TaskId, TaskSpec, decode_task
 
 SPEC, STATE = "task.json", "state.json"
@@ -80,16 +81,18 @@ class TaskFolder:
     def spec(self) -> TaskSpec:
         """Raises StateError where it cannot be read."""
         try:
-            return decode_task(self.encoded)
-        except (OSError, ProtocolError) as error:
+            encoded = self.encoded
+        except OSError as error:
             raise StateError(f"no task in {self.path}", str(error), "look at: intellect-node task status") from None
+        return kept(self.path / SPEC, lambda: decode_task(encoded))
 
     def state(self) -> TaskState:
         """Raises StateError where it cannot be read."""
         try:
-            return msgspec.json.decode((self.path / STATE).read_bytes(), type=TaskState)
-        except (OSError, *UNREADABLE) as error:
+            data = (self.path / STATE).read_bytes()
+        except OSError as error:
             raise StateError(f"no task in {self.path}", str(error), "look at: intellect-node task status") from None
+        return kept(self.path / STATE, lambda: msgspec.json.decode(data, type=TaskState))
 
     def close(self, *, cancelled: bool = False) -> None:
         """Nothing more is waited for."""
@@ -120,17 +123,26 @@ class TaskFolder:
         """The same of one that is here. Raises StateError for files that were changed."""
         place = self._place(shard)
         try:
-            record = msgspec.json.decode(place.with_suffix(".json").read_bytes(), type=ShardRecord)
-            return record, place.with_suffix(".arrow").read_bytes(), place.with_suffix(".report").read_bytes()
-        except (OSError, *UNREADABLE) as error:
+            told, file, report = (place.with_suffix(end).read_bytes() for end in (".json", ".arrow", ".report"))
+        except OSError as error:
             why = f"shard {shard} of the task cannot be read"
             raise StateError(why, str(error), f"look at {self.path}") from error
+        record = kept(place.with_suffix(".json"), lambda: msgspec.json.decode(told, type=ShardRecord))
+        # Bought, and read for years: a bit that the disk has changed is no result.
+        kept(place.with_suffix(".arrow"), lambda: _is(file, record.file_root))
+        return record, file, report
 
     def _place(self, shard: int) -> Path:
         return self.path / "shards" / f"{shard:05}"
 
     def _write_state(self, state: TaskState) -> None:
         write_whole(self.path / STATE, msgspec.json.encode(state))
+
+
+def _is(data: bytes, root: str) -> None:
+    """Raises ValueError for another blob."""
+    if describe(data).root.hex() != root:
+        raise ValueError(f"its root is not {root[:16]}...")
 
 
 def folders(directory: Path) -> list[TaskFolder]:

@@ -36,12 +36,14 @@ class Evaluations:
     def next(self) -> int | None:
         """The oldest step that has to be evaluated still, published or not; None if all are."""
         # What another trainer decides anew is cut, perhaps by another process: then its evaluations are due again.
-        due = (self._next - 1) // self._every * self._every
-        while self._next and not self.settled(max(due, 0)):
-            self._next, due = max(due, 0), due - self._every
-        while self._next <= self._last and self.settled(self._next):
-            self._next += 1
-        return self._next if self._next <= self._last else None
+        found = self._next
+        due = (found - 1) // self._every * self._every
+        while found and not self.settled(max(due, 0)):
+            found, due = max(due, 0), due - self._every
+        while found <= self._last and self.settled(found):
+            found += 1
+        self._next = found  # in one assignment: threads ask, too
+        return found if found <= self._last else None
 
     def waiting(self) -> list[int]:
         """Published steps whose evaluation is due and not there."""

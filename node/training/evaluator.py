@@ -12,15 +12,14 @@ from node.environments.registry import load_environment
 from node.inference.engine import Weights, generate
 from node.inference.evaluation import Answered, Evaluation
 from node.inference.image import read_image
-from node.inference.lora import expected_tensors, read_peft
+from node.inference.lora import expected_tensors, read_peft, start_policy
 from node.inference.room import adapter_columns
 from node.inference.settings import DEFAULT, EngineSettings
-from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine, build_model, image_names
 from node.training.settings import TrainerSettings
 from protocol.engines import LORA
 from protocol.lora import LORA_A
-from protocol.run import RunSpec
+from protocol.run import MODEL, RunSpec
 
 
 def evaluation_engine(settings: TrainerSettings) -> EngineSettings:
@@ -71,8 +70,8 @@ class Evaluator:
         told: Callable[[], object] = lambda: None,
     ) -> None:
         """told: hears of each answer."""
-        self._model_dir = assets / "model"
-        self._engine = TorchEngine(assets / "model", settings)
+        self._assets = assets
+        self._engine = TorchEngine(assets / MODEL, settings)
         tokenizer = self._engine.tokenizer
         environment = load_environment(run.environment, assets, tokenizer)
         others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
@@ -89,10 +88,8 @@ class Evaluator:
         return self._evaluation.figures(step)
 
     def start(self) -> Weights:
-        """The model's own weights, as policy 0 has them. Raises ModelError."""
-        weights = StartWeights(self._model_dir)
-        weights.check(image_names(build_model(self._model_dir, "meta")))
-        return weights
+        """Policy 0. Raises ModelError."""
+        return start_policy(self._assets, image_names(build_model(self._assets / MODEL, "meta")))
 
     def answered(self, weights: Weights, draws: int) -> list[list[Answered]]:
         """What the held-back problems of each draw are answered with these weights."""

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import trio
 
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.spool import Spool
-
-POLL = 0.02
+from node.training.watch import SpoolWatch
 
 
 class _Job(msgspec.Struct, frozen=True, tag=True):
@@ -74,8 +72,13 @@ class Answer(msgspec.Struct, frozen=True):
 class Jobs:
     """The directory of jobs of one spool."""
 
-    def __init__(self, spool: Spool) -> None:
-        self._directory = spool.root / "jobs"
+    def __init__(self, spool: Spool, watch: SpoolWatch | None = None) -> None:
+        """watch: of the spool, at the daemon's end."""
+        self._directory, self._watch = spool.root / "jobs", watch or SpoolWatch(spool)
+
+    async def run(self) -> None:
+        """At the daemon's end: hear of answers until cancelled."""
+        await self._watch.run()
 
     def prepare(self) -> None:
         """Make the directory, empty: what was asked by an earlier daemon nobody waits for."""
@@ -109,8 +112,7 @@ class Jobs:
         asked, answered = self._directory / f"{name}.json", self._answer(name)
         try:
             write_whole(asked, msgspec.json.encode(job))
-            while not answered.exists():  # noqa: ASYNC110 - another process writes it
-                await trio.sleep(POLL)
+            await self._watch.until(answered.exists)
             answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
         except OSError as error:
             why = f"{self._directory}: {error.strerror or error}"

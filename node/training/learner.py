@@ -8,7 +8,6 @@ world size): the trainer's exact resume rests on that.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from node.inference.transfer import sent
-from node.training.advantages import apart, overlong_penalty, row_weights
 from node.training.batch import BatchRow
+from node.training.beside import Beside, Weights, vocabulary_of
 from node.training.errors import TrainingError
 from node.training.experts import describe_experts
-from node.training.functions import Samples, functions_of
-from node.training.lora import add_adapters, without_adapters
+from node.training.functions import functions_of
+from node.training.lora import add_adapters
 from node.training.losses import log_ratio
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
@@ -35,25 +34,13 @@ from node.training.rows import usable_rows
 from node.training.settings import TrainerSettings
 from node.training.sharding import ActivationsOnCpu, decoder_layers, fill, prepare_model, whole
 from node.training.tally import Tally, describe
+from node.training.updates import Update, Updates
 from node.training.world import World, compute_dtype
 from protocol.lora import LORA_B
 from protocol.recipe import Recipe
 from protocol.sections import Distill
 
-Weights = Mapping[str, Tensor]
 NO_TIMING: Any = lambda name: nullcontext()  # noqa: E731
-
-
-@dataclass(slots=True)
-class Update:
-    """What one optimiser step learns from: rows, and per row its advantage and the weight of each of its tokens."""
-
-    rows: list[BatchRow]
-    advantages: NDArray[np.float32]
-    weights: NDArray[np.float64]
-    rounds: list[list[NDArray[np.int64]]] = field(default_factory=list)
-    proximal: list[Tensor] = field(default_factory=list)
-    """per round, for this rank; empty where the loss needs none"""
 
 
 class Learner:
@@ -83,13 +70,13 @@ class Learner:
         self._functions = functions_of(self._objective, assets)
         self._settings = settings or TrainerSettings()
         self._world = world or World()
-        self._limit, self._inner_steps = max_output_tokens, inner_steps
+        self._inner_steps = inner_steps
+        self._updates = Updates(recipe, self._functions, max_output_tokens, distilled=distill is not None)
         self.micro_batch_tokens = self._settings.micro_batch_tokens
         self.divisible = False
         """Whether a smaller `micro_batch_tokens` would make the passes of the last step smaller."""
-        self._temperature = temperature
         self.model = model
-        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.vocabulary = vocabulary_of(model)
         if recipe.lora:
             sharded = self._world.mesh is not None
             # Only a mesh casts weights on the way: without one the frozen ones have the type of all others.
@@ -97,8 +84,7 @@ class Learner:
             add_adapters(model, recipe.lora, dtype)
         self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
         self._distill = distill
-        self._reference: PolicyModel | None = None
-        self._teacher: PolicyModel | None = None
+        self.beside = Beside(model, self.policy, recipe, temperature, self._settings, self._world, distill)
         # By name: AdamW's state and the published image must not depend on the order of modules.
         named: list[tuple[str, Tensor]] = sorted(model.named_parameters())
         self.parameters = {name: tensor for name, tensor in named if tensor.requires_grad}
@@ -127,38 +113,6 @@ class Learner:
             count = torch.tensor(float(updates), device=place)
             self.optimizer.state[parameter] = {"step": count, **slots}
 
-    @property
-    def needs_reference(self) -> bool:
-        """Whether a second model is needed; an adapter's reference is the model without it."""
-        return self._objective.reference_kl > 0 and self._recipe.lora is None
-
-    def set_reference(self, model: Any, weights: Weights) -> None:
-        """Give the model that KL is measured to; `model` is a fresh one like the learner's."""
-        self._reference = self._held(model, weights)
-
-    @property
-    def has_teacher(self) -> bool:
-        return self._teacher is not None
-
-    def set_teacher(self, model: Any, weights: Weights) -> None:
-        """Give the model that [distill] names, of any architecture, without memory like the learner's. Raises
-        TrainingError for one with fewer tokens than the learner's."""
-        tokens = int(model.get_output_embeddings().weight.shape[0])
-        if tokens < self.vocabulary:
-            raise TrainingError(
-                "the teacher does not fit the model",
-                f"it has {tokens} tokens, and the model has {self.vocabulary}",
-                "name a teacher with the same tokenizer in [distill]",
-            )
-        self._teacher = self._held(model, weights)
-
-    def _held(self, model: Any, weights: Weights) -> PolicyModel:
-        model.requires_grad_(False)
-        policy = prepare_model(model, self._temperature, self._settings, self._world)
-        for name, parameter in model.named_parameters():
-            fill(parameter, weights[name])
-        return policy
-
     def learning_rate(self, step: int, update: int = 0) -> float:
         """Linear warm-up, then linear decay to zero over `decay_steps` (0: constant), both counted in policies;
         interpolated between inner steps and updates. step: inner steps so far, of all policies."""
@@ -178,7 +132,7 @@ class Learner:
         # A row that cannot be used is counted, not raised: one bad file must not end a run.
         good, refused = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         with timing("pack"):
-            updates = self._updates(good, step)
+            updates = self._planned(good, step)
         passes = [members for update in updates for together in update.rounds for members in together]
         self.divisible = any(len(members) > 1 for members in passes)
         tally = Tally(self._functions.metrics)
@@ -215,7 +169,7 @@ class Learner:
         sum is what a step with one update applies. No parameter changes; the tensors are valid until the next one."""
         good, _ = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         # Runs with several updates a step have none: audits say undecided of them before they come here.
-        (update,) = self._updates(good, step)
+        (update,) = self._planned(good, step)
         groups = np.array([row.group_key for row in update.rows])
         for group in np.unique(groups):
             own = np.flatnonzero(groups == group)
@@ -231,42 +185,10 @@ class Learner:
 
     # What each update learns from
 
-    @property
-    def _all_count(self) -> bool:
-        """Whether rows of groups without signal have a gradient too, beside others that have one."""
-        objective = self._objective
-        # Such terms pull at every token, whatever its advantage is.
-        regular = objective.reference_kl > 0 or objective.entropy_bonus > 0 or self._distill is not None
-        return regular or self._functions.pulls_at_zero_advantage
-
-    def _updates(self, rows: list[BatchRow], step: int) -> list[Update]:
-        """Advantages within groups of the whole batch, then whole groups dealt out to the updates."""
-        objective = self._objective
-        groups = np.array([row.group_key for row in rows], dtype=np.int64)
-        lengths = np.array([row.length for row in rows], dtype=np.int64)
-        rewards = np.array([row.reward for row in rows], dtype=np.float32)
-        # Also what is longer than others of equal rewards says nothing by itself (arXiv 2503.14476, section 3.2).
-        telling = apart(groups, rewards) if self._functions.within_groups else np.ones(len(rows), dtype=bool)
-        # Before the advantages: the penalty is part of what answers of one group are compared by.
-        rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
-        advantages = self._functions.advantage(Samples(groups, rewards, lengths))
-        telling &= advantages != 0
-        finished = np.array([row.finished for row in rows], dtype=bool)
-        learnt = finished if objective.mask_truncated else np.ones(len(rows), dtype=bool)
-        updates = []
-        for share in _shares(groups, self._recipe.updates_per_step, self._recipe.seed, step):
-            counted = share[learnt[share]]
-            # Of all counted rows, also of those that are not computed: dropping a zero must not change the scale.
-            weights = row_weights(objective.normalisation, groups[counted], lengths[counted], self._limit)
-            kept = np.ones(len(counted), dtype=bool) if self._all_count else advantages[counted] != 0
-            # Without a signal a pull is all that there is. It comes of rounding where sampler and learner compute the
-            # same policy, and AdamW, which divides by its size, makes whole steps of it: 12 of them changed half of a
-            # model's weights.
-            kept &= self._distill is not None or bool(telling[counted].any())
-            chosen = counted[kept]
-            update = Update([rows[i] for i in chosen], advantages[chosen], weights[kept])
+    def _planned(self, rows: list[BatchRow], step: int) -> list[Update]:
+        updates = self._updates.of(rows, step)
+        for update in updates:
             update.rounds = self._plan(update.rows)
-            updates.append(update)
         return updates
 
     def _plan(self, rows: Sequence[BatchRow]) -> list[list[NDArray[np.int64]]]:
@@ -328,8 +250,8 @@ class Learner:
         rows = [update.rows[i] for i in members]
         batch = self._micro_batch(rows)
         functions, objective, scale = self._functions, self._objective, self._world.size
-        reference = self._reference_logprobs(batch)  # also without rows: a sharded reference is gathered by all ranks
-        teacher = self._teacher_logprobs(batch, rows)
+        reference = self.beside.reference(batch)  # also without rows: a sharded reference is gathered by all ranks
+        teacher = self.beside.teacher(batch, rows)
         known = self._known(update, place, members, reference, teacher, version) if rows else None
         slopes = slopes_of(functions, objective, known, scale) if known else None
         pinned = self._world.device.type == "cuda"
@@ -341,24 +263,6 @@ class Learner:
         loss = loss_of(functions, objective, known, logprobs, entropy)
         (loss.total * scale).backward()  # FSDP averages over ranks; the weights already count all of them
         tally.add(batch, loss, entropy)
-
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        if self._recipe.lora and self._objective.reference_kl > 0:
-            with without_adapters(self.model):
-                return self.policy(batch)[0]
-        return None if self._reference is None else self._reference(batch)[0]
-
-    @torch.no_grad()
-    def _teacher_logprobs(self, batch: MicroBatch, rows: Sequence[BatchRow]) -> Tensor | None:
-        """Of the sampled tokens; experts on record are the policy's, not the teacher's."""
-        if self._distill is None:
-            return None
-        if self._teacher is None and all(row.teacher_logprobs for row in rows):
-            brought = [row.teacher_logprobs for row in rows]
-            return sent(np.concatenate(brought).astype(np.float32), self._world.device) if rows else None
-        assert self._teacher is not None  # noqa: S101 - whoever makes such a learner gives it
-        return self._teacher(replace(batch, experts=None))[0]
 
     def _known(
         self,
@@ -447,6 +351,11 @@ class Learner:
         scale = self._scale(name)
         return tensor if scale == 1 else tensor * scale
 
+    def as_learnt(self, name: str, tensor: Tensor) -> Tensor:
+        """The other way."""
+        scale = self._scale(name)
+        return tensor if scale == 1 else tensor / scale
+
     def _scale(self, name: str) -> float:
         lora = self._recipe.lora
         return lora.scale if lora and name.endswith(LORA_B) else 1.0
@@ -462,15 +371,3 @@ class Learner:
         """What does not learn: nothing, but for adapters."""
         for name, parameter in self.frozen.items():
             fill(parameter, weights[name])
-
-
-def _shares(groups: NDArray[np.int64], count: int, seed: int, step: int) -> Iterator[NDArray[np.int64]]:
-    """Indices of the rows of each optimiser step: whole groups, dealt out at random, the same at every replay."""
-    if count == 1:
-        yield np.arange(len(groups))
-        return
-    labels = np.unique(groups)
-    # From seed and step alone, so that an audit deals the same groups to the same updates.
-    order = np.random.default_rng([seed & 0xFFFFFFFF, step]).permutation(labels)
-    for chosen in np.array_split(order, count):
-        yield np.flatnonzero(np.isin(groups, chosen))

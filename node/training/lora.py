@@ -1,11 +1,12 @@
 """Adapters in the learner's model: small matrices beside frozen layers, and what they start from (protocol.lora).
 
-Knows nothing of files, optimisers or other processes. A layer keeps its own parameters under their own names; the two
+Knows nothing of optimisers or other processes. A layer keeps its own parameters under their own names; the two
 that it gains are the only ones with a gradient.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from blake3 import blake3
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from node.inference.lora import read_peft
 from node.training.errors import TrainingError
-from protocol.lora import LORA_B, Lora
+from protocol.lora import LORA_A, LORA_B, Lora
 
 _START = "intellect-node adapter start v1"
 
@@ -102,3 +104,29 @@ class StartAdapter(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+def given(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Policy 0 of a run that goes on with an adapter in PEFT's format: its numbers, rounded to bf16. shapes: of all
+    tensors that learn, by name. Raises ModelError, and TrainingError for an adapter of fewer layers or of others."""
+
+    def expects(found: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
+        if odd := sorted(set(found) ^ set(shapes)):
+            raise TrainingError(
+                f"the adapter {directory} cannot be gone on with",
+                f"{odd[0][:100]} is {'missing' if odd[0] in shapes else 'of no layer that learns'}, and {len(odd) - 1} "
+                "more: recipe.lora.targets names layers by the last part of their names, in every decoder layer",
+                "merge it (intellect-node weights merge OUT MODEL --adapter DIR), and begin with what comes of it",
+            )
+        return shapes
+
+    return {name: tensor.to(torch.bfloat16) for name, tensor in read_peft(directory, expects).items()}
+
+
+def shapes_of(model: nn.Module, lora: Lora) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that learn. Raises TrainingError for a target that is none of the model's."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in adapted_layers(model, lora):
+        layer: Any = model.get_submodule(name)
+        found |= {name + LORA_A: (lora.rank, layer.in_features), name + LORA_B: (layer.out_features, lora.rank)}
+    return found

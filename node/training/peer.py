@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 import structlog
 
+from node.training.contributing import COPY
 from node.training.errors import TrainingError
 from node.training.inner import Tensors
 from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
 from node.training.outer import StateFile, state_size, strangers_state
-from node.training.pretrainer import COPY, Pretrainer, RoundTrainer
+from node.training.pretrainer import Pretrainer, RoundTrainer
 from node.training.seats import Seats
 from protocol.contribution import Contribution, ContributionHeader
 from protocol.errors import IntellectError

@@ -63,8 +63,8 @@ class Seats(RoundTrainer):
         learner = Learner(
             self._new_model(), run.recipe, rollout.temperature, settings, world, most, assets, inner_steps=inner
         )
-        if learner.needs_reference:
-            learner.set_reference(self._new_model(), StartWeights(assets / "model"))
+        if learner.beside.needs_reference:
+            learner.beside.set_reference(self._new_model(), StartWeights(assets / "model"))
         self._learner = SeatLearner(learner, settings, world)
         self._batch = rollout.prompts_per_step * rollout.group_size
         self._peers = peers_of(spool, run)

@@ -31,18 +31,18 @@ from typing import Any
 import msgspec
 
 from node.state.files import write_whole
+from node.state.kept import kept
 from node.training.errors import TrainingError
 
 POLL_SECONDS = 0.01
 _STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
 
 
-class Spool:
-    """Paths below `root`, and the progress that can be read off them. milestones: steps between images that are kept
-    for good; 0: none is."""
+class Places:
+    """Where everything stands below `root`."""
 
-    def __init__(self, root: Path, milestones: int = 0) -> None:
-        self.root, self._milestones = root, milestones
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.run_path = root / "run.json"
         self.settings_path = root / "trainer.json"
         self.assets = root / "assets"
@@ -55,8 +55,6 @@ class Spool:
         self.adoption_error_path = root / "adopt-error.json"
         self.error_path = root / "error.json"
         self.evaluator_error_path = root / "evaluator-error.json"
-        self._next_batch = 0
-        self._newest = -1
 
     def batch_path(self, step: int) -> Path:
         return self.root / "in" / f"batch-{step:06d}.arrow"
@@ -67,18 +65,8 @@ class Spool:
     def policy_path(self, step: int) -> Path:
         return self.root / "out" / f"policy-{step:06d}.safetensors"
 
-    def images(self) -> dict[int, Path]:
-        """The image of each complete step that has one still, or that is kept for good."""
-        found = {step_of(path): path for path in (self.root / "milestones").glob("policy-*.safetensors")}
-        found |= {step_of(path): path for path in (self.root / "out").glob("policy-*.safetensors")}
-        return {step: found[step] for step in sorted(found) if self.is_complete(step)}
-
     def metrics_path(self, step: int) -> Path:
         return self.root / "out" / f"step-{step:06d}.json"
-
-    def age(self, step: int) -> float:
-        """Seconds since a complete step was done: it may wait for its evaluation. Raises OSError."""
-        return max(0.0, time.time() - self.metrics_path(step).stat().st_mtime)
 
     def evaluation_path(self, step: int) -> Path:
         return self.root / "eval" / f"step-{step:06d}.json"
@@ -87,9 +75,30 @@ class Spool:
         """Some answers of the policy's evaluation, for people to read."""
         return self.root / "eval" / f"answers-{step:06d}.json"
 
+
+class Spool(Places):
+    """The progress that can be read off what is there, and what may go. milestones: steps between images that are kept
+    for good; 0: none is."""
+
+    def __init__(self, root: Path, milestones: int = 0) -> None:
+        super().__init__(root)
+        self._milestones = milestones
+        self._next_batch = 0
+        self._newest = -1
+
+    def images(self) -> dict[int, Path]:
+        """The image of each complete step that has one still, or that is kept for good."""
+        found = {step_of(path): path for path in (self.root / "milestones").glob("policy-*.safetensors")}
+        found |= {step_of(path): path for path in (self.root / "out").glob("policy-*.safetensors")}
+        return {step: found[step] for step in sorted(found) if self.is_complete(step)}
+
+    def age(self, step: int) -> float:
+        """Seconds since a complete step was done: it may wait for its evaluation. Raises OSError."""
+        return max(0.0, time.time() - self.metrics_path(step).stat().st_mtime)
+
     def record(self, step: int) -> dict[str, Any]:
         """The metrics of a complete step, with those of its evaluation, if that is there. Raises OSError, and
-        msgspec.DecodeError."""
+        StateError."""
         found = _read(self.metrics_path(step))
         try:
             return found | _read(self.evaluation_path(step))
@@ -128,15 +137,16 @@ class Spool:
 
     def newest_step(self) -> int:
         """The newest complete step, -1 if there is none."""
-        if self._newest < 0:
-            self._newest = max(_steps(self.root / "out"), default=-1)
+        # In one assignment, here and in `next_batch`: threads ask, too.
+        newest = self._newest if self._newest >= 0 else max(_steps(self.root / "out"), default=-1)
         adopted = self.adopted()
         # The steps before it may be missing for ever: counting up alone would stop in front of the gap.
-        if adopted > self._newest and self.is_complete(adopted):
-            self._newest = adopted
-        while self.is_complete(self._newest + 1):
-            self._newest += 1
-        return self._newest
+        if adopted > newest and self.is_complete(adopted):
+            newest = adopted
+        while self.is_complete(newest + 1):
+            newest += 1
+        self._newest = newest
+        return newest
 
     def adopted(self) -> int:
         """The newest step whose state was taken from another trainer, -1 if none was."""
@@ -163,13 +173,13 @@ class Spool:
 
     def next_batch(self) -> int:
         """The first step that has no batch yet."""
-        if self._next_batch == 0:
-            self._next_batch = max(_steps(self.root / "in"), default=-1) + 1
+        first = self._next_batch or max(_steps(self.root / "in"), default=-1) + 1
         # Batches of steps that are complete may be deleted, and are not made again.
-        self._next_batch = max(self._next_batch, self.newest_step(), 0)
-        while self.batch_path(self._next_batch).exists():
-            self._next_batch += 1
-        return self._next_batch
+        first = max(first, self.newest_step(), 0)
+        while self.batch_path(first).exists():
+            first += 1
+        self._next_batch = first
+        return first
 
     def write_works(self, step: int, data: bytes) -> None:
         """Before the batch itself: one that stands has its works. They are kept for good, a few kilobytes a step."""
@@ -190,7 +200,7 @@ class Spool:
 
     def checkpoint_steps(self) -> list[int]:
         """Those of the checkpoints there, ascending."""
-        return sorted(_steps(self.checkpoints)) if self.checkpoints.exists() else []
+        return sorted(_steps(self.checkpoints))
 
     def cut(self, step: int) -> None:
         """Delete policies from `step` on, and what they were made from: another trainer decides them. The learner must
@@ -273,9 +283,11 @@ def _number(path: Path) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    data = path.read_bytes()
+    return kept(path, lambda: msgspec.json.decode(data, type=dict[str, Any]))
 
 
 def _steps(directory: Path) -> list[int]:
-    matches = (_STEP.fullmatch(name) for name in os.listdir(directory))
+    """None where the spool is not prepared yet."""
+    matches = (_STEP.fullmatch(name) for name in os.listdir(directory)) if directory.exists() else ()
     return [int(match[1]) for match in matches if match]

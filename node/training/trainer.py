@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from node.training.handover import hand_over  # noqa: E402
 from node.training.image import Image, stream_image  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
-from node.training.lora import StartAdapter  # noqa: E402
+from node.training.lora import StartAdapter, given  # noqa: E402
 from node.training.lowering import MicroBatchLimit  # noqa: E402
 from node.training.meeting import meet, open_store  # noqa: E402
 from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower  # noqa: E402
@@ -60,6 +60,7 @@ from node.training.spool import Spool  # noqa: E402
 from node.training.state import State, read_state  # noqa: E402
 from node.training.world import World, join_world, leave_world, place_in_world  # noqa: E402
 from protocol.errors import IntellectError  # noqa: E402
+from protocol.lora import ADAPTER  # noqa: E402
 from protocol.manifest import Arithmetic, decode_card  # noqa: E402
 from protocol.policy import policy_root  # noqa: E402
 from protocol.run import MODEL, RunSpec, decode_run  # noqa: E402
@@ -202,24 +203,35 @@ class Trainer:
         """What every run begins with: the start model's weights, and beside them a reference or a teacher where that is
         needed."""
         learner = self._learner
-        adapter = StartAdapter(learner.parameters, self._run.recipe.seed) if self._run.recipe.lora else None
+        adapter = self._start_adapter() if self._run.recipe.lora else None
         self._start_weights.check(learner.frozen if adapter else learner.parameters)
         learner.load_frozen(self._start_weights)
-        if learner.needs_reference:
-            learner.set_reference(self._new_model(), self._start_weights)
+        if learner.beside.needs_reference:
+            learner.beside.set_reference(self._new_model(), self._start_weights)
         if self._run.distill and not self._run.distill.tasks:
             self._place_teacher()
         learner.load_weights(adapter or self._start_weights)
 
+    def _start_adapter(self) -> Mapping[str, torch.Tensor]:
+        """As parameters: a policy has the adapter's scale in it, and they have not."""
+        learner, directory = self._learner, self._spool.assets / ADAPTER
+        if not directory.is_dir():
+            return StartAdapter(learner.parameters, self._run.recipe.seed)
+        return {name: learner.as_learnt(name, one.float()) for name, one in given(directory, learner.shapes).items()}
+
     def _teach(self, batch: Batch) -> None:
         """Have a teacher for rows that do not bring what it says: at a desk nobody does tasks."""
-        if self._run.distill and not self._learner.has_teacher and not all(row.teacher_logprobs for row in batch.rows):
+        if (
+            self._run.distill
+            and not self._learner.beside.has_teacher
+            and not all(row.teacher_logprobs for row in batch.rows)
+        ):
             self._place_teacher()
 
     def _place_teacher(self) -> None:
         teacher, weights = self._new_model(TEACHER), StartWeights(self._spool.assets / TEACHER)
         weights.check(image_names(teacher))
-        self._learner.set_teacher(teacher, weights)
+        self._learner.beside.set_teacher(teacher, weights)
 
     # From another trainer's state
 

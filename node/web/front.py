@@ -10,23 +10,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 import trio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from node.config import NodeConfig, api_socket_path
 from node.errors import StateError
 from node.metrics.prometheus import render
 from node.state.files import own_directory
+from node.status_schema import DaemonStatus
 from node.web.host import HttpHost, bind_path
 from node.web.listener import Listener, host_name
 from node.web.page import page
 
 log = structlog.get_logger()
 
-Status = Callable[[], dict[str, Any]]
+Status = Callable[[], DaemonStatus]
+Figures = Callable[[], dict[str, Any]]
 METRICS, METRICS_FLAG = "metrics", "--metrics-address"
 """What an error calls it, and where its address was given."""
 
@@ -35,7 +38,7 @@ class Front:
     """status: what /status says; figures: the same for /metrics, which needs no rows; directory: the state of this
     node."""
 
-    def __init__(self, config: NodeConfig, status: Status, figures: Status, directory: Path) -> None:
+    def __init__(self, config: NodeConfig, status: Status, figures: Figures, directory: Path) -> None:
         self._config = config
         self._status = status
         self._figures = figures
@@ -67,28 +70,31 @@ class Front:
 class ApiServer:
     """Serves `status()` until cancelled; the socket file is gone afterwards."""
 
-    def __init__(self, path: Path, status: Status, figures: Status | None = None) -> None:
+    def __init__(self, path: Path, status: Status, figures: Figures | None = None) -> None:
         self._path = path
         self._status = status
-        self._routes: list[BaseRoute] = [Route("/status", self._answer), *metrics_routes(figures or status)]
+        self.routes: list[BaseRoute] = [
+            Route("/status", self._answer),
+            *metrics_routes(figures or (lambda: msgspec.to_builtins(status()))),
+        ]
         self._listener: Listener | None = None
 
     def mount(self, routes: Sequence[BaseRoute]) -> None:
         """Serve these too, at once or as soon as it runs."""
-        self._routes.extend(routes)
+        self.routes.extend(routes)
         if self._listener is not None:
             self._listener.mount(routes)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._listener = Listener(self._bind())
-        self._listener.mount(self._routes)
+        self._listener.mount(self.routes)
         try:
             await self._listener.run(task_status=task_status)
         finally:
             self._path.unlink(missing_ok=True)
 
     async def _answer(self, _: Request) -> Response:
-        return JSONResponse(self._status())
+        return Response(msgspec.json.encode(self._status()), media_type="application/json")
 
     def _bind(self) -> socket.socket:
         try:
@@ -113,7 +119,7 @@ def _answers(path: Path) -> bool:
         return True
 
 
-def metrics_routes(told: Status) -> list[Route]:
+def metrics_routes(told: Figures) -> list[Route]:
     """told: what /status says."""
 
     async def metrics(_: Request) -> Response:

@@ -9,13 +9,16 @@ import socket
 import ssl
 import traceback
 from collections.abc import Collection, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
+import h11
 import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio import tcp_server
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
@@ -25,14 +28,32 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from node.limits import open_files
+
 log = structlog.get_logger(__name__)
 
-# Well below the usual 1,024 files of a process, of which peers and blobs want most.
+# Of the files that a process may have open, peers and blobs want most.
 MAX_CONNECTIONS = 256
 IDLE = 5.0
 """seconds that a connection may be open without a whole request, and stay open after one"""
 STALL = 60.0
 """seconds that a client may take for what is written at once"""
+
+
+class Http1(H11Protocol):
+    """The library speaks HTTP/2 to whoever begins with it or asks for it, also where TLS has not agreed on it: many
+    requests at once, of which no bound here knows."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args[:9])  # without what TLS has agreed on
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """A wish to go on in HTTP/2 is passed over, as RFC 9110 has it; its first words are no request."""
+        if event.method == b"PRI":
+            raise ConnectionError("HTTP/2 is not spoken here")
+
+
+tcp_server.ProtocolWrapper = Http1  # type: ignore[assignment, misc]
 
 
 class Listener:
@@ -46,6 +67,7 @@ class Listener:
         self._config = _config()
         self._context = WorkerContext(None)
         self._open: set[PatientStream] = set()
+        self._most = min(MAX_CONNECTIONS, open_files() // 8)
         self.refused = 0
 
     @property
@@ -80,7 +102,7 @@ class Listener:
                     stream.cut()
 
     async def _take(self, raw: trio.SocketStream) -> None:
-        if len(self._open) >= MAX_CONNECTIONS:
+        if len(self._open) >= self._most:
             self.refused += 1
             # Unread and at once: an answer would cost what the bound is there to save.
             raw.socket.close()
@@ -100,7 +122,7 @@ class Listener:
         if self._tls is not None:
             spoken = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         app = ASGIWrapper(self._app)  # type: ignore[arg-type]
-        await TCPServer(app, self._config, self._context, ConnectionState({}), spoken)  # type: ignore[arg-type]
+        await tcp_server.TCPServer(app, self._config, self._context, ConnectionState({}), spoken)  # type: ignore[arg-type]
 
 
 async def _failed(request: Request, error: Exception) -> Response:

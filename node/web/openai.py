@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from node.inference.answering import Answerer, Call, Question, Spelling
+from node.inference.answering import Answers, Likelihood, Question, Spelling
 from node.web.listener import OwnHosts
 from protocol.errors import IntellectError
 
@@ -34,13 +34,15 @@ MAX_BODY = 4 << 20
 BODY_SECONDS = 30.0
 """That a client may take to send one."""
 MOST_STOPS, MAX_STOP = 16, 256
+MOST_TOP = 20
+"""Alternatives to a token."""
 MAX_MESSAGES = 1024
 DEFAULT_TOKENS = {True: 4096, False: 16}
 """Most tokens of an answer where the request does not say, by whether it is a chat: OpenAI's own for texts."""
 ROLES = ("system", "developer", "user", "assistant")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "repetition_penalty": (1,), "logit_bias": ({},), "best_of": (1,), "suffix": ("",), "top_logprobs": (0,),
+    "repetition_penalty": (1,), "logit_bias": ({},), "best_of": (1,), "suffix": ("",),
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "reasoning_effort": (), "modalities": (["text"],), "audio": (),
     "prediction": (), "web_search_options": (), "guided_json": (), "chat_template": (), "chat_template_kwargs": ({},),
@@ -53,7 +55,15 @@ _SILENT = frozenset(
 _COMMON = frozenset(
     "model max_tokens temperature n stop seed stream stream_options return_token_ids logprobs proofs".split()
 )
-_OF_KIND = {True: frozenset({"messages", "max_completion_tokens"}), False: frozenset({"prompt", "echo"})}
+_OF_KIND = {
+    True: frozenset({"messages", "max_completion_tokens", "top_logprobs"}),
+    False: frozenset({"prompt", "echo"}),
+}
+
+
+def fields_of(*, chat: bool) -> frozenset[str]:
+    """What a request may say that counts."""
+    return _COMMON | _OF_KIND[chat]
 
 
 class Refused(Exception):
@@ -72,7 +82,8 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Asked:
     """prompts: tokens of each; adapter: empty for the base; most: tokens of an answer; count: answers to each prompt;
-    usage: in a stream, too; ids: token ids beside texts; proofs: of each answer."""
+    usage: in a stream, too; logprobs: with how many alternatives, None: not told; ids: token ids beside texts; proofs:
+    of each answer."""
 
     chat: bool
     model: str
@@ -85,7 +96,7 @@ class Asked:
     stops: tuple[str, ...] = ()
     stream: bool = False
     usage: bool = False
-    logprobs: bool = False
+    logprobs: int | None = None
     echo: bool = False
     ids: bool = False
     proofs: bool = False
@@ -109,7 +120,7 @@ class _Said:
 class OpenAi:
     """The routes. names: served name -> adapter, empty for the base; key: that clients must show, if there is one."""
 
-    def __init__(self, answerer: Answerer, names: Mapping[str, str], key: str = "") -> None:
+    def __init__(self, answerer: Answers, names: Mapping[str, str], key: str = "") -> None:
         self._answerer = answerer
         self._names = dict(names)
         self._key = key
@@ -204,7 +215,7 @@ class OpenAi:
             raise Refused(f"{asked.answers} answers are asked for, and {MOST} are at most", "n")
         if asked.most == 0 and not asked.echo:
             raise Refused("max_tokens is 0, which only an echo of the prompt has", "max_tokens")
-        if asked.stream and (asked.echo or asked.logprobs):
+        if asked.stream and (asked.echo or asked.logprobs is not None):
             raise Refused("echo and logprobs are not served in a stream", "stream")
         return asked
 
@@ -251,7 +262,7 @@ class OpenAi:
             loop.run_sync_soon(tell, place, text, [token], None)
             return one.spelling.stopped
 
-        async def one_prompt(number: int, call: Call, first: int) -> None:
+        async def one_prompt(number: int, call: Any, first: int) -> None:
             proofs = await self._ask(asked, number, call, lambda place, token: heard(first + place, token))
             for place, proof in enumerate(proofs):
                 said[first + place].proof = proof
@@ -281,7 +292,7 @@ class OpenAi:
         return said
 
     async def _ask(
-        self, asked: Asked, number: int, call: Call, told: Callable[[int, int], bool]
+        self, asked: Asked, number: int, call: Any, told: Callable[[int, int], bool]
     ) -> list[dict[str, Any]]:
         """The answers' proofs, if they are asked for."""
         question = Question(
@@ -296,11 +307,11 @@ class OpenAi:
 
         return await trio.to_thread.run_sync(answer, abandon_on_cancel=True, limiter=self._threads)
 
-    async def logprobs(self, asked: Asked, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
-        if not output:
+    async def likelihoods(self, asked: Asked, prompt: Sequence[int], output: Sequence[int]) -> list[Likelihood]:
+        if asked.logprobs is None or not output:
             return []
         call = self._answerer.call()
-        look = partial(self._answerer.logprobs, asked.adapter, prompt, output, asked.temperature, call)
+        look = partial(self._answerer.likelihoods, asked.adapter, prompt, output, asked.logprobs, call)
         try:
             return await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._threads)
         finally:
@@ -346,26 +357,43 @@ class _Answering(Response):
             found["token_ids"] = one.tokens
         if one.proof is not None:
             found["proof"] = one.proof
-        values = await self._api.logprobs(asked, prompt, one.tokens) if asked.logprobs else []
         if asked.chat:
+            values = await self._api.likelihoods(asked, prompt, one.tokens)
             rows = [
-                {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, value in zip(map(self._api.spell, one.tokens), values, strict=False)
+                self._row(token, value.logprob) | {"top_logprobs": [self._row(*pair) for pair in value.top.items()]}
+                for token, value in zip(one.tokens, values, strict=False)
             ]
-            found["logprobs"] = {"content": rows, "refusal": None} if asked.logprobs else None
+            found["logprobs"] = None if asked.logprobs is None else {"content": rows, "refusal": None}
             return found | {"message": {"role": "assistant", "content": one.text, "refusal": None}}
-        tokens, told = one.tokens, list[float | None](values)
-        if asked.echo:
-            before = await self._api.logprobs(asked, prompt[:1], prompt[1:]) if asked.logprobs else []
-            tokens, told = [*prompt, *tokens], [None, *before, *told]
+        # Of an echo all but the first, in one look; what stands before the first nobody knows.
+        tokens = [*prompt, *one.tokens] if asked.echo else one.tokens
+        begin = prompt[:1] if asked.echo else prompt
+        values = await self._api.likelihoods(asked, begin, tokens[1:] if asked.echo else tokens)
         texts = [self._api.spell(token) for token in tokens]
-        if asked.logprobs:
-            places = [0, *_sums(map(len, texts))][: len(texts)]
+        if asked.logprobs is not None:
+            blank = [None] * (len(tokens) - len(values))
             found["logprobs"] = {
-                "tokens": texts, "token_logprobs": told, "top_logprobs": None, "text_offset": places,
-            }  # fmt: skip
+                "tokens": texts,
+                "token_logprobs": [*blank, *(value.logprob for value in values)],
+                "top_logprobs": [*blank, *map(self._alternatives, tokens[len(blank) :], values)]
+                if asked.logprobs
+                else None,
+                "text_offset": [0, *_sums(map(len, texts))][: len(texts)],
+            }
         echoed = "".join(texts[: len(prompt)]) if asked.echo else ""
         return found | {"text": echoed + one.text}
+
+    def _row(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._api.spell(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def _alternatives(self, token: int, value: Likelihood) -> dict[str, float]:
+        """By their texts, the token itself among them; of two that are written alike the likelier."""
+        found: dict[str, float] = {}
+        for one, logprob in {**value.top, token: value.logprob}.items():
+            text = self._api.spell(one)
+            found[text] = max(logprob, found.get(text, logprob))
+        return found
 
     async def _stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -455,7 +483,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _refuse_unserved(body: dict[str, Any], *, chat: bool) -> None:
-    known = _COMMON | _OF_KIND[chat]
+    known = fields_of(chat=chat)
     for name, value in body.items():
         if name in known or name in _SILENT or value is None:
             continue
@@ -502,14 +530,17 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _logprobs(body: dict[str, Any], *, chat: bool) -> bool:
-    value = body.get("logprobs")
-    if chat:
-        return bool(_of(body, "logprobs", bool, False))
-    # Of texts it is the number of alternatives, of which none are told.
-    if value not in (None, False, 0, True):
-        raise Refused("logprobs tells those of the tokens themselves: 0, and no alternatives", "logprobs")
-    return value is not None and value is not False
+def _logprobs(body: dict[str, Any], *, chat: bool) -> int | None:
+    """How many alternatives are told beside each token; None: not even its own."""
+    if not chat:  # their number; some programs say false or true
+        value = body.get("logprobs")
+        return None if value is False else 1 if value is True else _whole(body, "logprobs", 0, MOST_TOP)
+    top = _whole(body, "top_logprobs", 0, MOST_TOP)
+    if not _of(body, "logprobs", bool, False):
+        if top:
+            raise Refused("top_logprobs is told with logprobs = true", "top_logprobs")
+        return None
+    return top or 0
 
 
 def _messages(value: Any) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -287,19 +288,24 @@ def _called(model_dir: Path) -> str:
 
 
 def write_merged(image: Path, model_dir: Path, out: Path) -> None:
-    """Write the canonical bf16 image of the start model with the adapter in it. Needs torch; raises ModelError.
+    """Write the canonical bf16 image of the start model with the adapter in it. image: the adapter's, or its directory
+    in PEFT's format. Needs torch; raises ModelError.
 
     Rounding to bf16 swallows what is smaller than a weight's last bit: the adapter itself is exact.
     """
     import torch
 
-    from node.inference.lora import merged
+    from node.inference.lora import expected_tensors, merged, read_peft
     from node.inference.start_weights import StartWeights
+    from node.inference.torch_engine import build_model, image_names
 
-    adapter = {
-        name: torch.from_numpy(bf16_values(tensor)).to(torch.bfloat16)
-        for name, tensor in decode_image(mapped(image)).items()
-    }
+    if image.is_dir():
+        adapter = read_peft(
+            image, partial(expected_tensors, parameters=image_names(build_model(model_dir, device="meta")))
+        )
+    else:
+        tensors = decode_image(mapped(image)).items()
+        adapter = {name: torch.from_numpy(bf16_values(tensor)).to(torch.bfloat16) for name, tensor in tensors}
     # Tensor by tensor from its files: the whole model need not fit beside its merged copy.
     start = StartWeights(model_dir)
     whole, names = merged(start, adapter), sorted(start)

@@ -15,13 +15,14 @@ import structlog
 import trio
 
 from node.blobs.errors import StoreFull
+from node.blobs.files import DAMAGE
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.recent import Recent
 from node.swarm.facts import Facts, Fork, LeaderDisbelieved, PolicyFollowed, Undone
 from node.swarm.policies import COMPARED, PolicyClock
 from node.weights.errors import PolicyUnknown, WeightsDiskError
-from node.weights.images import Stopped, build_image, is_sound, verify_file
+from node.weights.images import Stopped, build_image, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from node.weights.records import PolicyRecords, Way, ways_to
 from protocol.blobs import BlobInfo, describe
@@ -180,10 +181,13 @@ class PolicyFollower:
             try:
                 await trio.to_thread.run_sync(verify_file, manifest, path)
             except (OSError, MalformedPolicy) as error:
-                log.warning("policy.damaged", step=manifest.step, why=str(error))
-                # The disk has changed it since. Evicted, so that a fetch does not take it for present.
-                self._store.evict(manifest.image_root)
+                # The disk has changed it since: it is fetched again. All else says nothing of the file.
+                if isinstance(error, MalformedPolicy) or error.errno in DAMAGE:
+                    self._store.proof.lose(manifest.image_root, str(error))
+                else:
+                    log.warning("policy.not_restored", step=manifest.step, why=str(error))
                 continue
+            self._store.proof.proved(manifest.image_root)
             held = HeldPolicy(
                 manifest.step, manifest.policy_root, path, manifest, record.manifest_root, record.announcement
             )
@@ -375,9 +379,10 @@ class PolicyFollower:
         """Before anybody is blamed for what does not fit: are the blobs on this disk what they were?"""
         for path in paths:
             root = bytes.fromhex(path.name)
-            info = self._store.info(root)
-            if info is not None and not await trio.to_thread.run_sync(is_sound, path, info):
-                self._store.evict(root)
+            if not self._store.has(root):
+                continue
+            await self._store.proof.prove(root)
+            if not self._store.has(root):
                 raise PolicyUnknown("a blob was damaged", f"{path} is not what it was", "check the disk")
 
     async def _fetch_all(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from blake3 import blake3
 
 from node.limits import cores
 from node.state.files import mapped
@@ -146,18 +145,6 @@ def verify_file(manifest: PolicyManifest, path: Path, blob: BlobInfo | None = No
     found = describe_image(path).tensors if blob is None else describe_blob(mapped(path), blob)
     if found != manifest.tensors:
         raise MalformedPolicy("wrong policy image", "its tensors are not those of the manifest")
-
-
-def is_sound(path: Path, info: BlobInfo) -> bool:
-    """Whether the file still is the blob that it was."""
-    try:
-        data = mapped(path)
-    except OSError:
-        return False
-    spans = (info.span(place) for place in range(len(info.pieces)))
-    pieces = zip(spans, info.pieces, strict=True)
-    # The size first: a piece beyond the end would hash as a shorter one.
-    return len(data) == info.size and all(blake3(data[at : at + n]).digest() == piece for (at, n), piece in pieces)
 
 
 def write_patch(

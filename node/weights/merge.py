@@ -14,7 +14,14 @@ import msgspec
 from node.inference.model_files import as_bf16
 from node.state.files import write_whole
 from node.weights.errors import WeightsError
-from node.weights.export import CONFIG_NAME, INDEX_NAME, describe_tensors, weight_files, whole_directory
+from node.weights.export import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    describe_tensors,
+    weight_files,
+    whole_directory,
+    write_merged,
+)
 from node.weights.images import U16, mapped, write_image
 from node.weights.records import RECORD_NAME
 from protocol.merging import Merge, MergeError, merged
@@ -86,6 +93,17 @@ def merge_models(
         root = weights_root(infos)
         write_whole(partial / RECIPE_NAME, _recipe(merge, inputs, root))
     return Merged(out, root, (out / "model.safetensors").stat().st_size, len(infos), inputs)
+
+
+def merge_adapter(model: Path, adapter: Path, out: Path) -> Merged:
+    """Write the model directory `out`, which must not exist: a model with an adapter to it in it. adapter: PEFT's
+    directory, or a policy's image. Raises ModelError, WeightsError."""
+    with whole_directory(out) as partial:
+        write_merged(adapter, model, partial / "model.safetensors")
+        made = _Model(partial)
+        _copy_the_rest(model, partial, made.tensors)
+        root = made.root()
+    return Merged(out, root, (out / "model.safetensors").stat().st_size, len(made.tensors), ())
 
 
 def stretches_of(model: Path) -> int:

@@ -17,6 +17,7 @@ from node.blobs.errors import StoreFull
 from node.blobs.store import BlobStore
 from node.state.files import link_or_copy
 from node.state.journal import Journal
+from node.state.kept import kept
 from node.swarm.board import Board
 from node.weights.images import PatchTooLong, describe_image, is_canonical, write_canonical, write_patch
 from node.weights.keeper import HeldPolicy, PolicyShelf
@@ -98,7 +99,7 @@ class Publisher:
             with self._kept(*(patch.root for patch in manifest.patches[-1:])):
                 raw = self._board.sealed(await self._announcement(manifest, word))
             # On the disk before it is said: a restart would else sign another announcement of this step.
-            await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
+            await self._journal.promise(self._journal.say, JOURNAL_KIND, slot, raw)
         else:
             manifest = await self._said_before(raw, step, info, tensors)
         await self._board.post_raw(raw)
@@ -213,7 +214,7 @@ class Publisher:
         self, raw: bytes, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]
     ) -> PolicyManifest:
         """The manifest that was announced before a restart; the image must be that one's."""
-        message = self._read(raw)
+        message = kept(f"what the journal has of policy {step}", lambda: self._read(raw))
         if message.policy_root != policy_root(step, tensors):
             raise MalformedPolicy("will not publish two policies for one step", f"step {step} was announced otherwise")
         encoded = message.manifest

@@ -5,11 +5,13 @@ by `intellect-node weights`, beside a running daemon: records appear whole, and 
 """
 
 from collections.abc import Callable, Set
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from node.state.files import write_whole
+from node.state.kept import cached
 from node.weights.errors import disk_errors
 from node.weights.keeper import HeldPolicy
 from protocol.errors import ProtocolError
@@ -53,7 +55,8 @@ class PolicyRecords:
 
     def read(self) -> list[PolicyRecord]:
         """Those that are sound, oldest first."""
-        return [record for record in map(read_record, self._paths()) if record is not None]
+        found = [cached(path, partial(_read, path)) for path in self._paths()]
+        return [record for record in found if record is not None]
 
     def _path(self, manifest: PolicyManifest) -> Path:
         return self.directory / f"{manifest.step:09d}-{manifest.policy_root.hex()[:16]}.policy"
@@ -69,12 +72,20 @@ def encode_record(record: PolicyRecord) -> bytes:
 def read_record(path: Path) -> PolicyRecord | None:
     """None where there is none that can be read: deleted in between, half-written, of another version."""
     try:
+        return _read(path)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ProtocolError):
+        return None
+
+
+def _read(path: Path) -> PolicyRecord | None:
+    try:
         with path.open("rb") as file:
             # Bounded: in a model directory it is a stranger's file.
-            record = msgspec.msgpack.decode(file.read(MAX_RECORD_BYTES), type=_Record)
-        return PolicyRecord(record.announcement, record.manifest_root, decode_manifest(record.manifest))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, ProtocolError):
+            raw = file.read(MAX_RECORD_BYTES)
+    except OSError:
         return None
+    record = msgspec.msgpack.decode(raw, type=_Record)
+    return PolicyRecord(record.announcement, record.manifest_root, decode_manifest(record.manifest))
 
 
 SOON = 64 * 1024**2

@@ -181,7 +181,7 @@ async def test_a_dispute_that_finds_no_room_is_looked_at_again_when_there_is(aut
 async def test_arrivals_are_remembered_for_a_minute_while_nothing_is_judged(autojump_clock: Any) -> None:
     """An engine that stands still asks for no load; what arrived was kept for as long as it stood."""
     now = [0.0]
-    lots = OwnLots(court_run(), POOL, HONEST, InlineJournal(), NONE, lambda: now[0])
+    lots = OwnLots(court_run(), POOL, WORKER, DOMAIN, InlineJournal(), NONE, lambda: now[0])
     for _ in range(1000):
         now[0] += 1.0
         lots.arrived(WORKER.address)

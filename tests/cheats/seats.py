@@ -4,6 +4,7 @@
 `tests/cheats/liars.py`.
 """
 
+import math
 import random
 import sys
 from pathlib import Path
@@ -18,15 +19,16 @@ from node.inference.wire import Inspected
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.services.judging.pronouncing import Pronouncing
-from node.services.rounds.applying import Outer
+from node.services.rounds.adding import Outer
 from node.services.rounds.cutting import Cutting
 from node.swarm.ballots import FileState
+from node.swarm.facts import PolicyFollowed
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.checks import Reason
 from protocol.lots import pack_groups, unpack_groups
 from protocol.messages import Seal, VerdictIssued, VerdictRechecked, seal_of, signed
-from protocol.statements import Outcome, Rechecked, work_id
+from protocol.statements import Outcome, Rechecked, Verdict, work_id
 
 TURN_SECONDS = 0.4
 """How soon a turncoat turns round."""
@@ -168,6 +170,45 @@ class Unserving(Validator):
         self._pronouncing = Unserved(self._context, self.own_lots.is_calm)
 
 
+BACK, AT_ONCE = 4, 2
+"""Policies after which a file is old to one that disputes it; files that it disputes with each new one."""
+
+
+class OldDisputer(Validator):
+    """Says nothing of new files, and calls old ones that were accepted a fraud, by a verdict and a second look."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._denied: set[WorkId] = set()
+
+    async def _judge_file(self, candidate: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().run)
+            async for policy in self._context.facts.subscribe(PolicyFollowed):
+                ballots, works = self._context.state.ballots, self._register._works.values()
+                # All such liars in the same order, so that they deny the same.
+                old = [one for one in works if one.is_sampled and 0 <= one.step <= policy.step - BACK]
+                old = [one for one in old if ballots.state(one.id) is FileState.ACCEPTED]
+                for work in [one for one in sorted(old, key=lambda one: one.id) if one.id not in self._denied][
+                    :AT_ONCE
+                ]:
+                    self._denied.add(work.id)
+                    await self._deny(work)
+
+    async def _deny(self, work: Work) -> None:
+        context, said = self._context, msgspec.structs.asdict(work.commitment)
+        fraud = {"outcome": int(Outcome.SLASH), "reason": int(Reason.WRONG_DRAW)}
+        words = (
+            VerdictIssued(pool=context.pool, verdict=Verdict(**said, **fraud), signature=b"", detail="invented"),
+            VerdictRechecked(pool=context.pool, verdict=Rechecked(**said, **fraud), signature=b"", detail="invented"),
+        )
+        for word in words:
+            await context.board.post(signed(word, context.key, context.domain))
+
+
 RUSHED = 8
 """Ballots in which a rusher speaks before anybody is there."""
 
@@ -175,13 +216,14 @@ RUSHED = 8
 class Rusher(Cutting):
     """Speaks first in every round and ballot, of no contribution at all, and closes that at once."""
 
-    async def _look(self, round_: int, outer: Outer | None) -> None:
-        if outer is None or self._rounds.book.of(round_).has_own:
-            return
+    async def _look(self, round_: int, outer: Outer | None) -> float:
+        if outer is None or self._rounds.votes.book.of(round_).has_own:
+            return math.inf
         nothing = Proposal(outer.root, outer.state, outer.size, ())
         for ballot in range(RUSHED):
             for closed in (False, True):
                 await self._say(round_, Word(ballot, closed, nothing))
+        return math.inf
 
 
 SEATS: dict[str, type[Validator]] = {
@@ -191,6 +233,7 @@ SEATS: dict[str, type[Validator]] = {
     "copier": Copier,
     "sealer": Sealer,
     "unserving": Unserving,
+    "old disputer": OldDisputer,
 }
 ROUNDS: dict[str, type[Cutting]] = {
     "rusher": Rusher,

@@ -1,7 +1,7 @@
 """The five answers themselves: what is wrong, and for how long that is told."""
 
-from cli.daemon_status import ClockPart, DaemonStatus, EventPart, NetworkPart, NodePart, PhasePart, RunPart
 from cli.status import NOTHING_WRONG, answers, is_member, troubles
+from node.status_schema import ClockPart, DaemonStatus, EventPart, NetworkPart, NodePart, PhasePart, RunPart
 
 WELL = DaemonStatus(node=NodePart(state="working", role="worker"), network=NetworkPart(name="n", pool=1, rpc_ok=True))
 

@@ -55,7 +55,7 @@ def test_bash_is_told_of_commands_and_of_values(
         assert main([]) == 0
         return capsys.readouterr().out.split()
 
-    assert completed("intellect-node sta", 1) == ["status"]
+    assert completed("intellect-node statu", 1) == ["status"]
     assert completed("intellect-node service un", 2) == ["uninstall"]
     assert completed("intellect-node logs --state-dir ", 3) == [str(home / "nodes" / "mine" / "worker")]
 

@@ -267,7 +267,7 @@ def test_a_daemon_of_the_machine_s_service_manager_is_found_by_its_state_directo
     monkeypatch.setattr(tempfile, "tempdir", str(runtime))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemon.parent / "another"))
     assert main(["status", "--state-dir", str(daemon)]) == 0
-    assert "node" in trio.run(sdk.Node(daemon).status)
+    assert trio.run(sdk.Node(daemon).status).node.state_dir
     (runtime / f"intellect-node-{os.getuid()}").rename(runtime / f"intellect-node-{1 << 20}")
     monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
     assert main(["status", "--state-dir", str(daemon)]) == 5, "somebody else may have put it there"

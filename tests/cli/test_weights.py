@@ -137,3 +137,36 @@ def test_a_policy_is_its_pools_where_whoever_held_the_chair_signed_it(
         assert code == 0 and {one["signer"] for one in json.loads(out)["verified"]} == {KEY.address}
     else:
         assert code != 0 and "not signed by who led the pool then" in err
+
+
+def test_an_export_is_also_one_file_for_llama_cpp_and_a_line_for_ollama(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("gguf")
+    from gguf import GGUFReader
+
+    from tests.node.weights.test_gguf import configurations, model_dir
+
+    config, split, _ = configurations()["llama"]
+    spool = tmp_path / "run" / "spool"
+    model = model_dir(spool / "assets" / "model", config(), split)
+    (spool / "out").mkdir()
+    (model / "model.safetensors").rename(spool / "out" / "policy-000003.safetensors")
+    (spool / "out" / "step-000003.json").write_text("{}")
+    arguments = ("weights", "export", "--trained", str(tmp_path / "run"), "--gguf")
+    assert main([*arguments, "q9", str(tmp_path / "none")]) != 0 and "bf16, f16, q8_0" in capsys.readouterr().err
+    told = answer(capsys, *arguments, "q8_0", str(tmp_path / "Sums"))
+    assert (told["gguf"], told["modelfile"]) == ("Sums-q8_0.gguf", "Modelfile")
+    assert (tmp_path / "Sums" / "Modelfile").read_text() == "FROM .\n"
+    names = {tensor.name for tensor in GGUFReader(tmp_path / "Sums" / told["gguf"]).tensors}
+    assert {
+        "token_embd.weight",
+        "blk.3.ffn_down.weight",
+        "output_norm.weight",
+    } <= names and "output.weight" not in names
+
+    # What cannot be one leaves nothing behind.
+    (model / "config.json").write_text((model / "config.json").read_text().replace('"llama"', '"gemma2"'))
+    assert main([*arguments, "bf16", str(tmp_path / "other")]) != 0
+    assert "'gemma2' is not written here" in capsys.readouterr().err and not (tmp_path / "other").exists()

@@ -57,3 +57,8 @@ def test_a_first_policy_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
 def test_a_step_that_is_named_cannot_be_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["weights", "fetch", "--out", str(tmp_path / "out"), "--follow", "--step", "3"]) == 2
     assert "leave --step out" in capsys.readouterr().err
+
+
+def test_http_alone_needs_a_gateway_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weights", "fetch", "--out", str(tmp_path / "out"), "--only-http"]) == 2
+    assert "give --source" in capsys.readouterr().err

@@ -14,14 +14,15 @@ from node import daemon
 from node.chain.errors import ChainError, NotDeployed
 from node.config import NodeConfig
 from node.state.journal import Journal
+from node.state.pen import Pen
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import NodeKey
 from tests.memory_network import MemoryHub, MemoryNetwork
 
 
-def interrupted_while_opening_the_journal(path: Path) -> Journal:
+def interrupted_while_opening_the_journal(path: Path, pen: Pen) -> Journal:
     os.kill(os.getpid(), signal.SIGTERM)
-    return Journal(path)
+    return Journal(path, pen)
 
 
 def test_a_stop_that_comes_before_anything_runs_still_frees_the_state_directory(

@@ -1,11 +1,13 @@
 """What a container leaves of its machine is what the node thinks it has."""
 # ruff: noqa: E501 - a group of files is a line
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from node import limits
+from node.logs import Sparing
 
 V2 = "0::/kubepods/pod1/box\n"
 V1 = "12:memory:/docker/abc\n5:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc\n"
@@ -80,3 +82,15 @@ def test_a_daemon_may_open_as_many_files_as_the_system_lets_it_choose(monkeypatc
         monkeypatch.setattr("resource.setrlimit", lambda _, pair: set_to.append(pair))
         assert limits.allow_open_files() == wanted
     assert set_to == [(4096, 4096), (limits.OPEN_FILES, 10**6)]
+
+
+def test_a_loop_that_fails_ten_times_a_second_is_told_of_once_a_minute() -> None:
+    """As one that accepts connections where no more files may be open."""
+    sparing, told = Sparing(), []
+    for tenth in range(1300):
+        record = logging.LogRecord("trio.serve_listeners", logging.ERROR, __file__, 1, "x", (), (OSError, None, None))
+        record.created = 1000 + tenth / 10
+        if sparing.filter(record):
+            told.append(record)
+    assert [record.created for record in told] == [1000, 1060, 1120]
+    assert all(record.exc_info is None for record in told)

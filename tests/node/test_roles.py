@@ -25,11 +25,13 @@ from node.services.base import Crew, Service
 from node.services.context import make_context
 from node.services.ending import Ending
 from node.services.heartbeat import Beating
-from node.services.training.trainer import StepMetrics
+from node.services.training.record import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
-from node.status import StatusPage, joined
+from node.status import StatusPage, checked, joined
+from node.status_schema import DaemonStatus
 from node.swarm.facts import RunTold
+from node.web.front import ApiServer
 from node.web.host import HttpHost
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
@@ -47,11 +49,9 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "validators": (OTHER.address,),
     "bootnodes": (),
 }
-EVERYBODY_ELSE = ("tallying", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
-SECTIONS = (
-    "schema_version node network run stake pay swarm work training contributions verdicts audit trainer auditing uses "
-    "chair tasks slashed network_stats board engine processes restarts services last_error events"
-).split()
+EVERYBODY_ELSE = (
+    "continuity", "tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling",
+)  # fmt: skip
 WORK = {
     "files_committed": 0,
     "files_accepted": 0,
@@ -89,7 +89,8 @@ async def workplace(role: Role, directory: Path, spec: RunSpec = RUN, **config: 
         async with trio.open_nursery() as nursery:
             web = HttpHost()
             await nursery.start(web.run)
-            place = Workplace(*own, Ledger(KEY.address), web, Anew())
+            control = ApiServer(directory / "control", DaemonStatus)
+            place = Workplace(*own, Ledger(KEY.address), web, Anew(), control)
             place.__dict__["engine"] = ReadyEngine()
             yield place
             nursery.cancel_scope.cancel()
@@ -111,22 +112,25 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "tallying jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying "
-                "settling"
+                "tallying mending jury heartbeat continuity tracing ending catalogue engine policies answering "
+                "generating tasks auditing paying settling"
             ).split(),
         ),
         (
             "validator",
             [
                 "tallying",
+                "mending",
                 "jury",
-                "tracing",
                 "heartbeat",
+                "continuity",
+                "tracing",
                 "ending",
                 "claims",
                 "catalogue",
                 "engine",
                 "policies",
+                "answering",
                 "judging",
                 "auditing",
                 "certifying",
@@ -140,9 +144,11 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "trainer",
             [
                 "tallying",
+                "mending",
                 "jury",
-                "tracing",
                 "heartbeat",
+                "continuity",
+                "tracing",
                 "ending",
                 "claims",
                 "catalogue",
@@ -176,10 +182,12 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
         crew = await crew_of(place)
         assert crew.names == [
             "tallying",
+            "mending",
             "jury",
+            "heartbeat",
+            "continuity",
             "tracing",
             "gateway",
-            "heartbeat",
             "ending",
             "claims",
             "catalogue",
@@ -216,16 +224,14 @@ async def test_several_trainers_of_rollouts_have_roles_of_their_own(
 async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_path: Path) -> None:
     async with workplace(role, tmp_path) as place:
         page = StatusPage(place.crew)
-        assert list(page.render()) == SECTIONS
+        assert checked(msgspec.to_builtins(page.render())) == page.render()
         page.connect(place.member)
         page.work_for(place.context)
         crew = await crew_of(place)
-        status = page.render()
-        assert list(status) == SECTIONS
+        status = msgspec.to_builtins(page.render())
         assert status["services"] == crew.names
         assert status["work"] == WORK
         assert (status["training"] is not None) == (role == "trainer")
-        assert ("withheld" in status["verdicts"]) == (role == "validator")
         children = ["learner", "evaluator"] if role == "trainer" else ["engine"]
         assert [(one["name"], one["restarts"]) for one in status["processes"]] == [(name, 0) for name in children]
         assert status["node"]["engine"] == ("torch" if role == "trainer" else "double")
@@ -258,13 +264,13 @@ async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: 
         crew = await crew_of(place)
         crew.state = "working"
         trainer: Any = crew.services[-1]
-        trainer.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
+        trainer.record.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
         assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, 0.625)
-        assert StatusPage(crew).render()["run"]["final_reward"] is None
-        trainer.done = True
+        assert StatusPage(crew).render().run.final_reward is None
+        trainer.record.finish()
         page = StatusPage(crew).render()
-        assert page["node"]["state"] == "finished"
-        assert (page["run"]["over"], page["run"]["final_reward"]) == (True, 0.625)
+        assert page.node.state == "finished"
+        assert (page.run.over, page.run.final_reward) == (True, 0.625)
         assert (crew.beat()["finished"], crew.beat()["reward"]) == (True, 0.625)
 
 
@@ -283,7 +289,7 @@ async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
         with structlog.testing.capture_logs() as logs:
             for beat in (going, over, over, going):
                 ending._hear(beat)
-                told.append(tuple(page.render()["run"][name] for name in ("over", "reward", "final_reward")))
+                told.append(tuple(getattr(page.render().run, name) for name in ("over", "reward", "final_reward")))
         assert told == [(False, 0.4, None), (True, 0.701, 0.701), (True, 0.701, 0.701), (False, 0.4, None)]
         (event,) = [one for one in logs if one["event"] == "run.over"]
         assert (event["step"], event["reward"]) == (9, 0.701) and "weights fetch" in event["remedy"]
@@ -293,3 +299,19 @@ def test_sections_are_joined_field_by_field_and_row_by_row() -> None:
     assert joined({"a": 1, "b": 2}, {"b": 3}) == {"a": 1, "b": 3}
     assert joined([1], [2]) == [1, 2]
     assert joined(None, {"a": 1}) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"mood": {}}, "mood"),
+        ({"node": {"mood": "good"}}, "node.mood"),
+        ({"processes": [{"name": "engine", "mood": "good"}]}, "processes.mood"),
+        ({"audit": {"trainer": {"audited": {"bad": [{"step": 3, "mood": 1}]}}}}, "audit.trainer.audited.bad.mood"),
+    ],
+)
+def test_a_service_that_says_what_no_reader_could_find_is_told_so(said: dict[str, Any], what: str) -> None:
+    with pytest.raises(TypeError, match=f"no field {what}"):
+        checked(said)
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
+        checked({"node": {"pid": "4711"}})

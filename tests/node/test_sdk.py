@@ -14,6 +14,7 @@ from node import sdk
 from node.config import api_socket_path
 from node.errors import NodeError
 from node.services.tasking.wishes import TaskWish, WishRefused, routes
+from node.status_schema import RunPart
 from node.web.front import ApiServer
 from protocol.errors import IntellectError
 from protocol.tasks import TaskId, TaskSpec
@@ -47,7 +48,7 @@ class Owner:
 async def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> AsyncIterator[Owner]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     owner = Owner()
-    server = ApiServer(api_socket_path(tmp_path / "node"), lambda: STATUS)
+    server = ApiServer(api_socket_path(tmp_path / "node"), lambda: STATUS)  # type: ignore[arg-type, return-value]
     await nursery.start(server.run)
     server.mount(routes(owner))
     yield owner
@@ -72,15 +73,41 @@ async def test_the_example_tells_what_a_node_does(owner: Owner, tmp_path: Path) 
     assert done.stdout.decode().splitlines() == ["trainer working, step 7", "task 11111111 (evaluate): open"]
 
 
+@pytest.mark.parametrize("told", [{"schema_version": 2}, {"node": {"pid": "4711"}}])
+async def test_the_status_of_another_version_is_an_error(
+    owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
+) -> None:
+    node = sdk.Node(tmp_path / "node")
+    assert (await node.status()).run == RunPart(step=7)
+    for name, value in told.items():
+        monkeypatch.setitem(STATUS, name, value)
+    with pytest.raises(NodeError, match="another version"):
+        await node.status()
+
+
 async def test_where_no_daemon_runs_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="no daemon answers"):
         await sdk.Node(tmp_path).status()
 
 
-def test_another_event_loop_is_refused(tmp_path: Path) -> None:
-    for call in (sdk.Node(tmp_path).status, lambda: sdk.follow("local", pool=1, directory=tmp_path).__aenter__()):
-        with pytest.raises(NodeError, match="called from asyncio"):
-            asyncio.run(call())  # type: ignore[arg-type]
+async def test_a_program_of_asyncio_asks_a_node_and_may_stop_waiting(owner: Owner, tmp_path: Path) -> None:
+    node = sdk.Node(tmp_path / "node")
+
+    async def program() -> str:
+        task = await node.submit(TaskSpec(kind="evaluate", last=4))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(node.result(task), 0.01)
+        waiting = asyncio.create_task(node.result(task))
+        assert (await waiting)["open"] is False
+        return (await node.status()).node.state
+
+    assert await trio.to_thread.run_sync(asyncio.run, program()) == "working"
+
+
+def test_a_member_is_run_by_trio_alone(tmp_path: Path) -> None:
+    config = sdk.NodeConfig(network="nowhere", home=tmp_path, state_dir=tmp_path / "node")
+    with pytest.raises(NodeError, match="run from asyncio"):
+        asyncio.run(sdk.run_member(config).__aenter__())  # type: ignore[arg-type]
 
 
 async def test_a_follower_says_nothing_on_the_programs_standard_output(

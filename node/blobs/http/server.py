@@ -37,7 +37,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from node.blobs.files import NotWhole, damage, join
 from node.blobs.http.sources import PolicyRow, encode_listing
+from node.blobs.proof import Proof
 from node.recent import Recent
 from node.state.files import write_whole
 from node.web.listener import Listener
@@ -144,6 +146,8 @@ class Blobs(Protocol):
     def has(self, root: bytes) -> bool: ...
     def path(self, root: bytes) -> Path: ...
     def info(self, root: bytes) -> BlobInfo | None: ...
+    @property
+    def proof(self) -> Proof: ...
 
 
 class Gateway:
@@ -164,7 +168,7 @@ class Gateway:
         self._digesting = trio.Lock()
         self.transfers = 0
         self.sent_bytes = 0
-        listener.mount(self._routes())
+        listener.mount(self.routes())
 
     def source(self, place: str | None = None) -> str:
         """How others name this gateway; place: HOST:PORT as they reach it, where that differs."""
@@ -172,7 +176,7 @@ class Gateway:
         mark = f"#sha256={self._certificate.fingerprint}" if self._certificate else ""
         return f"{scheme}://{place or self._listener.place}{mark}"
 
-    def _routes(self) -> list[Route]:
+    def routes(self) -> list[Route]:
         paths: Mapping[str, Callable[[Request], Any]] = {
             "/": self._index,
             "/v1/policies": self._list_policies,
@@ -206,8 +210,7 @@ class Gateway:
         root = _root(request)
         if root is None or not self._blobs.has(root):
             return _missing("no such blob here")
-        path = self._blobs.path(root)
-        return self._file(request, path, tag=root.hex(), headers=_FOREVER)
+        return self._file(request, root, tag=root.hex(), headers=_FOREVER)
 
     async def _info(self, request: Request) -> Response:
         root = _root(request)
@@ -244,18 +247,26 @@ class Gateway:
         span = shard_span(str(request.path_params["shard"]), policy.image_size) if policy else None
         if policy is None or span is None:
             return _missing("no such shard")
-        return self._file(request, policy.path, tag=f"{policy.image_root.hex()}-{span[0]}", headers=_NEVER, span=span)
+        root = policy.image_root
+        return self._file(request, root, tag=f"{root.hex()}-{span[0]}", headers=_NEVER, span=span)
 
     # -- files -------------------------------------------------------------------------------------
 
     def _file(
-        self, request: Request, path: Path, *, tag: str, headers: Mapping[str, str], span: tuple[int, int] | None = None
+        self,
+        request: Request,
+        root: bytes,
+        *,
+        tag: str,
+        headers: Mapping[str, str],
+        span: tuple[int, int] | None = None,
     ) -> Response:
-        """Part of a file (all of it without `span`), or the range of that part which the request asks for."""
-        try:
-            start, size = span or (0, path.stat().st_size)
-        except OSError:
+        """Part of a blob (all of it without `span`), or the range of that part which the request asks for."""
+        info = self._blobs.info(root)
+        if info is None:
             return _missing("it has just been dropped")
+        path = self._blobs.path(root)
+        start, size = span or (0, info.size)
         shown = {**_BYTES, **headers, "etag": f'"{tag}"'}
         if request.headers.get("if-none-match") == shown["etag"]:
             return Response(status_code=304, headers=shown)
@@ -271,7 +282,10 @@ class Gateway:
         offset, length = part or (0, size)
         if part:
             shown["content-range"] = f"bytes {offset}-{offset + length - 1}/{size}"
-        return _FileRange(self, path, start + offset, length, 206 if part else 200, shown)
+        return _FileRange(self, path, info, start + offset, length, 206 if part else 200, shown)
+
+    def damaged(self, root: bytes, why: str) -> None:
+        self._blobs.proof.lose(root, why)
 
     @contextmanager
     def transfer(self) -> Iterator[None]:
@@ -284,14 +298,23 @@ class Gateway:
 
 
 class _FileRange(Response):
-    """Streams `length` bytes of a file from `offset` on; stops when the client goes away or stalls."""
+    """Streams `length` bytes of a blob's file from `offset` on, each piece compared with its list; stops when the
+    client goes away or stalls."""
 
     def __init__(
-        self, gateway: Gateway, path: Path, offset: int, length: int, status: int, headers: Mapping[str, str]
+        self,
+        gateway: Gateway,
+        path: Path,
+        info: BlobInfo,
+        offset: int,
+        length: int,
+        status: int,
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__(status_code=status, headers={**headers, "content-length": str(length)})
         self._gateway = gateway
         self._path = path
+        self._info = info
         self._offset = offset
         self._length = length
 
@@ -317,14 +340,25 @@ class _FileRange(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stream(self, descriptor: int, send: Send) -> None:
-        at, end = self._offset, self._offset + self._length
+        at, end, info = self._offset, self._offset + self._length, self._info
+        step = max(1, CHUNK // info.piece_size)
         while at < end:
-            data = await trio.to_thread.run_sync(os.pread, descriptor, min(CHUNK, end - at), at)
-            if not data:
-                raise OSError(f"{self._path.name} ended {end - at} bytes early")
+            first = at // info.piece_size
+            pieces, start = range(first, min(first + step, len(info.pieces))), first * info.piece_size
+            try:
+                whole = await trio.to_thread.run_sync(_joined, descriptor, info, pieces)
+            except NotWhole as error:
+                self._gateway.damaged(info.root, str(error))
+                raise OSError(f"{self._path.name}: {error}") from error  # cut off: the rest is had elsewhere
+            data = whole[at - start : end - start]
             await send({"type": "http.response.body", "body": data, "more_body": True})
             at += len(data)
             self._gateway.sent_bytes += len(data)
+
+
+def _joined(descriptor: int, info: BlobInfo, pieces: range) -> bytes:
+    with damage():
+        return join(descriptor, info, pieces)
 
 
 async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:

@@ -89,8 +89,12 @@ MAX_VECTORS = 1024
 class GuestMemory:
     """Bytes at addresses. Raises WasiError(FAULT) for what does not lie in the guest's memory."""
 
-    def __init__(self, store: Store, memory: Memory) -> None:
-        self._store, self._memory = store, memory
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def attach(self, memory: Memory) -> None:
+        """Before this there is none: a module has its memory when it has been given what it imports."""
+        self._memory = memory
 
     @property
     def size(self) -> int:

@@ -37,7 +37,7 @@ class Channel:
         self._begun = False
         self._unread = memoryview(b"")
         self._reply = bytearray()
-        self.stdin = b""
+        self._input = b""
         self.printed = bytearray()
         self.complained = bytearray()
 
@@ -58,6 +58,11 @@ class Channel:
             self._take(self._go_on())
         part, self._unread = self._unread[:size], self._unread[size:]
         return bytes(part)
+
+    def input(self, size: int) -> bytes:
+        """What is left of the call's standard input."""
+        part, self._input = self._input[:size], self._input[size:]
+        return part
 
     def room(self, size: int) -> None:
         """Raises TooLong where `size` bytes more of a reply are too many; asked before they are copied."""
@@ -80,7 +85,7 @@ class Channel:
         return self._limit - len(self.printed) - len(self.complained)
 
     def _take(self, request: wire.Request) -> None:
-        self._unread, self.stdin = memoryview(request.body), request.stdin
+        self._unread, self._input = memoryview(request.body), request.stdin
         self._reply.clear()
         self.printed.clear()
         self.complained.clear()

@@ -20,8 +20,10 @@ from node.sandbox.confined import walls
 from node.sandbox.wasi.channel import Channel, Exited, Finished, GuestEnd, TooLong
 from node.sandbox.wasi.engine import load_module
 from node.sandbox.wasi.files import Disk, make_tree
+from node.sandbox.wasi.paths import CHANNEL_NAME
 from node.sandbox.wasi.settings import STACK_BYTES
-from node.sandbox.wasi.system import CHANNEL_NAME, DIRECTORY, System
+from node.sandbox.wasi.streams import DIRECTORY
+from node.sandbox.wasi.system import System
 from node.sandbox.wire import replied
 
 HOST_MIB = 256

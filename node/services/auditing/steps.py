@@ -81,8 +81,14 @@ class Auditing(Service):
         replaying = Replaying(place.context, place.directory / "audit", place.starter)
         found = cls(place.context, lots, replaying, place.dropped[1])
         if place.control is not None:
-            place.control.mount([Route("/audit/step/{step:int}", found._by_hand, methods=["POST"])])
+            place.control.mount(found.routes())
         return found
+
+    def routes(self) -> list[Route]:
+        async def by_hand(request: Request) -> Response:
+            return await self._by_hand(int(request.path_params["step"]))
+
+        return [Route("/audit/step/{step:int}", by_hand, methods=["POST"])]
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -184,6 +190,8 @@ class Auditing(Service):
         # The same signed word again: it may have been lost, and a new one could differ.
         if known is not None:
             return await self._context.board.post_raw(known)
+        if self._context.journal.fence.covers(wanted.statement.step):
+            return None  # another daemon may have judged it with this key
         found = await self._tried(wanted.statement)
         return await self._conclude(wanted, *found) if found is not None else None
 
@@ -238,16 +246,16 @@ class Auditing(Service):
         )
         signature = sign(context.key, context.domain, draft.verdict)
         raw = context.board.sealed(msgspec.structs.replace(draft, signature=signature))
-        await context.journal.do(context.journal.say, KIND, statement.struct_hash, raw)
+        slot = statement.struct_hash
+        await context.journal.promise(context.journal.say, KIND, slot, raw, step=statement.step)
         level = log.info if ruled.outcome == Outcome.ACCEPT else log.warning
         level("step.judged", step=statement.step - 1, outcome=ruled.outcome.name, why=ruled.detail)
         await context.board.post_raw(raw)
 
     # one audit
 
-    async def _by_hand(self, request: Request) -> Response:
+    async def _by_hand(self, step: int) -> Response:
         """What `intellect-node audit step K --state-dir` asks of a running node."""
-        step = int(request.path_params["step"])
         try:
             ruled, audit = await self._replaying.audited(self._replaying.statement(step + 1))
         except IntellectError as error:

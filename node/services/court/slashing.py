@@ -31,6 +31,7 @@ from node.chain.errors import Reverted
 from node.recent import Recent
 from node.services.context import Context
 from node.services.court.turns import seconds_to_wait
+from node.state.kept import cached
 from node.swarm.ballots import FileState
 from node.swarm.facts import Certified, JudgeContradicted
 from node.swarm.register import Work, WorkId
@@ -125,7 +126,10 @@ class Slashing:
     def _on_fork(self, term: int) -> None:
         """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
         domain, pool = self._context.domain, self._context.pool
-        opened = [open_envelope(domain, pool, raw) for raw in self._context.state.policies.forks[term].evidence]
+        evidence = self._context.state.policies.forks[term].evidence
+        opened = cached("a fork's evidence", lambda: [open_envelope(domain, pool, one) for one in evidence])
+        if opened is None:
+            return
         # Evidence of another kind: `_execute_step` carries it.
         if not all(isinstance(one.message, PolicyAnnounced) for one in opened):
             return  # a quorum convicted it

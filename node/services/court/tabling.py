@@ -26,6 +26,7 @@ from node.services.books import RETRY_PAUSE, Books, Keeping, Seen
 from node.services.certifying import Certifying
 from node.services.court.turns import seconds_to_wait
 from node.services.workplace import Workplace
+from node.state.kept import cached
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.membership import is_cut_off, voices
@@ -293,7 +294,9 @@ class Tabling(Keeping):
         rows = await self._journal.do(self._journal.sources, first, epoch)
         sources = [Source(at, address_bytes(node), root, size) for at, node, root, size in rows]
         proofs = await self._journal.do(self._journal.refusals, first, epoch)
-        refusals = [msgspec.msgpack.decode(proof, type=Refusal) for proof in proofs]
+        where = "a refusal in the journal"
+        read = [cached(where, partial(msgspec.msgpack.decode, proof, type=Refusal)) for proof in proofs]
+        refusals = [one for one in read if one is not None]
         given = (self._pool, epoch, before, units, sources, refusals)
         return await trio.to_thread.run_sync(table_after, *given)
 

@@ -103,8 +103,8 @@ class Validator(Service):
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
         self._records = WorkerRecords(context.run.spec.verification.decision, context.journal)
         self._slashing = Slashing(context, court)
-        own, clock = context.key.address, context.clock.monotonic
-        self.own_lots = lots or OwnLots(context.run.spec, context.pool, own, context.journal, context.board, clock)
+        own, clock = (context.key, context.domain, context.journal, context.board), context.clock.monotonic
+        self.own_lots = lots or OwnLots(context.run.spec, context.pool, *own, clock)
         self._fetching = self.fetching_kind(context, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = Pronouncing(context, self.own_lots.is_calm)
@@ -231,6 +231,9 @@ class Validator(Service):
         if said:
             await self._context.board.post_raw(said)
             return
+        if self._context.journal.fence.covers(*work.place):
+            self.outcomes["skipped"] += 1
+            return  # another daemon may have judged it with this key
         # Found before the file was read, by its commitment alone: no lot, no evidence, no standing.
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)

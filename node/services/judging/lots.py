@@ -5,7 +5,6 @@ from the secret; which rate was used stands in the verdict.
 """
 
 import math
-import secrets
 from collections import deque
 
 import msgspec
@@ -28,10 +27,11 @@ from protocol.audit import (
     share_of_file,
     window_of,
 )
-from protocol.identity import Address
-from protocol.lots import LotPledge, drawn_groups, draws_file, draws_step, secret_hash, window_secret
+from protocol.identity import Address, NodeKey
+from protocol.lots import LotPledge, drawn_groups, draws_file, draws_step, lot_master, secret_hash, window_secret
 from protocol.messages import LotsRevealed
 from protocol.run import RunSpec
+from protocol.statements import Domain
 
 log = structlog.get_logger()
 REVEAL_AFTER = 2
@@ -68,7 +68,8 @@ class OwnLots:
         self,
         run: RunSpec,
         pool: int,
-        own: Address,
+        key: NodeKey,
+        domain: Domain,
         journal: Journal,
         board: Board,
         clock: Seconds = trio.current_time,
@@ -79,10 +80,11 @@ class OwnLots:
         self._run = run
         self._audit = run.audit
         self._pool = pool
-        self._own = own
+        self._own = key.address
         self._journal = journal
         self._board = board
-        self._master = b""
+        # All secrets follow from the key: whatever becomes of the journal, those that were pledged can be told.
+        self._master = lot_master(key, domain, pool)
         self._pledged: dict[int, LotPledge] = {}
         self._revealed: set[int] = set()
         self.newest = -1
@@ -100,14 +102,7 @@ class OwnLots:
         return tuple(self._pledged[w] for w in (window, window + 1) if w in self._pledged)
 
     async def prepare(self) -> None:
-        """Recall or make the master secret, and the first pledges."""
-        journal = self._journal
-        # All secrets follow from it: with a new one a restart could not tell those that it pledged before.
-        master = await journal.do(journal.recall, "lot_master")
-        if master is None:
-            master = secrets.token_bytes(32)
-            await journal.do(journal.remember, "lot_master", master)
-        self._master = master
+        """Make the first pledges."""
         await self._pledge(0, 1)
         self.prepared.set()
 
@@ -198,20 +193,26 @@ class OwnLots:
     async def _recall(self, windows: range) -> None:
         """After a restart: what was pledged for windows that are not revealed yet."""
         for window in windows:
-            if window not in self._pledged and await self._journal.do(self._journal.recall, f"lot_pledge_{window}"):
+            if window not in self._pledged and await self._journal.do(self._journal.pledged, window):
                 await self._pledge(window)
 
     async def _pledge(self, *windows: int) -> None:
         for window in windows:
             if window in self._pledged:
                 continue
-            name = f"lot_pledge_{window}"
-            raw = await self._journal.do(self._journal.recall, name)
-            rates = [int(word) for word in raw.split()] if raw else [as_rate(self._promise()), as_rate(self._steps)]
-            if not raw:
-                await self._journal.do(self._journal.remember, name, " ".join(map(str, rates)).encode())
+            journal = self._journal
+            rates = await journal.do(journal.pledged, window)
+            fence = journal.fence.step
+            # A window ahead: so far a daemon pledges.
+            if rates is None and fence >= 0 and window <= window_of(fence, self._audit) + 1:
+                continue  # another daemon may have pledged otherwise with this key
+            if rates is None:
+                await journal.promise(journal.pledge, window, (as_rate(self._promise()), as_rate(self._steps)))
+                rates = await journal.do(journal.pledged, window)
+            if rates is None:
+                continue
             hashed = secret_hash(self._secret(window), self._own, self._pool, window)
-            self._pledged[window] = LotPledge(window, hashed, *rates)  # one rate: of a program without audits
+            self._pledged[window] = LotPledge(window, hashed, *rates)
         for window in sorted(self._pledged)[:-64]:
             del self._pledged[window]
 

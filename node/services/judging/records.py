@@ -4,10 +4,13 @@ In the journal, because a worker's record must survive the validator's restart. 
 the validator; the arithmetic is protocol.decision.
 """
 
+from functools import partial
+
 import msgspec
 
 from node.recent import Recent
 from node.state.journal import Journal
+from node.state.kept import kept
 from node.swarm.register import WorkId
 from protocol.decision import DecisionSpec, Evidence, Level, Standing, WorkerRecord, after, standing
 from protocol.engines import kind
@@ -43,7 +46,8 @@ class WorkerRecords:
         known = self._known.get(node)
         if known is None:
             raw = await self._journal.do(self._journal.recall, f"history_{node}")
-            known = msgspec.json.decode(raw, type=History) if raw else History()
+            where = f"what the journal has of worker {node}"
+            known = kept(where, partial(msgspec.json.decode, raw, type=History)) if raw else History()
             self._known[node] = known
         return known
 

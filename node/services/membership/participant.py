@@ -4,7 +4,7 @@ The provider's key stakes and is never needed by a running daemon. On a devnet a
 beside the node's own, so that one command is enough there. Elsewhere what is missing is waited for.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -112,7 +112,7 @@ TRY_EVERY = 5.0
 
 class Lease(Service):
     """contact: where others reach this node now, as the chain tells them; joined: False for a node that came back
-    while the chain was silent, which joins again once it answers."""
+    while the chain was silent, or in doubt, which joins again once the chain answers and it is ready."""
 
     name = "lease"
 
@@ -125,6 +125,7 @@ class Lease(Service):
         progress: ProgressRecord | None = None,
         *,
         joined: bool = True,
+        ready: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
         self._chain = chain
         self._pool = pool
@@ -132,8 +133,10 @@ class Lease(Service):
         self._contact = contact
         self._progress = progress or ProgressRecord()
         self._joined = joined
+        self._ready = ready
 
     async def run(self) -> None:
+        await self._ready()
         while not self._joined:
             await self._join_again()
         while True:

@@ -14,6 +14,7 @@ from node.recent import Recent
 from node.services.context import Context
 from node.services.rounds.applying import Rounds
 from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, UsedWork, decode_composed
@@ -21,7 +22,6 @@ from protocol.seats import Used, broken_rule, groups_of
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
-POLL = 0.25
 
 
 class Batches:
@@ -59,9 +59,9 @@ class Batches:
         for one in batches:
             one.check(self._context.run.root, pool, round_, spec.recipe.max_staleness)
         works = [(work.name(pool), work) for one in batches for work in one.works]
-        with trio.move_on_after(spec.audit.delivery_seconds):  # a seat may have heard verdicts sooner
-            while any(self._fault(name, work) for name, work in works):  # noqa: ASYNC110 - of many validators
-                await trio.sleep(POLL)
+        # A seat may have heard verdicts sooner.
+        sound, seconds = lambda: not any(self._fault(*one) for one in works), spec.audit.delivery_seconds
+        await self._context.until(sound, WorkTouched, seconds=seconds)
         used = await self.used_before(round_)
         why = broken_rule(outer, seat, spec.seats, batches, used, self._is_accepted)
         faults = (f"work {name.hex()[:16]} {fault}" for name, work in works if (fault := self._fault(name, work)))

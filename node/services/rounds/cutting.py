@@ -1,16 +1,20 @@
 """A validator's word on what a round comes to: said when the round is over, and again until a quorum agrees."""
 
+import math
 from typing import Any, Self
 
 import structlog
 import trio
 
+from node.changes import Changes
 from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
-from node.services.rounds.applying import Outer, Rounds
+from node.services.rounds.adding import Outer
+from node.services.rounds.applying import Rounds
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
@@ -19,7 +23,8 @@ from protocol.messages import CutSigned, Signed, of_kind, open_envelope
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
-POLL = 0.1
+LOOK_EVERY = 1.0
+"""Seconds between two looks at most: that a peer is gone nobody says."""
 IDLE_ROUNDS = 8
 """Rounds that do not wait for who has claimed a seat and contributed nothing to a round that waited."""
 RECALLED = 64
@@ -38,6 +43,11 @@ class Cutting(Service):
         """Peers that contributed nothing since a round waited for them in vain, and which one did."""
         self._done_at: Recent[int, float] = Recent(4)
         self._recalled: Recent[int, None] = Recent(4)
+        self._next = math.inf
+        """When the running round may be over, as far as is known."""
+        self._changed = Changes()
+        rounds.moved.follow(self._changed.tell)
+        rounds.votes.heard.follow(self._changed.tell)
         self.said = 0
 
     @classmethod
@@ -48,15 +58,24 @@ class Cutting(Service):
         return {"pretraining": {"cuts_signed": self.said}}
 
     async def run(self) -> None:
-        while not self._rounds.over:
-            outer = self._rounds.outer
-            # The pool may give its seat to another one, while this node goes on and may come back to office.
-            if outer is not None and self._is_in_office():
-                # Of the round before, too: who has decided says so to those who have not, until the next one is.
-                if outer.round:
-                    await self._look(outer.round - 1, None)
-                await self._look(outer.round, outer)
-            await trio.sleep(POLL)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear)
+            while not self._rounds.over:
+                told, outer, due = self._changed.next, self._rounds.outer, math.inf
+                # The pool may give its seat to another one, while this node goes on and may come back to office.
+                if outer is not None and self._is_in_office():
+                    # Of the round before, too: who has decided says so to those who have not, until the next one is.
+                    if outer.round:
+                        due = await self._look(outer.round - 1, None)
+                    due = min(due, await self._look(outer.round, outer))
+                pause = min(due - self._context.clock.monotonic(), LOOK_EVERY)
+                with trio.move_on_after(max(pause, 0.0)):
+                    await told.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _hear(self) -> None:
+        async for _ in self._context.facts.subscribe(WorkTouched):
+            self._changed.tell()
 
     def _is_in_office(self) -> bool:
         return self._context.membership.is_validator(self._context.key.address)
@@ -75,17 +94,20 @@ class Cutting(Service):
 
     def _note(self, own: Signed[CutSigned]) -> None:
         """A word of this validator, as others hear it."""
-        self._rounds.note(own)
+        self._rounds.votes.note(own)
 
-    async def _look(self, round_: int, outer: Outer | None) -> None:
-        """Say what there is to say of a round. outer: of the one that runs."""
+    async def _look(self, round_: int, outer: Outer | None) -> float:
+        """Say what there is to say of a round; when there may be more although nothing is heard. outer: of the one that
+        runs."""
         if round_ not in self._recalled:
             await self._recall(round_)
-        now, agreement = self._context.clock.monotonic(), self._rounds.book.of(round_)
+        now, agreement, self._next = self._context.clock.monotonic(), self._rounds.votes.book.of(round_), math.inf
         wanted = None if outer is None or agreement.has_own else self._wanted(outer, now)
         word = agreement.next_word(wanted, now)
         for one in [word] if word is not None else agreement.again(now):
             await self._say(round_, one, agreement.shown(one))
+        # With its own word a quorum may be there.
+        return now if word is not None else min(self._next, agreement.due(now))
 
     def _wanted(self, outer: Outer, now: float) -> Proposal | None:
         """What this validator accepted in a round; None while its own clock says that the round is not over."""
@@ -110,6 +132,7 @@ class Cutting(Service):
         this = [work for work in works if work.round == outer.round]
         closes = closes_at(outer.opened, times, rules, tried=len(this))
         at_work = self._at_work(outer)
+        self._next = math.inf if closes is None else closes
         if closes is not None and now >= closes:
             # A claimed seat costs its node nothing.
             self._idle.update(dict.fromkeys(at_work - {work.node for work in accepted}, outer.round))
@@ -119,8 +142,9 @@ class Cutting(Service):
         if len(accepted) < rules.min_contributions or not done >= at_work:
             return False
         # Who was not waited for and is here all the same is judged first, if that does not take long.
-        self._done_at.setdefault(outer.round, now)
-        return done >= {work.node for work in this} or now >= self._done_at[outer.round] + rules.grace_seconds
+        over = self._done_at.setdefault(outer.round, now) + rules.grace_seconds
+        self._next = min(self._next, over)
+        return done >= {work.node for work in this} or now >= over
 
     def _at_work(self, outer: Outer) -> set[Address]:
         """Living peers that are in this round, or were in the one before: a heartbeat may be a little old. Not those
@@ -146,6 +170,8 @@ class Cutting(Service):
         journal, board = self._context.journal, self._context.board
         slot = f"{round_}/{word.ballot}/{int(word.closed)}".encode()
         raw = await journal.do(journal.said, "cut", slot)
+        if raw is None and journal.fence.covers(round_):
+            return  # another daemon may have spoken of this round with this key
         if raw is None:
             message = CutSigned(
                 pool=self._context.pool,
@@ -156,7 +182,7 @@ class Cutting(Service):
                 **word.proposal._asdict(),
             )
             raw = board.sealed(message)
-            await journal.do(journal.say, "cut", slot, raw)
+            await journal.promise(journal.say, "cut", slot, raw, step=round_)
             self.said += 1
             log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))
         await board.post_raw(raw)

@@ -17,10 +17,10 @@ import msgspec
 import structlog
 import trio
 
+from node.changes import Changes
 from node.inference.link import Told
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request, ShardOrder
 from node.recent import Recent
-from node.services.base import wait_until
 from node.services.certifying import Certifying
 from node.services.context import Context
 from node.services.generating import EngineChild
@@ -30,7 +30,7 @@ from node.services.rounds.batches import Batches
 from node.services.training.stating import make
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import PeerTold
+from node.swarm.facts import PeerTold, WorkTouched
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Work
 from node.training.batch import encode_batch
@@ -48,7 +48,6 @@ from protocol.statements import Outcome
 MOST_DISTANCE = 0.25
 """Of a contribution in another arithmetic from its replay here, as a share of it. Measured over ten inner steps: 0.002
 with other instructions, 0.07 in bfloat16, 0.58 for half of the steps (elsewhere 0.46). Longer rounds were not."""
-POLL = 0.1
 PAUSE = 1.0
 log = structlog.get_logger()
 CLAIM_SECONDS = 6.0
@@ -72,11 +71,15 @@ class Looks:
         self._seen: Recent[bytes, tuple[Place, str, int, Address]] = Recent(512)
         """Contribution -> (round, path, seat, node)."""
         self._claims: dict[Address, Recent[int, None]] = {}
+        self._changed = Changes()
+        rounds.moved.follow(self._changed.tell)
 
-    async def hear_seats(self) -> None:
-        async for told in self._context.facts.subscribe(PeerTold):
-            if told.seat >= 0:
+    async def hear(self) -> None:
+        """Who claims which seat, and what the pool decides."""
+        async for told in self._context.facts.subscribe(PeerTold, WorkTouched):
+            if isinstance(told, PeerTold) and told.seat >= 0:
                 self._claims.setdefault(told.author, Recent(CLAIMS))[told.seat] = None
+            self._changed.tell()
 
     async def ask(
         self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
@@ -148,7 +151,7 @@ class Looks:
 
     async def _broken_chain(self, node: Address, round_: int, begins: bytes) -> str:
         """Why a contribution may not begin with the state that it names; empty if it may."""
-        was_here = self._rounds.root_of(self._rounds.rules.begins_at(round_ - 1)) is not None
+        was_here = self._rounds.rules.begins_at(round_ - 1) in self._rounds.adding.roots
         # Nothing is what a new seat begins with, and who starts again. Who was not here the round before cannot tell.
         if begins == state_root(round_, ()) or (round_ > 0 and not was_here):
             return ""
@@ -161,9 +164,10 @@ class Looks:
         else:
             standing = [work for work in works if state.ballots.state(work.id) is not FileState.REJECTED]
         for work in standing:
-            path = await self._had(work.commitment.file_root, node, self._rounds.most_bytes)
+            path = await self._had(work.commitment.file_root, node, self._rounds.adding.most_bytes)
             try:
-                header = await trio.to_thread.run_sync(self._rounds.header_of, path, round_ - 1) if path else None
+                read = self._rounds.adding.header_of
+                header = await trio.to_thread.run_sync(read, path, round_ - 1) if path else None
                 if header is not None and header.inner[1] == begins:
                     return ""
             except (ContributionError, OSError) as error:
@@ -174,14 +178,15 @@ class Looks:
     async def _decided(self, works: list[Work]) -> None:
         """Wait until the pool has decided on works, at most `audit.delivery_seconds`; of a round that is over little
         is still to be heard."""
-        ballots, ends = self._context.state.ballots, self._context.run.spec.audit.delivery_seconds
-        began = self._context.clock.monotonic()
-        while any(ballots.state(work.id) is FileState.OPEN for work in works):
-            if all(work.round < self._rounds.newest for work in works):
-                ends = min(ends, CLAIM_SECONDS)
-            if self._context.clock.monotonic() - began > ends:
-                break
-            await trio.sleep(POLL)
+        ballots, began = self._context.state.ballots, trio.current_time()
+
+        def is_open() -> bool:
+            return any(ballots.state(work.id) is FileState.OPEN for work in works)
+
+        with trio.move_on_after(self._context.run.spec.audit.delivery_seconds) as patience:
+            await self._changed.until(lambda: not is_open() or all(w.round < self._rounds.newest for w in works))
+            patience.deadline = min(patience.deadline, began + CLAIM_SECONDS)
+            await self._changed.until(lambda: not is_open())
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
         """A file that a peer owes, from it or another validator; None if nobody hands it over in time."""
@@ -197,7 +202,8 @@ class Looks:
         return None
 
     async def _hear_claim(self, node: Address, seat: int) -> None:
-        await wait_until(lambda: seat in self._claims.get(node, ()), CLAIM_SECONDS, POLL)
+        with trio.move_on_after(CLAIM_SECONDS):
+            await self._changed.until(lambda: seat in self._claims.get(node, ()))
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
         reason, detail, outcome = self._fault(order, found)
@@ -315,7 +321,7 @@ class ContributionJudging(Validator):
 
     async def _heed_others(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._looks.hear_seats)
+            nursery.start_soon(self._looks.hear)
             if self._samples:
                 await super()._heed_others()
 
@@ -327,7 +333,8 @@ class ContributionJudging(Validator):
             if held is None:
                 raise OwnTrouble("its policy is not kept here", for_good=True)
             return None, LoadPolicy(policy_root=root, step=held.step, path=str(held.path))
+        oldest = self._rounds.newest - self._rounds.adding.late
         for outer in (self._rounds.outer, self._rounds.before):
-            if outer is not None and outer.root == root and work.round >= self._rounds.newest - self._rounds.late:
+            if outer is not None and outer.root == root and work.round >= oldest:
                 return None, LoadPolicy(policy_root=outer.root, step=work.round, path=str(outer.path))
         raise OwnTrouble("the round that it was made for is over", for_good=True)

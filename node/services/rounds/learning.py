@@ -6,22 +6,23 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.changes import Changes
 from node.recent import Recent
-from node.services.base import Service, wait_until
+from node.services.base import Service
 from node.services.committing import OwnWorks, commit, slot_name
 from node.services.context import Context, Rate
-from node.services.rounds.applying import Outer, Rounds, in_words
+from node.services.rounds.adding import Outer
+from node.services.rounds.applying import Rounds, in_words
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.register import Work, WorkId
+from node.swarm.facts import WorkTouched
+from node.swarm.register import Work
 from node.weights.keeper import Pins
 from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
 from protocol.seats import choose
-from protocol.statements import work_id
 
 log = structlog.get_logger()
-POLL = 0.2
 MOST_PAUSE = 60.0
 """Seconds, at most, between two tries of a round whose contribution could not be made."""
 KEPT = 4
@@ -46,7 +47,9 @@ class Learning(Service):
         self.rate = Rate(60.0, context.clock.monotonic)
         self.works = OwnWorks(context)
         self._training = -1
-        self._open: dict[WorkId, int] = {}
+        self._changed = Changes()
+        """Of what a round's steps or their contribution wait for."""
+        rounds.moved.follow(self._changed.tell)
         self._served: Recent[bytes, None] = Recent(KEPT * self.blobs_a_round)
 
     @classmethod
@@ -56,10 +59,12 @@ class Learning(Service):
     async def run(self) -> None:
         await self.works.count()
         await self.works.repeat()
-        for path in self._rounds.own_states():
+        self._context.state.register.follow(self._changed.tell)
+        for path in self._rounds.files.own():
             await self._serve(path)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow_verdicts)
+            nursery.start_soon(self._hear)
+            nursery.start_soon(self.works.follow, self._context.state.ballots.state)
             await self._contribute()
 
     async def _contribute(self) -> None:
@@ -67,15 +72,15 @@ class Learning(Service):
         round_, pause = -1, 1.0
         await self._rounds.caught_up.wait()
         while not self._rounds.over:
-            while self.seat < 0 or self._said < SAID:  # noqa: ASYNC110 - heartbeats of any others may free one
-                await trio.sleep(POLL)
+            await self._changed.until(lambda: self.seat >= 0 and self._said >= SAID)
             if (begun := await self._rounds.next_round(round_)) is None:
                 break
             if self.seat < 0 or self._said < SAID:
                 continue  # somebody lighter took it while the round was awaited
             at, outer = begun
             journal, slot = self._context.journal, slot_name(outer.root, at - outer.round)
-            history = self._is_past(at)  # a newer state is on its way
+            # A newer state is on its way; or another daemon may have contributed with this key.
+            history = self._is_past(at) or journal.fence.covers(at)
             # Made before a restart, a second one would be a fault.
             if history or await journal.do(journal.said, "commitment", slot):
                 round_ = at
@@ -95,7 +100,7 @@ class Learning(Service):
 
     def _is_past(self, round_: int) -> bool:
         """Whether nobody would count a contribution to a round."""
-        return round_ + self._rounds.late < self._rounds.furthest
+        return round_ + self._rounds.adding.late < self._rounds.furthest
 
     async def _find_steps(self, outer: Outer, seat: int, until: float) -> int | None:
         """How many steps there are to make at most, 0: the run's; None where the round is over before there is one.
@@ -115,8 +120,8 @@ class Learning(Service):
         self._training = round_
         fresh = not self._stands(round_ - 1)
         found = await self._rounds.train(round_, seat, until, fresh=fresh, steps=steps)
-        while found["began"] and self._is_undecided(round_ - 1):  # noqa: ASYNC110 - by verdicts of several
-            await trio.sleep(POLL)
+        if found["began"]:
+            await self._changed.until(lambda: not self._is_undecided(round_ - 1))
         if self._is_past(round_):  # the node was stopped meanwhile
             self._context.progress.tell("late", f"the contribution to round {round_} came too late")
             return
@@ -131,10 +136,10 @@ class Learning(Service):
         units = contribution_units(self._context.run.spec, learnt)
         # 0 for the state's own round. With fragments the next round's steps begin at it, too: 1.
         index = round_ - outer.round
-        commitment = await commit(self._context, outer.root, index, Path(found["path"]), units, outer.round)
-        self._open[work_id(commitment)] = round_
+        await commit(self._context, outer.root, index, Path(found["path"]), units, outer.round, round_)
         # With fragments the next steps begin at once, and ask what stands; the jury hears of it as of anybody's.
-        await wait_until(lambda: bool(self._works(round_)), HEARD, POLL)
+        with trio.move_on_after(HEARD):
+            await self._changed.until(lambda: bool(self._works(round_)))
         self.rate.add(learnt)
         await self.works.count()
         log.info("contribution.committed", round=round_, seat=seat, learnt=learnt, loss=found["loss"])
@@ -169,16 +174,9 @@ class Learning(Service):
         self._served[info.root] = None
         self._pins.pin(info.root)
 
-    async def _follow_verdicts(self) -> None:
-        """What becomes of this node's contributions."""
-        while True:
-            for id, round_ in list(self._open.items()):
-                work, state = self._context.state.register.get(id), self._context.state.ballots.state(id)
-                if work is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
-                    del self._open[id]
-                    title = f"the contribution to round {round_}"
-                    await self.works.judged(work, title, state is FileState.ACCEPTED)
-            await trio.sleep(POLL)
+    async def _hear(self) -> None:
+        async for _ in self._context.facts.subscribe(WorkTouched):
+            self._changed.tell()
 
     # as a service
 
@@ -190,6 +188,7 @@ class Learning(Service):
         seat = choose(context.run.root, context.key.address, self._rounds.rules.max_contributions, self.seat, taken)
         self._said = self._said + 1 if seat == self.seat else 0
         self.seat = seat
+        self._changed.tell()
         return {"seat": seat, "rate": round(self.rate.per_second, 1)}
 
     def doing(self) -> str:

@@ -21,10 +21,10 @@ from node.training.evaluations import Evaluations
 from node.training.jobs import Publish
 from node.training.settings import read_settings
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from protocol.errors import IntellectError
 
 log = structlog.get_logger()
-POLL = 0.05
 LAST_AGAIN = 10.0
 """Seconds until the last round is evaluated once more, where that failed."""
 
@@ -39,11 +39,13 @@ class Publishing(Service):
         context: Context,
         rounds: Rounds,
         spool: Spool,
+        watch: SpoolWatch,
         observer: Observer,
         evaluator: SpoolProcess | None = None,
     ) -> None:
         """evaluator: of a run with rollouts."""
         self._context, self._rounds, self._spool, self._observer = context, rounds, spool, observer
+        self._watch = watch
         self._evaluator, self._evaluations = evaluator, Evaluations(spool, context.run.spec)
         self._began = context.clock.monotonic()
         self._rewards: list[tuple[int, float]] = []
@@ -59,7 +61,7 @@ class Publishing(Service):
         if context.run.spec.seats:
             settings = read_settings(place.config.trainer)
             evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)
-        return cls(context, place.rounds, spool, await trio.to_thread.run_sync(observing), evaluator)
+        return cls(context, place.rounds, spool, place.watch, await trio.to_thread.run_sync(observing), evaluator)
 
     async def run(self) -> None:
         try:
@@ -95,8 +97,8 @@ class Publishing(Service):
             else:
                 await trio.sleep(LAST_AGAIN)  # none is newer, and the run has not ended without it
             return
-        while self._evaluator is not None and not self._evaluations.complete(round_):  # noqa: ASYNC110 - a process writes it
-            await trio.sleep(POLL)
+        if self._evaluator is not None:
+            await self._watch.until(lambda: self._evaluations.complete(round_))
         elapsed = round(self._context.clock.monotonic() - self._began, 3)
         record = await trio.to_thread.run_sync(self._spool.record, round_)
         await trio.to_thread.run_sync(self._observer.observe, record, {"elapsed": elapsed}, {})

@@ -2,16 +2,19 @@
 share made into batches, and then a peer's part as with text.
 """
 
+import math
 from typing import Any, Self
 
 import structlog
 import trio
 
-from node.recipe.pool import Group, Key, RolloutPool, Selection
+from node.recipe.pool import Group, RolloutPool, Selection
 from node.services.context import Context
-from node.services.rounds.applying import Outer, Rounds
+from node.services.rounds.adding import Outer
+from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.rounds.learning import Learning
+from node.services.training.groups import UsedUp
 from node.services.training.intake import Intake
 from node.services.training.stating import make_batch
 from node.services.workplace import Workplace
@@ -22,7 +25,6 @@ from protocol.manifest import encode_manifest
 from protocol.seats import share
 
 log = structlog.get_logger()
-POLL = 0.2
 WAIT_SHARE = 0.25
 """Of a round's seconds, after which a seat makes the steps that it has batches for: steps take time, too."""
 
@@ -39,8 +41,8 @@ class Seating(Learning):
         super().__init__(context, rounds, pins)
         self._batches, self._spool = batches, rounds.spool
         self._pool = RolloutPool(self._spec)
-        self._used: dict[Key, int] = {}
-        """Groups that a seat has learnt from -> the round."""
+        # Learnt from before that, a group would be too old by now.
+        self._used = UsedUp(context.journal, 2 * self._spec.recipe.max_staleness)
         self._dealing, self._shares = b"", dict[bytes, int]()
         self._ready = 0
         self._intake = Intake(
@@ -56,9 +58,7 @@ class Seating(Learning):
         return cls(place.context, place.rounds, place.member.stock.store, place.batches)
 
     async def run(self) -> None:
-        journal, first = self._context.journal, self._rounds.newest - self._spec.recipe.max_staleness
-        consumed = await journal.do(journal.consumed, max(first, 0))
-        self._used = {(name[:-4], int.from_bytes(name[-4:])): at for name, at in consumed.items()}
+        await self._used.recall(self._rounds.newest - self._spec.recipe.max_staleness)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._intake.run)
             await super().run()
@@ -70,6 +70,7 @@ class Seating(Learning):
 
     def _take_in(self, groups: list[Group]) -> None:
         self._pool.add(group for group in groups if group.key not in self._used)
+        self._changed.tell()
 
     # batches
 
@@ -80,6 +81,7 @@ class Seating(Learning):
         first = (outer.round * self._seats + seat) * self._inner
         self._ready, waits = 0, until - (1 - WAIT_SHARE) * self._rounds.rules.round_seconds
         while self._ready < self._inner:
+            changed = self._changed.next
             if self._is_past(outer.round):
                 return None
             place = first + self._ready
@@ -89,17 +91,16 @@ class Seating(Learning):
                 self._ready += 1
             elif (selection := self._dealt(outer, seat)) is not None:
                 await self._hand_over(place, selection)
-            elif self._ready and self._context.clock.wall() >= waits:
+            elif (left := waits - self._context.clock.wall()) <= 0 < self._ready:
                 break
             else:
-                await trio.sleep(POLL)
+                with trio.move_on_after(left if self._ready else math.inf):
+                    await changed.wait()
         return self._ready
 
     async def _forget(self, round_: int) -> None:
         """What is stale, and what any seat has learnt from in the rounds before."""
-        self._used |= dict.fromkeys(await self._batches.used_before(round_), round_)
-        oldest = round_ - 2 * self._spec.recipe.max_staleness  # learnt from by then, it would be too old by now
-        self._used = {key: at for key, at in self._used.items() if at >= oldest}
+        self._used.note(await self._batches.used_before(round_), round_)
         self._pool.settle(self._used)
         self._pool.drop_stale(round_)
         before = (round_ - 1) * self._seats * self._inner
@@ -121,9 +122,7 @@ class Seating(Learning):
         """Journal what is used up, then manifest and batch. What cannot be made from its names is not learnt from."""
         keys = [group.key for group in selection.settled]
         self._pool.settle(keys)
-        self._used |= dict.fromkeys(keys, selection.step)
-        names = [work + number.to_bytes(4, "big") for work, number in keys]
-        await self._context.journal.do(self._context.journal.consume, names, selection.step)
+        await self._used.use(keys, selection.step)
         try:
             composed, batch = await make_batch(self._context, selection)
         except IntellectError as error:

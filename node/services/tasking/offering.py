@@ -69,7 +69,7 @@ class Offering(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.context, place.directory / "tasks", place.docket, place.lessons)
+        service = cls(place.context, place.directory / "tasks", place.groups.docket, place.groups.lessons)
         if place.control is not None:
             place.control.mount(routes(service))
         return service

@@ -15,11 +15,12 @@ import trio
 
 from node.inference.wire import Produce, Produced
 from node.recent import Recent
-from node.services.base import Service, wait_until
+from node.services.base import Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
 from node.services.generating import EngineChild
 from node.services.workplace import Workplace
+from node.swarm.facts import ShardClaimed
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import MOST_TASKS, Task
 from node.tasks.recomputed import Means, prepared
@@ -95,7 +96,8 @@ class TaskWork(Service):
         now = trio.current_time()
         # What cannot be done here, perhaps for good, must not keep this node from all that can.
         for task in sorted(self._book.tasks(), key=lambda task: self._failed.get(task.id, -math.inf)):
-            if not task.open or self._context.state.distrust or self._is_cut_off():
+            fenced = self._context.journal.fence.covers(-1, task.id)
+            if fenced or not task.open or self._context.state.distrust or self._is_cut_off():
                 continue
             mine = task.leases.held(self._own, now)
             free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)
@@ -181,7 +183,7 @@ class TaskWork(Service):
             now = time.time_ns() // 1_000_000
             claim = TaskClaimed(pool=self._context.pool, task=task.id, shard=shard, sequence=now)
             await self._context.board.post(claim)
-            await wait_until(lambda: self._holds(task, shard), HEARD_IN, POLL / 10)
+            await self._context.until(lambda: self._holds(task, shard), ShardClaimed, seconds=HEARD_IN)
             await trio.sleep(SETTLE)
         held = self._holds(task, shard)
         self.counts["claimed"] += held

@@ -17,6 +17,7 @@ from node.run.assets import image_limit
 from node.services.context import Context
 from node.training import adoption
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from protocol.errors import IntellectError, ProtocolError
 from protocol.manifest import MAX_CARD_BYTES, CheckpointCard, MalformedManifest, decode_card
 from protocol.messages import CheckpointOffered, Signed
@@ -24,7 +25,6 @@ from protocol.run import RunSpec
 from protocol.statements import Outcome
 
 log = structlog.get_logger()
-POLL = 0.05
 FETCH_TIMEOUT = 600.0
 REFUSED = 64
 """Checkpoints that are remembered, so that none is fetched twice in vain."""
@@ -54,9 +54,9 @@ async def fetch_checkpoint(
 class Adopting:
     """One trainer's."""
 
-    def __init__(self, context: Context, spool: Spool, told: Callable[[str], object]) -> None:
+    def __init__(self, context: Context, spool: Spool, watch: SpoolWatch, told: Callable[[str], object]) -> None:
         self._context = context
-        self._spool = spool
+        self._spool, self._watch = spool, watch
         self._told = told
         self._refused: Recent[bytes, float] = Recent(REFUSED)
         """Root of the card -> from when on it may be asked for again."""
@@ -71,6 +71,12 @@ class Adopting:
                 if self._refused.get(one.message.root, 0.0) <= now:
                     return one
         return None
+
+    @property
+    def next_try(self) -> float:
+        """Seconds until one that could not be had is asked for again."""
+        now = self._context.clock.monotonic()
+        return min((at - now for at in self._refused.values() if at > now), default=math.inf)
 
     def _is_sound(self, step: int) -> bool:
         """Whether its state was stated, and not more validators found the step bad than saw it hold: one liar among
@@ -97,8 +103,7 @@ class Adopting:
             except IntellectError as error:
                 return self._refuse(offer, error.why, self._context.clock.monotonic() + LATER)
             await trio.to_thread.run_sync(lambda: adoption.order(self._spool, step, card.read_bytes(), files, roots))
-        while not adoption.answered(self._spool):  # noqa: ASYNC110 - another process answers
-            await trio.sleep(POLL)
+        await self._watch.until(lambda: adoption.answered(self._spool))
         refusal = await trio.to_thread.run_sync(adoption.end, self._spool)
         if self._spool.newest_step() >= step:
             self.counts["taken"] += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -119,6 +119,10 @@ class Intake:
             nursery.start_soon(self._watch_clock, nursery)
             for _ in range(FETCHERS):
                 nursery.start_soon(self._fetch_accepted)
+
+    def status(self) -> dict[str, Any]:
+        """Of training. invalidated_files: that trained a step and were rejected afterwards."""
+        return {"invalidated_files": self.invalidated, "values": self.values.status()}
 
     def take_again(self, works: set[WorkId]) -> None:
         """Of these the groups are free again that a batch had used up which was taken back."""

@@ -10,6 +10,7 @@ import trio
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Selection
 from node.services.context import Context
+from node.state.kept import kept
 from node.training.batch import Batch
 from node.training.computed_by import arithmetic_in
 from node.training.spool import Spool
@@ -67,9 +68,13 @@ def _manifest(spool: Spool, step: int, metrics: dict[str, object], term: int) ->
     """(policy root of the step before, the encoded manifest)."""
     parent = bytes.fromhex(str(metrics_of(spool, step - 1)["policy_root"]))
     state, arithmetic = bytes.fromhex(str(metrics["state_before"])), arithmetic_in(metrics)
-    composed = decode_composed(spool.works_path(step - 1).read_bytes())
+    works = spool.works_path(step - 1)
+    data = works.read_bytes()
+    composed = kept(works, lambda: decode_composed(data))
     return parent, encode_manifest(BatchManifest(composed, term, parent, state, arithmetic))
 
 
 def metrics_of(spool: Spool, step: int) -> dict[str, object]:
-    return msgspec.json.decode(spool.metrics_path(step).read_bytes(), type=dict[str, object])
+    path = spool.metrics_path(step)
+    data = path.read_bytes()
+    return kept(path, lambda: msgspec.json.decode(data, type=dict[str, object]))

@@ -10,6 +10,7 @@ report is used unchecked between two lots. Whoever said what is not so is not be
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.recent import Recent
 from node.services.context import Context
 from node.services.training.sources import Source, in_order, whose
+from node.state.kept import cached
 from node.swarm.disputes import STRIKES
 from node.swarm.register import Work, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
@@ -143,7 +145,8 @@ class Values:
         """Who was not believed before a restart."""
         kept = await self._context.journal.do(self._context.journal.recall, DISTRUSTED)
         if kept:
-            self.distrusted = msgspec.json.decode(kept, type=dict[Address, str])
+            read = partial(msgspec.json.decode, kept, type=dict[Address, str])
+            self.distrusted = cached(f"the journal's {DISTRUSTED}", read) or {}
 
     def status(self) -> dict[str, object]:
         counted = {name: self.counts[name] for name in ("agreed", "alone", "recomputed", "unused")}

@@ -3,11 +3,12 @@
 It is done in parts, each of which is short also where a swarm has a thousand members: others may run in between.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
+from node.status_schema import DaemonStatus
 from node.web.page.feed import Feed, Row
 from node.web.page.plain import Steady
 from node.web.page.sections import DECISION_COLUMNS, MEMBER_COLUMNS, decisions, members, sections
@@ -36,7 +37,7 @@ class Model:
         self._spread = SpreadBook()
         self._steady = Steady()
 
-    def absorb(self, status: Mapping[str, Any], now: float) -> Iterator[None]:
+    def absorb(self, status: DaemonStatus, now: float) -> Iterator[None]:
         """Take in what /status says at `now`, unix seconds."""
 
         def ago(name: str, seconds: Any) -> int | None:
@@ -58,11 +59,11 @@ class Model:
         for name, series in self.curves.by_name.items():
             self.feed.put_rows(name, series.rows)
 
-    def _follow_policies(self, status: Mapping[str, Any], now: float) -> None:
-        own, newest = (status.get("node") or {}).get("address"), (status.get("run") or {}).get("step")
-        swarm = [row for row in status.get("swarm") or [] if row.get("state") in ("healthy", "unhealthy")]
-        held = {row["address"]: row["step"] for row in swarm}
-        if own and isinstance(newest, int):
+    def _follow_policies(self, status: DaemonStatus, now: float) -> None:
+        own, newest = status.node.address, status.run.step if status.run else None
+        swarm = [row for row in status.swarm if row.state in ("healthy", "unhealthy")]
+        held = {row.address: -1 if row.step is None else row.step for row in swarm}
+        if own and newest is not None:
             held[own] = newest  # sooner than its own heartbeat says it
         self._spread.feed(now, held.items())
         self.feed.put_rows("policies", self._spread.rows(len(held)))

@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from node.status_schema import DaemonStatus
 from node.web.listener import OwnHosts
 from node.web.page.feed import Feed
 from node.web.page.model import COLUMNS, Model
@@ -166,7 +167,7 @@ HISTORY = "page-history.sqlite"
 class Page:
     """status: what /status says; directory: where the history lies; names: host names by which a browser may ask."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]], directory: Path, names: Collection[str] = ()) -> None:
+    def __init__(self, status: Callable[[], DaemonStatus], directory: Path, names: Collection[str] = ()) -> None:
         self._status = status
         self._guard = [Middleware(OwnHosts, names=names)]
         self._model = Model()
@@ -184,7 +185,7 @@ class Page:
             nursery.start_soon(self._look)
             nursery.start_soon(self._keep)
             nursery.start_soon(self._sample)
-            task_status.started(self._routes(assets))
+            task_status.started(page_routes(assets, self._watch, self._guard))
 
     async def _look(self) -> None:
         while True:
@@ -198,9 +199,9 @@ class Page:
                 with trio.move_on_after(UNSEEN):
                     await self.audience.arrival()
 
-    async def _refresh(self, status: dict[str, Any], now: float) -> None:
+    async def _refresh(self, status: DaemonStatus, now: float) -> None:
         await trio.lowlevel.checkpoint()
-        await self._recorder.belong_to((status.get("run") or {}).get("run_root") or "")
+        await self._recorder.belong_to((status.run and status.run.run_root) or "")
         for _ in self._model.absorb(status, now):
             await trio.lowlevel.checkpoint()
         self._model.feed.put("history", {"fault": self._recorder.fault})
@@ -220,20 +221,24 @@ class Page:
                 await self._recorder.keep()
                 await self._recorder.close()
 
-    def _routes(self, assets: list[Asset]) -> list[Route]:
-        served = [self._route(asset.path, asset.answer) for asset in assets]
-        return [*served, self._route("/events", self._watch)]
-
-    def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return answer(request)
-
-        return Route(path, endpoint, methods=["GET"], middleware=self._guard)
-
     def _watch(self, request: Request) -> Response:
         if self.audience.is_full:
             return PlainTextResponse("too many viewers\n", 503, headers={"retry-after": "10"})
         return EventStream(request, self._model.feed, self._mark, self.audience)
+
+
+def page_routes(
+    assets: Sequence[Asset], watch: Callable[[Request], Response], guard: Sequence[Middleware]
+) -> list[Route]:
+    """Of its files, and of what changes."""
+
+    def route(path: str, answer: Callable[[Request], Response]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return answer(request)
+
+        return Route(path, endpoint, methods=["GET"], middleware=guard)
+
+    return [*(route(asset.path, asset.answer) for asset in assets), route("/events", watch)]
 
 
 # Server-sent events: one viewer's stream of what changes.

@@ -4,13 +4,24 @@ Nothing that only the owner should see is here: no path, no process id, no peer'
 of an error (it may hold a URL with a key in it).
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+from node.status_schema import (
+    AuditedPart,
+    ContributionPart,
+    DecisionPart,
+    MemberPart,
+    PhasePart,
+    RunPart,
+    StakePart,
+    WorkerUsesPart,
+    WorkPart,
+)
+from node.status_schema import DaemonStatus as Status
 from node.web.page.feed import Row
 from node.web.page.plain import number, table, words
 
-Status = Mapping[str, Any]
 Ago = Callable[[str, Any], int | None]
 RECENT = 30
 """Verdicts, slashes and events that are shown."""
@@ -51,13 +62,13 @@ def sections(status: Status, ago: Ago) -> dict[str, Any]:
 
 def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
     """The table of members by address, in MEMBER_COLUMNS: some at a time."""
-    counted = (status.get("contributions") or {}).get("members") or {}
-    uses = (status.get("uses") or {}).get("workers") or {}
-    rows = _swarm(status)[:MEMBERS]
+    counted = status.contributions.members if status.contributions else {}
+    uses = status.uses.workers if status.uses else {}
+    rows = status.swarm[:MEMBERS]
     for first in range(0, len(rows), AT_ONCE):
         some = rows[first : first + AT_ONCE]
         yield {
-            row["address"]: _member(row, counted.get(row["address"]) or {}, uses.get(row["address"]) or {}, ago)
+            row.address: _member(row, counted.get(row.address, ContributionPart()), uses.get(row.address), ago)
             for row in some
         }
 
@@ -65,235 +76,221 @@ def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
 def decisions(status: Status) -> dict[Hashable, Row]:
     """The newest decisions about files, in DECISION_COLUMNS. Each takes the place of one that is too old, so that only
     it counts as changed."""
-    told = (status.get("contributions") or {}).get("recent") or []
-    rows = [_decision(one) for one in told[-RECENT:] if isinstance(one.get("number"), int)]
+    told = status.contributions.recent if status.contributions else []
+    rows = [_decision(one) for one in told[-RECENT:]]
     return {row[0]: row for row in rows}
 
 
-def _decision(one: Mapping[str, Any]) -> Row:
+def _decision(one: DecisionPart) -> Row:
     return (
         # A place in a ring: a viewer is sent the one row that changed, not thirty that moved up.
-        one["number"] % RECENT,
-        one["number"],
-        number(one.get("at")),
-        words(one.get("node"), 42),
-        number(one.get("step")),
-        number(one.get("index")),
-        bool(one.get("accepted")),
-        words(one.get("reason"), 40),
-        words(one.get("detail")),
+        one.number % RECENT,
+        one.number,
+        number(one.at),
+        words(one.node, 42),
+        number(one.step),
+        number(one.index),
+        one.accepted,
+        words(one.reason, 40),
+        words(one.detail),
     )
 
 
-def _member(row: Mapping[str, Any], counted: Mapping[str, Any], uses: Mapping[str, Any], ago: Ago) -> Row:
+def _member(row: MemberPart, counted: ContributionPart, uses: WorkerUsesPart | None, ago: Ago) -> Row:
     return (
-        words(row["address"], 42),
-        words(row.get("role"), 16),
-        words(row.get("state"), 16),
-        words(row.get("doing"), 24),
-        number(row.get("step")),
-        ago(row["address"], row.get("seen_seconds_ago")),
-        round(number(row.get("tokens_per_second")) or 0),
-        bool(row.get("connected")),
-        number(counted.get("accepted")) or 0,
-        number(counted.get("rejected")) or 0,
-        number(counted.get("units")) or 0,
-        words(counted.get("reason"), 40),
-        number(uses.get("used")) if uses else None,
-        number(uses.get("left_out")) if uses else None,
+        words(row.address, 42),
+        words(row.role, 16),
+        words(row.state, 16),
+        words(row.doing, 24),
+        number(row.step),
+        ago(row.address, row.seen_seconds_ago),
+        round(number(row.tokens_per_second) or 0),
+        row.connected,
+        counted.accepted,
+        counted.rejected,
+        counted.units,
+        words(counted.reason, 40),
+        uses.used if uses else None,
+        uses.left_out if uses else None,
     )
 
 
-def _swarm(status: Status) -> list[Mapping[str, Any]]:
-    return [row for row in status.get("swarm") or [] if isinstance(row.get("address"), str)]
-
-
-def _numbers(told: Mapping[str, Any], *names: str) -> dict[str, float | int | None]:
-    return {name: number(told.get(name)) for name in names}
+def _numbers(told: object, *names: str) -> dict[str, float | int | None]:
+    return {name: number(getattr(told, name)) for name in names}
 
 
 def _node(status: Status, ago: Ago) -> dict[str, Any]:
-    node, work = status.get("node") or {}, status.get("work") or {}
-    error = status.get("last_error") or {}
+    node, error = status.node, status.last_error
     return {
-        "address": words(node.get("address"), 42),
-        "role": words(node.get("role"), 16),
-        "state": words(node.get("state"), 24),
-        "phase": _phase(node.get("phase") or {}, ago),
-        "since": ago("started", node.get("uptime_seconds")),
-        "version": words(node.get("version"), 40),
-        "engine": words(node.get("engine"), 64),
-        "waiting": words(work.get("waiting")),
-        "restarts": {words(one.get("name"), 24): number(one.get("restarts")) for one in status.get("processes") or []},
-        "error": {"what": words(error.get("what")), "remedy": words(error.get("remedy"))} if error else None,
+        "address": words(node.address, 42),
+        "role": words(node.role, 16),
+        "state": words(node.state, 24),
+        "phase": _phase(node.phase, ago),
+        "since": ago("started", node.uptime_seconds),
+        "version": words(node.version, 40),
+        "engine": words(node.engine, 64),
+        "waiting": words(status.work.waiting) if status.work else "",
+        "restarts": {words(one.name, 24): number(one.restarts) for one in status.processes},
+        "error": {"what": words(error.what), "remedy": words(error.remedy)} if error else None,
     }
 
 
-def _phase(phase: Mapping[str, Any], ago: Ago) -> dict[str, Any] | None:
-    if not phase:
+def _phase(phase: PhasePart | None, ago: Ago) -> dict[str, Any] | None:
+    if phase is None:
         return None
-    name, text = words(phase.get("name"), 32), words(phase.get("text"))
-    since = ago(f"phase {name}", phase.get("since_seconds"))
-    return {"name": name, "text": text, "since": since, "progress": number(phase.get("progress"))}
+    name, text = words(phase.name, 32), words(phase.text)
+    since = ago(f"phase {name}", phase.since_seconds)
+    return {"name": name, "text": text, "since": since, "progress": number(phase.progress)}
 
 
 def _run(status: Status, _: Ago) -> dict[str, Any]:
-    run, chain, stats = (status.get(name) or {} for name in ("run", "network", "network_stats"))
+    run, chain = status.run or RunPart(), status.network
     return {
-        "name": words(run.get("name"), 80),
-        "step": number(run.get("step")),
-        "total": number(run.get("steps_total")),
-        "goal": number(run.get("target_reward")),
-        "over": bool(run.get("over")),
-        "final": number(run.get("final_reward")),
-        "held": number(run.get("policies_held")),
-        "network": words(chain.get("name"), 40),
-        "chain": number(chain.get("chain_id")),
-        "pool": number(chain.get("pool")),
-        "chain_ok": bool(chain.get("rpc_ok")),
-        "block": number(chain.get("block")),
-        "peers": number(stats.get("peers")),
-        "members": len(_swarm(status)),
+        "name": words(run.name, 80),
+        "step": number(run.step),
+        "total": number(run.steps_total),
+        "goal": number(run.target_reward),
+        "over": run.over,
+        "final": number(run.final_reward),
+        "held": number(run.policies_held),
+        "network": words(chain.name, 40),
+        "chain": number(chain.chain_id),
+        "pool": number(chain.pool),
+        "chain_ok": chain.rpc_ok,
+        "block": number(chain.block),
+        "peers": number(status.network_stats.get("peers")),
+        "members": len(status.swarm),
     }
 
 
 def _training(status: Status, _: Ago) -> dict[str, Any] | None:
-    training = status.get("training")
-    if not training:
+    training = status.training
+    if training is None:
         return None
-    latest = training.get("latest") or {}
+    latest = training.latest
     return {
         **_numbers(training, "step", "seconds_per_step", "loss", "entropy", "grad_norm"),
-        "rate": number(training.get("tokens_per_second")),
-        "queued": number(training.get("queued_rollouts")),
-        "staleness": table(training.get("staleness")),
+        "rate": number(training.tokens_per_second),
+        "queued": number(training.queued_rollouts),
+        "staleness": table(training.staleness),
         "seconds": table(latest.get("seconds")),
         "file_seconds": table(latest.get("file_seconds")),
         "mismatch": number(latest.get("mismatch_kl")),
         "by_environment": table(latest.get("eval_reward_by_environment")),
         "alarms": [
-            {"name": words(one.get("name"), 40), "step": number(one.get("step")), "text": words(one.get("text"))}
-            for one in (training.get("alarms") or [])[:RECENT]
+            {"name": words(one.name, 40), "step": number(one.step), "text": words(one.text)}
+            for one in training.alarms[:RECENT]
         ],
-        "ended_by": words(training.get("ended_by")),
-        "done": bool(training.get("done")),
+        "ended_by": words(training.ended_by),
+        "done": training.done,
     }
 
 
 def _verdicts(status: Status, _: Ago) -> dict[str, Any] | None:
-    told = status.get("contributions")
-    if not told:
+    told = status.contributions
+    if told is None:
         return None
-    return {**_numbers(told, "accepted", "rejected", "since"), "by_reason": table(told.get("by_reason"))}
+    return {**_numbers(told, "accepted", "rejected", "since"), "by_reason": table(told.by_reason)}
 
 
 def _slashes(status: Status, _: Ago) -> list[dict[str, Any]]:
     return [
         {
-            "node": words(one.get("node"), 42),
-            "amount": _tokens(one.get("amount_wei")),
-            "reason": words(one.get("reason"), 40),
-            "transaction": words(one.get("transaction"), 66),
-            "block": number(one.get("block")),
+            "node": words(one.node, 42),
+            "amount": _tokens(one.amount_wei),
+            "reason": words(one.reason, 40),
+            "transaction": words(one.transaction, 66),
+            "block": number(one.block),
         }
-        for one in (status.get("slashed") or [])[-RECENT:]
+        for one in status.slashed[-RECENT:]
     ]
 
 
 def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
-    audit = status.get("audit")
-    if not audit:
+    audit = status.audit
+    if audit is None:
         return None
-    trainer = audit.get("trainer") or {}
+    trainer = audit.trainer
     return {
         **_numbers(audit, "power", "cheated_share", "checked_share"),
-        "wanted": number(audit.get("power_wanted")),
-        "disputes": table(audit.get("disputes")),
+        "wanted": number(audit.power_wanted),
+        "disputes": table(audit.disputes),
         "quarantined": [
-            {"address": words(one.get("address"), 42), "why": words(one.get("why"))}
-            for one in (audit.get("quarantined") or [])[:RECENT]
+            {"address": words(one.address, 42), "why": words(one.why)} for one in audit.quarantined[:RECENT]
         ],
-        "distrust": "" if trainer.get("trusted", True) else words(trainer.get("why")) or "it contradicted itself",
-        "audited": _audited(trainer.get("audited") or {}),
+        "distrust": "" if trainer.trusted else words(trainer.why) or "it contradicted itself",
+        "audited": _audited(trainer.audited),
     }
 
 
-def _audited(steps: dict[str, Any]) -> dict[str, Any] | None:
+def _audited(steps: AuditedPart) -> dict[str, Any] | None:
     """Of the trainer's steps, what audits found; None before the first."""
-    if not steps.get("steps"):
+    if not steps.steps:
         return None
     counts = _numbers(steps, "held", "steps", "last_step")
-    return {**counts, "by": words(steps.get("last_by"), 42), "says": words(steps.get("last_says"))}
+    return {**counts, "by": words(steps.last_by, 42), "says": words(steps.last_says)}
 
 
 def _money(status: Status, _: Ago) -> dict[str, Any]:
-    pay, stake = status.get("pay"), status.get("stake") or {}
-    told: dict[str, Any] = {"bonded": _tokens(stake.get("bonded_wei")), "slashed": _tokens(stake.get("slashed_wei"))}
-    if not pay:
+    pay, stake = status.pay, status.stake or StakePart()
+    told: dict[str, Any] = {"bonded": _tokens(stake.bonded_wei), "slashed": _tokens(stake.slashed_wei)}
+    if pay is None:
         return told | {"known": False}
-    amounts = {name: _tokens(pay.get(f"{name}_wei")) for name in ("earned", "paid", "due", "waiting")}
-    pool = {"escrow": _tokens(pay.get("escrow_wei")), "per_unit": _tokens(pay.get("reward_per_unit_wei"))}
+    amounts = {name: _tokens(getattr(pay, f"{name}_wei")) for name in ("earned", "paid", "due", "waiting")}
+    pool = {"escrow": _tokens(pay.escrow_wei), "per_unit": _tokens(pay.reward_per_unit_wei)}
     return {
         **told,
         **amounts,
         **pool,
         "known": True,
-        "provider": words(pay.get("provider"), 42),
-        "until": number(pay.get("waiting_until")),
-        "lasts": number(pay.get("escrow_epochs")),
-        "warnings": [words(one) for one in (pay.get("warnings") or [])[:RECENT]],
+        "provider": words(pay.provider, 42),
+        "until": number(pay.waiting_until),
+        "lasts": number(pay.escrow_epochs),
+        "warnings": [words(one) for one in pay.warnings[:RECENT]],
     }
 
 
-def _tokens(wei: Any) -> float | None:
+def _tokens(wei: str | None) -> float | None:
     """Whole tokens of an amount that is written in wei."""
     try:
-        return round(int(wei) / 1e18, 6)
-    except (TypeError, ValueError):
+        return round(int(wei or "") / 1e18, 6)
+    except ValueError:
         return None
 
 
 def _work(status: Status, _: Ago) -> dict[str, Any]:
-    work = status.get("work") or {}
+    work = status.work or WorkPart()
     files = _numbers(work, "files_committed", "files_accepted", "files_rejected", "units")
     pace = _numbers(work, "tokens_per_second", "last_reward_estimate")
-    return {**files, **pace, "by_reason": table(work.get("rejected_by_reason"))}
+    return {**files, **pace, "by_reason": table(work.rejected_by_reason)}
 
 
 def _events(status: Status, _: Ago) -> list[dict[str, Any]]:
-    told = [one for one in status.get("events") or [] if one.get("name") in EVENTS]
+    told = [one for one in status.events if one.name in EVENTS]
     return [
-        {"at": number(one.get("at")), "name": one["name"], "text": EVENTS[one["name"]] or words(one.get("text"))}
-        for one in told[-RECENT:]
+        {"at": number(one.at), "name": one.name, "text": EVENTS[one.name] or words(one.text)} for one in told[-RECENT:]
     ]
 
 
 def _rounds(status: Status, _: Ago) -> dict[str, Any] | None:
     """Of a run that pre-trains; None of others."""
-    told = status.get("pretraining") or {}
-    if not told.get("rounds"):
+    told = status.pretraining
+    if told is None or not told.rounds:
         return None
     losses = _numbers(told, "round", "rounds", "loss", "eval_loss", "perplexity")
     pace = _numbers(told, "tokens_per_second", "bits_per_parameter", "contributions")
-    pairs = [one for one in told.get("losses") or [] if isinstance(one, list | tuple) and len(one) == 2]
-    points = [(number(at), number(loss)) for at, loss in pairs[-POINTS:]]
-    peers = [one for one in (told.get("peers") or [])[:PEERS] if isinstance(one, Mapping)]
+    points = [(number(at), number(loss)) for at, loss in told.losses[-POINTS:]]
     rows = [
-        {
-            **_numbers(one, "seat", "round"),
-            "address": words(one.get("address"), 42),
-            "in": bool(one.get("in")),
-            "equal": one.get("equal") if isinstance(one.get("equal"), bool) else None,
-        }
-        for one in peers
+        {**_numbers(one, "seat", "round"), "address": words(one.address, 42), "in": one.inside, "equal": one.equal}
+        for one in told.peers[:PEERS]
     ]
     return {
         **losses,
         **pace,
-        "replicas": table(told.get("replicas")),
+        "replicas": {"equal": told.replicas.equal, "of": told.replicas.of},
         "losses": [point for point in points if None not in point],
         "peers": rows,
-        "of_rollouts": bool(told.get("of_rollouts")),
+        "of_rollouts": told.of_rollouts,
     }
 
 

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 import trio
 
+from node.status_schema import DaemonStatus, RunPart, TrainingPart, WorkPart
 from node.web.page.plain import number
 
 MOST, FRESH = 800, 400
@@ -113,33 +114,33 @@ class Curves:
     def by_name(self) -> dict[str, Series]:
         return {"steps": self.steps, "load": self.load}
 
-    def feed(self, status: Mapping[str, Any], now: float) -> None:
+    def feed(self, status: DaemonStatus, now: float) -> None:
         """now: unix seconds."""
         self._feed_load(status, now)
         self._feed_held(status, now)
-        if training := status.get("training"):
-            self._feed_training(training, now)
+        if status.training is not None:
+            self._feed_training(status.training, now)
 
-    def _feed_load(self, status: Mapping[str, Any], now: float) -> None:
-        alive = [row for row in status.get("swarm") or [] if row.get("state") in ("healthy", "unhealthy")]
-        rate = sum(number(row.get("tokens_per_second")) or 0 for row in alive if row.get("role") == "worker")
+    def _feed_load(self, status: DaemonStatus, now: float) -> None:
+        alive = [row for row in status.swarm if row.state in ("healthy", "unhealthy")]
+        rate = sum(number(row.tokens_per_second) or 0 for row in alive if row.role == "worker")
         at, step = int(now // INTERVAL), _step(status)
         self.load.put(at, members=len(alive), rate=round(rate, 1), step=step)
 
-    def _feed_held(self, status: Mapping[str, Any], now: float) -> None:
+    def _feed_held(self, status: DaemonStatus, now: float) -> None:
         """What any node knows of the step that it holds."""
-        step, run, work = _step(status), status.get("run") or {}, status.get("work") or {}
-        if step is None or (status.get("training") and step > self._latest):
+        step, run, work = _step(status), status.run or RunPart(), status.work or WorkPart()
+        if step is None or (status.training and step > self._latest):
             return  # the trainer's own record has it better
-        told, own = number(run.get("reward")), number(work.get("last_reward_estimate"))
+        told, own = number(run.reward), number(work.last_reward_estimate)
         at = None if step in self.steps else round(now)
         self.steps.put(step, at=at, told=told, own=own)
 
-    def _feed_training(self, training: Mapping[str, Any], now: float) -> None:
-        for name, pairs in (("eval", training.get("reward_eval")), ("train", training.get("reward_train"))):
-            for step, value in pairs or []:
+    def _feed_training(self, training: TrainingPart, now: float) -> None:
+        for name, pairs in (("eval", training.reward_eval), ("train", training.reward_train)):
+            for step, value in pairs:
                 self.steps.put(step, **{name: number(value)})
-        latest = training.get("latest") or {}
+        latest = training.latest
         step = latest.get("step")
         if isinstance(step, int) and step > self._latest:
             self._latest = step
@@ -161,9 +162,9 @@ class Curves:
         )
 
 
-def _step(status: Mapping[str, Any]) -> int | None:
-    step = (status.get("run") or {}).get("step")
-    return step if isinstance(step, int) and step >= 0 else None
+def _step(status: DaemonStatus) -> int | None:
+    step = status.run.step if status.run else None
+    return step if step is not None and step >= 0 else None
 
 
 def _mean_age(ages: Any) -> float | None:

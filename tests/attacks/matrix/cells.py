@@ -287,6 +287,8 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
             continue
         if probe not in SAFE and (convicted or (has_right and probe in row.may)):
             continue
+        if has_right and probe in row.adds and not fewer and all(one[-1] is True for one in more):
+            continue
         if probe == "muted":  # who shouts is not heard for a while
             more, fewer = (frozenset(one for one in facts if one[1] != cell.author) for facts in (more, fewer))
         if more or fewer:

@@ -39,18 +39,20 @@ NOBODY = frozenset[str]()
 
 
 class Row(msgspec.Struct, frozen=True):
-    """by: who has the right now; may: probes that others' facts may change in; evidence: whether its author may convict
-    itself, which ends its term."""
+    """by: who has the right now; may: probes that others' facts may change in; adds: probes in which more may be true
+    for others, and nothing less; evidence: whether its author may convict itself, which ends its term."""
 
     by: frozenset[str]
     may: frozenset[str] = NOBODY
     evidence: bool = False
+    adds: frozenset[str] = NOBODY
 
 
 ROWS: dict[type[Message], Row] = {
     Heartbeat: Row(MEMBERS),
     PolicyAnnounced: Row(LEADER, evidence=True),
-    CheckpointOffered: Row(IN_OFFICE),
+    # Of a step that nobody offers a standby may hold the true state; what it invents is no more.
+    CheckpointOffered: Row(IN_OFFICE, adds=frozenset({"checkpoints"})),
     StepObjected: Row(STANDBY),
     RolloutCommitted: Row(MEMBERS),
     ValidatorSaid: Row(VALIDATOR, frozenset({"disputes"})),

@@ -80,7 +80,7 @@ def deviated(word: Any, name: str, salt: int = 0) -> list[Any]:
     if name == FRESH:
         return [refreshed(word, salt)]
     if name == MANY:
-        return [_numbered(refreshed(word, salt * HOW_MANY + number), number) for number in range(HOW_MANY)]
+        return [numbered(refreshed(word, salt * HOW_MANY + number), number) for number in range(HOW_MANY)]
     if name == BARE:
         optional = {one.name: one.default for one in msgspec.structs.fields(type(word)) if not one.required}
         kept = {name: default for name, default in optional.items() if default is not msgspec.NODEFAULT}
@@ -131,11 +131,11 @@ def _root(now: bytes, salt: int) -> bytes:
     return blake3(now + b"another one %d" % salt).digest()
 
 
-def _numbered(word: Any, number: int) -> Any:
+def numbered(word: Any, number: int) -> Any:
     """The same some places further on: of one place boards keep a few words only."""
     now = {one.name: getattr(word, one.name) for one in msgspec.structs.fields(type(word))}
     further = {name: one + number for name, one in now.items() if name in PLACES and isinstance(one, int)}
-    within = {name: _numbered(one, number) for name, one in now.items() if isinstance(one, msgspec.Struct)}
+    within = {name: numbered(one, number) for name, one in now.items() if isinstance(one, msgspec.Struct)}
     return msgspec.structs.replace(word, **further, **within)
 
 

@@ -323,7 +323,7 @@ class Node:
         self.drops: list[tuple[int, str]] = []
         self._say_dropped, heard = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
         chain: Any = OnChain(world.calls, name)
-        candidate = SimpleNamespace(ready=self._ready, at=lambda: (0, bytes(32)))
+        candidate = SimpleNamespace(holds=lambda: True, ready=self._ready, at=lambda: (0, bytes(32)))
         self.chairing = Chairing(self.context, chain, candidate if name == "standby" else None)
         self.validator: Validator | None = None
         self.certifying: Certifying | None = None
@@ -339,8 +339,9 @@ class Node:
         engine: Any = ReportingEngine(world.bad)
         scratch = world.folder / self.name.replace(" ", "-")
         scratch.mkdir()
-        own, clock, run = self.key.address, self.context.clock.monotonic, self.context.run.spec
-        lots = OwnLots(run, POOL, own, self.context.journal, self.board, clock, steps=1.0)
+        own, clock = (self.key, self.context.domain), self.context.clock.monotonic
+        run = self.context.run.spec
+        lots = OwnLots(run, POOL, *own, self.context.journal, self.board, clock, steps=1.0)
         self.validator = Validator(
             self.context, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
         )
@@ -441,9 +442,12 @@ class History:
 
     def _works(self, policy: int, names: Iterable[str]) -> tuple[UsedWork, ...]:
         found: list[UsedWork] = []
+        state = self._world.nodes["leader"].jury.state
         for name in names:
-            of = self.files.get((policy, name, 0))
-            accepting = self._world.nodes["leader"].jury.state.ballots.accepting(work_id(of)) if of is not None else {}
+            # Of a slot that its owner filled otherwise than honestly what came first is its file.
+            works = [one for one in state.register.of(KEYS[name].address) if one.step == policy and not one.rival]
+            of = next((one.commitment for one in works if one.is_sampled and one.commitment.index == 0), None)
+            accepting = state.ballots.accepting(work_id(of)) if of is not None else {}
             said = sorted((who, one.report_root, one.report_size) for who, one in accepting.items() if one.report_root)
             if of is not None and said:
                 report = UsedReport(address_bytes(said[0][0]), *said[0][1:], b"\1")
@@ -451,8 +455,8 @@ class History:
                 node = address_bytes(of.node)
                 found.append(
                     UsedWork(
-                        node=node, policy_step=policy, index=0, epoch=0, size=FILE_BYTES, reports=(report,), used=b"\1",
-                        flat=b"\0", **place,
+                        node=node, policy_step=policy, index=0, epoch=of.epoch, size=FILE_BYTES, reports=(report,),
+                        used=b"\1", flat=b"\0", **place,
                     )
                 )  # fmt: skip
         return tuple(sorted(found, key=lambda work: work_order(POOL, work)))

@@ -21,6 +21,7 @@ from node.services.certifying import Certifying
 from node.services.context import make_context
 from node.services.judging.judge import Validator
 from node.state.journal import Journal
+from node.state.pen import Pen
 from node.swarm.membership import Membership
 from node.swarm.register import WorkId
 from node.weights.keeper import HeldPolicy
@@ -84,8 +85,8 @@ def root_of(step: int = 0, index: int = 0, fault: Fault | None = None, key: Node
 class InlineJournal(Journal):
     """A journal in memory, without a thread: threads and mock clocks do not mix."""
 
-    def __init__(self) -> None:
-        super().__init__(Path(":memory:"))
+    def __init__(self, pen: Pen | None = None) -> None:
+        super().__init__(Path(":memory:"), pen)
 
     async def do(self, work: Callable[..., Any], *args: object) -> Any:
         await trio.lowlevel.checkpoint()

@@ -172,7 +172,7 @@ async def test_an_invented_checkpoint_takes_the_place_of_nobodys(autojump_clock:
         for seat in pool.seats:
             offers = seat.jury.state.checkpoints.of(TRAINER.address)
             assert [one.message.root[0] for one in offers[2]] == [1, 2] and offers.keys() == {2}
-        best = Adopting(pool.workers[0].context, None, print).best(0)  # type: ignore[arg-type]
+        best = Adopting(pool.workers[0].context, None, None, print).best(0)  # type: ignore[arg-type]
         assert best is not None and best.author == TRAINER.address
         nursery.cancel_scope.cancel()
 

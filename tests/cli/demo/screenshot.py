@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from cli.daemon_status import SlashPart, TrainingPart, VerdictPart, VerdictsPart
 from cli.demo.snapshot import Participant, ProcessState, Row, Snapshot
 from cli.demo.view import render
+from node.status_schema import SlashPart, TrainingPart, VerdictPart, VerdictsPart
 
 
 def _address(n: int) -> str:

@@ -17,7 +17,10 @@ from cli.demo.cast import (
     liars,
     quorum_of,
     round_liars,
+    standbys,
 )
+from cli.demo.command import LEADERS as TOLD_LEADERS
+from cli.demo.command import LIARS as TOLD_LIARS
 from cli.demo.prepare import render_run, write_run
 from cli.demo.story import _check_resume, demo_environment
 from cli.errors import CommandError
@@ -28,7 +31,7 @@ from node.run.file import load_run_file
 from tests.cheats.catalogue import CHEATS
 from tests.cheats.liars import LIARS
 from tests.cheats.seats import ROUNDS, SEATS
-from tests.cheats.trainers import LEADERS
+from tests.cheats.trainers import LEADERS, STANDBYS
 
 
 def test_a_second_demo_in_one_directory_is_refused_and_the_lock_is_gone_afterwards(tmp_path: Path) -> None:
@@ -80,6 +83,7 @@ def test_the_demos_cheats_are_those_of_the_catalogue_and_each_is_given_its_engin
     assert list(liars().values()) == [*LIARS, *SEATS]
     assert list(round_liars().values()) == list(ROUNDS)
     assert list(leaders().values()) == list(LEADERS)
+    assert list(standbys().values()) == list(STANDBYS)
     assert engine_module("step-k-1") == ["tests.cheats.catalogue", "step k-1"]
     assert engine_module("own-problems") == ["tests.cheats.own_problems"]
     assert engine_module("false-accuser") == ["tests.cheats.liars", "false accuser"]
@@ -91,6 +95,18 @@ def test_a_leader_that_cheats_is_the_first_of_the_trainers_and_another_program(t
     assert programs.pop("trainer") == ["tests.cheats.trainers", "censor"]
     assert {program[0] for program in programs.values()} == {"cli"}
     assert options.casting.leader == "censor", "a resumed demo would have the same"
+
+
+def test_a_standby_that_cheats_is_the_first_that_stands_by_under_an_honest_leader(tmp_path: Path) -> None:
+    options = DemoOptions(tmp_path, trainers=3, leader="framing-standby", cheats=())
+    assert [one.cheat for one in cast(options) if one.role == "trainer"] == [None, "framing-standby", None]
+    programs = {one.name: list(join_command(one, Scene(tmp_path), Path("net.toml"), 1))[2:4] for one in cast(options)}
+    assert programs["standby 1"] == ["tests.cheats.trainers", "framing standby"] and programs["trainer"][0] == "cli"
+
+
+def test_the_help_tells_of_each_liar_and_cheating_trainer_in_a_line() -> None:
+    assert TOLD_LIARS.keys() == liars().keys() | round_liars().keys()
+    assert TOLD_LEADERS.keys() == leaders().keys() | standbys().keys()
 
 
 def test_a_cheat_may_be_written_as_in_the_catalogue_and_a_misspelt_one_is_told_the_nearest() -> None:

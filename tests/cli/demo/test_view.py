@@ -8,24 +8,25 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.daemon_status import (
+from cli.api import parse_status
+from cli.demo.plot import plot, running_mean
+from cli.demo.report import summarise
+from cli.demo.snapshot import Disbelief, Participant, ProcessState, Snapshot, Tally, Tracker
+from cli.demo.view import LiveView, PlainView, last_step_shown, render
+from cli.errors import CommandError
+from node.status_schema import (
     AuditPart,
     DaemonStatus,
     NetworkPart,
     NodePart,
+    QuarantinedPart,
     RunPart,
     SlashPart,
     TrainingPart,
     VerdictPart,
     VerdictsPart,
     WorkPart,
-    parse_status,
 )
-from cli.demo.plot import plot, running_mean
-from cli.demo.report import summarise
-from cli.demo.snapshot import Disbelief, Participant, ProcessState, Snapshot, Tally, Tracker
-from cli.demo.view import LiveView, PlainView, last_step_shown, render
-from cli.errors import CommandError
 from tests.cli.demo.screenshot import draw, sample_snapshot
 
 
@@ -107,7 +108,7 @@ def test_the_tracker_counts_how_each_validator_judged_a_file_and_whom_honest_nod
     judges = [Participant(f"validator {i}", "validator") for i in (1, 2)]
     liar = Participant("validator 3", "validator", "silent")
     tracker = Tracker([*judges, liar, WORKER], target=None, run_name="sort", quorum=2)
-    audit = AuditPart(quarantined=[{"address": "0xBad", "why": "it lied"}])
+    audit = AuditPart(quarantined=[QuarantinedPart("0xBad", "it lied")])
     for judge, outcome in zip([*judges, liar], (2, 2, 0), strict=True):
         verdicts = VerdictsPart(recent=[VerdictPart("0xAa", 4, 1, outcome, "units", 0.0)])
         tracker.absorb(judge.name, DaemonStatus(node=NodePart(role="validator"), verdicts=verdicts, audit=audit))

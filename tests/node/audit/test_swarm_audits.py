@@ -108,7 +108,7 @@ class Bench:
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:
         context = seat.context
-        lots = OwnLots(context.run.spec, POOL, seat.key.address, context.journal, seat.board, steps=share)
+        lots = OwnLots(context.run.spec, POOL, seat.key, context.domain, context.journal, seat.board, steps=share)
         seat.pledges = lambda: lots.pledges
         return lots
 

@@ -27,7 +27,7 @@ class Ways:
         self.tried: list[str] = []
         self.held = False
 
-    def has(self, root: bytes) -> bool:
+    async def whole(self, root: bytes) -> bool:
         return self.held and root == ROOT
 
     def arrived(self, root: bytes) -> int:

@@ -151,7 +151,7 @@ async def test_a_blob_that_nobody_has_or_that_is_too_large_is_refused(swarm, fol
         await two.exchange.fetch(bytes(32), [], timeout=0.1)
     with pytest.raises(BlobTooLarge):
         await two.exchange.fetch(info.root, [one.address], max_size=MIB, timeout=30)
-    two.store.quota = 3 * MIB
+    two.store.room.quota = 3 * MIB
     two.store.pin((await two.store.add(os.urandom(2 * MIB))).root)
     with pytest.raises(StoreFull):
         await two.exchange.fetch(info.root, [one.address], timeout=30)

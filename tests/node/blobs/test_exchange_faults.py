@@ -234,6 +234,7 @@ async def test_a_full_disk_ends_the_fetch_by_name_and_the_rest_is_resumed(swarm,
         patch.setattr(os, "pwrite", fills)
         await two.exchange.fetch(info.root, [one.address], timeout=60)
     assert not two.store.has(info.root)
+    await trio.testing.wait_all_tasks_blocked(0.05)  # what was under way has been counted
     before = one.exchange.scores()[two.address].sent
     path = await two.exchange.fetch(info.root, [one.address], timeout=60)
     assert path.read_bytes() == data

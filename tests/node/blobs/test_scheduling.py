@@ -210,7 +210,8 @@ def test_what_one_lane_is_late_with_is_asked_for_again_at_the_end() -> None:
     assert download.ending and download.plan("far", 9.0) is None
     download.spread("far", 2, 9)
     again = download.plan("far", 9.0)
-    assert again is not None and len(again.pieces) and download._copies[again.pieces].tolist() == [2] * again.count
+    assert again is not None and len(again.pieces)
+    assert download._pieces.copies[again.pieces].tolist() == [2] * again.count
 
 
 def test_debts_fade_for_weeks_and_keep_their_order() -> None:

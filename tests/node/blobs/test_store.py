@@ -26,7 +26,7 @@ async def test_bytes_and_files_come_back_and_survive_a_restart(tmp_path: Path) -
     again = BlobStore(tmp_path / "store", quota=10**7)
     assert [again.path(info.root).read_bytes() for info in infos] == [small, large, b""]
     assert [again.info(info.root) for info in infos] == infos
-    assert await again.read(infos[1].root, PIECE, 10) == large[PIECE : PIECE + 10]
+    assert await again.read_pieces(infos[1].root, [1]) == large[PIECE : 2 * PIECE]
     assert source.exists()
     assert again.used == len(small) + len(large)
 
@@ -190,9 +190,9 @@ async def test_a_reader_may_finish_after_the_transfer_closed_the_file(
 
     monkeypatch.setattr(os, "pread", slow)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial.read, 0, PIECE)
+        nursery.start_soon(partial.read_pieces, [0])
         await reading.wait()
         partial.close()
         closed.set()
     with pytest.raises(BlobUnavailable):
-        await partial.read(0, PIECE)
+        await partial.read_pieces([0])

@@ -29,14 +29,12 @@ CHAIN_ID = 31337
 @contextmanager
 def local_chain(cache: Path) -> Iterator[tuple[FallbackProvider, str]]:
     """One that makes a block per transaction, and its URL. cache: where anvil lies, or is put."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen([str(find_anvil(cache)), "--port", str(port), "--accounts", "0", "--silent"])
+    url = free_url()
+    port = url.rpartition(":")[2]
+    process = subprocess.Popen([str(find_anvil(cache)), "--port", port, "--accounts", "0", "--silent"])
     provider = FallbackProvider([url], CHAIN_ID)
     try:
-        _wait_for(url, process)
+        wait_for(url, process)
         yield provider, url
     finally:
         provider.close()
@@ -48,14 +46,25 @@ def local_chain(cache: Path) -> Iterator[tuple[FallbackProvider, str]]:
 def deployed_chain(cache: Path) -> Iterator[NetworkProfile]:
     """The same with the contracts; its profile."""
     with local_chain(cache) as (provider, url):
-        deployer = NodeKey.generate()
-        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600, min_window=10))
-        yield NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
+        yield with_contracts(provider, url, "anvil_setBalance", min_window=10)
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(500):
+def with_contracts(provider: FallbackProvider, url: str, set_balance: str, *, min_window: int) -> NetworkProfile:
+    """The contracts put on a chain, whose method `set_balance` gives coin away; its profile."""
+    deployer = NodeKey.generate()
+    provider.make_request(set_balance, [deployer.address, hex(10**20)])  # type: ignore[arg-type]
+    done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600, min_window=min_window))
+    return NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
+
+
+def free_url() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(2000):
         assert process.poll() is None
         try:
             with httpx.Client(verify=certificates()) as http:
@@ -63,7 +72,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
             return
         except httpx.HTTPError:
             time.sleep(0.01)
-    raise AssertionError("anvil does not answer")
+    raise AssertionError("the chain does not answer")
 
 
 class Participants:

@@ -250,13 +250,13 @@ async def test_contacts_are_read_at_the_blocks_that_the_contract_remembers(
     joined = (await client.block()).number
     chain_rpc("anvil_mine", hex(300))
     reader = connect(client.profile)
-    real = reader._logs
+    real = reader._logs.within
 
     def watched(first: int, last: int, *rest: Any) -> Any:
         asked.append((first, last))
         return real(first, last, *rest)
 
-    monkeypatch.setattr(reader, "_logs", watched)
+    monkeypatch.setattr(reader._logs, "within", watched)
     assert [member.contact for member in await reader.members(pool)] == ["/ip4/10.0.0.1/tcp/1"]
     assert asked == [(joined, joined)]
     await reader.members(pool)

@@ -22,10 +22,10 @@ from contracts.bindings import (
     topic_of,
 )
 from node.chain import follower as follower_module
-from node.chain.client import Block
 from node.chain.follower import AGAIN, KEPT_BLOCKS, Delivery, EventFollower, EventStore, RolledBack
 from node.chain.refusals import Kind, Refused
 from node.chain.simulate import Step
+from node.chain.views import Block
 from protocol.identity import Address
 
 
@@ -313,7 +313,7 @@ async def test_everything_is_followed_when_no_pool_is_named(people: Any, tmp_pat
 async def test_a_range_that_an_endpoint_refuses_is_asked_for_in_parts(
     people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = people.client._log_range, []
+    real, asked = people.client._logs._ask, []
 
     def grudging(first: int, last: int, *rest: Any) -> Any:
         asked.append((first, last))
@@ -323,7 +323,7 @@ async def test_a_range_that_an_endpoint_refuses_is_asked_for_in_parts(
             )
         return real(first, last, *rest)
 
-    monkeypatch.setattr(people.client, "_log_range", grudging)
+    monkeypatch.setattr(people.client._logs, "_ask", grudging)
     head = (await people.client.block()).number
     logs = await people.client.logs(0, head, [])
     assert [one for one in asked if one[1] - one[0] <= 1] and len(logs) >= 3

@@ -1,6 +1,6 @@
 """How many blocks are asked for at once."""
 
-from node.chain.client import CAUTIOUS, FEW, FIRST, MANY, MOST, Span
+from node.chain.logs import CAUTIOUS, FEW, FIRST, MANY, MOST, Span
 
 
 def _questions(blocks: int, limit: int, logs_per_block: float = 0.0, most_logs: int = 10_000) -> int:

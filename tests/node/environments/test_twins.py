@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.make_smollm import write_rows
+from examples.make_sums import write_rows
 from node.environments.base import Problem
 from node.environments.dataset import Arguments, Rows, _read
 from node.environments.twins import groups_of
@@ -120,7 +120,7 @@ def test_rows_that_are_all_alike_are_split_as_they_were(tmp_path: Path) -> None:
 
 def test_no_pair_of_smollms_held_back_sums_stands_in_training(tmp_path: Path) -> None:
     write_rows(tmp_path)
-    found = _read(tmp_path / "train.jsonl", Arguments(path="", template="chat", held_back_share=0.25))
+    found = _read(tmp_path / "sums.jsonl", Arguments(path="", template="chat", held_back_share=0.25))
     pairs = [
         {tuple(sorted(re.findall(r"\d+", one.prompt))) for one in side} for side in (found.training, found.held_back)
     ]

@@ -17,8 +17,13 @@ def shared(clock: FairClock, wanting: list[Share], turns: int, seconds: float = 
 
 
 def test_all_that_want_the_engine_get_it_by_weight() -> None:
-    used = shared(FairClock(), list(WEIGHTS), 120)
-    assert used == {"rollout": 60, "verdict": 40, "task": 20}
+    used = shared(FairClock(), list(WEIGHTS), 125)
+    assert used == {"rollout": 60, "verdict": 40, "task": 20, "answer": 5}
+
+
+def test_answers_to_others_have_what_is_left_over() -> None:
+    assert shared(FairClock(), ["rollout", "answer"], 130)["answer"] == 10
+    assert shared(FairClock(), ["answer"], 10) == {"answer": 10}
 
 
 def test_tasks_get_a_quarter_of_what_rollouts_leave() -> None:

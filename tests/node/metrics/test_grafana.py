@@ -14,7 +14,7 @@ from node.status import StatusPage
 from tests.swarms import status
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-METRIC = re.compile(r"\bintellect_\w+")
+METRIC = re.compile(r"\b(?:intellect|process)_\w+")
 LABEL = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -25,8 +25,10 @@ def rendered() -> dict[str, set[str]]:
     tables = {"staleness": {"1": 2}, "seconds": {"load": 0.1}, "file_seconds": {"fetch": 0.1}}
     whole = status()
     whole["training"] |= {"latest": record | tables}
-    empty = StatusPage(Crew()).render()
+    empty = StatusPage(Crew()).figures()
     whole |= {"verdicts": empty["verdicts"], "work": empty["work"]}
+    whole["blobs"] = {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "oldest_look_seconds": 1.0}
+    whole["node"] |= {"state_dir": "/"}
     whole["network_stats"] = msgspec.structs.asdict(NetworkStats())
     found: dict[str, set[str]] = {}
     for line in render(whole).splitlines():

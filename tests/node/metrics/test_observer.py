@@ -63,7 +63,7 @@ def test_numbers_inside_tables_get_a_path() -> None:
     assert dict(flat_numbers(record)) == {"step": 1.0, "seconds/wait": 0.5}
 
 
-@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("name", ["wandb", "trackio", "tensorboard"])
 def test_a_package_that_is_missing_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match="not installed") as caught:
@@ -89,6 +89,26 @@ def test_wandb_hears_every_step_and_a_resumed_run_keeps_its_id(tmp_path: Path, m
     assert [one["id"] for one in started] == [started[0]["id"]] * 2 and started[0]["resume"] == "allow"
     assert [one[0] for one in heard if one != "end"] == [0, 1] and heard[0][1]["loss"] == 0.5
     assert started[0]["config"]["recipe/steps"] == 150.0
+
+
+def test_the_answers_of_each_evaluation_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, dict[str, object]]] = []
+    run = SimpleNamespace(log=lambda values, step: heard.append((step, values)), finish=lambda: None)
+    for name in ("wandb", "trackio"):
+        fake = ModuleType(name)
+        fake.init = lambda *_, **__: run  # type: ignore[attr-defined]
+        fake.Table = lambda columns, data: [dict(zip(columns, row, strict=True)) for row in data]  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, fake)
+    told = {"problem": "p", "prompt": "1+1=", "answer": "2", "reward": 1.0, "length": 2, "target": None}
+    (tmp_path / "answers-2.json").write_text(json.dumps([told]))
+    (tmp_path / "answers-3.json").write_text("[{]")
+    observer = open_observer(RUN, tmp_path, "wandb,trackio", lambda step: tmp_path / f"answers-{step}.json")
+    for step in range(4):
+        observer.observe({"step": step}, {}, {})
+    tables = [(step, values["answers"]) for step, values in heard if "answers" in values]
+    assert tables == [(2, [{**told, "finished": None}])] * 2
+    # A file that cannot be read stops those that would show it, and not the training.
+    assert observer.newest == 3 and [step for step, _ in heard] == [0, 0, 1, 1, 2, 2]
 
 
 def test_tensorboard_hears_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

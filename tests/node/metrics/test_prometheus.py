@@ -19,6 +19,7 @@ FULL = {
     "members": {"healthy": 12, "dead": 1},
     "processes": [{"name": "engine", "restarts": 2}],
     "run": {"step": 3, "steps_total": 100},
+    "blobs": {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "bytes_looked_at": 9, "oldest_look_seconds": 5},
 }
 
 
@@ -43,6 +44,8 @@ def test_what_grows_is_a_counter_and_nothing_else_ends_in_total() -> None:
         'intellect_members{state="healthy"} 12.0',
         'intellect_process_restarts_total{name="engine"} 2.0',
         "intellect_run_last_step 100.0",
+        "intellect_blobs_damaged_total 1.0",
+        "intellect_blobs_oldest_look_seconds 5.0",
     ):
         assert line.replace('role="worker",version="1.2.3"', 'version="1.2.3",role="worker"') in text or line in text, (
             line

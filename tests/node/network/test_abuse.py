@@ -81,6 +81,19 @@ async def test_silent_handshakes_from_many_addresses_give_way_to_new_ones(
         raw.close()
 
 
+async def test_silent_handshakes_from_one_address_delay_nobody_behind_it(real) -> None:
+    node, newcomer = real.make(), real.make()
+    await real.start(node, newcomer)
+    port = int(node.contacts()[0].split("/")[4])
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(hardening.MAX_HANDSHAKES_PER_IP)]
+    await real.until(lambda: len(node._swarm._upgrading) == hardening.MAX_HANDSHAKES_PER_IP)
+    know(newcomer, {node.address: node.contacts()[0]})
+    await real.until(lambda: newcomer.connected(), seconds=5)
+    assert len(node._swarm._upgrading) < hardening.MAX_HANDSHAKES_PER_IP
+    for raw in silent:
+        raw.close()
+
+
 async def test_a_stranger_that_closes_one_of_its_connections_is_still_counted(
     real, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from node.network.contacts import Contact, address_set, announced, better_than_relays, ways_to
-from node.network.links import PAUSE, Knocks
+from node.network.dialling import PAUSE, Knocks
 from protocol.identity import NodeKey, PeerId
 
 KEY, RELAY, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))

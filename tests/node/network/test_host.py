@@ -72,7 +72,9 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
     await real.start(attacker)
     await real.gossip_settles(one, received, "news")
     know(attacker, {two.address: two.contacts()[0]})
-    await real.until(lambda: any(peer.open for peer in attacker._gossip.trees.peers.values()))  # it would end ours
+    await real.until(
+        lambda: any(peer.open for peer in attacker._gossip.trees.peers.known.values())
+    )  # it would end ours
     stream = await attacker._host.new_stream(_raw(two), [MESHSUB])
     await stream.write(frame)
     await trio.sleep(0.2)
@@ -272,8 +274,8 @@ async def test_a_subscription_made_while_a_stream_is_opened_still_reaches_the_pe
 
 async def test_nodes_of_this_program_know_each_other(real) -> None:
     one, two = await _pair(real)
-    await real.until(lambda: one._gossip.trees.peers and two._gossip.trees.peers)
-    await real.until(lambda: all(peer.kin for node in (one, two) for peer in node._gossip.trees.peers.values()))
+    await real.until(lambda: one._gossip.trees.peers.known and two._gossip.trees.peers.known)
+    await real.until(lambda: all(peer.kin for node in (one, two) for peer in node._gossip.trees.peers.known.values()))
 
 
 @pytest.mark.parametrize("size", [1001, 1_000_000])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.network.host import reachable
+from node.network.announcing import reachable
 
 
 def _card(address: str, *, up: bool = True, family: int = socket.AF_INET) -> tuple[Any, Any]:
@@ -31,7 +31,25 @@ def test_without_a_way_to_the_internet_a_node_is_reached_in_its_own_network(
     def no_route(self: socket.socket, place: Any) -> None:
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
-    monkeypatch.setattr("node.network.host.socket.socket", type("Probe", (socket.socket,), {"connect": no_route}))
+    monkeypatch.setattr("node.network.announcing.socket.socket", type("Probe", (socket.socket,), {"connect": no_route}))
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [card] for name, (card, _) in cards.items()})
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {name: stats for name, (_, stats) in cards.items()})
+    assert reachable("/ip4/0.0.0.0/tcp/4001") == f"/ip4/{told}/tcp/4001"
+
+
+@pytest.mark.parametrize(
+    ("cards", "told"),
+    [
+        ({"tun0": _card("10.8.0.2"), "eth0": _card("93.184.216.34")}, "93.184.216.34"),
+        ({"tun0": _card("10.8.0.2"), "eth0": _card("192.168.7.4")}, "10.8.0.2"),
+        ({"tun0": _card("10.8.0.2"), "eth0": _card("93.184.216.34", up=False)}, "10.8.0.2"),
+    ],
+)
+def test_a_vpn_that_leads_to_the_internet_hides_no_public_address(
+    monkeypatch: pytest.MonkeyPatch, cards: dict[str, tuple[Any, Any]], told: str
+) -> None:
+    probe = {"connect": lambda self, place: None, "getsockname": lambda self: ("10.8.0.2", 5)}
+    monkeypatch.setattr("node.network.announcing.socket.socket", type("Probe", (socket.socket,), probe))
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [card] for name, (card, _) in cards.items()})
     monkeypatch.setattr("psutil.net_if_stats", lambda: {name: stats for name, (_, stats) in cards.items()})
     assert reachable("/ip4/0.0.0.0/tcp/4001") == f"/ip4/{told}/tcp/4001"

@@ -19,6 +19,7 @@ from libp2p.stream_muxer.exceptions import (
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from node.network import yamux
+from node.network.outlet import MAX_CONTROL_FRAMES
 from node.network.yamux import ACK, DATA, FIN, HEADER, PING, RST, SYN, WINDOW, WINDOW_BYTES, Session
 
 PEER = ID(b"somebody")
@@ -195,7 +196,7 @@ async def test_a_sender_waits_for_the_window_and_a_reset_wakes_it() -> None:
 
         nursery.start_soon(send)
         await trio.testing.wait_all_tasks_blocked()
-        assert stream.send_window == 0 and other.buffered == WINDOW_BYTES == second.buffered
+        assert stream.send_window == 0 and other.unread.size == WINDOW_BYTES == second.buffered
         await other.reset()
         await trio.testing.wait_all_tasks_blocked()
         assert failed == [MuxedStreamReset] and second.buffered == 0
@@ -273,7 +274,7 @@ async def test_a_peer_that_makes_us_answer_and_does_not_read_is_left(monkeypatch
     left, right = trio.testing.lockstep_stream_pair()
     session = Session(Line(left, True), PEER)  # type: ignore[arg-type]
     async with running(session):
-        await refused(session, right, HEADER.pack(0, PING, SYN, 0, 7) * (yamux.MAX_CONTROL_FRAMES + 2))
+        await refused(session, right, HEADER.pack(0, PING, SYN, 0, 7) * (MAX_CONTROL_FRAMES + 2))
 
 
 async def test_pings_are_answered_and_more_streams_than_allowed_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +333,7 @@ async def test_an_unread_byte_does_not_keep_the_message_that_brought_it() -> Non
             for_nobody = HEADER.pack(0, DATA, 0, 4, 5000) + bytes(5000)
             await stream.send_all(HEADER.pack(0, DATA, 0, 2, 1) + b"x" + for_nobody)
         await trio.testing.wait_all_tasks_blocked()
-        assert opened.buffered == 10 and sum(len(each.obj) for each in opened._pieces) == 10
+        assert opened.unread.size == 10 and sum(len(each.obj) for each in opened.unread._pieces) == 10
 
 
 async def test_a_frame_that_uses_up_the_window_is_waited_for_by_who_reads_exactly() -> None:
@@ -340,7 +341,7 @@ async def test_a_frame_that_uses_up_the_window_is_waited_for_by_who_reads_exactl
         await stream.send_all(OPEN + HEADER.pack(0, DATA, 0, 2, WINDOW_BYTES))
         opened = await session.accept_stream()
         await trio.testing.wait_all_tasks_blocked()
-        assert opened.recv_window == opened.buffered == 0
+        assert opened.unread.window == opened.unread.size == 0
         read: list[bytes] = []
 
         async def read_some() -> None:

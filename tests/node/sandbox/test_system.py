@@ -11,14 +11,20 @@ from wasmtime import Instance, Memory, Module, Store
 from node.sandbox import wire
 from node.sandbox.wasi.abi import Errno, WasiError
 from node.sandbox.wasi.channel import Channel, Finished, GuestEnd, TooLong
+from node.sandbox.wasi.descriptors import CHANNEL, ROOT, STDIN, STDOUT
 from node.sandbox.wasi.engine import make_engine
 from node.sandbox.wasi.files import ENTRY_BYTES, Disk, Node, find, make_tree
-from node.sandbox.wasi.system import _FIXED, CALL_FUEL, CHANNEL, ROOT, STDIN, STDOUT, System
+from node.sandbox.wasi.meter import CALL_FUEL
+from node.sandbox.wasi.paths import Paths
+from node.sandbox.wasi.streams import Streams
+from node.sandbox.wasi.surroundings import Surroundings
+from node.sandbox.wasi.system import FIXED, System
 
 FUNCTIONS = [
     name
-    for name, _ in inspect.getmembers(System, inspect.isfunction)
-    if name.split("_")[0] in ("args", "environ", "clock", "fd", "path", "poll", "proc", "random")
+    for group in (Surroundings, Streams, Paths)
+    for name, _ in inspect.getmembers(group, inspect.isfunction)
+    if not name.startswith("_")
 ]
 WIDE = {
     ("fd_pread", 3),
@@ -36,10 +42,14 @@ REQUEST = wire.Request(b'["f", []]', b"input", 10**9)
 
 
 @pytest.fixture
-def system() -> System:
+def channel() -> Channel:
+    return Channel(lambda: REQUEST, _no_other, limit=1000)
+
+
+@pytest.fixture
+def system(channel: Channel) -> System:
     engine = make_engine()
     store = Store(engine)
-    channel = Channel(lambda: REQUEST, _no_other, limit=1000)
     root = make_tree({"a/b.txt": b"text", "c.py": b""})
     made = System(store, root, channel, ["python", "-c"], Disk(root, "work", 4096))
     made.fill(10**12)
@@ -51,16 +61,17 @@ def system() -> System:
 
 
 def test_all_that_may_be_imported_is_there() -> None:
-    assert len(FUNCTIONS) + len(_FIXED) == 43
+    assert len(FUNCTIONS) + len(FIXED) == 43
+    assert {name.split("_")[0] for name in FUNCTIONS} == {*"args environ clock fd path poll proc random".split()}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_any_numbers_are_answered(system: System, name: str) -> None:
     source = random.Random(name)
-    count = len(inspect.signature(getattr(System, name)).parameters) - 1
+    count = len(inspect.signature(system.handler(name)).parameters)
     narrow = [(name, place) not in WIDE for place in range(count)]
-    call = system._function(name, narrow)
-    system.path_open(ROOT, 0, 0, 0, 0, 0, 0, 0, 8)
+    call = system.function(name, narrow)
+    system.handler("path_open")(ROOT, 0, 0, 0, 0, 0, 0, 0, 8)
     for _ in range(300):
         try:
             answer = call(*(_number(source, short) for short in narrow))
@@ -71,35 +82,34 @@ def test_any_numbers_are_answered(system: System, name: str) -> None:
 
 def test_every_call_costs_fuel(system: System) -> None:
     before = system.used
-    system._function("sched_yield", [])()
+    system.function("sched_yield", [])()
     assert system.used - before == CALL_FUEL
 
 
-def test_more_than_may_be_said_ends_the_guest_and_what_fits_is_kept(system: System) -> None:
+def test_more_than_may_be_said_ends_the_guest_and_what_fits_is_kept(system: System, channel: Channel) -> None:
     memory = system._memory
     memory.write(0, struct.pack("<II", 100, 2000))
     memory.write(100, b"x" * 2000)
     with pytest.raises(TooLong):
-        system.fd_write(CHANNEL, 0, 1, 8)
+        system.handler("fd_write")(CHANNEL, 0, 1, 8)
     with pytest.raises(TooLong):
-        system.fd_write(STDOUT, 0, 1, 8)
-    assert system._channel.printed == b"x" * 1000
+        system.handler("fd_write")(STDOUT, 0, 1, 8)
+    assert channel.printed == b"x" * 1000
 
 
-def test_the_channel_gives_a_request_once_and_ends_after_the_reply(system: System) -> None:
-    channel = system._channel
+def test_the_channel_gives_a_request_once_and_ends_after_the_reply(channel: Channel) -> None:
     assert (channel.read(5), channel.read(100), channel.read(5)) == (b'["f",', b" []]", b"")
     channel.write(b"v1")
     with pytest.raises(Finished):
         channel.read(1)
 
 
-def test_standard_input_is_that_of_the_request(system: System) -> None:
+def test_standard_input_is_that_of_the_request(system: System, channel: Channel) -> None:
     memory = system._memory
     memory.write(0, struct.pack("<II", 100, 3))
-    system._channel.read(1)
+    channel.read(1)
     for expected in (b"inp", b"ut", b""):
-        system.fd_read(STDIN, 0, 1, 8)
+        system.handler("fd_read")(STDIN, 0, 1, 8)
         assert memory.read(100, int.from_bytes(memory.read(8, 4), "little")) == expected
 
 

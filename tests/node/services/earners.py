@@ -24,9 +24,9 @@ from contracts.bindings import (
     Stake,
     ValidatorsSet,
 )
-from node.chain.client import Block
 from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
+from node.chain.views import Block
 from node.clock import Clock
 from node.progress import ProgressRecord
 from node.services.books import Books

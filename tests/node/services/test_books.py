@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from contracts.bindings import Claimed, PoolFunded, PoolInfo, PostedEarnings
-from node.chain.client import Block
 from node.chain.ledger import Ledger
+from node.chain.views import Block
 from node.clock import Clock
 from node.services.books import SHARED_SECONDS, TERMS_SECONDS, Books
 from node.services.context import PoolTime

@@ -97,7 +97,7 @@ class World:
         )
         context.until = partial(Context.until, context)
         context.on_news = partial(Context.on_news, context)
-        candidate = SimpleNamespace(ready=lambda: ready, at=lambda: (0, bytes(32)))
+        candidate = SimpleNamespace(holds=lambda: True, ready=lambda: ready, at=lambda: (0, bytes(32)))
         return Chairing(context, Door(self, key), candidate)  # type: ignore[arg-type]
 
     async def post(self, message: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from node.changes import Changes
 from node.processes.forkserver import Anew
 from node.services.auditing.replaying import Replaying
 from node.services.auditing.steps import Auditing
@@ -38,7 +39,8 @@ async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributi
         await trio.lowlevel.checkpoint()
         return {"inner": ("", ""), "batches": (), "seat": 0}
 
-    rounds: Any = SimpleNamespace(jobs=SimpleNamespace(ask=checked), own_bytes=0, spool=SimpleNamespace(root=tmp_path))
+    jobs, spool = SimpleNamespace(ask=checked), SimpleNamespace(root=tmp_path)
+    rounds: Any = SimpleNamespace(jobs=jobs, own_bytes=0, spool=spool, moved=Changes())
     context: Any = SimpleNamespace(
         state=SimpleNamespace(policies=policies_of(TRAINER.address), validators=list), key=SimpleNamespace(address=OWN)
     )

@@ -205,19 +205,19 @@ async def test_a_newcomer_is_told_the_honest_although_one_flooded(autojump_clock
     await say(nodes["worker"], *honest)
     await say(nodes["flooder"], *sealed(nodes["flooder"], *(committed(FLOODER, n) for n in range(BURST))))
     monkeypatch.setattr(catchup, "MAX_CATCH_UP_BYTES", 24 * len(honest[0]))
-    answer = await trainer.board._catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp([], 0)))
+    answer = await trainer.board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp([], 0)))
     told = msgspec.msgpack.decode(answer, type=list[bytes])
     assert {*honest} < {*told} and sum(map(len, told)) <= catchup.MAX_CATCH_UP_BYTES
     for at in (0, 7, catchup.NAME - catchup.SHORT):
         known = [catchup.name_of(raw)[at : at + catchup.SHORT] for raw in told]
-        answer = await trainer.board._catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp(known, at)))
+        answer = await trainer.board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp(known, at)))
         assert not {*told} & {*msgspec.msgpack.decode(answer, type=list[bytes])}
 
 
 @pytest.mark.parametrize("at", [-1, catchup.NAME - catchup.SHORT + 1, 2**40])
 async def test_a_question_names_a_part_that_names_have(at: int, autojump_clock, nodes) -> None:
     with pytest.raises(MalformedMessage):
-        await nodes["trainer"].board._catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp([], at)))
+        await nodes["trainer"].board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp([], at)))
 
 
 async def test_of_two_messages_whose_names_agree_in_a_part_both_are_kept_and_handed_over(
@@ -233,31 +233,31 @@ async def test_of_two_messages_whose_names_agree_in_a_part_both_are_kept_and_han
     asked = CatchUp([catchup.name_of(board.messages(RolloutCommitted)[0].raw)[:8]], 0)
     assert (
         board_module.msgspec.msgpack.decode(
-            await board._catching_up.answer(STRANGER.address, msgspec.msgpack.encode(asked))
+            await board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(asked))
         )
         == []
     ), "the control: in that part both are one"
     other = CatchUp([catchup.name_of(board.messages(RolloutCommitted)[0].raw)[9:17]], 9)
-    answer = await board._catching_up.answer(FLOODER.address, msgspec.msgpack.encode(other))
+    answer = await board.catching_up.answer(FLOODER.address, msgspec.msgpack.encode(other))
     assert len(msgspec.msgpack.decode(answer)) == 1
 
 
 async def test_a_peer_is_answered_only_so_often(autojump_clock, nodes) -> None:
     board, asked = nodes["trainer"].board, msgspec.msgpack.encode(CatchUp([], 0))
     await nodes["trainer"].board.post(POLICY)
-    answers = [await board._catching_up.answer(FLOODER.address, asked) for _ in range(100)]
+    answers = [await board.catching_up.answer(FLOODER.address, asked) for _ in range(100)]
     empty = msgspec.msgpack.encode([])
     assert answers[0] != empty and answers[-1] == empty and board.counts["over_budget.asked"] > 50
-    assert await board._catching_up.answer(WORKER.address, asked) != empty
+    assert await board.catching_up.answer(WORKER.address, asked) != empty
 
 
 async def test_a_peer_that_hands_over_rubbish_is_not_listened_to_for_long(autojump_clock, nodes) -> None:
     board = nodes["trainer"].board
     rubbish = [b"rubbish %d" % n for n in range(5000)]
     good = nodes["worker"].board.sealed(committed(WORKER))
-    await board._catching_up.take(FLOODER.address, [*rubbish, good])
+    await board.catching_up.take(FLOODER.address, [*rubbish, good])
     assert board.counts["refused"] == catchup.MAX_REFUSED and by(nodes["trainer"], WORKER) == []
-    await board._catching_up.take(FLOODER.address, [*rubbish[: catchup.MAX_REFUSED], good])
+    await board.catching_up.take(FLOODER.address, [*rubbish[: catchup.MAX_REFUSED], good])
     assert board.counts["refused"] == catchup.MAX_REFUSED  # what was refused a moment ago costs nothing
     assert by(nodes["trainer"], WORKER) == [0]
 
@@ -290,10 +290,10 @@ async def test_nothing_that_a_stranger_sends_raises(autojump_clock, nodes) -> No
         raw = mutated(source.choice(honest), source, NUMBERS)
         board._accept(source.choice(publishers).address, raw)
         if count % 100 == 0:
-            await board._catching_up.take(FLOODER.address, [raw, b"", b"\xc0"])
+            await board.catching_up.take(FLOODER.address, [raw, b"", b"\xc0"])
             await trio.sleep(60)
         try:
-            await board._catching_up.answer(FLOODER.address, raw)
+            await board.catching_up.answer(FLOODER.address, raw)
         except ProtocolError:
             pass
     assert board.counts["refused"] > 100

@@ -175,3 +175,19 @@ def test_secrets_that_are_never_told_end_the_belief_in_their_owner() -> None:
     first = next(step for step, broken in enumerate(seen) if broken is not None)
     assert first > 2 * OVERDUE_WINDOWS  # patience first: a reveal can be late or lost
     assert "did not reveal" in seen[first].why
+
+
+def test_of_windows_that_are_full_and_told_of_nothing_is_kept_but_the_last() -> None:
+    heard = policies_of(VALIDATOR)
+    book = LotBook(RUN, 1, heard)
+    for step in range(4 * OVERDUE_WINDOWS + 8):
+        heard.announce(Signed(VALIDATOR, policy_announced(step, policy(step)), b"%d" % step))
+        file = work(step, step.to_bytes(32))
+        book.committed(file)
+        book.verdict(file, verdict(step, step.to_bytes(32), (0,)))  # its secret is never told
+    assert len(book._files) <= 3 and len(book.powers(book.last_full_window())) == 1
+    assert len(book._verdicts) <= 2 * OVERDUE_WINDOWS + 1
+    late = work(0, b"\7" * 32)
+    book.committed(late)
+    book.covered(late, verdict(0, b"\7" * 32, (0,)).message)
+    assert 0 not in book._files

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from node.swarm.counts import Admission
 from node.swarm.facts import Fork
 from node.swarm.policies import ANCHOR_SECONDS, GRACE_SECONDS, PolicyClock
-from node.swarm.register import BACKLOG_SECONDS, EARLY, EARLY_SECONDS, POLICIES_BACK, Register, Work
+from node.swarm.register import (
+    BACKLOG_SECONDS,
+    EARLY,
+    EARLY_SECONDS,
+    KEPT_SECONDS,
+    POLICIES_BACK,
+    Register,
+    Work,
+)
 from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
 from protocol.checks import Reason
@@ -336,10 +344,26 @@ def test_nobody_alone_moves_the_clock_by_more_than_one_step(step: int) -> None:
 def test_who_follows_nothing_and_hears_no_validator_begins_with_the_longest_row_that_its_leader_tells() -> None:
     far, row = Far(), (2**40, 70, 71, 72)
     said = [policy_announced(step, policy(step), parent=policy(step - 1)) for step in row]
-    held = [(far.clock.now, one) for one in said]
+    held = [(far.clock.now, TRAINER, one) for one in said]
+    held += [(far.clock.now, OTHER, policy_announced(step, policy(step))) for step in range(90, 99)]
     assert far.policies.anchor(held) is None, "it waits for them"
     far.clock.now += ANCHOR_SECONDS
     assert far.policies.anchor(held) == 70
     first = Signed(TRAINER, said[1], b"first")
     assert far.policies.announce(first, anchored=True) and far.say(71) and not far.say(2**40)
     assert far.policies.anchor(held) is None, "it has begun"
+
+
+def test_works_of_policies_beyond_every_horizon_are_forgotten_whoever_keeps_silent_and_not_before_their_time() -> None:
+    heard = Heard(steps=1)
+    old, forgotten = heard.commit(0), list[bytes]()
+    heard.register.follow_forgotten(forgotten.append)
+    for step in range(1, POLICIES_BACK + 4):
+        heard.announce(step)
+        heard.commit(step, node=OTHER)
+    heard.register.forget_old()
+    assert heard.register.get(old.id) is old, "policies may come fast"
+    heard.clock.now += KEPT_SECONDS + 1
+    heard.register.forget_old()
+    assert forgotten == [old.id] and heard.register.get(old.id) is None and heard.register.of(NODE) == []
+    assert heard.register.commit(committed(0)) is None, "nor is it work when it is said again"

@@ -46,8 +46,8 @@ def make_learner(tiny_assets: Path) -> Callable[..., Learner]:
         if learner.frozen:
             learner.load_frozen(weights)
         learner.load_weights(StartAdapter(learner.parameters, 0) if learner.frozen else weights)
-        if learner.needs_reference:
-            learner.set_reference(build_model(tiny_assets / "model"), weights)
+        if learner.beside.needs_reference:
+            learner.beside.set_reference(build_model(tiny_assets / "model"), weights)
         return learner
 
     return make

@@ -60,7 +60,7 @@ def learner_of(assets: Path, distill: Distill | None, recipe: Recipe | None = No
     made = Learner(model, recipe or Recipe(name="cispo"), 1.0, TrainerSettings(), None, LIMIT, distill=distill)
     made.load_weights(StartWeights(assets / "model"))
     if distill:
-        made.set_teacher(build_model(assets / TEACHER), StartWeights(assets / TEACHER))
+        made.beside.set_teacher(build_model(assets / TEACHER), StartWeights(assets / TEACHER))
     return made
 
 
@@ -136,7 +136,7 @@ def test_who_is_told_what_the_teacher_says_needs_none_and_learns_the_same(assets
     bring = list(decode_batch(encode_batch(Batch(BatchHeader(0), tuple(bring)))).rows)
     ((_, one),) = [*holds.group_gradients(rows, 0)][:1]
     ((_, other),) = [*told.group_gradients(bring, 0)][:1]
-    assert not told.has_teacher and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+    assert not told.beside.has_teacher and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
     assert holds.step(rows, 0)["teacher_kl"] == pytest.approx(told.step(bring, 0)["teacher_kl"])
     with pytest.raises(TrainingError, match="nothing in a batch"):
         told.step(
@@ -148,7 +148,7 @@ def test_who_is_told_what_the_teacher_says_needs_none_and_learns_the_same(assets
 def test_a_teacher_with_fewer_tokens_is_refused(assets: Path, tmp_path: Path) -> None:
     create_model(tmp_path, "0123=", seed=1, hidden=32, layers=1)
     with pytest.raises(TrainingError, match="does not fit") as caught:
-        learner_of(assets, Distill(teacher=TEACHER)).set_teacher(build_model(tmp_path), StartWeights(tmp_path))
+        learner_of(assets, Distill(teacher=TEACHER)).beside.set_teacher(build_model(tmp_path), StartWeights(tmp_path))
     assert "7 tokens, and the model has 13" in caught.value.why
 
 

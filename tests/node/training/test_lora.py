@@ -142,7 +142,7 @@ def test_only_the_adapter_learns_and_is_published(make: Make, tiny_assets: Path)
 def test_its_reference_is_the_model_without_it(make: Make) -> None:
     recipe = Recipe(name="dppo", lora=LORA, reference_kl=0.1, learning_rate=1e-2, decay_steps=0)
     learner = make(recipe)
-    assert not learner.needs_reference
+    assert not learner.beside.needs_reference
     assert learner.step(made_up_rows(), 0)["kl"] == pytest.approx(0, abs=1e-6)
     assert learner.step(made_up_rows(), 1)["kl"] > 1e-5
 

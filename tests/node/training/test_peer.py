@@ -12,10 +12,10 @@ import pytest
 from node.inference.wire import Inspect
 from node.recent import Recent
 from node.services.rounds.judging import Looks
+from node.training.contributing import COPY, blob_root
 from node.training.jobs import Answer, Check, Job, Publish, Start, Train
 from node.training.outer import StateFile, apply_round, write_state
 from node.training.peer import Peer
-from node.training.pretrainer import COPY, blob_root
 from node.training.settings import TrainerSettings
 from node.training.world import World
 from protocol.checks import Reason

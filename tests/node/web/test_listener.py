@@ -172,3 +172,33 @@ async def test_a_route_that_fails_answers_so_and_tells_the_log_where(monkeypatch
     assert (answer.status_code, answer.text) == (500, "internal error\n")
     told = next(line for line in logs if line["event"] == "http.route_failed")
     assert told["path"] == "/broken" and "out of range" in told["error"] and "in broken" in told["where"]
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
+        b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n",
+    ],
+    ids=["prior knowledge", "h2c"],
+)
+async def test_http_2_is_spoken_by_nobody_s_wish(begins: bytes) -> None:
+    """It brings many requests to one connection, past the count of connections."""
+    async with serving(Route("/", saying("yes"))) as listener:
+        stream = await connect(listener)
+        async with stream:
+            await stream.send_all(begins)
+            with trio.fail_after(5):
+                answer = await stream.receive_some(4096)
+    assert answer == b"" if begins.startswith(b"PRI") else answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_connections_leave_most_of_the_files_that_may_be_open_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "open_files", lambda: 16)
+    async with serving(Route("/", saying("yes"))) as listener:
+        held = [await connect(listener) for _ in range(4)]
+        await until(lambda: listener.refused == 2)
+        assert listener.connections == 2
+        for stream in held:
+            await stream.aclose()

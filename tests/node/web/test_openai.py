@@ -1,6 +1,7 @@
 """OpenAI's endpoints, with the payloads that clients send, before a tiny model and an adapter to it."""
 
 import json
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -120,6 +121,73 @@ async def test_logprobs_are_those_of_what_was_sampled(answerer: Any) -> None:
         assert len({choice["text"] for choice in cold["choices"]}) == 1
 
 
+async def test_alternatives_are_the_likeliest_and_their_chances_make_one(answerer: Any) -> None:
+    size = len(answerer.tokenizer._tokenizer.get_vocab())
+    assert size <= 20
+    async with serving(answerer) as (client, _, _):
+        for model in ("base", "tuned"):
+            found = await asked(client, model=model, prompt="12=", max_tokens=5, seed=2, echo=True, logprobs=20)
+            told = found["choices"][0]["logprobs"]
+            assert told["top_logprobs"][0] is None
+            for own, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
+                assert own in top.values() and own <= max(top.values())
+            chat = [{"role": "user", "content": "1"}]
+            body = {"messages": chat, "logprobs": True, "max_tokens": 3, "seed": 5, "temperature": 0.5}
+            rows = (await asked(client, model=model, **body, top_logprobs=20))["choices"][0]["logprobs"]["content"]
+            for row in rows:
+                chances = [math.exp(one["logprob"]) for one in row["top_logprobs"]]
+                assert sum(chances) == pytest.approx(1, abs=1e-4) and chances == sorted(chances, reverse=True)
+            few = (await asked(client, model=model, **body, top_logprobs=2))["choices"][0]["logprobs"]["content"]
+            assert [one["top_logprobs"] for one in few] == [one["top_logprobs"][:2] for one in rows]
+
+
+async def test_an_evaluation_program_finds_likelihoods_and_what_is_greedy(answerer: Any) -> None:
+    """The payload of lm-evaluation-harness (local-completions), and what it reads of the answer."""
+    tokens = answerer.tokenizer.encode
+    async with serving(answerer) as (client, _, _):
+        greedy = await asked(client, model="base", prompt="12=", max_tokens=1, temperature=0, return_token_ids=True)
+        best = greedy["choices"][0]["token_ids"][0]
+        other = next(token for token in tokens("0123456789") if token != best)
+        prompts = [[*tokens("12="), best], [*tokens("12="), other]]
+        payload = {"model": "base", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
+        found = await asked(client, **payload, echo=True)
+        read = []
+        for choice in sorted(found["choices"], key=lambda one: one["index"]):
+            own = choice["logprobs"]["token_logprobs"][3:-1]
+            tops = choice["logprobs"]["top_logprobs"][3:-1]
+            assert len(own) == len(tops) == 1
+            read.append((sum(own), all(one == max(top.values()) for one, top in zip(own, tops, strict=True))))
+        assert [one[1] for one in read] == [True, False] and read[0][0] > read[1][0]
+        # The model's own chances, whatever temperature they are asked at.
+        (likely,) = answerer.likelihoods("", tokens("12="), [best], 0, answerer.call())
+        assert read[0][0] == pytest.approx(likely.logprob, abs=1e-5)
+        until = {
+            "model": "base",
+            "prompt": ["12="],
+            "max_tokens": 8,
+            "temperature": 0,
+            "stop": ["\n\n", "="],
+            "seed": 1234,
+        }
+        assert "=" not in (await asked(client, **until))["choices"][0]["text"]
+        talk = [{"role": "system", "content": "1"}, {"role": "user", "content": "2", "type": "text"}]
+        chat = {"model": "base", "messages": talk, "max_tokens": 8, "temperature": 0, "stop": ["="], "seed": 1234}
+        assert (await asked(client, **chat))["choices"][0]["message"]["role"] == "assistant"
+
+
+async def test_what_lighteval_sends_by_litellm_is_answered(answerer: Any) -> None:
+    talk = [{"role": "user", "content": "12="}]
+    body = {"model": "base", "messages": talk, "response_format": {"type": "text"}, "max_tokens": 6, "n": 1}
+    body |= {"max_completion_tokens": 6, "temperature": 0, "seed": 42, "stop": ["="], "logprobs": None, "top_p": None}
+    async with serving(answerer) as (client, _, _):
+        (choice,) = (await asked(client, **body))["choices"]
+        assert isinstance(choice["message"]["content"], str) and choice["finish_reason"] in ("stop", "length")
+        # It samples several answers by a temperature; what would be another sampling it hears by name.
+        several = await asked(client, **body | {"n": 3, "temperature": 1.0})
+        assert len(several["choices"]) == 3
+        assert (await client.post("/v1/chat/completions", json=body | {"top_p": 0.9})).status_code == 400
+
+
 async def test_a_stop_text_ends_an_answer_and_is_not_said(answerer: Any) -> None:
     async with serving(answerer) as (client, _, _):
         body = {"model": "base", "prompt": "12=", "max_tokens": 60, "seed": 5, "return_token_ids": True}
@@ -172,7 +240,7 @@ def test_text_comes_in_whole_characters_and_what_may_be_a_stop_is_held_back() ->
         ({"temperature": 3}, 400, "temperature"),
         ({"temperature": "1"}, 400, "temperature"),
         ({"stop": [""]}, 400, "stop"),
-        ({"logprobs": 5}, 400, "logprobs"),
+        ({"logprobs": 21}, 400, "logprobs"),
         ({"stream": True, "echo": True}, 400, "stream"),
         ({"seed": 1.5}, 400, "seed"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),

@@ -70,11 +70,16 @@ class Door:
 
 
 def word_of(
-    key: NodeKey, step: int, tensors: dict[str, np.ndarray], domain: Domain = DOMAIN, pool: int = POOL
+    key: NodeKey,
+    step: int,
+    tensors: dict[str, np.ndarray],
+    domain: Domain = DOMAIN,
+    pool: int = POOL,
+    parent: bytes = bytes(32),
 ) -> StepWord:
     """What a trainer states of a step that has no batch."""
     root = policy_root(step, describe_tensors(tensors))
-    statement = PolicyStatement(pool, 0, step, 0, bytes(32), root, bytes(32), bytes(32))
+    statement = PolicyStatement(pool, 0, step, 0, parent, root, bytes(32), bytes(32))
     return StepWord(statement, sign(key, domain, statement.commitment(key.address)))
 
 

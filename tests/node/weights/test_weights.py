@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from node.blobs.errors import BlobUnavailable, StoreFull
+from node.blobs.files import is_sound
 from node.blobs.store import BlobStore
 from node.weights import fetch, images, records
 from node.weights.errors import WeightsDiskError
@@ -167,7 +168,7 @@ async def test_the_last_step_that_has_an_image_lets_go_of_it(run, origin, peer) 
     helds = [await trainer.publish(step, weights) for step in range(3)]
     helds += [await trainer.publish(step, run.step()) for step in range(3, 7)]
     assert [policy.step for policy in trainer.shelf.held] == [3, 4, 5, 6]
-    trainer.store.quota = trainer.store.used
+    trainer.store.room.quota = trainer.store.used
     assert helds[-1].manifest.anchor.image_root == helds[0].manifest.image_root
     while trainer.shelf.make_room():
         pass
@@ -494,7 +495,7 @@ async def test_a_quota_that_cannot_hold_all_keeps_the_newest(run, origin, peer) 
             await trainer.publish(step, run.step())
             await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
         nursery.cancel_scope.cancel()
-    assert follower.store.used <= follower.store.quota
+    assert follower.store.used <= follower.store.room.quota
 
 
 @pytest.mark.parametrize("images", [2.1, 2.18, 2.26])
@@ -622,10 +623,10 @@ def test_the_store_and_the_images_agree_on_what_a_sound_blob_is(tmp_path, run) -
     store = BlobStore(tmp_path, 1 << 24)
     info = trio.run(add)
     path = store.path(info.root)
-    assert images.is_sound(path, info)
+    assert is_sound(path, info)
     assert set(decode_image(images.mapped(path))) == {"lm_head.weight", "model.embed.weight", "model.norm.weight"}
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert not images.is_sound(path, info)
+    assert not is_sound(path, info)
 
 
 def test_work_on_several_threads_keeps_its_order_and_its_errors(monkeypatch) -> None:

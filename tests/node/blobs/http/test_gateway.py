@@ -97,10 +97,11 @@ async def test_the_shardcast_view_describes_and_cuts_the_newest_policies(tmp_pat
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(50_000_001)
-    policies = [ServedPolicy(step, bytes([step % 2]) * 32, bytes(32), 50_000_001, image) for step in range(7)]
-    async with serving(*gateway_of(make_store(tmp_path), lambda: policies)) as source:
+    store, digest = make_store(tmp_path / "store"), blake3(image.read_bytes()).hexdigest()
+    root = (await store.add(image, move=True)).root
+    policies = [ServedPolicy(step, bytes([step % 2]) * 32, root, 50_000_001, store.path(root)) for step in range(7)]
+    async with serving(*gateway_of(store, lambda: policies)) as source:
         text = (await ask(source, "/distribution.txt")).text
-        digest = blake3(image.read_bytes()).hexdigest()
         assert text.splitlines() == [f"v{step}: {digest}|2" for step in range(2, 7)]
         assert len((await ask(source, "/v6/shard_00001.bin")).content) == 50_000_000
         assert (await ask(source, "/v6/shard_00002.bin")).content == b"\0"
@@ -309,3 +310,17 @@ def test_what_is_no_source_is_refused(text: str) -> None:
 def test_a_source_reads_back_as_it_was_written() -> None:
     for text in ("http://h:80", "https://[::1]:8443/cdn#sha256=" + "ab" * 32, "https://cdn.example/x"):
         assert str(parse_source(text, private=False)) == text
+
+
+async def test_a_piece_that_the_disk_has_changed_is_not_sent(tmp_path: Path) -> None:
+    """Neither whole nor in a range; what lies before it has gone out, and the answer is cut off."""
+    store = make_store(tmp_path)
+    root = (await store.add(DATA)).root
+    file = store.path(root)
+    file.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    async with serving(*gateway_of(store)) as source:
+        assert (await ask(source, f"/v1/blobs/{root.hex()}", range="bytes=0-9")).content == DATA[:10]
+        with pytest.raises(httpx.HTTPError):
+            await ask(source, f"/v1/blobs/{root.hex()}", range="bytes=-3")
+        assert store.proof.damaged == 1
+        assert (await ask(source, f"/v1/blobs/{root.hex()}")).status_code == 404

@@ -5,7 +5,7 @@ from random import Random
 import base58
 from libp2p.pubsub.pb import rpc_pb2
 
-from node.network.gossip import trees
+from node.network.gossip import mesh
 from node.network.gossip.trees import Trees
 from node.network.packets import Cutter
 from protocol.identity import NodeKey
@@ -57,7 +57,7 @@ def test_who_names_messages_by_their_authors_keys_is_told_and_asked_so() -> None
     assert node.told(OTHER) == [name_in_js(known)]
     node.trees.tick()
     assert node.asked(OTHER) == [name_in_js(missed)]
-    assert node.trees._asked.keys() == {missed.from_id + missed.seqno}
+    assert node.trees._digests.asked.keys() == {missed.from_id + missed.seqno}
     node.sent[OTHER].clear()
     want = rpc_pb2.ControlIWant(messageIDs=[name_in_js(known)])
     node.trees.control(OTHER, rpc_pb2.ControlMessage(iwant=[want]))
@@ -112,5 +112,5 @@ def test_members_that_say_they_run_another_program_leave_room_for_our_own() -> N
     for peer in [*others, *own]:
         node.trees.control(peer, rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID=TOPIC)]))
     links = node.trees.links[TOPIC]
-    assert len(links & set(others)) == trees.MOST_LINKS_OF_OTHERS
-    assert len(links & set(own)) == trees.MOST_LINKS - trees.MOST_LINKS_OF_STRANGERS - trees.MOST_LINKS_OF_OTHERS
+    assert len(links & set(others)) == mesh.MOST_LINKS_OF_OTHERS
+    assert len(links & set(own)) == mesh.MOST_LINKS - mesh.MOST_LINKS_OF_STRANGERS - mesh.MOST_LINKS_OF_OTHERS

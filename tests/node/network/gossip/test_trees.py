@@ -7,8 +7,10 @@ from random import Random
 import pytest
 from libp2p.pubsub.pb import rpc_pb2
 
-from node.network.gossip import trees
-from node.network.gossip.trees import BACKOFF, Trees
+from node.network.gossip import mesh
+from node.network.gossip.digests import MISSING_BY_STRANGER
+from node.network.gossip.peers import ANSWERED_BYTES, MAX_TOPICS, Send
+from node.network.gossip.trees import Trees
 from node.network.packets import Cutter
 
 TOPIC = "news"
@@ -38,7 +40,7 @@ class Swarm:
                     self.nodes[name].opened(other)
         self.settle()
 
-    def sender(self, name: bytes) -> trees.Send:
+    def sender(self, name: bytes) -> Send:
         return lambda peer, packet: self.wire.append((name, peer, packet))
 
     def settle(self) -> None:
@@ -81,7 +83,7 @@ def warm(swarm: Swarm, rounds: int = 3) -> None:
     for number in range(rounds):
         for name in list(swarm.nodes):
             swarm.publish(name, b"warm %d" % number)
-        swarm.ticks(2 * BACKOFF + 2)
+        swarm.ticks(2 * mesh.BACKOFF + 2)
 
 
 @pytest.mark.parametrize("size", [2, 3, 12, 30])
@@ -153,7 +155,7 @@ def test_of_two_links_that_bring_the_same_the_one_that_kept_back_is_pruned() -> 
     node.links[TOPIC] = {first, second}
     message = rpc_pb2.Message(from_id=b"author", seqno=b"1", topicIDs=[TOPIC])
     node.came(first, message)
-    node.peers[first].failures = 1.0
+    node.peers.known[first].failures = 1.0
     assert node.knows(second, message)
     assert node.links[TOPIC] == {second}
 
@@ -165,10 +167,10 @@ def test_strangers_hold_few_links_and_take_none_from_members() -> None:
     node.links[TOPIC].clear()
     for peer in sorted(strangers):
         node.control(peer, grafts)
-    assert len(node.links[TOPIC]) == trees.MOST_LINKS_OF_STRANGERS
+    assert len(node.links[TOPIC]) == mesh.MOST_LINKS_OF_STRANGERS
     for number in range(1, 20):
         node.control(b"node %d" % number, grafts)
-    assert len(node.links[TOPIC] - strangers) == trees.MOST_LINKS - trees.MOST_LINKS_OF_STRANGERS
+    assert len(node.links[TOPIC] - strangers) == mesh.MOST_LINKS - mesh.MOST_LINKS_OF_STRANGERS
 
 
 def test_who_was_pruned_is_not_linked_again_before_its_time() -> None:
@@ -193,8 +195,8 @@ def test_topics_of_nobodys_leave_nothing_behind() -> None:
     )
     node.control(peer, control)
     node.subscribed(peer, [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=name) for name in names])
-    assert node.links.keys() == {TOPIC} and not node.peers[peer].backoff.keys() & set(names)
-    assert len(node.peers[peer].topics) <= trees.MAX_TOPICS and not node._missing
+    assert node.links.keys() == {TOPIC} and not node.peers.known[peer].backoff.keys() & set(names)
+    assert len(node.peers.known[peer].topics) <= MAX_TOPICS and not node._digests._missing
 
 
 def test_a_message_wanted_a_thousand_times_is_sent_once_and_only_so_many_bytes_of_all() -> None:
@@ -204,13 +206,13 @@ def test_a_message_wanted_a_thousand_times_is_sent_once_and_only_so_many_bytes_o
     for message in kept:
         node.heard.keep(message)
     sent: list[bytes] = []
-    node.send = lambda peer, packet: sent.append(packet)
+    node.peers.send = lambda peer, packet: sent.append(packet)
     one = rpc_pb2.ControlMessage(iwant=[rpc_pb2.ControlIWant(messageIDs=[b"a1"] * 1000)])
     node.control(peer, one)
     assert len(sent) == 1 and len(sent[0]) < 61_000
     everything = [rpc_pb2.ControlIWant(messageIDs=[b"a%d" % n for n in range(100)])] * 40
     node.control(peer, rpc_pb2.ControlMessage(iwant=everything))
-    assert sum(map(len, sent)) <= 1.1 * trees.ANSWERED_BYTES[1]
+    assert sum(map(len, sent)) <= 1.1 * ANSWERED_BYTES[1]
 
 
 def test_made_up_names_displace_nobody_elses() -> None:
@@ -224,14 +226,14 @@ def test_made_up_names_displace_nobody_elses() -> None:
 
     for start in range(0, 20_000, 1000):
         told(b"node 1", [b"made up %d" % n for n in range(start, start + 1000)])
-    assert len(node._missing) == trees.MISSING_BY_STRANGER
+    assert len(node._digests._missing) == MISSING_BY_STRANGER
     told(b"node 2", [b"true"])
-    node.send = lambda peer, packet: asked.append((peer, packet))
+    node.peers.send = lambda peer, packet: asked.append((peer, packet))
     node.tick()
     assert any(peer == b"node 2" and b"true" in packet for peer, packet in asked)
     for _ in range(2):
         node.tick()
-    assert not node._missing
+    assert not node._digests._missing
 
 
 def test_a_peer_that_says_too_much_is_not_heeded() -> None:
@@ -239,7 +241,7 @@ def test_a_peer_that_says_too_much_is_not_heeded() -> None:
     node, peer = swarm.nodes[b"node 0"], b"node 1"
     prunes = [rpc_pb2.ControlPrune(topicID=TOPIC)] * 2000
     node.control(peer, rpc_pb2.ControlMessage(prune=prunes))
-    node.peers[peer].backoff.clear()
+    node.peers.known[peer].backoff.clear()
     node.control(peer, rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID=TOPIC)]))
     assert not node.links[TOPIC]
 
@@ -293,15 +295,15 @@ class Mixed:
 
 
 def test_of_another_programs_links_one_that_brings_nothing_gives_way_and_one_that_does_stays() -> None:
-    swarm = Mixed(others=trees.MOST_LINKS_OF_OTHERS + 1)
+    swarm = Mixed(others=mesh.MOST_LINKS_OF_OTHERS + 1)
     *silent, honest = swarm.others
     assert swarm.links == set(silent)
-    swarm.wait(trees.TURN)
+    swarm.wait(mesh.TURN)
     swarm.node.control(honest, GRAFT)
     assert honest in swarm.links and len(swarm.links) == len(silent)
     waiting = (set(silent) - swarm.links).pop()
     for number in range(3):
-        swarm.wait(trees.TURN / 2)
+        swarm.wait(mesh.TURN / 2)
         swarm.brings(honest, number)
     for peer in (waiting, *silent):
         swarm.node.control(peer, GRAFT)
@@ -309,9 +311,9 @@ def test_of_another_programs_links_one_that_brings_nothing_gives_way_and_one_tha
 
 
 def test_who_leaves_its_place_and_takes_it_again_begins_no_new_turn() -> None:
-    swarm = Mixed(others=trees.MOST_LINKS_OF_OTHERS + 1)
+    swarm = Mixed(others=mesh.MOST_LINKS_OF_OTHERS + 1)
     *silent, honest = swarm.others
-    swarm.wait(trees.TURN - 1)
+    swarm.wait(mesh.TURN - 1)
     for peer in silent:
         swarm.node.gone(peer)
         swarm.node.opened(peer, kin=False)

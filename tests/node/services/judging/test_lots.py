@@ -5,14 +5,17 @@ from typing import Any
 import trio
 
 from node.services.judging.lots import OwnLots
+from node.state.pen import Fence
 from protocol.audit import RATE_ONE, AuditSpec, as_rate, needed_share
 from protocol.identity import NodeKey
 from protocol.lots import broken_promise, pack_groups
 from protocol.messages import LotsRevealed
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.statements import Domain
 from tests.attacks.validators.court import InlineJournal
 
-ME = NodeKey(b"\x01" * 32).address
+KEY = NodeKey(b"\x01" * 32)
+ME, DOMAIN = KEY.address, Domain(31337, KEY.address)
 RUN = RunSpec(
     name="t",
     environment=EnvironmentSpec(name="sort"),
@@ -32,8 +35,8 @@ class Posted:
         self.messages.append(message)
 
 
-async def own_lots(journal: InlineJournal, board: Posted) -> OwnLots:
-    made = OwnLots(RUN, 1, ME, journal, board)  # type: ignore[arg-type]
+async def own_lots(journal: InlineJournal, board: Posted, key: NodeKey = KEY) -> OwnLots:
+    made = OwnLots(RUN, 1, key, DOMAIN, journal, board)  # type: ignore[arg-type]
     await made.prepare()
     return made
 
@@ -46,8 +49,22 @@ async def test_a_pledge_stands_before_its_window_and_holds_after_a_restart() -> 
     again = await own_lots(journal, Posted())
     assert again.pledges == first.pledges
     assert again.draw(ROOT, 3, 10**6, False) == first.draw(ROOT, 3, 10**6, False)
-    other = await own_lots(InlineJournal(), Posted())
-    assert other.pledges != first.pledges
+    # What was pledged can be told whatever became of the journal: it follows from the key, and from nothing else.
+    without = await own_lots(InlineJournal(), Posted())
+    assert [one.hash for one in without.pledges] == [one.hash for one in first.pledges]
+    other = await own_lots(InlineJournal(), Posted(), NodeKey(b"\x02" * 32))
+    assert not {one.hash for one in other.pledges} & {one.hash for one in first.pledges}
+
+
+async def test_windows_that_may_have_been_pledged_elsewhere_are_not_pledged_again_but_for_what_was_heard() -> None:
+    journal = InlineJournal()
+    journal.close_fence(Fence(step=5))  # in window 1: a daemon pledges one ahead
+    journal.pledge(1, (77, 0))
+    mine = await own_lots(journal, Posted())
+    mine.newest = 5
+    await mine._pledge(1, 2, 3)
+    assert {window: pledge.rate for window, pledge in mine._pledged.items() if window < 3} == {1: 77}
+    assert 3 in mine._pledged  # the control
 
 
 async def test_secrets_are_told_when_no_file_can_come_any_more_and_prove_the_lots(autojump_clock) -> None:

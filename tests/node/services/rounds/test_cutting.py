@@ -10,7 +10,7 @@ import trio
 
 from node.services.base import Service
 from node.services.rounds import cutting
-from node.services.rounds.applying import Outer
+from node.services.rounds.adding import Outer
 from node.services.rounds.cutting import Cutting
 from protocol.agreement import Proposal
 from protocol.identity import NodeKey
@@ -32,7 +32,7 @@ class Hasty(Cutting):
     """The control: it says what it has accepted by now as soon as anybody has spoken."""
 
     def _wanted(self, outer: Outer, now: float) -> Proposal | None:
-        if not any(self._rounds.book.of(outer.round)._said.values()):
+        if not any(self._rounds.votes.book.of(outer.round)._said.values()):
             return super()._wanted(outer, now)
         accepted = [work for work in self._rounds.works() if self._is_accepted(work, now)]
         return Proposal(outer.root, outer.state, outer.size, self._files(outer, accepted))
@@ -123,15 +123,15 @@ async def test_a_validator_that_missed_a_liars_words_learns_from_who_is_bound_by
     for node in (there, away):
         node.membership.appoint([key.address for key in judges], 3)
     for one in shown:
-        there.rounds.note(one)  # type: ignore[arg-type]
-    book = there.rounds.book.of(1)
+        there.rounds.votes.note(one)  # type: ignore[arg-type]
+    book = there.rounds.votes.book.of(1)
     word = named[0].word._replace(closed=True)
     closed = msgspec.structs.replace(named[0], closed=True, shown=book.shown(word))
     assert len(closed.shown) == 3
     false = msgspec.structs.replace(closed, files=(b"\1" * 32,), shown=(*closed.shown, bytes(65)))
     for message, known in ((false, False), (closed, True)):
-        away.rounds.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
-        assert away.rounds.book.of(1).knows(message.word) is known
+        away.rounds.votes.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
+        assert away.rounds.votes.book.of(1).knows(message.word) is known
     assert not away.context.state.disputes.quarantined.keys() - {judges[0].address}
 
 
@@ -146,5 +146,5 @@ async def test_a_validator_that_starts_again_is_bound_by_what_it_has_signed(tmp_
         )
         journal.say("cut", f"{round_}/{ballot}/{int(closed)}".encode(), seal(node.key, DOMAIN, cut))
     await cutting_._recall(1)
-    assert set(node.rounds.book.of(1)._said[node.key.address]) == {(0, False), (0, True)}
-    assert not node.rounds.book.of(2).has_own, "each round when it is looked at"
+    assert set(node.rounds.votes.book.of(1)._said[node.key.address]) == {(0, False), (0, True)}
+    assert not node.rounds.votes.book.of(2).has_own, "each round when it is looked at"

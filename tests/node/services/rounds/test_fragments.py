@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import trio
 
-from node.services.rounds.applying import Rounds
+from node.services.rounds.states import OuterFiles
+from node.training.contributing import COPY, blob_root
 from node.training.jobs import Job, Train
 from node.training.outer import StateFile, write_state
-from node.training.pretrainer import COPY, blob_root
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.messages import VerdictIssued
@@ -69,21 +69,21 @@ async def test_replicas_stay_equal_while_peers_are_a_round_ahead_and_one_that_mi
         assert counts["accepted"] >= least and set(counts) <= {"accepted", "committed"}, counts
     assert 2 not in late[0].roots
     assert not [one for node in town.nodes for one in node.court.slashed]
-    whole = 4 * sum(int(np.prod(shape)) for shape in steady.rounds.shapes.values())
-    assert steady.rounds.most_bytes < whole / FRAGMENTS * 1.6 + (1 << 18)
+    whole = 4 * sum(int(np.prod(shape)) for shape in steady.rounds.adding.shapes.values())
+    assert steady.rounds.adding.most_bytes < whole / FRAGMENTS * 1.6 + (1 << 18)
     assert all(one.bits < 32 / FRAGMENTS * 1.6 + 1 for one in figures.values()), figures
 
 
 async def test_one_peer_trains_as_it_would_alone(
     tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rounds, "_forget", lambda self, round_: None)
+    monkeypatch.setattr(OuterFiles, "forget", lambda self, round_: None)
     rounds = 2 * FRAGMENTS
     town = town_of(tmp_path, steps=rounds, validators=1)
     worker = town.add(2)
     await town.play(nothing)
     assert worker.counts() == {"accepted": rounds}
-    states = [StateFile(worker.rounds._path(round_)) for round_ in range(rounds + 1)]
+    states = [StateFile(worker.rounds.files.path(round_)) for round_ in range(rounds + 1)]
     learner, data, sent = town.peer._learner, town.peer._data, town.peer._sent
     learner.load(states[0].tensor)
     learner.begin(None)

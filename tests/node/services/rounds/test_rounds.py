@@ -24,18 +24,18 @@ from node.services.base import Crew
 from node.services.certifying import Certifying
 from node.services.context import make_context
 from node.services.heartbeat import Beating
-from node.services.rounds import applying
+from node.services.rounds import adding, applying
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
 from node.state import files
 from node.swarm.membership import Membership
+from node.training.contributing import blob_root
 from node.training.errors import TrainingError
 from node.training.jobs import Answer, Check, Job, Train
 from node.training.outer import StateFile
 from node.training.peer import Peer
-from node.training.pretrainer import blob_root
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
@@ -58,6 +58,9 @@ class Lab:
 
     def __init__(self, town: "Town", spool: Spool, seconds: float, bend: Bend | None) -> None:
         self.town, self.spool, self.seconds, self.bend = town, spool, seconds, bend
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
 
     def prepare(self) -> None:
         (self.spool.root / "rounds").mkdir(parents=True, exist_ok=True)
@@ -130,8 +133,8 @@ class Node:
         self.context = make_context(member, run, journal or InlineJournal(), clock=clock)
         spool = Spool(town.folder / f"node-{key.address[:8]}" / "spool")
         process: Any = Process()
-        self.rounds = Rounds(self.context, process, spool)
-        self.rounds.jobs = Lab(town, spool, seconds, bend)  # type: ignore[assignment]
+        lab: Any = Lab(town, spool, seconds, bend)
+        self.rounds = Rounds(self.context, process, spool, lab)
         self.crew, self.court, self.alive = Crew(), RecordingJudge(), trio.CancelScope()
         self.roots: dict[int, bytes] = {}
 
@@ -317,23 +320,25 @@ async def test_who_comes_late_jumps_and_a_stopped_peer_or_a_full_disk_costs_no_m
 async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_gives_way_to_a_newer_one(
     tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applying, "FETCH_TIMEOUT", 12.0)
+    for module in (adding, applying):
+        monkeypatch.setattr(module, "FETCH_TIMEOUT", 12.0)
     town = Town(tmp_path, validators=2, steps=8)
     steady, _, told, asked, late = town.add(2), town.add(3), list[str](), list[bytes](), list[Node]()
-    fetch = steady.rounds._fetch
+    fetch = steady.rounds.adding._fetch
 
     async def away(root: bytes, paths: dict[bytes, Path]) -> None:
         asked.append(root)
         if len(asked) > 4:  # two contributions have nobody who hands them over, for a while
             await fetch(root, paths)
 
-    monkeypatch.setattr(steady.rounds, "_fetch", away)
+    monkeypatch.setattr(steady.rounds.adding, "_fetch", away)
     monkeypatch.setattr(steady.context.progress, "trouble", told.append)
 
     async def story(nursery: trio.Nursery) -> None:
         await until(lambda: steady.rounds.newest >= 3)
         assert steady.rounds.before and steady.rounds.outer
         town.blobs.missing |= {steady.rounds.before.state, steady.rounds.outer.state}
+        await trio.sleep(2)  # heartbeats say by then which round it is
         late.append(town.add(5))
         monkeypatch.setattr(late[0].context.progress, "trouble", told.append)
         nursery.start_soon(late[0].live)
@@ -441,7 +446,7 @@ async def test_a_round_in_which_nobody_is_accepted_ends_and_changes_nothing(
     town = Town(tmp_path, validators=1, steps=1)
     cheat = town.add(3, bend=noisy_copy)
     await town.play(nothing)
-    first, second = (StateFile(cheat.rounds._path(number)) for number in (0, 1))
+    first, second = (StateFile(cheat.rounds.files.path(number)) for number in (0, 1))
     assert all((first.tensor(name) == second.tensor(name)).all() for name in first.shapes)
     assert cheat.rounds.figures[0].contributions == 0
     said = [one.message.verdict for one in cheat.context.board.messages(VerdictIssued)]
@@ -493,7 +498,7 @@ def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) 
     cut = CutSigned(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    rounds.note(Signed(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
+    rounds.votes.note(Signed(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
 
 
 async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:
@@ -506,18 +511,18 @@ async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then
     node.membership.appoint([*judges, *new], 4)
     for author in (*judges, new[0]):
         says(node.rounds, author, 7, closed=True)
-        assert node.rounds.book.of(7).decided is None, "the quorum of the bench before has no say"
+        assert node.rounds.votes.book.of(7).decided is None, "the quorum of the bench before has no say"
     says(node.rounds, new[1], 7, closed=True)
-    assert node.rounds.book.of(7).decided is not None
+    assert node.rounds.votes.book.of(7).decided is not None
     node.membership.appoint(new[:1], 1)
     says(node.rounds, judges[1], 8, closed=True)
-    assert node.rounds.book.of(8).decided is None, "it left office"
+    assert node.rounds.votes.book.of(8).decided is None, "it left office"
     says(node.rounds, new[0], 8, closed=True)
-    assert node.rounds.book.of(8).decided is not None and node.rounds.book.of(7).decided is not None
+    assert node.rounds.votes.book.of(8).decided is not None and node.rounds.votes.book.of(7).decided is not None
     node.membership.appoint(judges, 2)
     says(node.rounds, judges[0], 6, closed=True)
     node.membership.appoint(judges[:1], 1)
-    assert node.rounds.book.of(6).decided is not None, "the word that it waited for is the only one now"
+    assert node.rounds.votes.book.of(6).decided is not None, "the word that it waited for is the only one now"
 
 
 @pytest.mark.parametrize(("more", "inner"), [("", 2), ("\nfragments = 4", 8)], ids=["whole", "fragments"])

@@ -148,7 +148,7 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
     policies = {one.root for one in worker.context.shelf.held}
     assert policies == {one.root for one in owner.context.shelf.held} and len(policies) == ROUNDS + 1
     assert judges[0].context.state.policies.newest_step == ROUNDS
-    state = StateFile(owner.rounds._path(ROUNDS))
+    state = StateFile(owner.rounds.files.path(ROUNDS))
     image = decode_image(owner.context.shelf.newest.path.read_bytes())
     for name in state.shapes:
         assert (image[name] == bf16_bits(state.tensor(name))).all()

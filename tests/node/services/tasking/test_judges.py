@@ -129,9 +129,7 @@ class Court(Town):
         critics = [Critic(directory, says) for _ in range(3)]
         super().__init__(directory, critics, judge=lambda: Critic(directory, says), run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.docket = Docket(RUN)
-        self.docket.fresh = lambda step: self.newest - step <= RUN.recipe.max_staleness
-        self.docket.taken_in = self.taken.extend
+        self.docket = Docket(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
         self.offering._askers = [Judges(self.offering, self.docket, RUN, directory / "tasks")]
         self.intake = Intake(
             self.trainer.context,
@@ -272,7 +270,7 @@ async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_
 
 
 def test_a_run_without_judges_asks_nobody_whatever_validators_leave_open() -> None:
-    docket = Docket(court_run())
+    docket = Docket(court_run(), lambda step: True, print)
     docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
     assert not docket.files
 

@@ -128,9 +128,7 @@ class School(Town):
     def __init__(self, directory: Path, *lies: Lie) -> None:
         super().__init__(directory, [Reader(lie) for lie in lies], judge=Reader, run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.lessons = Lessons(RUN)
-        self.lessons.fresh = lambda step: self.newest - step <= RUN.recipe.max_staleness
-        self.lessons.taken_in = self.taken.extend
+        self.lessons = Lessons(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
         self.offering._askers = [Teachers(self.offering, self.lessons, RUN, self.blobs)]  # type: ignore[list-item]
         self.intake = Intake(
             self.trainer.context,

@@ -5,6 +5,8 @@ the batch and the learner's class, and from nothing else.
 """
 
 import json
+import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,20 +29,24 @@ from node.run.assets import Run
 from node.services.chairing import Chairing
 from node.services.context import PoolTime
 from node.services.showing import Showing
-from node.services.training import trainer
-from node.services.training.trainer import TAKES_BACK, Trainer
+from node.services.training.groups import Groups
+from node.services.training.leading import TAKES_BACK
+from node.services.training.trainer import Trainer
 from node.state.files import write_whole
+from node.swarm.ownwords import promise_in
 from node.training import adoption
 from node.training.batch import decode_batch
+from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from node.weights.publish import StepWord
 from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest
-from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepObjected
+from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepObjected
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -55,6 +61,7 @@ from protocol.run import Recipe, RolloutSpec, encode_run
 from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Seat, court_run
 from tests.memory_network import MemoryHub
+from tests.node.services.daemons import copied
 from tests.node.services.tasking.town import at_once
 
 SECOND, THIRD = NodeKey(b"\4" * 32), NodeKey(b"\5" * 32)
@@ -73,14 +80,16 @@ NOBODY = Address("0x" + "77" * 20)
 
 
 class Shared(BlobStore):
-    """Everybody's blobs."""
+    """Everybody's blobs. lost: nobody hands one over."""
+
+    lost = False
 
     async def fetch(
         self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
     ) -> Path:
         await trio.lowlevel.checkpoint()
         path = self.path(root)
-        if not path.exists():  # noqa: ASYNC240 - one local file
+        if self.lost or not path.exists():  # noqa: ASYNC240 - one local file
             raise BlobUnavailable(root, "nobody hands it over")
         if path.stat().st_size > max_size:  # noqa: ASYNC240
             raise ProtocolError("too large", f"it has more than {max_size} bytes")
@@ -291,22 +300,25 @@ class Desk:
         examiner: Any = Examiner(self.spool)
         observer = Observer(RUN, folder)
         door: Any = Door(pool.chain, key.address)
-        self.trainer = Trainer(context, self.learner, examiner, self.spool, publisher, observer, chain=door)
-        chair = self.trainer.chair
+        watch = SpoolWatch(self.spool, LOOK)
+        groups = Groups(context, self.spool.next_batch, watch.tell)
+        children = self.learner, examiner
+        self.trainer = Trainer(context, *children, self.spool, watch, groups, publisher, observer, chain=door)
+        chair = self.trainer.leading.chair
         assert chair is not None
         self.chair = chair
-        intake = self.trainer._intake  # noqa: SLF001 - files come by hand
+        intake = self.trainer.intake  # files come by hand
         intake.run, intake.take_again = trio.sleep_forever, self._take_again  # type: ignore[method-assign]
         self._groups = pool.groups
         self.freed: set[bytes] = set()
-        self.trainer._pool.add(pool.groups)  # noqa: SLF001
+        groups.ready.add(pool.groups)
         self.showing = Showing(context, pool.store, self.spool, folder / "offering")
         self.made: dict[int, bytes] = {}
         context.shelf = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
 
     def _take_again(self, works: set[bytes]) -> None:
         self.freed |= works
-        self.trainer._take_in([group for group in self._groups if group.key[0] in works])  # noqa: SLF001
+        self.trainer.groups.take_in([group for group in self._groups if group.key[0] in works])
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
         root = self.made[step] = word.statement.policy_root
@@ -330,8 +342,12 @@ class Desk:
                 nursery.start_soon(one)
 
     @property
+    def step(self) -> int:
+        return self.trainer.record.step
+
+    @property
     def leads(self) -> bool:
-        return self.chair.leads(self.trainer.step + 1)
+        return self.chair.leads(self.step + 1)
 
 
 class Pool:
@@ -456,7 +472,6 @@ async def opened(pool: Pool, late: int = 0) -> AsyncIterator[trio.Nursery]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
-    monkeypatch.setattr(trainer, "POLL", LOOK)
     return MockClock(autojump_threshold=0)
 
 
@@ -467,23 +482,23 @@ async def test_a_leader_that_is_cut_off_is_replaced_and_comes_back_as_a_standby(
     pool = Pool(tmp_path, ["same", "same"])
     async with opened(pool):
         leader, standby = pool.desks
-        await pool.until(lambda: standby.trainer.step >= 5)
+        await pool.until(lambda: standby.step >= 5)
         pool.hub.isolate(TRAINER.address)
         if not hears_the_chain:
             pool.chain.away.add(TRAINER.address)
-        cut_at = standby.trainer.step
+        cut_at = standby.step
         took = await pool.until(lambda: standby.leads)
         assert took < 45 and pool.chain.taken[0][0] == SECOND.address
         assert leader.leads != hears_the_chain, "who hears the chain stops at once, who does not has its lease"
-        await pool.until(lambda: standby.trainer.step >= cut_at + 8)
+        await pool.until(lambda: standby.step >= cut_at + 8)
         alone = max(leader.made)
         await pool.until(lambda: not leader.leads)
         pool.hub.heal()
         pool.chain.back(TRAINER.address)
         leader.learner.seconds = 0.1  # as fast as the other one it would have caught up at the run's end
-        await pool.until(lambda: leader.trainer.step >= standby.trainer.step - 1 and leader.trainer.compared > 2)
+        await pool.until(lambda: leader.step >= standby.step - 1 and leader.trainer.others.compared > 2)
         assert alone > pool.chain.from_step, "it had made policies of its own beyond the other's term"
-        assert leader.trainer.equal == leader.trainer.compared and not leader.trainer.apart
+        assert leader.trainer.others.equal == leader.trainer.others.compared and not leader.trainer.others.apart
         assert not leader.leads and len(pool.chain.taken) == 1
         assert pool.check() >= cut_at + 8
 
@@ -495,7 +510,7 @@ async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows
     pool = Pool(tmp_path, ["same", "same", "same"])
     async with opened(pool):
         leader, *standbys = pool.desks
-        await pool.until(lambda: min(one.trainer.step for one in standbys) >= 5)
+        await pool.until(lambda: min(one.step for one in standbys) >= 5)
         pool.hub.partition([leader.context.key.address], [one.context.key.address for one in standbys])
         pool.chain.away |= {one.context.key.address for one in pool.desks}
         await pool.until(lambda: now() > pool.chain.until + 2 * GRACE + 1)
@@ -504,11 +519,11 @@ async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows
         pool.hub.partition([leader.context.key.address])
         await pool.until(lambda: any(one.leads for one in standbys))
         assert pool.chain.refused == 1 and len(pool.chain.taken) == 1
-        await pool.until(lambda: min(one.trainer.step for one in standbys) >= pool.chain.from_step + 4)
+        await pool.until(lambda: min(one.step for one in standbys) >= pool.chain.from_step + 4)
         pool.hub.heal()
-        await pool.until(lambda: leader.trainer.step >= pool.chain.from_step + 8)
+        await pool.until(lambda: leader.step >= pool.chain.from_step + 8)
         assert sorted(one.leads for one in pool.desks) == [False, False, True]
-        assert not any(one.trainer.apart for one in pool.desks)
+        assert not any(one.trainer.others.apart for one in pool.desks)
         pool.check()
 
 
@@ -518,10 +533,10 @@ async def test_a_standby_of_another_class_that_comes_late_leads_from_a_checkpoin
     pool = Pool(tmp_path, ["one class", "another class"])
     async with opened(pool, late=1) as nursery:
         leader, standby = pool.desks
-        await pool.until(lambda: leader.trainer.step >= 12)
+        await pool.until(lambda: leader.step >= 12)
         hostile = await _hostile(pool, 12)
         await pool.arrive(1, nursery)
-        await pool.until(lambda: standby.trainer.step >= 16 and standby.trainer.status()["chair"]["checkpoints"] >= 2)
+        await pool.until(lambda: standby.step >= 16 and standby.trainer.status()["chair"]["checkpoints"] >= 2)
         told = standby.trainer.status()["chair"]
         assert told["differences"] == ["processor: another class instead of one class"]
         assert told["replayed"] == told["equal"] <= 1, "nothing but policy 0"
@@ -533,10 +548,10 @@ async def test_a_standby_of_another_class_that_comes_late_leads_from_a_checkpoin
         await pool.until(lambda: standby.leads)
         held = pool.chain.from_step - 1
         assert held % 4 == 0 and max(leader.made) > held
-        await pool.until(lambda: standby.trainer.step >= held + 6)
+        await pool.until(lambda: standby.step >= held + 6)
         pool.hub.heal()
-        await pool.until(lambda: leader.trainer.step >= held + 8)
-        assert leader.trainer.status()["chair"]["checkpoints"] >= 1 and not leader.trainer.apart, (
+        await pool.until(lambda: leader.step >= held + 8)
+        assert leader.trainer.status()["chair"]["checkpoints"] >= 1 and not leader.trainer.others.apart, (
             "and the other way round"
         )
         assert pool.check() > held
@@ -564,12 +579,12 @@ async def test_a_standby_that_has_heard_of_nothing_or_is_far_behind_does_not_tak
     async with opened(pool, late=1) as nursery:
         leader, standby = pool.desks
         leader.showing.look = trio.sleep_forever  # type: ignore[method-assign] # nothing is offered
-        await pool.until(lambda: leader.trainer.step > TAKES_BACK)
+        await pool.until(lambda: leader.step > TAKES_BACK)
         pool.hub.isolate(TRAINER.address)
         pool.chain.away.add(TRAINER.address)
         await pool.arrive(1, nursery)
         await pool.until(lambda: now() > pool.chain.until + 2 * GRACE)
-        assert standby.spool.newest_step() == 0 and standby.trainer.ready() is None and not pool.chain.taken
+        assert standby.spool.newest_step() == 0 and standby.trainer.leading.ready() is None and not pool.chain.taken
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -582,8 +597,8 @@ async def test_a_standby_that_came_to_another_state_leads_from_before_a_bad_step
     async with opened(pool):
         leader, standby = pool.desks
         leader.learner.lies_at = 6
-        await pool.until(lambda: leader.trainer.step >= 8 and bool(standby.trainer.apart))
-        assert standby.trainer.ready() is None and standby.trainer.step == 5
+        await pool.until(lambda: leader.step >= 8 and bool(standby.trainer.others.apart))
+        assert standby.trainer.leading.ready() is None and standby.step == 5
         heard = lambda: pool.judges[0].board.messages(StepObjected)  # noqa: E731
         await pool.until(lambda: [one.message.step for one in heard()] == [6])
         leader.learner.lies_at = -1
@@ -591,13 +606,96 @@ async def test_a_standby_that_came_to_another_state_leads_from_before_a_bad_step
         await pool.until(lambda: pool.chain.ended)
         if not found:
             await trio.sleep(LEASE + 2 * GRACE)
-            assert not any(who == SECOND.address for who, _ in pool.chain.taken) and standby.trainer.apart
+            assert not any(who == SECOND.address for who, _ in pool.chain.taken) and standby.trainer.others.apart
             return
-        await pool.until(lambda: standby.leads and standby.trainer.step >= 12, 60)
-        assert pool.chain.taken == [(SECOND.address, 6)] and not standby.trainer.apart
+        await pool.until(lambda: standby.leads and standby.step >= 12, 60)
+        assert pool.chain.taken == [(SECOND.address, 6)] and not standby.trainer.others.apart
         assert standby.freed, "what the bad step had used up is learnt from again"
-        await pool.until(lambda: leader.trainer.step >= 12)
-        assert not leader.leads and not leader.trainer.apart
+        await pool.until(lambda: leader.step >= 12)
+        assert not leader.leads and not leader.trainer.others.apart
         manifests = [pool.batch(step) for step in range(1, 13)]
         assert standby.freed <= {work.name(POOL) for one in manifests for work in one.works}
         assert pool.check() >= 12
+
+
+async def _restored(pool: Pool, nursery: trio.Nursery, at: int, stated: int, chair: bool) -> Desk:
+    """The leader is stopped at `stated`, and starts from a backup of step `at`, with a journal that has what the pool
+    heard."""
+    await pool.open(nursery, late=1)
+    leader = pool.desks[0]
+    backup = pool.directory / "backup"
+
+    async def life(desk: Desk, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as inner:
+                pool.seats.append(desk.seat)
+                await desk.seat.run(inner)
+                for seat in pool.seats:
+                    pool._seat(seat)  # noqa: SLF001
+                    if not chair:
+                        seat.membership.terms.seated = False
+                await desk.run()
+
+    first = trio.CancelScope()
+    nursery.start_soon(life, leader, first)
+    await pool.until(lambda: leader.step >= at)
+    shutil.copytree(leader.spool.root, backup, symlinks=True)
+    journal = copied(leader.context.journal)  # type: ignore[arg-type] - the court's
+    journal.pen.open()
+    await pool.until(lambda: pool.judges[0].jury.state.policies.newest_step >= stated)
+    first.cancel()
+    await trio.sleep(1)
+    pool.seats.remove(leader.seat)
+    shutil.rmtree(leader.spool.root)
+    shutil.copytree(backup, leader.spool.root, symlinks=True)
+    used = journal.consumed()  # what the intake leaves out when it takes files in again
+    pool.groups = [one for one in pool.groups if one.key[0] + one.key[1].to_bytes(4, "big") not in used]
+    again = Desk(pool, TRAINER, "same", 1.0)
+    pool.desks[0] = again
+    journal._db.backup(again.context.journal._db)  # noqa: SLF001
+    for said in pool.judges[0].jury.state.policies.words_of(TRAINER.address):
+        kind, slot, raw = promise_in(Signed(said.author, said.message, said.raw)) or ("", b"", b"")
+        assert again.context.journal.adopt(kind, slot, raw)
+    nursery.start_soon(life, again, trio.CancelScope())
+    return again
+
+
+async def test_a_trainer_that_is_restored_from_a_backup_replays_what_its_key_has_stated_and_goes_on(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    pool = Pool(tmp_path, ["same"])
+    async with trio.open_nursery() as nursery:
+        again = await _restored(pool, nursery, at=5, stated=11, chair=True)
+        assert again.step < 5
+        await pool.until(lambda: again.step >= 16)
+        assert not again.context.state.policies.forks and pool.check() >= 16 and not pool.chain.taken
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_the_steps_between_cannot_be_had_a_new_term_goes_on_from_the_step_that_is_here(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    pool = Pool(tmp_path, ["same"])
+    async with trio.open_nursery() as nursery:
+        again = await _restored(pool, nursery, at=5, stated=11, chair=True)
+        pool.store.lost = True
+        await pool.until(lambda: bool(pool.chain.taken), 900)
+        pool.store.lost = False
+        (holder, from_step) = pool.chain.taken[0]
+        assert holder == TRAINER.address and 5 <= from_step <= 9
+        await pool.until(lambda: again.step >= 12)
+        assert not any(seat.jury.state.distrust for seat in pool.seats)
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_a_chair_it_stops_and_names_both_steps(clock: MockClock, tmp_path: Path) -> None:
+    pool = Pool(tmp_path, ["same"])
+    with pytest.RaisesGroup(pytest.RaisesExc(TrainingError), flatten_subgroups=True) as caught:
+        async with trio.open_nursery() as nursery:
+            await _restored(pool, nursery, at=5, stated=11, chair=False)
+            pool.store.lost = True
+            await trio.sleep(600)
+    (error,) = caught.value.exceptions
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert re.search("is of step [567],", str(error)) and "stated step 11" in str(error)

@@ -17,10 +17,11 @@ from node.clock import Clock
 from node.metrics.observer import Observer
 from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
-from node.recipe.docket import Docket
 from node.recipe.manifest import materialise
 from node.services.chairing import Ready
-from node.services.training.trainer import StepMetrics, Trainer
+from node.services.training.groups import Groups
+from node.services.training.record import StepMetrics
+from node.services.training.trainer import Trainer
 from node.state.files import write_whole
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
@@ -30,6 +31,7 @@ from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
 from node.training.batch import decode_batch, encode_batch
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from node.weights.publish import StepWord
 from protocol.blobs import BlobInfo, describe
 from protocol.errors import ProtocolError
@@ -186,6 +188,8 @@ class Swarm:
 class Learner:
     """Completes a step as soon as its batch is there, up to `last`."""
 
+    name, pid, restarts = "learner", None, 0
+
     def __init__(self, spool: Spool, last: int) -> None:
         self._spool, self.last = spool, last
 
@@ -240,7 +244,7 @@ class House:
         self.spool = Spool(folder / "spool")
         self.spool.prepare(encode_run(run), folder)
 
-    def open(self, last: int, examined: int = 100, docket: Docket | None = None) -> tuple[Trainer, Journal]:
+    def open(self, last: int, examined: int = 100) -> tuple[Trainer, Journal]:
         journal = Journal(self.folder / "journal.sqlite")
         self.spool = Spool(self.folder / "spool")
         self.swarm.start_again(self.run)
@@ -265,7 +269,9 @@ class House:
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)
         children = Learner(self.spool, last), Examiner(self.spool, examined)
-        trainer = Trainer(context, *children, self.spool, publisher, observer, docket)  # type: ignore[arg-type]
+        watch = SpoolWatch(self.spool, 0.005)
+        groups = Groups(context, self.spool.next_batch, watch.tell)  # type: ignore[arg-type]
+        trainer = Trainer(context, *children, self.spool, watch, groups, publisher, observer)  # type: ignore[arg-type]
         return trainer, journal
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
@@ -285,20 +291,11 @@ class House:
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer.run)
-                while not (self.spool.batch_path(until).exists() and trainer.latest.get("step") == last):
+                while not (self.spool.batch_path(until).exists() and trainer.record.latest.get("step") == last):
                     await trio.sleep(0.005)
                 nursery.cancel_scope.cancel()
         journal.close()
         return trainer
-
-
-async def test_an_empty_docket_that_is_handed_in_is_the_one_that_is_used(tmp_path: Path) -> None:
-    """It counts what is in it, so an empty one is false."""
-    docket = Docket(RUN)
-    house = House(tmp_path / "house", RUN)
-    trainer, journal = house.open(0, docket=docket)
-    journal.close()
-    assert docket.fresh == trainer._fresh and docket.taken_in == trainer._take_in  # noqa: SLF001
 
 
 async def test_what_trained_a_step_is_known_while_it_is_fresh_and_no_longer(tmp_path: Path) -> None:
@@ -307,8 +304,8 @@ async def test_what_trained_a_step_is_known_while_it_is_fresh_and_no_longer(tmp_
     house = House(tmp_path / "house", RUN)
     trainer, journal = house.open(0)
     for step in range(steps):
-        trainer._use([bytes([step, group]) for group in range(3)], step)  # noqa: SLF001
-    known = [step for step in range(steps) if trainer._is_used(bytes([step, 0]))]  # noqa: SLF001
+        await trainer.groups.settle([(bytes([step]) * 32, group) for group in range(3)], step)
+    known = [step for step in range(steps) if (bytes([step]) * 32, 0) in trainer.groups.used]
     journal.close()
     assert known == [*range(steps - 1 - staleness, steps)]
 
@@ -331,8 +328,8 @@ async def test_surplus_groups_wait_for_the_next_batch_through_a_restart(tmp_path
     trainer = await house.live(until=2, last=1)  # it prepares one batch ahead
     waiting = [f"{one}:{group}" for one in by_lot(0, 1) for group in range(3) if one == "01" or group == 2]
     assert (house.groups(1), house.groups(2)) == (waiting[:2], waiting[2:])
-    assert trainer.staleness == {0: 4, 1: 4, 2: 4}, "the batch before the restart counts too"
-    assert trainer.queued == 0
+    assert trainer.record.staleness == {0: 4, 1: 4, 2: 4}, "the batch before the restart counts too"
+    assert trainer.groups.ready.rollouts == 0
 
 
 async def test_from_what_a_trainer_states_anybody_makes_the_batch_that_it_learnt_from(tmp_path: Path) -> None:
@@ -367,13 +364,13 @@ async def test_a_policy_is_published_before_it_is_evaluated_and_on_record_after(
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
-            while trainer.step < 2 or trainer.latest.get("step") != 0:
+            while trainer.record.step < 2 or trainer.record.latest.get("step") != 0:
                 await trio.sleep(0.005)
-            assert not trainer.done and trainer.reward == 0.5
+            assert not trainer.record.done and trainer.record.reward == 0.5
             nursery.cancel_scope.cancel()
     journal.close()
     later = await house.live(until=1, last=2)
-    assert [one.step for one in later.metrics] == [0, 1, 2], "what was not on record yet comes to it"
+    assert [one.step for one in later.record.metrics] == [0, 1, 2], "what was not on record yet comes to it"
 
 
 async def test_a_death_between_journal_and_batch_frees_the_groups(tmp_path: Path) -> None:
@@ -445,13 +442,13 @@ async def test_a_run_in_which_nothing_ever_has_a_signal_rings_and_ends(tmp_path:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
-            while not trainer.done:
+            while not trainer.record.done:
                 await trio.sleep(0.005)
             nursery.cancel_scope.cancel()
     journal.close()
-    assert trainer.step == 0 and list(house.words) == [0]
-    assert "the last 10 batches had a signal" in str(trainer.ended_by)
-    assert [alarm.name for alarm in trainer._observer.alarms] == ["no_signal"]
+    assert trainer.record.step == 0 and list(house.words) == [0]
+    assert "the last 10 batches had a signal" in str(trainer.record.ended_by)
+    assert [alarm["name"] for alarm in trainer.status()["training"]["alarms"]] == ["no_signal"]
 
 
 async def test_files_that_are_too_old_are_not_even_fetched(tmp_path: Path) -> None:
@@ -463,7 +460,7 @@ async def test_files_that_are_too_old_are_not_even_fetched(tmp_path: Path) -> No
     fresh = house.swarm.submit(3, 0, VARIED)
     trainer = await house.live(until=3, last=3)
     assert late not in house.swarm.fetched and fresh in house.swarm.fetched
-    assert house.groups(3) == ["30:0", "30:1"] and trainer.dropped >= 1
+    assert house.groups(3) == ["30:0", "30:1"] and trainer.status()["training"]["staleness"]["dropped"] >= 1
 
 
 async def test_a_report_with_nan_is_refused_and_the_next_file_is_used(tmp_path: Path) -> None:
@@ -471,7 +468,7 @@ async def test_a_report_with_nan_is_refused_and_the_next_file_is_used(tmp_path: 
     house.swarm.submit(0, 0, VARIED, nan=True)
     house.swarm.submit(0, 1, VARIED)
     trainer = await house.live(until=0, last=0)
-    assert house.groups(0) == ["01:0", "01:1"] and trainer.dropped == 1
+    assert house.groups(0) == ["01:0", "01:1"] and trainer.status()["training"]["staleness"]["dropped"] == 1
 
 
 async def test_steps_are_on_record_with_what_their_batches_were_made_of(tmp_path: Path) -> None:
@@ -498,11 +495,11 @@ class OfTheLoop(deque[StepMetrics]):
 
 async def test_the_status_never_reads_the_steps_while_a_thread_adds_to_them(tmp_path: Path) -> None:
     trainer, journal = House(tmp_path / "house", RUN).open(0)
-    trainer.metrics = OfTheLoop()
+    trainer.record.metrics = OfTheLoop()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
-            while not trainer.metrics:
+            while not trainer.record.metrics:
                 await trio.sleep(0.005)
             nursery.cancel_scope.cancel()
     journal.close()
@@ -510,8 +507,7 @@ async def test_the_status_never_reads_the_steps_while_a_thread_adds_to_them(tmp_
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look more often than a node does, and fetch one file after the other, so that their order is known."""
-    monkeypatch.setattr("node.services.training.trainer.POLL", 0.005)
+    """Fetch one file after the other, so that their order is known."""
     monkeypatch.setattr("node.services.training.intake.FETCHERS", 1)
 
 
@@ -525,13 +521,13 @@ async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_fre
     terms = trainer._context.membership.terms  # noqa: SLF001
     assert house.spool.newest_step() == 2 and house.spool.batch_path(1).exists()
     terms.take(1, WORKER, 2, policy(1), 10**10)
-    assert trainer._lost_from() == 2  # noqa: SLF001
-    await trainer._heed_terms()  # noqa: SLF001
+    assert trainer.leading.lost_from() == 2  # noqa: SLF001
+    await trainer.leading.heed()  # noqa: SLF001
     assert house.spool.newest_step() == 1 and house.spool.next_batch() == 1
-    assert trainer._lost_from() is None and trainer.step <= 1  # noqa: SLF001
+    assert trainer.leading.lost_from() is None and trainer.record.step <= 1  # noqa: SLF001
     again, _ = house.open(last=2)
     again._context.membership.terms.take(1, WORKER, 2, policy(1), 10**10)  # noqa: SLF001
-    await again._heed_terms()  # noqa: SLF001 - what is replayed of that term stays, after a restart, too
+    await again.leading.heed()  # noqa: SLF001 - what is replayed of that term stays, after a restart, too
     assert house.spool.newest_step() == 1
     journal.close()
 
@@ -547,7 +543,7 @@ async def test_a_leader_that_was_cut_off_goes_on_although_its_older_images_made_
     assert house.spool.newest_step() == 2 and not house.spool.policy_path(0).exists(), "policy 4 took its place"
     house.words.clear()
     trainer = await house.live(until=4, last=4)
-    assert trainer.step == 4 and sorted(house.words) == [1, 2, 3, 4]
+    assert trainer.record.step == 4 and sorted(house.words) == [1, 2, 3, 4]
 
 
 async def test_a_trainer_could_lead_only_from_a_state_that_is_whole(tmp_path: Path) -> None:
@@ -556,9 +552,9 @@ async def test_a_trainer_could_lead_only_from_a_state_that_is_whole(tmp_path: Pa
     house.swarm.submit(0, 0, VARIED)
     await house.live(until=0, last=1)
     trainer, journal = house.open(last=1)
-    assert trainer.ready() is None  # policy 1 is announced, and this life has not brought it out yet
-    trainer.step = 1
-    assert trainer.ready() == Ready(2, policy(1))
+    assert trainer.leading.ready() is None  # policy 1 is announced, and this life has not brought it out yet
+    trainer.record.step = 1
+    assert trainer.leading.ready() == Ready(2, policy(1))
     house.spool.write_batch(1, b"under way")
-    assert trainer.ready() is None
+    assert trainer.leading.ready() is None
     journal.close()

@@ -19,7 +19,7 @@ from node.web.page.page import HISTORY, Page
 from node.web.page.series import History, Point
 from scripts.browser import find_browser
 from tests.chromium import Chromium, Tab, open_tab
-from tests.swarms import status
+from tests.swarms import status, typed
 
 PICTURES = Path(__file__).resolve().parents[4] / "screenshots"
 READY = "document.getElementById('glance')?.children.length === 5"
@@ -59,7 +59,7 @@ async def daemon(swarm: Swarm, folder: Path, address: str = "127.0.0.1:0") -> As
     """One life of a node that serves its page; yields HOST:PORT."""
     listener = Listener(bind(address, "the page", "--page"))
     async with trio.open_nursery() as nursery:
-        listener.mount(await nursery.start(Page(swarm.status, folder).run))
+        listener.mount(await nursery.start(Page(lambda: typed(swarm.status()), folder).run))
         await nursery.start(listener.run)
         yield listener.place
         nursery.cancel_scope.cancel()

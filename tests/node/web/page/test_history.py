@@ -12,14 +12,14 @@ import trio
 from node.web.page import series
 from node.web.page.page import Page
 from node.web.page.series import MAX_BYTES, Curves, History, Point, Recorder
-from tests.swarms import status
+from tests.swarms import status, typed
 
 RUN = "ab" * 32
 
 
 def fed(curves: Curves, *steps: int) -> Curves:
     for step in steps:
-        curves.feed(status(step=step, at=float(step)), 1.79e9 + step)
+        curves.feed(typed(status(step=step, at=float(step))), 1.79e9 + step)
     return curves
 
 
@@ -128,7 +128,7 @@ def test_all_or_nothing_of_a_write_is_there(tmp_path: Path) -> None:
 
 
 def test_no_page_opens_a_file_before_it_runs(tmp_path: Path) -> None:
-    Page(status, tmp_path)
+    Page(lambda: typed(status()), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

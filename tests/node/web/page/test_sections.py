@@ -8,7 +8,7 @@ import pytest
 from node.web.page.model import KEPT, Model, SpreadBook, quantiles
 from node.web.page.plain import Steady, number, table, words
 from node.web.page.sections import DECISION_COLUMNS, MEMBER_COLUMNS, RECENT, decisions, members, sections
-from tests.swarms import address, status
+from tests.swarms import address, status, typed
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m\n\u0000" + "A" * 500
 
@@ -27,9 +27,9 @@ def test_nothing_that_only_the_owner_should_see_is_told() -> None:
         {"at": 3.0, "name": "do", "text": "contract provider register --key /secret/place/provider"},
         {"at": 4.0, "name": "claimed", "text": "3.5 tokens were paid"},
     ]
-    text = json.dumps(sections(told, ago))
+    text = json.dumps(sections(typed(told), ago))
     assert "no RPC" in text and "3.5 tokens" in text
-    assert [one["name"] for one in sections(told, ago)["events"]] == ["trouble", "joined", "claimed"]
+    assert [one["name"] for one in sections(typed(told), ago)["events"]] == ["trouble", "joined", "claimed"]
     for secret in ("KEY-OF-MINE", "203.0.113.7", "/secret/place", "4711"):
         assert secret not in text
 
@@ -38,8 +38,8 @@ def test_what_members_wrote_is_short_and_visible() -> None:
     told = status()
     told["swarm"][1] |= {"role": HOSTILE, "doing": HOSTILE, "tokens_per_second": float("nan")}
     told["contributions"]["recent"][0]["detail"] = HOSTILE
-    row = dict(zip(MEMBER_COLUMNS, next(members(told, ago))[told["swarm"][1]["address"]], strict=True))
-    shown = decisions(told)[told["contributions"]["recent"][0]["number"] % RECENT]
+    row = dict(zip(MEMBER_COLUMNS, next(members(typed(told), ago))[told["swarm"][1]["address"]], strict=True))
+    shown = decisions(typed(told))[told["contributions"]["recent"][0]["number"] % RECENT]
     detail = dict(zip(DECISION_COLUMNS, shown, strict=True))["detail"]
     for text in (row["role"], row["doing"], detail):
         assert text.startswith("<img") and len(text) <= 200 and text.isprintable()
@@ -49,21 +49,21 @@ def test_what_members_wrote_is_short_and_visible() -> None:
 def test_what_the_trainer_made_of_files_is_told_of_whom_it_is_known() -> None:
     told = status()
     first, second, third = (row["address"] for row in told["swarm"][:3])
-    told["uses"] = {"workers": {first: {"used": 7, "left_out": 2}, second: {"used": HOSTILE}}}
-    rows = next(members(told, ago))
+    told["uses"] = {"workers": {first: {"used": 7, "left_out": 2}, second: {}}}
+    rows = next(members(typed(told), ago))
     shown = [dict(zip(MEMBER_COLUMNS, rows[one], strict=True)) for one in (first, second, third)]
-    assert [(one["used"], one["left_out"]) for one in shown] == [(7, 2), (None, None), (None, None)]
+    assert [(one["used"], one["left_out"]) for one in shown] == [(7, 2), (0, 0), (None, None)]
 
 
 def test_rounds_of_a_run_that_pretrains_are_told_cleaned_and_of_others_nothing() -> None:
     told = status()
-    assert sections(told, ago)["rounds"] is None
-    peer = {"address": HOSTILE, "seat": 3, "round": 4, "in": True, "equal": None, "contact": "/ip4/203.0.113.7"}
+    assert sections(typed(told), ago)["rounds"] is None
+    peer = {"address": HOSTILE, "seat": 3, "round": 4, "in": True, "equal": None}
     told["pretraining"] = {
         "round": 4, "rounds": 20, "loss": 2.5, "bits_per_parameter": 4.16, "contributions": 3,
-        "replicas": {"equal": 5, "of": 6}, "peers": [peer, "none"], "losses": [(0, 3.5), (1, float("nan")), (2, 2.5)],
+        "replicas": {"equal": 5, "of": 6}, "peers": [peer], "losses": [(0, 3.5), (1, float("nan")), (2, 2.5)],
     }  # fmt: skip
-    found = sections(told, ago)["rounds"]
+    found = sections(typed(told), ago)["rounds"]
     assert found["replicas"] == {"equal": 5, "of": 6} and found["losses"] == [(0, 3.5), (2, 2.5)]
     assert found["bits_per_parameter"] == 4.16 and found["eval_loss"] is None
     (one,) = found["peers"]
@@ -72,10 +72,10 @@ def test_rounds_of_a_run_that_pretrains_are_told_cleaned_and_of_others_nothing()
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", [None, {}, {"swarm": None, "training": {}, "pay": {"earned_wei": "x"}, "run": None}])
-def test_a_node_that_knows_little_shows_little(broken: dict[str, object] | None) -> None:
+@pytest.mark.parametrize("little", [{}, {"training": {}, "work": None, "pay": {"earned_wei": "x"}, "run": None}])
+def test_a_node_that_knows_little_shows_little(little: dict[str, object]) -> None:
     model = Model()
-    for _ in model.absorb(broken or {}, 1e9):
+    for _ in model.absorb(typed(little), 1e9):
         continue
     assert model.feed.version
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.web.page.series import FRESH, MOST, THINNED, Curves, Point, Series, thin
-from tests.swarms import status
+from tests.swarms import status, typed
 
 
 def points(count: int, start: int = 0) -> list[Point]:
@@ -42,7 +42,7 @@ def test_merged_points_are_means_of_what_is_known() -> None:
 def run(curves: Curves, steps: range, role: str = "trainer", **changes: Any) -> None:
     for step in steps:
         told = status(step=step, total=9000, role=role, at=float(step))
-        curves.feed({**told, **changes}, 1.79e9 + step)
+        curves.feed(typed({**told, **changes}), 1.79e9 + step)
 
 
 def test_a_trainers_curve_has_every_reward_and_each_step_once() -> None:
@@ -76,14 +76,14 @@ def test_who_does_not_train_keeps_the_trainers_word_and_its_own_estimate() -> No
     for step in (3, 4):
         told = status(step=step, role="worker")
         told["work"]["last_reward_estimate"] = 0.25
-        curves.feed(told, 1.79e9)
+        curves.feed(typed(told), 1.79e9)
     assert [(row[0], row[4], row[5]) for row in curves.steps.rows.values()] == [(3, 0.386, 0.25), (4, 0.3943, 0.25)]
 
 
 def test_throughput_is_that_of_living_workers() -> None:
     curves = Curves()
     told = status(members=7, step=9)
-    curves.feed(told, 1.79e9)
+    curves.feed(typed(told), 1.79e9)
     alive = [row for row in told["swarm"] if row["role"] == "worker" and row["state"] == "healthy"]
     (point,) = curves.load.points
     assert point.values == (6, sum(row["tokens_per_second"] for row in alive), 9)

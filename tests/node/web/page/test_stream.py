@@ -15,7 +15,7 @@ from node.web.host import bind
 from node.web.listener import Listener
 from node.web.page import page
 from node.web.page.page import load_assets
-from tests.swarms import status
+from tests.swarms import status, typed
 
 
 class Swarm:
@@ -31,7 +31,7 @@ class Swarm:
 
 @asynccontextmanager
 async def serving(swarm: Swarm, folder: Path) -> AsyncIterator[str]:
-    made = page.Page(swarm.status, folder)
+    made = page.Page(lambda: typed(swarm.status()), folder)
     listener = Listener(bind("127.0.0.1:0", "the page", "--page"))
     async with trio.open_nursery() as nursery:
         listener.mount(await nursery.start(made.run))

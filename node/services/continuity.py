@@ -1,0 +1,366 @@
+"""Who am I? Whether this daemon is alone with its key, and knows all that the key has signed.
+
+A start in doubt (`node.state.pen`) says nothing: it asks the pool for its key's own words, and listens. Where the key
+speaks elsewhere it ends, and has taken nothing from the other one. Else its journal takes in what it lacks. What others
+kept to themselves it cannot know: so a fence is closed before what may have been signed, and only what the journal has
+is said of that. Then come heartbeats alone, for as long as a copy of the same moment takes to be heard, and then the
+pen is open. A daemon that works and hears its key elsewhere holds still if the other one is newer, and ends if it is
+not. What is not solved: two that go on from one memory may both sign within the time of one hop.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.network.interface import Network
+from node.recent import Recent
+from node.services.base import Service
+from node.services.context import Context
+from node.services.workplace import Workplace
+from node.state.journal import BOOT
+from node.state.pen import Fence, TwinError
+from node.swarm.membership import who_uses_work
+from node.swarm.ownwords import (
+    ANSWER_EVERY,
+    MAX_ASKERS,
+    MOST_CERTIFICATES,
+    PROTOCOL,
+    answer,
+    ask,
+    promise_in,
+)
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.liveness import heartbeat_interval
+from protocol.messages import Certificate, CutSigned, Heartbeat, Message, RolloutCommitted, Signed
+from protocol.statements import is_signed_by, work_id
+
+log = structlog.get_logger()
+AT_ONCE = 24
+"""Members that are asked at a time."""
+MOST_ASKED = 64
+"""Members that are asked in one round: trainers and validators first."""
+ASK_AGAIN = 5.0
+LISTEN_LEAST, LISTEN_MOST = 4.0, 180.0
+BEATS_HEARD, BEATS_SAID, BEATS_SILENT = 2.5, 1.5, 3.0
+"""Of the intervals between this key's heartbeats: for which it is listened, for which nothing but heartbeats is said,
+and after which another daemon that was heard is gone."""
+LOOK = 0.25
+"""Seconds between two looks at what was heard: the time that passes tells as much as what comes."""
+CATCH_UP = 1.0
+"""Seconds between two times that members are asked what was missed, while copies of one moment hear each other."""
+DRAWN = 1000
+LEADERS_AHEAD = 64
+"""Policies beyond those known here that a leader's heartbeat may name: it is one voice."""
+
+
+class Continuity(Service):
+    """Ready once the pen is open. vouch: its owner says that no other daemon has this key, and that the journal is its
+    newest."""
+
+    name = "continuity"
+
+    def __init__(self, context: Context, network: Network, *, vouch: bool = False) -> None:
+        self._context = context
+        self._network = network
+        self._journal = context.journal
+        self._pen = context.journal.pen
+        self._ear = context.board.own
+        self._vouch = vouch
+        self._told: Recent[Address, float] = Recent(MAX_ASKERS, refresh=True)
+        self._answered: set[Address] = set()
+        self._heard: dict[bytes, Signed[Message]] = {}
+        self._certificates: dict[bytes, Certificate] = {}
+        self.adopted = self.holds = 0
+        network.serve(PROTOCOL, self._answer, max_request=1)
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.context, place.member.network, vouch=place.config.vouch)
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        if self._pen.doubt:
+            await self._make_sure()
+        nursery.start_soon(self.run)
+
+    async def run(self) -> None:
+        """Heed what is heard with this key, until cancelled. Raises TwinError."""
+        while True:
+            news = self._ear.news
+            why = await self._amiss(self._ear.take())
+            if why:
+                await self._hold(why)
+            else:
+                await news.wait()
+
+    def status(self) -> dict[str, Any]:
+        pen = "held" if self._pen.held else "open" if self._pen.may_write else "shut"
+        why = self._pen.held or self._pen.doubt
+        fence = self._journal.fence.step
+        return {"node": {"pen": {"state": pen, "why": why, "fence": fence, "adopted": self.adopted}}}
+
+    # in doubt
+
+    async def _make_sure(self) -> None:
+        progress, pen = self._context.progress, self._pen
+        progress.enter("continuity", f"asking the pool what this key has signed: {pen.doubt}")
+        log.warning("continuity.doubt", why=pen.doubt, generation=pen.generation)
+        began = self._context.clock.monotonic()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_always)
+            await self._listen(began)
+            nursery.cancel_scope.cancel()
+        await self._adopt()
+        await self._close_fence()
+        pen.generation = self._next_generation()
+        await self._journal.do(self._journal.remember, BOOT, pen.generation.to_bytes(8))
+        pen.speak()
+        await self._hear_each_other()
+        await self._take_pen(self._context.clock.monotonic() - began)
+
+    async def _listen(self, began: float) -> None:
+        """Until somebody has answered, and another daemon would have been heard."""
+        told = False
+        while True:
+            self._end_if_living()
+            passed = self._context.clock.monotonic() - began
+            interval = self._ear.interval
+            wanted = max(LISTEN_LEAST, 2.0 + BEATS_HEARD * interval)
+            if self._ear.rising():  # the next one tells what lives from what was late
+                wanted = max(wanted, self._ear.heard_at - began + BEATS_HEARD * interval)
+            if passed >= min(wanted, LISTEN_MOST):
+                if self._answered or self._vouch or not self._context.membership.addresses():
+                    return
+                if not told:
+                    told = True
+                    self._context.progress.trouble(
+                        "no member answers what this key has signed: nothing is signed until one does, or until the "
+                        "owner knows that no other daemon has it and its journal is the newest (join --vouch)"
+                    )
+            await self._news()
+
+    async def _hear_each_other(self) -> None:
+        """Heartbeats for so long that a copy which began at the same moment is heard; one of its is enough."""
+        until = self._context.clock.monotonic() + BEATS_SAID * self._interval
+        over = False
+        while not over:
+            over = self._context.clock.monotonic() >= until
+            # Gossip brings nobody its own words: they come with what is asked for.
+            await self._context.board.catching_up.now(AT_ONCE)
+            self._end_if_living()
+            if (other := self._ear.fresh(self._pen.generation)) is not None:
+                raise self._ended(other)
+            await trio.sleep(CATCH_UP)
+        if await self._adopt():
+            await self._close_fence()
+
+    async def _take_pen(self, seconds: float) -> None:
+        await self._journal.do(self._journal.take_pen, self._pen.generation)
+        self._pen.open()
+        log.info("continuity.sure", seconds=round(seconds, 1), adopted=self.adopted, fence=self._journal.fence.step)
+        told = f"alone with this key: {self.adopted} of its words were taken in, from {len(self._answered)} members"
+        if (fence := self._journal.fence.step) >= 0 and not self._vouch:
+            told += f"; nothing new is signed up to step {fence}"
+        self._context.progress.tell("continuity", told)
+
+    async def _news(self) -> None:
+        with trio.move_on_after(LOOK):
+            await self._ear.news.wait()
+
+    def _end_if_living(self) -> None:
+        if (other := self._ear.living()) is not None:
+            raise self._ended(other)
+
+    def _ended(self, other: int) -> TwinError:
+        self._pen.give_up()
+        log.error("continuity.twin", other=other, own=self._pen.generation)
+        return TwinError(
+            "another daemon runs with this node's key",
+            f"its heartbeats go on (generation {other}, this one is {self._pen.generation}); this one ends, and "
+            "nothing was signed here since it was heard",
+            "run one daemon per key: to move it, stop the other one and use `intellect-node state export` there; "
+            "for a second node make a key of its own: `intellect-node keys new --state-dir DIR`",
+        )
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between this key's heartbeats, here or elsewhere."""
+        members = self._context.membership.table
+        own = heartbeat_interval(1 + len(members.live(self._context.clock.monotonic())), 2.0)
+        return max(own, self._ear.interval)
+
+    # while it works
+
+    async def _amiss(self, words: Sequence[Signed[Message]]) -> str:
+        """What of the words with this key shows a newer daemon, empty for nothing. Raises TwinError for one that is
+        not newer."""
+        own = self._pen.generation
+        if (newer := self._ear.fresh(own + 1)) is not None:
+            self._keep(words)
+            return f"a daemon with this key speaks that is newer (generation {newer}, this one is {own})"
+        self._end_if_living()
+        if self._ear.fresh(own) is not None:
+            raise self._ended(own)
+        lacking = await self._journal.do(self._lacking, [(one, promise_in(one)) for one in words])
+        self._keep(lacking)
+        if lacking:
+            kind = type(lacking[0].message).__name__
+            return f"the journal lacks {len(lacking)} words of this key ({kind})"
+        return ""
+
+    def _lacking(self, words: Sequence[tuple[Signed[Message], Any]]) -> list[Signed[Message]]:
+        """In the journal's thread."""
+        said = self._journal.said
+        return [one for one, promise in words if promise is not None and said(*promise[:2]) != promise[2]]
+
+    async def _hold(self, why: str) -> None:
+        """Promise nothing until the other one was silent for long enough; then go on with all that it has said."""
+        progress, began = self._context.progress, self._context.clock.monotonic()
+        self._pen.hold(why)
+        self.holds += 1
+        log.warning("continuity.held", why=why)
+        progress.trouble(f"{why}: nothing is signed here while it is heard; stop one of the two")
+        silent_since = began
+        while self._context.clock.monotonic() < silent_since + BEATS_SILENT * self._interval:
+            await self._news()
+            if words := self._ear.take():
+                if await self._amiss([one for one in words if _name(one) not in self._heard]):
+                    silent_since = self._context.clock.monotonic()
+        self._answered.clear()
+        with trio.move_on_after(2 * ASK_AGAIN):
+            await self._ask_members()
+        await self._adopt()
+        await self._close_fence()
+        self._pen.generation = self._next_generation()
+        self._ear.forget()
+        await self._take_pen(self._context.clock.monotonic() - began)
+
+    def _next_generation(self) -> int:
+        """Higher than of all that were heard; drawn, so that of copies of one moment all but the highest end."""
+        return max(self._pen.generation, self._ear.newest_generation) + 1 + secrets.randbelow(DRAWN)
+
+    # what the key has said
+
+    def _keep(self, words: Sequence[Signed[Message]]) -> None:
+        self._heard |= {_name(one): one for one in words}
+
+    async def _ask_always(self) -> None:
+        while True:
+            await self._ask_members()
+            await trio.sleep(ASK_AGAIN)
+
+    async def _ask_members(self) -> None:
+        """Each that has not answered yet: who uses work first."""
+        membership = self._context.membership
+        near = sorted(self._network.connected(), key=lambda one: one not in membership.validators)
+        named = dict.fromkeys((*who_uses_work(membership), *filter(membership.is_member, near)))
+        asked = [one for one in (named or membership.addresses()) if one not in self._answered | {membership.own}]
+        limiter = trio.CapacityLimiter(AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            for peer in asked[:MOST_ASKED]:
+                nursery.start_soon(self._ask, peer, limiter)
+
+    async def _ask(self, peer: Address, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
+            try:
+                told = await ask(self._network, peer)
+                await self._context.board.catching_up.take(peer, told.envelopes)
+            except IntellectError as error:
+                log.debug("continuity.not_answered", peer=peer, why=error.why)
+                return
+        own, domain, pool = self._context.key.address, self._context.domain, self._context.pool
+        for one in told.certificates:
+            if one.work in self._certificates:
+                continue
+            await trio.lowlevel.checkpoint()  # a signature each
+            if is_signed_by(own, domain, one.statement(pool), one.signature):
+                self._certificates[one.work] = one
+        self._answered.add(peer)
+
+    async def _answer(self, asker: Address, _: bytes) -> bytes:
+        now = self._context.clock.monotonic()
+        if now - self._told.get(asker, -ANSWER_EVERY) < ANSWER_EVERY or not self._context.membership.is_member(asker):
+            return answer(iter(()), [])
+        self._told[asker] = now
+        journal, pool = self._journal, self._context.pool
+        kept = await journal.do(journal.certificates_by, asker, pool, MOST_CERTIFICATES)
+        signed = [Certificate(one.node, one.epoch, one.work, one.units, signature) for one, signature in kept]
+        return answer(self._words_of(asker), signed)
+
+    def _words_of(self, asker: Address) -> Iterator[bytes]:
+        state = self._context.state
+        yield from (one.raw for one in self._context.board.words_of(asker))
+        yield from state.lots.pledged_by(asker)
+        yield from (one.raw for one in state.policies.words_of(asker))
+        yield from (one.raw for by in state.checkpoints.of(asker).values() for one in by if one.author == asker)
+        yield from (one.signed.raw for one in reversed(state.register.of(asker)))
+        yield from (one.raw for one in state.ballots.words_of(asker))
+        yield from (one.raw for one in state.steps.words_of(asker))
+
+    async def _adopt(self) -> int:
+        """Into the journal with what it lacks of what was heard; how much that was."""
+        self._keep(self._ear.take())
+        words, certificates = list(self._heard.values()), list(self._certificates.values())
+        # What was heard stays in mind only until it is in the journal.
+        self._certificates = {}
+        register, run = self._context.state.register, self._context.run.root
+        files: dict[bytes, tuple[Any, ...]] = {}
+        for one in words:
+            if isinstance(one.message, RolloutCommitted):
+                its = one.message.commitment
+                known = register.get(id := work_id(its))
+                step = known.step if known is not None and known.task is None else None
+                made = (its.file_root, its.policy_root, its.index, its.units, self._context.clock.wall())
+                files[one.raw] = (*made, run, step, its.epoch, id)
+        found = await self._journal.do(self._taken_in, words, files, certificates)
+        self.adopted += found
+        if found:
+            log.warning("continuity.adopted", words=found)
+        return found
+
+    def _taken_in(
+        self, words: Sequence[Signed[Message]], files: dict[bytes, tuple[Any, ...]], certificates: list[Certificate]
+    ) -> int:
+        """In the journal's thread."""
+        journal, own, found = self._journal, self._context.key.address, 0
+        with journal.at_once():
+            for one in words:
+                promise = promise_in(one)
+                if promise is not None and journal.adopt(*promise):
+                    found += 1
+                    if one.raw in files:
+                        journal.add_file(*files[one.raw])
+                elif isinstance(one.message, Heartbeat):
+                    for pledge in one.message.lots:
+                        found += journal.pledge(pledge.window, (pledge.rate, pledge.steps))
+            for one in certificates:
+                statement = one.statement(self._context.pool)
+                if journal.certificate(own, statement.pool, one.work) is None:
+                    found += journal.certify(own, statement, one.signature) is not None
+        return found
+
+    async def _close_fence(self) -> None:
+        """Before all that may have been signed unheard. The owner's word is that there is nothing of that kind."""
+        state, membership = self._context.state, self._context.membership
+        newest, leader = self._context.shelf.newest, membership.table.get(membership.trainer)
+        known = max(
+            state.policies.newest_step,
+            newest.step if newest else -1,
+            membership.terms.reached or -1,
+            state.reached(),
+            self._ear.newest_step,
+            *(one.message.round for one in self._heard.values() if isinstance(one.message, CutSigned)),
+        )
+        if leader is not None and leader.beat is not None:
+            known = max(known, min(leader.beat.policy_step, known + LEADERS_AHEAD))
+        tasks = tuple(task.id for task in state.tasks.tasks())
+        fence = Fence() if self._vouch else self._journal.fence.with_more(known, tasks)
+        await self._journal.do(self._journal.close_fence, fence)
+        self._heard = {}
+
+
+def _name(signed: Signed[Message]) -> bytes:
+    return signed.raw + type(signed.message).__name__.encode()

@@ -1,0 +1,106 @@
+"""Batches in: the learner has batch N as soon as policy N is here (or is about to be) and the groups for it are.
+
+Which files may be used is the intake's to say, which groups make a batch node.recipe's; staleness is counted from the
+policy that made the tokens. What is used up is journaled before the batch is written, so a restart neither repeats nor
+loses anything.
+"""
+
+from contextlib import suppress
+
+import structlog
+import trio
+
+from node.recipe.batch_log import Entry
+from node.recipe.pool import Selection, group_id
+from node.recipe.stats import describe
+from node.services.context import Context
+from node.services.training.groups import Groups
+from node.services.training.journeys import Journeys
+from node.services.training.leading import Leading
+from node.services.training.record import Record
+from node.services.training.standing_by import StandingBy
+from node.services.training.stating import make_batch
+from node.training.evaluations import Evaluations
+from node.training.spool import Spool
+from node.training.watch import SpoolWatch
+from protocol.errors import IntellectError
+from protocol.manifest import FED, decode_composed
+
+log = structlog.get_logger()
+AHEAD = 1
+"""Steps that the learner may be ahead of what is published: batch K+1 is made while policy K is announced. A batch that
+is made sooner would miss the rollouts of the newest policies."""
+
+
+class Feeding:
+    """lost: rollouts of batches that could not be made."""
+
+    def __init__(
+        self,
+        context: Context,
+        spool: Spool,
+        watch: SpoolWatch,
+        groups: Groups,
+        record: Record,
+        evaluations: Evaluations,
+        journeys: Journeys,
+        others: StandingBy,
+        leading: Leading,
+    ) -> None:
+        self._context, self._spool, self._watch = context, spool, watch
+        self._groups, self._record, self._evaluations = groups, record, evaluations
+        self._journeys, self._others, self._leading = journeys, others, leading
+        self.lost = 0
+
+    async def run(self) -> None:
+        """Until the last batch, or the end of the run."""
+        while not self._record.ends:
+            told = self._watch.next
+            step = await trio.to_thread.run_sync(self._spool.next_batch)
+            if step >= self._context.run.spec.recipe.steps:
+                return
+            if not await (self._make(step) if self._leading.leads(step + 1) else self._others.follow(step)):
+                with trio.move_on_after(self._others.next_try):
+                    await told.wait()
+
+    async def _make(self, step: int) -> bool:
+        """Whether there is a batch more: from fresh files, oldest first."""
+        if self._others.apart is not None or step > self._record.step + AHEAD:
+            return False
+        if await trio.to_thread.run_sync(lambda: self._evaluations.behind):
+            return False
+        full = self._groups.ready.missing(step) == 0
+        # From manifests on disk, which are read only once there is a batch to order.
+        fed = await trio.to_thread.run_sync(self._fed, step) if full else None
+        selection = self._groups.ready.take(step, fed)
+        if selection is None:
+            await self._record.barren(step, self._groups.ready.barren)
+            return False
+        await self._hand_over(selection)
+        return True
+
+    def _fed(self, step: int) -> set[bytes]:
+        """Workers of whom the last batches before this one named a work."""
+        found = set[bytes]()
+        for at in range(max(step - FED, 0), step):
+            with suppress(OSError, IntellectError):  # of a checkpoint that was taken over
+                composed = decode_composed(self._spool.works_path(at).read_bytes())
+                found.update(work.node for work in composed.works)
+        return found
+
+    async def _hand_over(self, selection: Selection) -> None:
+        """Journal what is used up, then the batch log, then the batch: a crash in between frees the groups again. What
+        cannot be made again from its names is not learnt from."""
+        step, ready = selection.step, self._groups.ready
+        try:
+            composed, batch = await make_batch(self._context, selection)
+        except IntellectError as error:
+            log.error("batch.not_made", step=step, why=error.why)
+            self.lost += sum(len(group.rows) for group in selection.settled)
+            return
+        await self._groups.settle([group.key for group in selection.settled], step)
+        stats = describe(selection, waiting=ready.rollouts, stale=ready.stale_rollouts)
+        stats["file_seconds"] = self._journeys.means(selection.groups)
+        entry = Entry(step, stats, [group_id(group) for group in selection.groups])
+        await self._record.batch(entry, composed, batch)
+        log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])

@@ -1,0 +1,100 @@
+"""Policies out: each completed step in its order, published where it is this trainer's, compared where another's."""
+
+import trio
+
+from node.services.context import Context
+from node.services.training.journeys import Journeys
+from node.services.training.leading import Leading
+from node.services.training.record import Record
+from node.services.training.standing_by import StandingBy
+from node.services.training.stating import metrics_of, word_on
+from node.training.evaluations import Evaluations
+from node.training.spool import Spool
+from node.training.watch import SpoolWatch
+from node.weights.keeper import HeldPolicy
+from node.weights.publish import Publisher
+
+
+class Publishing:
+    """Of one learner."""
+
+    def __init__(
+        self,
+        context: Context,
+        spool: Spool,
+        watch: SpoolWatch,
+        publisher: Publisher,
+        record: Record,
+        evaluations: Evaluations,
+        journeys: Journeys,
+        others: StandingBy,
+        leading: Leading,
+    ) -> None:
+        self._context, self._spool, self._watch, self._publisher = context, spool, watch, publisher
+        self._record, self._evaluations, self._journeys = record, evaluations, journeys
+        self._others, self._leading = others, leading
+        self._spec, self._policies = context.run.spec, context.state.policies
+
+    async def run(self, first_batch: int) -> None:
+        """Until the last policy, or one that came out otherwise than its leader stated. first_batch: of this start."""
+        step = await trio.to_thread.run_sync(self._first)
+        while step <= self._spec.recipe.steps:
+            await self._watch.until(lambda step=step: self._spool.is_complete(step) or self._spool.was_skipped(step))
+            if self._spool.was_skipped(step):
+                step = self._spool.adopted()
+            if self._context.state.distrust:  # a second daemon with this key, or a copied state directory
+                fork = self._policies.fork
+                self._record.give_up(f"this trainer is not believed any more: {fork.what if fork else ''}")
+                return
+            began = self._context.clock.monotonic()
+            held = await self._bring_out(step)
+            if self._others.apart is not None:
+                return
+            if held is not None:
+                await self._out(step, held, self._context.clock.monotonic() - began)
+                self._tell(step, first_batch)
+            step += 1
+
+    def _first(self) -> int:
+        """The newest are said again after a restart, since a crash may have come between writing and announcing one of
+        them."""
+        first = max(0, self._spool.newest_step() - self._spec.recipe.max_staleness)
+        # Their images may have made way for later policies, which a term has taken back.
+        while self._spool.is_complete(first) and not self._spool.policy_path(first).exists():
+            first += 1
+        return first
+
+    async def _bring_out(self, step: int) -> HeldPolicy | None:
+        """Publish a policy that is this trainer's; compare and hold one that is another's. None where the two are
+        apart, and then this trainer follows no further until a term begins before that; and where a later state was
+        taken over, of a policy that is not announced any more."""
+        own = self._context.key.address
+        taken = bool((await trio.to_thread.run_sync(metrics_of, self._spool, step)).get("adopted"))
+        while taken or step >= self._spool.adopted():
+            told, signed = self._watch.next, self._policies.of_step(step)
+            if signed is not None and (taken or signed.author != own) and self._leading.chair is not None:
+                equal = await self._others.compare(step, signed, taken=taken)
+                return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw) if equal else None
+            if not taken and (signed is not None or self._leading.leads(step)):
+                word = await word_on(self._context, self._spool, step, self._context.membership.terms.of(step).number)
+                return await self._publisher.publish(step, self._spool.policy_path(step), word)
+            await told.wait()
+        return None
+
+    async def _out(self, step: int, held: HeldPolicy, seconds: float) -> None:
+        self._journeys.published(step)
+        self._context.shelf.put(held)
+        # Kept as long as a group of it may be trained on, and until the evaluator has scored it.
+        keep = await trio.to_thread.run_sync(self._evaluations.waiting)
+        self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1, keep=keep)
+        await self._record.published(step, seconds)
+
+    def _tell(self, step: int, first_batch: int) -> None:
+        """The first policy shows that the learner is ready; the first from a batch of this daemon, that it learns."""
+        progress = self._context.progress
+        if progress.name == "engine":
+            progress.tell("engine", "the learner is ready")
+            progress.enter("first-contribution", progress.doing)
+        tell = progress.contributed if step > first_batch else progress.tell
+        whose = "published" if self._leading.leads(step) else "replayed, equal to the leader"
+        tell("policy", f"policy {step} is {whose}")
