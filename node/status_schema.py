@@ -57,6 +57,16 @@ class ClockPart(msgspec.Struct, frozen=True):
     peers: int = 0
 
 
+class PenPart(msgspec.Struct, frozen=True):
+    """Whether the node may promise anything (`node/state/pen.py`). state: open, held or shut; why: of the latter two;
+    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept."""
+
+    state: str = "shut"
+    why: str = ""
+    fence: int = -1
+    adopted: int = 0
+
+
 class NodePart(msgspec.Struct, frozen=True):
     address: str = ""
     peer_id: str = ""
@@ -69,6 +79,7 @@ class NodePart(msgspec.Struct, frozen=True):
     engine: str | None = None
     state_dir: str = ""
     phase: PhasePart | None = None
+    pen: PenPart | None = None
     reach: ReachPart | None = None
     clock: ClockPart | None = None
     lan: int = 0

@@ -95,8 +95,8 @@ class EnvironmentSpec(Section, frozen=True):
     @property
     def for_desks_only(self) -> bool:
         """Whether it would run code on members' machines that is neither the program's nor a sandboxed package."""
-        found = {asset.path for asset in self.assets if asset.path.startswith(f"{ADAPTER}/")}
-        return found == {f"{ADAPTER}/{ADAPTER_CONFIG}", f"{ADAPTER}/{ADAPTER_WEIGHTS}"}
+        names = {self.name, *(part.name for part in self.parts)}
+        return bool(self.own_rewards()) or not DESK_ENVIRONMENTS.isdisjoint(names)
 
     @property
     def titles(self) -> list[str]:

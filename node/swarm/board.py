@@ -172,7 +172,7 @@ class Board:
             try:
                 self._shelf.pin(name_of(raw), open_envelope(self._domain, self._pool, raw), self._clock())
             except ProtocolError as error:
-                self._refuse(error)
+                self._refuse(error, "pinned")
 
     def opened(self, raw: bytes, kind: type[M] = ANY_MESSAGE) -> Signed[M]:
         """A message that another one carries, checked as if it had come by itself; raises ProtocolError.
@@ -205,9 +205,10 @@ class Board:
         seen = self._shelf.seen(name)
         if seen is not None:
             return self._repeats(publisher, seen.author, seen.kind)
+        at = "form"
         try:
             parsed = parse_envelope(self._pool, raw)
-            kind = type(parsed.message)
+            kind, at = type(parsed.message), "signature"
             own = may_say(self._authority, publisher, kind)
             # Charged before the signature is checked, which is the dear part: whoever floods pays with its own budget.
             if not (self._spends_all(publisher, parsed.message) if own else self._spends(publisher, None)):
@@ -218,9 +219,10 @@ class Board:
                 return False
             if self._is_future(signed, publisher):
                 return False
+            at = "office"
             self._authorise(signed)
         except ProtocolError as error:
-            self._refuse(error)
+            self._refuse(error, at)
             self._spends(publisher, None)
             return False
         return self._take(signed, by=publisher)
@@ -265,8 +267,10 @@ class Board:
         self.counts["future"] += ahead
         return ahead
 
-    def _refuse(self, error: ProtocolError) -> None:
+    def _refuse(self, error: ProtocolError, at: str) -> None:
+        """at: by what: its form, its signature, its author's office; or how else it came."""
         self.counts["refused"] += 1
+        self.counts[f"refused.{at}"] += 1
         log.debug("message.refused", why=error.why)
 
     def _handed(self, peer: Address, raw: bytes) -> bool | None:
@@ -276,7 +280,7 @@ class Board:
             signed = open_envelope(self._domain, self._pool, raw)
             self._authorise(signed)
         except ProtocolError as error:
-            self._refuse(error)
+            self._refuse(error, "handed")
             raise
         return None if self._is_future(signed) else self._take(signed, by=peer)
 

@@ -101,12 +101,12 @@ class PoolState:
         self.register = Register(run, self.policies, clock, self.tasks)
         self.lots = LotBook(run, pool, self.policies)
         self.steps = StepBook(self.lots)
-        books = (self.register, self.tasks, self.lots)
-        self.works = Works(membership, run, *books, opened, self.validators, self._tell, clock)
-        self.ballots, self.disputes, self.seals = self.works.ballots, self.works.disputes, self.works.seals
-        self.checkpoints = Checkpoints()
         self.refused: Counter[str] = Counter()
         """Words that count for nothing, by message and why."""
+        books = (self.register, self.tasks, self.lots)
+        self.works = Works(membership, run, *books, opened, self.validators, self._tell, self.refused, clock)
+        self.ballots, self.disputes, self.seals = self.works.ballots, self.works.disputes, self.works.seals
+        self.checkpoints = Checkpoints()
         self._news: list[News] = []
         self._term = membership.terms.now
         self._held: dict[Address, Recent[Signed[Any], float]] = {}

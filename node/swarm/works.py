@@ -4,7 +4,7 @@ Verdicts overtake commitments, so who speaks of a work that is not known yet is 
 which asks before whether a word counts.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,7 +56,8 @@ TO_RAISE = 64
 
 class Works:
     """One per node. opened: reads a message that another one carries, as the board checks it; validators: those that
-    are alive; tell: takes what is so; clock: monotonic seconds."""
+    are alive; tell: takes what is so; refused: counts words that
+    count for nothing; clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -68,8 +69,10 @@ class Works:
         opened: Callable[..., Signed[Any]],
         validators: Callable[[], list[Address]],
         tell: Callable[[News], None],
+        refused: Counter[str],
         clock: Seconds,
     ) -> None:
+        self._refused = refused
         self._membership = membership
         self._opened = opened
         self._tell = tell
@@ -108,6 +111,13 @@ class Works:
         self.disputes.open()
 
     # a work
+
+    def _is_of_its_own(self, work: Work, signed: Signed[VerdictIssued] | Signed[VerdictRechecked]) -> bool:
+        """Whether somebody in two offices judges its own work, in which nobody has a word."""
+        if signed.author != work.node:
+            return False
+        self._refused[f"{type(signed.message).__name__}.own"] += 1
+        return True
 
     def _on_work(self, work: Work) -> None:
         """A commitment is work now: what was said of it before counts."""
@@ -167,6 +177,8 @@ class Works:
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._count(work, signed))
 
     def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
         if not self._lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
@@ -192,6 +204,8 @@ class Works:
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._look(work, signed))
 
     def _look(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
         self.ballots.recheck(signed)
         self.seals.note_turn(work, signed.author)
         self._lots.covered(work, signed.message)
@@ -208,6 +222,8 @@ class Works:
         self._when_known(signed.author, id, lambda work: self._heed(signed.author, work, (first, second)))
 
     def _heed(self, author: Address, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
+        if any(self._is_of_its_own(work, one) for one in pair):
+            return
         if all(self._lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
             self._tell(WorkTouched(author, work.id))
 

@@ -15,8 +15,8 @@ import structlog
 import trio
 from blake3 import blake3
 
-from node.changes import Changes
 from node.recent import Recent
+from node.services.base import Bell
 from node.services.context import Context
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
@@ -87,8 +87,8 @@ class Fetching:
         self._skipped = skipped
         self._audit = context.run.spec.audit
         self._register = context.state.register
-        self._spared = Changes()
-        self.queue: FileQueue[Candidate] = FileQueue(self._spared.tell)
+        self._spared = Bell()
+        self.queue: FileQueue[Candidate] = FileQueue(self._spared.ring)
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
         self._lined: dict[WorkId, None] = {}  # in the workers' queues, which are bounded
@@ -121,7 +121,7 @@ class Fetching:
         else:
             # Not drawn here. It is kept, since those who drew it may be away (`_fill_up`).
             self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, _place(work))
-            self._spared.tell()
+            self._spared.ring()
 
     async def _heed_rejections(self, nursery: trio.Nursery) -> None:
         """Look at once where somebody found a fault: a stake is taken only when everybody has looked."""
@@ -135,13 +135,12 @@ class Fetching:
     async def _fill_up(self, nursery: trio.Nursery) -> None:
         """Look at what too few others look at, by rank. A spared file wakes it, a queue that moves on, and a time."""
         while True:
-            told, due = self._spared.next, math.inf
+            due = math.inf
             for left in list(self._spare.values()):
                 # Files of many workers may lie here: the event loop goes on between two of them.
                 await trio.lowlevel.checkpoint()
                 due = min(due, self._fill_up_of(left, nursery))
-            with trio.move_on_after(max(due - self._context.clock.monotonic(), 0.0)):
-                await told.wait()
+            await self._spared.wait(due - self._context.clock.monotonic())
 
     def _fill_up_of(self, left: Recent[WorkId, _Spare], nursery: trio.Nursery) -> float:
         """Of one worker's; when the next one is due."""

@@ -17,8 +17,8 @@ import structlog
 import trio
 from blake3 import blake3
 
-from node.changes import Changes
 from node.inference.wire import Inspected
+from node.services.base import Bell
 from node.services.context import Context
 from node.services.judging.lots import Lot
 from node.swarm.facts import WorkSealed, WorkTouched
@@ -57,8 +57,8 @@ class Pronouncing:
         self._is_calm = is_calm
         self._late: Counter[Address] = Counter()
         """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
-        self._unshown: dict[WorkId, Changes] = {}
-        """Told when somebody else has its verdict on a work, too."""
+        self._unshown: dict[WorkId, Bell] = {}
+        """Rung when somebody else has its verdict on a work, too."""
         self._send, self._receive = trio.open_memory_channel[tuple[WorkId, VerdictIssued]](WAITING)
 
     async def run(self) -> None:
@@ -72,25 +72,24 @@ class Pronouncing:
     async def _hear_others(self) -> None:
         async for said in self._context.facts.subscribe(WorkSealed, WorkTouched):
             if said.work in self._unshown:
-                self._unshown[said.work].tell()
+                self._unshown[said.work].ring()
 
     async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
         """Say a verdict as soon as nobody can copy it any more, or has had the time to seal its own. Whoever is the
         last of those that are awaited needs no seal: its verdict is the first to be shown."""
         board, state, audit = self._context.board, self._context.state, self._context.run.spec.audit
-        over, seal, another = math.inf, Seal(id, seal_of(message, self._own)), Changes()
+        over, seal, another = math.inf, Seal(id, seal_of(message, self._own)), Bell()
         self._unshown[id] = another
         board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
         with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
-                told, sealed = another.next, state.seals.sealing(id) | {self._own}
+                sealed = state.seals.sealing(id) | {self._own}
                 if len(sealed) >= self._context.quorum:
                     over = min(over, trio.current_time() + SEAL_SECONDS)
                     patience.deadline = min(patience.deadline, over)
                 if self._enough_sealed(id, sealed):
                     break
-                with trio.move_on_after(LOOK_AGAIN):
-                    await told.wait()
+                await another.wait(LOOK_AGAIN)
         del self._unshown[id]
         awaited = board.withdraw(seal) or self._is_needed(id)
         board.say([message], within=AT_ONCE if awaited else SHOWN_WITHIN)

@@ -6,9 +6,8 @@ from typing import Any, Self
 import structlog
 import trio
 
-from node.changes import Changes
 from node.recent import Recent
-from node.services.base import Service
+from node.services.base import Bell, Service
 from node.services.context import Context
 from node.services.rounds.adding import Outer
 from node.services.rounds.applying import Rounds
@@ -45,9 +44,9 @@ class Cutting(Service):
         self._recalled: Recent[int, None] = Recent(4)
         self._next = math.inf
         """When the running round may be over, as far as is known."""
-        self._changed = Changes()
-        rounds.moved.follow(self._changed.tell)
-        rounds.votes.heard.follow(self._changed.tell)
+        self._bell = Bell()
+        rounds.moved.follow(self._bell.ring)
+        rounds.votes.heard.follow(self._bell.ring)
         self.said = 0
 
     @classmethod
@@ -61,21 +60,19 @@ class Cutting(Service):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear)
             while not self._rounds.over:
-                told, outer, due = self._changed.next, self._rounds.outer, math.inf
+                outer, due = self._rounds.outer, math.inf
                 # The pool may give its seat to another one, while this node goes on and may come back to office.
                 if outer is not None and self._is_in_office():
                     # Of the round before, too: who has decided says so to those who have not, until the next one is.
                     if outer.round:
                         due = await self._look(outer.round - 1, None)
                     due = min(due, await self._look(outer.round, outer))
-                pause = min(due - self._context.clock.monotonic(), LOOK_EVERY)
-                with trio.move_on_after(max(pause, 0.0)):
-                    await told.wait()
+                await self._bell.wait(min(due - self._context.clock.monotonic(), LOOK_EVERY))
             nursery.cancel_scope.cancel()
 
     async def _hear(self) -> None:
         async for _ in self._context.facts.subscribe(WorkTouched):
-            self._changed.tell()
+            self._bell.ring()
 
     def _is_in_office(self) -> bool:
         return self._context.membership.is_validator(self._context.key.address)

@@ -15,7 +15,7 @@ import trio
 
 from node.inference.wire import Produce, Produced
 from node.recent import Recent
-from node.services.base import Service
+from node.services.base import Bell, Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
 from node.services.generating import EngineChild
@@ -32,7 +32,8 @@ from protocol.messages import TaskClaimed
 from protocol.tasks import TaskId, admits_engine
 
 log = structlog.get_logger()
-POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds until a shard is looked for though nothing was heard: leases end, and who holds one may die."""
 SETTLE = 0.3
 """Seconds in which another claim on the same shard may be heard, before work begins."""
 HEARD_IN = 2.0
@@ -56,6 +57,8 @@ class TaskWork(Service):
         self._engine = engine
         self._stock = stock
         self._scratch = scratch
+        self._bell = Bell()
+        self._book.follow(self._bell.ring)
         self._said: Recent[bytes, bool] = Recent(REMEMBERED)
         self._failed: Recent[TaskId, float] = Recent(MOST_TASKS)
         """When each task could not be done here last."""
@@ -74,7 +77,7 @@ class TaskWork(Service):
             await self._remind()
             found = await self._find()
             if found is None:
-                await trio.sleep(POLL)
+                await self._bell.wait(LOOK_EVERY)
                 continue
             try:
                 await self._take(*found)

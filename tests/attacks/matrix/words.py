@@ -32,7 +32,7 @@ SECONDS = {"=0.1": 0.1, "=3600": 3600.0}
 
 def deviations(kind: type[Any]) -> list[str]:
     """Names of all deviations of a struct, in a fixed order."""
-    fields = list(_fields(kind))
+    fields = list(fields_of(kind))
     found = [UNCHANGED, FRESH, MANY] if any(type_ is bytes for _, type_ in fields) else [UNCHANGED]
     if any(not one.required for one in msgspec.structs.fields(kind)):
         found.append(BARE)
@@ -41,12 +41,12 @@ def deviations(kind: type[Any]) -> list[str]:
     return found
 
 
-def _fields(kind: type[Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def fields_of(kind: type[Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, type) of all fields, those of structs within it included."""
     for one in msgspec.structs.fields(kind):
         type_ = _plain(one.type)
         if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
-            yield from _fields(type_, f"{before}{one.name}.")
+            yield from fields_of(type_, f"{before}{one.name}.")
         else:
             yield before + one.name, type_
 
@@ -94,14 +94,21 @@ def deviated(word: Any, name: str, salt: int = 0) -> list[Any]:
 
 
 def _split(word: Any, name: str) -> tuple[str, str]:
-    found = [path for path, _ in _fields(type(word)) if name.startswith(path)]
+    found = [path for path, _ in fields_of(type(word)) if name.startswith(path)]
     path = max(found, key=len)
     return path, name.removeprefix(path)
 
 
 def _changed(word: Any, path: list[str], change: str, salt: int) -> Any:
-    now = getattr(word, path[0])
-    new = _changed(now, path[1:], change, salt) if len(path) > 1 else _value(now, change, salt)
+    now = word
+    for name in path:
+        now = getattr(now, name)
+    return put(word, path, _value(now, change, salt))
+
+
+def put(word: Any, path: list[str], value: Any) -> Any:
+    """The same with another value in one place."""
+    new = put(getattr(word, path[0]), path[1:], value) if len(path) > 1 else value
     return msgspec.structs.replace(word, **{path[0]: new})
 
 

@@ -19,6 +19,7 @@ from node.swarm.facts import News
 from node.swarm.membership import Membership
 from node.swarm.pool_state import Heard, Passed, PoolState, TermsChanged
 from protocol.audit import AuditSpec, window_of
+from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
 from protocol.lots import RATE_ONE, LotPledge, pack_groups, secret_hash
@@ -233,7 +234,7 @@ def committed(step: int, name: str, index: int = 0) -> RolloutCommitted:
 def verdict(kind: type[Any], of: WorkCommitment, step: int, *, accept: bool = True) -> Any:
     """What an honest validator says of a file, or (not accept) what a liar says of it."""
     said = Rechecked if kind is VerdictRechecked else Verdict
-    outcome, reason = (Outcome.ACCEPT, 0) if accept else (Outcome.SLASH, 3)
+    outcome, reason = (Outcome.ACCEPT, Reason.NONE) if accept else (Outcome.SLASH, Reason.WRONG_DRAW)
     values: dict[str, Any] = {}
     if accept:
         values = {"checked": pack_groups(range(GROUPS), GROUPS), "rewards": reward_tags([1.0, 0.0] * GROUPS, SIZE, ())}

@@ -30,6 +30,7 @@ from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
 from node.state import files
+from node.state.pen import Pen
 from node.swarm.membership import Membership
 from node.training.contributing import blob_root
 from node.training.errors import TrainingError
@@ -157,7 +158,7 @@ class Node:
                 self.town.introduce(self)
                 nursery.start_soon(self.member.listen)
                 nursery.start_soon(self.context.jury.run)
-                beating = Beating(self.context, self.crew, self.role, self.network.contacts, 2.0, 1)
+                beating = Beating(self.context, self.crew, self.role, self.network.contacts, 2.0, Pen(generation=1))
                 nursery.start_soon(beating.run)
                 await self.crew.start(self.rounds, nursery)
                 for service in self.services():
