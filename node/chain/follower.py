@@ -142,9 +142,10 @@ class EventStore:
 
 
 class EventFollower:
-    """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read;
-    `unanswered`: the chain was asked, and did not answer since; `now`: the chain's time as far as it is known, unix
-    seconds, and `read_until`: that up to which its events were delivered. Both stand still while the chain is silent.
+    """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read; `unanswered`: the
+    chain was asked, and did not answer since; `looked`: set after the next look; `now`: the chain's time as far as it
+    is known, unix seconds, and `read_until`: that up to which its events were delivered. Both stand still while the
+    chain is silent.
 
     path: a SQLite file, which may be shared with others' tables. Deliveries come from `events`, a bounded
     channel: a slow consumer slows the reading. pool: None follows everything that our contracts tell, else the
@@ -164,6 +165,7 @@ class EventFollower:
         self.healthy = False
         self.block: Block | None = None
         self.unanswered = False
+        self.looked = trio.Event()
         self.now = self.read_until = 0
         self._client = client
         self._pool = pool
@@ -224,6 +226,7 @@ class EventFollower:
                 if self.healthy or self.block is None:
                     log.warning("chain.unreachable", why=error.why, pool=self._pool)
                 self.healthy, self.unanswered = False, True
+                self._has_looked()
                 # All members wait for one endpoint: those that ask ever more slowly let it come back.
                 backoff = min(backoff * 2, MAX_BACKOFF)
                 await trio.sleep(backoff)
@@ -353,6 +356,11 @@ class EventFollower:
         if not self.healthy:
             log.info("chain.followed", pool=self._pool, block=latest.number)
         self.healthy, self.unanswered, self.block, self.now = True, False, latest, latest.timestamp
+        self._has_looked()
+
+    def _has_looked(self) -> None:
+        self.looked.set()
+        self.looked = trio.Event()
 
     async def _undo_replaced(self, store: EventStore, latest: Block) -> bool:
         """Take back what a reorganisation took out; false while the endpoint only seems to lag."""

@@ -20,6 +20,7 @@ from node.services.base import Bell, Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
 from node.services.workplace import Workplace
+from node.swarm.facts import ShardClaimed
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import MOST_TASKS, Task
 from node.tasks.recomputed import Means, prepared
@@ -184,7 +185,7 @@ class TaskWork(Service):
             now = time.time_ns() // 1_000_000
             claim = TaskClaimed(pool=self._context.pool, task=task.id, shard=shard, sequence=now)
             await self._context.board.post(claim)
-            await self._bell.until(lambda: self._holds(task, shard), HEARD_IN)
+            await self._context.until(lambda: self._holds(task, shard), ShardClaimed, seconds=HEARD_IN)
             await trio.sleep(SETTLE)
         held = self._holds(task, shard)
         self.counts["claimed"] += held

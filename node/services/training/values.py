@@ -23,7 +23,7 @@ from node.recent import Recent
 from node.services.context import Context
 from node.services.training.sources import Source, in_order, whose
 from node.state.kept import cached
-from node.swarm.ballots import STRIKES
+from node.swarm.disputes import STRIKES
 from node.swarm.register import Work, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
 from protocol.disputes import UNDECIDED, Conflict, Finding
