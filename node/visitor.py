@@ -210,7 +210,7 @@ class Visitor:
                 try:
                     rows = await fetch_listing(source)
                     told = [bytes.fromhex(row.announcement) for row in rows if row.announcement]
-                    await board.take_missed(member.key.address, told)
+                    await board.catching_up.take(member.key.address, told)
                     refused = f"; {board.counts['refused']} were refused" if board.counts["refused"] else ""
                     self._silence = f"{source.url} shows {len(told)} announcements of {len(rows)} policies{refused}"
                 except SourceFailed as error:

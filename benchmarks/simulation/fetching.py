@@ -20,7 +20,7 @@ from node.blobs.scheduling.download import Download
 from node.blobs.scheduling.sources import Flight, Tuning
 from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
 from node.blobs.transfer import MAX_IN_FLIGHT, STAGGER, TICK
-from node.network.host import MAX_CONNECTIONS
+from node.network.stack import MAX_CONNECTIONS
 from protocol.blobs import DEFAULT_PIECE_SIZE, choose_piece_size
 
 GBIT = 1e9 / 8

@@ -335,7 +335,7 @@ async def test_a_range_that_an_endpoint_refuses_is_asked_for_in_parts(
 async def test_a_node_goes_on_while_it_reads_a_long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[object] = []
     monkeypatch.setattr(follower_module, "parse_log", lambda entry, contracts: read.append(entry))
-    client: Any = SimpleNamespace(profile=SimpleNamespace(contracts=None))
+    client: Any = SimpleNamespace(profile=SimpleNamespace(contracts=None, deployed_block=0))
     follower = EventFollower(client, 1, tmp_path / "f.sqlite")
     seen: set[int] = set()
 
