@@ -16,7 +16,7 @@ from node.blobs.http.server import Gateway
 from node.blobs.http.sources import Listing
 from node.config import program_version
 from node.services.answering import Answering, Asked
-from node.services.auditing import Auditing
+from node.services.auditing.steps import Auditing
 from node.services.cataloguing import Cataloguing, OwnOffer, PublishWish
 from node.services.tasking.wishes import TaskWish, routes
 from node.status_schema import DaemonStatus, TaskPart

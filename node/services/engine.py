@@ -5,7 +5,7 @@ from typing import Any, Self
 import trio
 
 from node.blobs.exchange import BlobExchange
-from node.blobs.transfer import describe, fraction
+from node.blobs.headway import describe, fraction
 from node.config import Role
 from node.inference.client import EngineProcess
 from node.progress import ProgressRecord

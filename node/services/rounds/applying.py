@@ -324,6 +324,10 @@ class Rounds(Service):
             )
         return found
 
+    def measured(self, contribution: bytes, norm: float) -> None:
+        """A look at a contribution found this norm."""
+        self.norms[contribution] = norm
+
     def works(self) -> list[Work]:
         """The contributions to this round, and the late ones to the one before."""
         assert self.outer is not None  # noqa: S101 - `start` opened one

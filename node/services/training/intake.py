@@ -232,8 +232,7 @@ class Intake:
             max_size=min(work.signed.message.size, MAX_FILE_BYTES),
             timeout=FETCH_TIMEOUT,
         )
-        # Silence about it may count against validators from here on: the file can be had.
-        work.delivered = True
+        self._register.was_delivered(work)
         return path
 
     async def _decide(self, work: Work) -> None:

@@ -25,7 +25,7 @@ from node.services.training.standing_by import StandingBy
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
 from node.status_schema import ProcessPart
-from node.swarm.facts import CheckpointOf, PolicyFollowed, StepAccused, Undone
+from node.swarm.facts import PolicyFollowed, Undone
 from node.training import adoption
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.evaluations import Evaluations
@@ -33,6 +33,7 @@ from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
 from node.weights.publish import Publisher
+from protocol.messages import CheckpointOffered, StepJudged
 
 
 class Trainer(Service):
@@ -144,7 +145,7 @@ class Trainer(Service):
 
     async def _hear(self) -> None:
         """What others say of policies is waited for together with what the learner writes."""
-        async for _ in self._context.facts.subscribe(PolicyFollowed, CheckpointOf, StepAccused, Undone):
+        async for _ in self._context.facts.subscribe(PolicyFollowed, CheckpointOffered, StepJudged, Undone):
             self._watch.tell()
 
     async def _until_lost(self, stint: trio.CancelScope) -> None:

@@ -21,8 +21,9 @@ from node.audit.order import ORDER, RESULT, Ruling, StepOrder, ruling
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
 from node.run.assets import Run
-from node.services import auditing
-from node.services.auditing import Auditing, _Wanted
+from node.services.auditing import replaying, steps
+from node.services.auditing.replaying import Replaying
+from node.services.auditing.steps import Auditing, _Wanted
 from node.services.judging.lots import OwnLots
 from node.services.showing import Showing
 from node.services.training.stating import word_on
@@ -98,8 +99,9 @@ class Bench:
         for seat in (self.trainer, *self.seats):
             seat.context.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
+        by = starter or InThread()
         self.audits = [
-            Auditing(seat.context, lots, desk.directory / f"audit-{number}", starter or InThread())
+            Auditing(seat.context, lots, Replaying(seat.context, desk.directory / f"audit-{number}", by))
             for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
         ]
         self.showing = Showing(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
@@ -270,7 +272,7 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
 async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded_twice(
     trained: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "REFUTED", 1)
+    monkeypatch.setattr(steps, "REFUTED", 1)
     bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
@@ -317,13 +319,13 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
     with monkeypatch.context() as patch:
         gradient(hidden, at=0)(desk, patch)
         desk.train(TrainerSettings(checkpoint_every=2, keep_checkpoints=9))
-    monkeypatch.setattr(auditing, "CHECKPOINT_PATIENCE", 0.2)
+    monkeypatch.setattr(replaying, "CHECKPOINT_PATIENCE", 0.2)
     bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         await bench.until(lambda: all(seat.jury.state.policies.newest_step == 2 for seat in bench.seats))
         audit = bench.audits[0]
-        audit._want(_Wanted(audit._statement(2)))
+        audit._want(_Wanted(audit._replaying.statement(2)))
         everybody = [bench.trainer, *bench.seats]
         await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
         assert bench.said()[:2] == [(0, Outcome.REJECT, Reason.DISTANCE)] * 2
@@ -343,7 +345,7 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         await bench.until(lambda: bench.said() == [(0, Outcome.ACCEPT, 0)])
         assert not bench.trainer.jury.state.distrust
         assert not bench.audits[0].status()["auditing"].why_not
-        bench.seats[0].jury.state.policies.newest_step = 2 + auditing.MOST_REPLAYED + 1  # and no checkpoint since
+        bench.seats[0].jury.state.policies.newest_step = 2 + steps.MOST_REPLAYED + 1  # and no checkpoint since
         assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"].why_not
         nursery.cancel_scope.cancel()
 
@@ -352,7 +354,7 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
     trained: Desk, assets: Path
 ) -> None:
     bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
-    bench.audits[1]._starter = Forking()  # a real child, once
+    bench.audits[1]._replaying._starter = Forking()  # a real child, once
     liar = bench.audits[0]
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
