@@ -177,9 +177,8 @@ def served() -> dict[str, list[BaseRoute]]:
     nobody: Any = None
     control = ApiServer(Path(), DaemonStatus)
     control.mount(routes(nobody))
-    control.mount(Cataloguing.routes(nobody))
-    control.mount(Auditing.routes(nobody))
-    control.mount(Answering.routes(nobody))
+    for kind in (Cataloguing, Auditing, Answering):
+        control.mount(object.__new__(kind).routes())
     return {
         "control": control.routes,
         "page": list(page_routes(load_assets(), nobody, ())),

@@ -19,8 +19,8 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.blobs.exchange import Limits
+from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
-from node.blobs.transfer import describe, fraction
 from node.chain.client import ChainClient
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventFollower
@@ -353,7 +353,7 @@ class Daemon:
         """The pool, and whether the chain told it. A node that was in it when it stopped goes on by what it knows
         where the chain does not answer; for all others, raises ChainError."""
         try:
-            pool = await chain.pool(number)
+            pool = await chain.pool(number, agreed=True)
             await chain.connect()
             return pool, True
         except RpcUnreachable as error:

@@ -19,11 +19,11 @@ from contracts.bindings import Member as MemberInfo
 from contracts.bindings import PoolInfo
 from node.blobs.errors import BadSource, SourceFailed
 from node.blobs.exchange import BlobExchange, Limits
+from node.blobs.headway import Report
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
-from node.blobs.transfer import Report
 from node.clock import Seconds
 from node.network.contacts import parse_bootnode
 from node.network.errors import BadContact, NetworkError

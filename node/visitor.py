@@ -14,9 +14,9 @@ import trio
 
 from contracts import bindings
 from node.blobs.errors import SourceFailed
+from node.blobs.headway import Report
 from node.blobs.http.fetch import fetch_listing
 from node.blobs.http.sources import HttpSource
-from node.blobs.transfer import Report
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError
 from node.chain.profile import NetworkProfile

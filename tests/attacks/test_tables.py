@@ -151,7 +151,7 @@ def test_a_member_with_many_files_has_nobody_else_s_decision_counted_twice() -> 
     counts.look(decided)
     states[waiting] = FileState.ACCEPTED
     counts.look_again()
-    assert counts.status()["members"][OTHER.address]["accepted"] == 2
+    assert counts.status().members[OTHER.address].accepted == 2
     assert len(counts._states[WORKER.address]) == KEPT and len(counts._open[WORKER.address]) <= OPEN
 
 

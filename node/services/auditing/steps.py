@@ -23,6 +23,7 @@ from node.services.base import Service
 from node.services.context import Context
 from node.services.judging.lots import OwnLots
 from node.services.workplace import Dropped, Workplace
+from node.status_schema import AuditingPart
 from node.swarm.facts import PolicyFollowed
 from node.training.settings import MOST_REPLAYED
 from protocol.checks import Reason
@@ -105,7 +106,7 @@ class Auditing(Service):
         rate = self._context.state.lots.steps_rate(self._context.key.address) if self._lots else None
         why = self._why_not(rate)
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
-        return {"auditing": {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided}}
+        return {"auditing": AuditingPart(rate, why, done, self.undecided)}
 
     def _why_not(self, rate: float | None) -> str:
         """Why this validator audits no steps, if it does not."""

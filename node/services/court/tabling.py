@@ -27,6 +27,7 @@ from node.services.certifying import Certifying
 from node.services.court.turns import seconds_to_wait
 from node.services.workplace import Workplace
 from node.state.kept import cached
+from node.status_schema import TablePart
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.membership import is_cut_off, voices
@@ -116,8 +117,7 @@ class Tabling(Keeping):
         return cls(place.books, place.certifying)
 
     def status(self) -> dict[str, Any]:
-        told = {"tabled_before": self._first, "posted": self.posted, "waiting": self.waiting}
-        return {"audit": {"earnings": told}}
+        return {"audit": {"earnings": TablePart(self._first, self.posted, self.waiting)}}
 
     def begin(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._follow_shown, nursery)

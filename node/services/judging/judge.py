@@ -17,13 +17,13 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.inference.client import EngineChild
 from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
 from node.services.base import Service
 from node.services.certifying import Certifying
 from node.services.context import Context, Rate
 from node.services.court.slashing import OnChainCourt, Slashing
-from node.services.generating import EngineChild
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.peer_audit import PeerAudit
@@ -310,7 +310,6 @@ class Validator(Service):
             Inspect.of(work.commitment, path, self._scratch / report), groups=groups, second_look=second_look, task=task
         )
         inspected = await _here(self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load))
-        assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
         return inspected
 
     async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:

@@ -24,6 +24,7 @@ from node.services.training.record import Record
 from node.services.training.standing_by import StandingBy
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
+from node.status_schema import ProcessPart
 from node.swarm.facts import PolicyFollowed, Undone
 from node.training import adoption
 from node.training.client import EvaluatorProcess, TrainerProcess
@@ -170,9 +171,7 @@ class Trainer(Service):
         dropped = self.groups.ready.stale_rollouts + self.intake.lost + self._feeding.lost
         told["staleness"] |= {"dropped": dropped}
         run = {"over": record.done, "final_reward": record.reward if record.done else None, "reward": record.reward}
-        processes = [
-            {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._learner, self._evaluator)
-        ]
+        processes = [ProcessPart(one.name, one.pid, one.restarts) for one in (self._learner, self._evaluator)]
         chair = self.leading.chair.status() if self.leading.chair is not None else {}
         chair = {name: part | self.others.status() for name, part in chair.items()}
         training = {**told, **self.groups.status(), **self.intake.status()}

@@ -205,10 +205,10 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
             assert secret_hash(secret, VALIDATORS[0].address, POOL, window) == pledge.hash
             assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
             assert one.verdict.work == work_id(one.statement.commitment(TRAINER.address)), "the Court reads it as any"
-        await bench.until(lambda: bench.trainer.jury.state.steps.status()["steps"] == 2)  # after the board
-        await bench.until(lambda: bench.audits[0].status()["auditing"]["audits"]["held"] == 2)
+        await bench.until(lambda: bench.trainer.jury.state.steps.status().steps == 2)  # after the board
+        await bench.until(lambda: bench.audits[0].status()["auditing"].audits["held"] == 2)
         shown = bench.trainer.jury.state.steps.status()
-        assert (shown["last_step"], shown["held"], shown["last_says"]) == (1, 2, "held")
+        assert (shown.last_step, shown.held, shown.last_says) == (1, 2, "held")
         assert not bench.trainer.jury.state.distrust
         nursery.cancel_scope.cancel()
 
@@ -344,9 +344,9 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
         await bench.until(lambda: bench.said() == [(0, Outcome.ACCEPT, 0)])
         assert not bench.trainer.jury.state.distrust
-        assert not bench.audits[0].status()["auditing"]["why_not"]
+        assert not bench.audits[0].status()["auditing"].why_not
         bench.seats[0].jury.state.policies.newest_step = 2 + steps.MOST_REPLAYED + 1  # and no checkpoint since
-        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"]["why_not"]
+        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"].why_not
         nursery.cancel_scope.cancel()
 
 
@@ -395,9 +395,9 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
         await bench.until(lambda: len(bench.said()) == 3)
         await liar._say(_Wanted(real), Ruling(Outcome.ACCEPT, Reason.NONE, ""), "")
         await bench.until(
-            lambda: bench.trainer.jury.state.steps.status()["steps"] == 1
+            lambda: bench.trainer.jury.state.steps.status().steps == 1
         )  # the control: of the trainer's own
-        assert bench.trainer.jury.state.steps.status()["bad"] == []
+        assert bench.trainer.jury.state.steps.status().bad == []
         assert [audit.counts["bad"] + audit.counts["undecided"] for audit in bench.audits] == [0, 0, 0]
         nursery.cancel_scope.cancel()
 
