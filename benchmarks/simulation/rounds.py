@@ -566,7 +566,7 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
         "contributions": [min(accepted), statistics.median(accepted), max(accepted)],
         "round_seconds": statistics.median(one.seconds for one in host.figures.values()),
         "unfinished": swarm.unfinished(),
-        "quarantined": len(ballots.quarantined),
+        "quarantined": len(ballots.disputes.quarantined),
         "swarm_seconds": round(swarm.seconds),
         "cpu_seconds": round(time.process_time() - began),
         **swarm.counts,

@@ -89,7 +89,7 @@ class OwnWorks:
             with trio.move_on_after(VERDICT_SECONDS):  # some things only time decides
                 work = register.get((await told.receive()).work)
                 if work is not None and work.node == own:
-                    work.delivered = True  # it lies in our own store
+                    self._context.state.register.was_delivered(work)  # it lies in our own store
                     known.setdefault(work.id, FileState.OPEN)
             for id, before in list(known.items()):
                 work, now = register.get(id), state(id)

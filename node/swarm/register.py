@@ -226,6 +226,10 @@ class Register:
         heard = self._nodes[work.node].heard if work.node in self._nodes else {}
         return check_gap(work.commitment.index, heard.get(work.commitment.policy_root, set()))
 
+    def was_delivered(self, work: Work) -> None:
+        """This node has its file: from here on silence about it may count against a validator."""
+        work.delivered = True
+
     def was_read(self, work: Work) -> None:
         """The header of its file was read: it is this slot's."""
         self._read[work.commitment.file_root] = slot_of(work.commitment)

@@ -114,7 +114,9 @@ class TaskBook:
         if task is None:
             self._early.setdefault(node, Recent(EARLY))[message.task, message.shard] = None
             return False
-        return task.leases.claim(message.shard, node, self._clock(), self._is_alive)
+        held = task.leases.claim(message.shard, node, self._clock(), self._is_alive)
+        self._tell(task)
+        return held
 
     def decided(self, task: Task, shard: int, work: WorkId, *, accepted: bool) -> None:
         """The pool has decided about a result."""

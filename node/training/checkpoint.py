@@ -35,6 +35,7 @@ from torch.distributed.tensor import DTensor
 from node.state.files import sync_directory, write_whole
 from node.training.errors import TrainingError
 from node.training.learner import Learner
+from node.training.program import tell
 from node.training.world import World
 
 VERSION = 3
@@ -152,6 +153,9 @@ class Checkpoints:
                 self._restore(path, state)
                 return state
             if state is None and self._world.leader:
+                tell(
+                    {"event": "checkpoint.damaged", "level": "warning", "path": str(path), "then": "the one before it"}
+                )
                 shutil.rmtree(path, ignore_errors=True)
             self._world.share(b"\0")
             below = step

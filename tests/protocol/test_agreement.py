@@ -1,6 +1,7 @@
 """A round's cut: one list for everybody, without a leader, however words are delayed, lost and repeated, and whatever
 liars say to whom. Each rule that a pool cannot do without is taken out once: the model finds what comes of it."""
 
+import math
 from itertools import product
 
 import pytest
@@ -233,6 +234,17 @@ def test_who_waits_says_its_words_again() -> None:
     say(one, 0, listed(1), 0.0)
     assert one.again(AGAIN_SECONDS - 0.1) == [] and one.again(AGAIN_SECONDS) == [Word(0, False, listed(1))]
     assert one.again(AGAIN_SECONDS + 1) == []
+
+
+def test_a_node_knows_when_it_may_have_to_speak_though_nobody_else_does() -> None:
+    one = book(4, own=0)
+    assert one.due(5.0) == math.inf, "before its own word the round's clock decides"
+    say(one, 0, listed(1), 10.0)
+    ends, repeats = 10.0 + seconds_of(0), 10.0 + AGAIN_SECONDS
+    assert one.due(10.0) == min(ends, repeats)
+    late = max(ends, repeats)
+    assert one.due(late) == math.inf and one.again(late)
+    assert one.due(late) == late + AGAIN_SECONDS, "a ballot that is over waits for others"
 
 
 def test_who_says_two_lists_counts_for_what_others_say_and_shows_itself() -> None:

@@ -29,7 +29,7 @@ async def gather(context: Context, folder: TaskFolder, work: Work) -> None:
         max_size=work.most_bytes,
         timeout=FETCH_TIMEOUT,
     )
-    work.delivered = True
+    context.state.register.was_delivered(work)
     record = ShardRecord(
         shard=commitment.index,
         node=work.node,

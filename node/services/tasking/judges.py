@@ -4,18 +4,15 @@ A few tasks are open at a time, the freshest files first. A file whose groups gr
 is given up, and its task cancelled. A task bears the name of its work, so that a restart goes on with it.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
-import msgspec
 import structlog
 import trio
 
 from node.recipe.docket import Docket, Unjudged
 from node.recipe.judged import PREFIX
+from node.services.tasking.owned import Owner, end
 from node.services.tasking.wishes import TaskWish
-from node.swarm.register import Work, WorkId
 from node.tasks.findings import judgement
 from node.tasks.judging import judge_task, scores_by_place
 from node.tasks.records import ShardRecord, TaskFolder
@@ -25,47 +22,12 @@ from protocol.identity import Address, address_bytes
 from protocol.manifest import JudgedShard, JudgedTask
 from protocol.rollout import encode
 from protocol.run import RunSpec
-from protocol.tasks import SUBJECT, TaskId, TaskSpec
+from protocol.tasks import SUBJECT, TaskId
 
 log = structlog.get_logger()
 MOST_OPEN = 8
 """Judge tasks for training at a time; the owner's own tasks come beside them."""
 SHARD_SIZE = 64
-
-
-class Owned(msgspec.Struct):
-    """A task of this node's owner. open: results are waited for; done: shards whose results are here; works: results
-    that were heard of and not gathered; said: times that its end was told; busy: shards that are being gathered;
-    passing: nothing of it is kept once its end was told."""
-
-    folder: TaskFolder
-    spec: TaskSpec
-    encoded: bytes
-    done: set[int]
-    open: bool
-    works: dict[WorkId, Work] = {}
-    said: int = 0
-    repeated: float = -1e9
-    busy: set[int] = set()
-    passing: bool = False
-
-
-class Owner(Protocol):
-    """Who offers tasks."""
-
-    @property
-    def own(self) -> Mapping[TaskId, Owned]: ...
-
-    async def offer(self, wish: TaskWish) -> TaskId: ...
-    async def cancel(self, id: TaskId) -> None: ...
-    def forget(self, id: TaskId) -> None: ...
-
-
-async def end(owner: Owner, id: TaskId) -> None:
-    """Nobody waits for a task any more."""
-    if owner.own[id].open:
-        await owner.cancel(id)
-    owner.forget(id)
 
 
 class Judges:

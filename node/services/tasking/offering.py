@@ -16,14 +16,16 @@ import trio
 from node.recent import Recent
 from node.recipe.docket import Docket
 from node.recipe.lessons import Lessons
-from node.services.base import Service
+from node.services.base import Bell, Service
 from node.services.context import Context
 from node.services.tasking.gathering import gather
-from node.services.tasking.judges import Judges, Owned
+from node.services.tasking.judges import Judges
+from node.services.tasking.owned import LAST_WORDS, Owned
 from node.services.tasking.teachers import Teachers
 from node.services.tasking.wishes import TaskWish, WishRefused, routes
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
 from node.swarm.taskbook import Task, describe_task
 from node.tasks.records import TaskFolder, folder_of, folders
@@ -36,10 +38,8 @@ from protocol.messages import CheckRequested, TaskOffered
 from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
-REPEAT_EVERY = 20.0
-LAST_WORDS = 6
-"""How often it is said again that a task is over."""
-LOOK_EVERY = 0.5
+LOOK_EVERY = 1.0
+"""Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges."""
 GATHERERS = 4
 MOST_OPEN = 32
 REMEMBERED = 8192
@@ -66,6 +66,7 @@ class Offering(Service):
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._limit = trio.CapacityLimiter(GATHERERS)
         self._sequence = 0
+        self._bell = Bell()
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -79,6 +80,7 @@ class Offering(Service):
         await trio.to_thread.run_sync(lambda: self._directory.mkdir(parents=True, exist_ok=True))
         self._context.state.register.follow(self._hear)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_verdicts)
             while True:
                 for id, own in list(self.own.items()):
                     try:
@@ -86,7 +88,12 @@ class Offering(Service):
                     except (IntellectError, OSError) as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
                 await self._ask_for_training()
-                await trio.sleep(LOOK_EVERY)
+                await self._bell.wait(LOOK_EVERY)
+
+    async def _hear_verdicts(self) -> None:
+        async for touched in self._context.facts.subscribe(WorkTouched):
+            if any(touched.work in own.works for own in self.own.values()):
+                self._bell.ring()
 
     async def _ask_for_training(self) -> None:
         """A standby asks nobody: it reads in the leader's manifest what judges and teachers said."""
@@ -150,7 +157,7 @@ class Offering(Service):
 
     def forget(self, id: TaskId) -> None:
         """Keep nothing of a task once everybody has heard of its end."""
-        self.own[id].passing = True
+        self.own[id].pass_away()
 
     def _policy(self, wanted: str) -> HeldPolicy:
         """wanted: "newest", a step, or the beginning of a root."""
@@ -190,6 +197,7 @@ class Offering(Service):
         own = self.own.get(work.task.id) if work.task else None
         if own is not None and own.open:
             own.works[work.id] = work
+            self._bell.ring()
 
     async def _recall(self) -> None:
         """The tasks of before a restart."""
@@ -208,13 +216,14 @@ class Offering(Service):
         self, id: TaskId, folder: TaskFolder, spec: TaskSpec, encoded: bytes, done: set[int], *, is_open: bool
     ) -> None:
         said = 0 if is_open else LAST_WORDS
+        self._bell.ring()
         self.own[id] = Owned(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
 
     # from time to time
 
     async def _tend(self, own: Owned, nursery: trio.Nursery) -> None:
         """Say again what is open; gather what has been accepted; end what is complete."""
-        if own.said >= LAST_WORDS:
+        if own.told:
             if own.passing:
                 await trio.to_thread.run_sync(shutil.rmtree, own.folder.path, True)
                 del self.own[own.folder.id]
@@ -223,12 +232,11 @@ class Offering(Service):
             self._gather_accepted(own, nursery)
             if len(own.done) == own.spec.shards:
                 await self._close(own)
-        if trio.current_time() - own.repeated >= REPEAT_EVERY:
+        if trio.current_time() >= own.due():
             await self._say(own)
 
     async def _say(self, own: Owned) -> None:
-        own.repeated = trio.current_time()
-        own.said += not own.open
+        own.was_said(trio.current_time())
         now = time.time_ns() // 1_000_000
         if self._sequence > now + 1000 * AHEAD:  # this clock was ahead, so nobody has taken what was said then
             self._sequence = 0
@@ -241,8 +249,7 @@ class Offering(Service):
 
     async def _close(self, own: Owned, *, cancelled: bool = False) -> None:
         await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
-        own.open = False
-        own.works.clear()
+        own.was_closed()
         wanted = {root for one in self.own.values() if one.open for root in one.spec.policies}
         # Another open task may still need the policy.
         for root in set(own.spec.policies) - wanted:
@@ -273,6 +280,7 @@ class Offering(Service):
                 await gather(self._context, own.folder, work)
             own.done.add(shard)
             own.works.pop(work.id, None)
+            self._bell.ring()
         except (IntellectError, OSError) as error:  # somebody may have it later; a full disk passes
             log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=shard, why=str(error))
             await trio.sleep(LOOK_EVERY)

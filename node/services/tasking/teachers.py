@@ -11,7 +11,8 @@ import trio
 
 from node.blobs.interface import Blobs
 from node.recipe.lessons import Lesson, Lessons
-from node.services.tasking.judges import Owned, Owner, end, named_shard
+from node.services.tasking.judges import named_shard
+from node.services.tasking.owned import Owned, Owner, end
 from node.services.tasking.wishes import TaskWish
 from protocol.errors import IntellectError
 from protocol.identity import Address

@@ -13,13 +13,14 @@ from typing import Any, Self
 import structlog
 import trio
 
-from node.inference.wire import Produce, Produced
+from node.inference.client import EngineChild
+from node.inference.wire import Produce
 from node.recent import Recent
-from node.services.base import Service, wait_until
+from node.services.base import Bell, Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
-from node.services.generating import EngineChild
 from node.services.workplace import Workplace
+from node.swarm.facts import ShardClaimed
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import MOST_TASKS, Task
 from node.tasks.recomputed import Means, prepared
@@ -31,7 +32,8 @@ from protocol.messages import TaskClaimed
 from protocol.tasks import TaskId, admits_engine
 
 log = structlog.get_logger()
-POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds until a shard is looked for though nothing was heard: leases end, and who holds one may die."""
 SETTLE = 0.3
 """Seconds in which another claim on the same shard may be heard, before work begins."""
 HEARD_IN = 2.0
@@ -55,6 +57,8 @@ class TaskWork(Service):
         self._engine = engine
         self._stock = stock
         self._scratch = scratch
+        self._bell = Bell()
+        self._book.follow(self._bell.ring)
         self._said: Recent[bytes, bool] = Recent(REMEMBERED)
         self._failed: Recent[TaskId, float] = Recent(MOST_TASKS)
         """When each task could not be done here last."""
@@ -73,7 +77,7 @@ class TaskWork(Service):
             await self._remind()
             found = await self._find()
             if found is None:
-                await trio.sleep(POLL)
+                await self._bell.wait(LOOK_EVERY)
                 continue
             try:
                 await self._take(*found)
@@ -159,7 +163,6 @@ class TaskWork(Service):
             task=order,
         )
         produced = await self._engine.ask(asked, timeout=max(PRODUCE_DEADLINE, task.spec.lease_seconds), policy=load)
-        assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self.seconds += produced.seconds
         await self._deliver(task, shard, Path(produced.path), produced.units)
 
@@ -182,7 +185,7 @@ class TaskWork(Service):
             now = time.time_ns() // 1_000_000
             claim = TaskClaimed(pool=self._context.pool, task=task.id, shard=shard, sequence=now)
             await self._context.board.post(claim)
-            await wait_until(lambda: self._holds(task, shard), HEARD_IN, POLL / 10)
+            await self._context.until(lambda: self._holds(task, shard), ShardClaimed, seconds=HEARD_IN)
             await trio.sleep(SETTLE)
         held = self._holds(task, shard)
         self.counts["claimed"] += held

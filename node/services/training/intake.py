@@ -23,6 +23,7 @@ from node.recent import Recent
 from node.recipe.docket import Unjudged, without_rewards
 from node.recipe.join import join
 from node.recipe.pool import Group, Key, Origin
+from node.services.base import Bell
 from node.services.context import Context
 from node.services.training.journeys import Journeys
 from node.services.training.sources import origins_of
@@ -43,7 +44,8 @@ FETCHERS = 16
 """Files on their way at once: at 3 s each, four brought 1.3 a second, and a thousand workers make four."""
 JOINED_AT_ONCE = 4
 """Of them in memory, each with its reports."""
-WATCH_POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds between two looks at a file whose time is over: what becomes of it only time decides."""
 REMEMBERED = 8192
 AGAIN = 4.0
 """Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further verdict."""
@@ -100,6 +102,7 @@ class Intake:
         self._taken: Recent[WorkId, None] = Recent(REMEMBERED)
         self._lacking: Recent[WorkId, Lacking] = Recent(REMEMBERED)
         self._trained: set[WorkId] = set()  # before this start; what is left of them may still be taken in
+        self._bell = Bell()
         self._accepted_send, self._accepted = trio.open_memory_channel[Work](PENDING)
         self.lost = 0
         self.invalidated = 0
@@ -132,6 +135,7 @@ class Intake:
             self._looked_at.pop(id, None)
             if (work := self._register.get(id)) is not None:
                 self._open[id] = work
+        self._bell.ring()
 
     def _note(self, work: Work) -> None:
         if not work.is_sampled:  # nobody trains on what was asked for
@@ -139,6 +143,7 @@ class Intake:
         self._journeys.reached(work.id, "commit")
         # Entries leave by verdict or by age (`_watch_clock`), so a worker cannot grow this table.
         self._open[work.id] = work
+        self._bell.ring()
 
     async def _follow_jury(self) -> None:
         async for touched in self._context.facts.subscribe(WorkTouched):
@@ -148,13 +153,13 @@ class Intake:
             if work is not None and work.is_sampled:
                 if (lacking := self._lacking.get(id)) is not None:
                     self._lacking[id] = lacking._replace(due=0.0)
+                    self._bell.ring()
                 await self._decide(work)
 
     async def _watch_clock(self, nursery: trio.Nursery) -> None:
         """What only time decides: silent validators are asked again, then gone without."""
         patience = self._spec.audit.verdict_seconds
         while True:
-            await trio.sleep(WATCH_POLL)
             now = self._context.clock.monotonic()
             for work in list(self._open.values()):
                 waited = now - work.at
@@ -170,6 +175,15 @@ class Intake:
             for work in self._next_questions(now - patience / 2, now):
                 # A fetch takes up to half a minute, and the clock must go on for all the others.
                 nursery.start_soon(self._ask_again, work)
+            await self._bell.wait(self._next_look(now, patience))
+
+    def _next_look(self, now: float, patience: float) -> float:
+        """Seconds until time decides something more."""
+        due = [lacking.due for lacking in self._lacking.values()]
+        for work in self._open.values():
+            due.append(work.at + (patience if work.id in self._asked else patience / 2))
+        # What is late waits for a verdict, for a question that may be asked, or for room; what goes stale nobody tells.
+        return min((min(at - now, AGAIN) if at > now else LOOK_EVERY for at in due), default=math.inf)
 
     def _try_again(self, now: float) -> None:
         """What lacked values once more, if it may still train."""
@@ -218,8 +232,7 @@ class Intake:
             max_size=min(work.signed.message.size, MAX_FILE_BYTES),
             timeout=FETCH_TIMEOUT,
         )
-        # Silence about it may count against validators from here on: the file can be had.
-        work.delivered = True
+        self._register.was_delivered(work)
         return path
 
     async def _decide(self, work: Work) -> None:
@@ -281,6 +294,7 @@ class Intake:
             if lacks and unjudged is None and self._fresh(work.step):
                 due = self._context.clock.monotonic() + AGAIN * 2**before.tries
                 self._lacking[work.id] = Lacking(work, had, before.tries + 1, due)
+                self._bell.ring()
             # Neither usable nor waiting for judges. It was paid for, so the status counts it.
             elif not had and unjudged is None:
                 self.lost += 1

@@ -112,10 +112,8 @@ class Record:
     async def barren(self, step: int, batches: int) -> None:
         """So many whole batches in a row had no signal by now: no policy is made of them, and a run that goes on so
         ends."""
-        if batches == self._barren:
-            return
-        self._barren = batches
-        if not batches:
+        before, self._barren = self._barren, batches
+        if batches in (0, before):
             return
         log.warning("batch.barren", step=step, batches=batches)
         self._context.progress.trouble(f"step {step}: all answers to each problem got the same reward: {NO_POLICY}")

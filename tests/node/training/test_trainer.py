@@ -232,6 +232,24 @@ def test_a_checkpoint_holds_the_moment_at_which_it_was_asked_for(
     assert checkpoints.available() == [2], "older ones are pruned"
 
 
+def test_a_checkpoint_in_which_a_bit_has_flipped_gives_way_to_the_one_before_and_is_told(
+    make_learner: Callable[..., Learner], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner = make_learner()
+    checkpoints = Checkpoints(tmp_path, learner, "model", World(), keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, {})
+        checkpoints.wait()
+    shard = next((tmp_path / "step-000002").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(bytes(data))
+    state = Checkpoints(tmp_path, make_learner(), "model", World(), keep=2).load_newest()
+    assert state is not None and state.step == 1
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "checkpoint.damaged" in line]
+    assert "step-000002" in told
+
+
 def test_a_checkpoint_of_another_model_is_refused_and_kept(
     make_learner: Callable[..., Learner], tmp_path: Path
 ) -> None:

@@ -173,7 +173,7 @@ def opinions(apart: int = -1) -> dict[str, list[float]]:
 async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
     clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.services.tasking.offering.LAST_WORDS", 1)
+    monkeypatch.setattr("node.services.tasking.owned.LAST_WORDS", 1)
     town = Court(tmp_path, opinions(apart=2))
     async with opened(town) as nursery:
         town.start(nursery)

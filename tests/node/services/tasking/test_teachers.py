@@ -144,10 +144,11 @@ class School(Town):
         rows = rows_of(index)
         path.write_bytes(encode(RolloutBatch(header, rows)))
         register, ballots = self.trainer.jury.state.register, self.trainer.jury.state.ballots
-        before = {work.id for work in register.of(seat.key.address)}
+        files = lambda: {work.id for work in register.of(seat.key.address) if work.is_sampled}  # noqa: E731
+        before = files()
         await commit(seat.context, POLICY, index, path, 2 * len(rows), 0)
-        await self.until(lambda: {work.id for work in register.of(seat.key.address)} - before)
-        (id,) = {work.id for work in register.of(seat.key.address)} - before
+        await self.until(lambda: files() - before)
+        (id,) = files() - before
         await self.until(lambda: ballots.state(id) is FileState.ACCEPTED)
         return id
 

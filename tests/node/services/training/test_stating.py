@@ -25,7 +25,7 @@ class Crowded(BlobStore):
 
     async def crowd(self) -> None:
         """As many as there is room for."""
-        for _ in range(self.quota // SIZE):
+        for _ in range(self.room.quota // SIZE):
             self._others += 1
             await self.add(self._others.to_bytes(SIZE, "big"))
 

@@ -1,0 +1,217 @@
+"""What does a node of a live swarm say, and lose, when its machine fails: kills, stops, full disks, flips, errors?
+
+    python -m benchmarks.faults [--only NAME ...] [--quick] [--json]
+
+A demo's swarm trains on this machine. Each fault strikes worker-1 (or what is named) for some seconds. Told are what
+its log said then, seconds from the end of the fault to the next file that it commits, and whether anything was refused
+or slashed. What strikes system calls needs strace (and the right to trace), a full disk the right to mount: run as root
+for these, or they are skipped with a line. On a machine with other work the seconds are that machine's.
+"""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.command import parser_of, tell
+from benchmarks.recovery import WARM_STEPS, chain_of, child, daemon, guardian_of, progress
+from benchmarks.watching import Demo
+from node.logs import log_files
+
+NODE = "worker-1"
+SECONDS = 12.0
+ROOM = "3g"
+"""Of the disk that is filled."""
+Fault = Callable[[Demo], Iterator[None]]
+
+
+class NotHere(Exception):
+    """This machine cannot be made to fail so."""
+
+
+def kill(of: Callable[[Demo], int | None]) -> Fault:
+    def strike(demo: Demo) -> Iterator[None]:
+        os.kill(demo.until(lambda: of(demo)), signal.SIGKILL)
+        yield
+
+    return strike
+
+
+def stop(of: Callable[[Demo], int | None]) -> Fault:
+    def strike(demo: Demo) -> Iterator[None]:
+        victim = demo.until(lambda: of(demo))
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(SECONDS)
+        yield
+        os.kill(victim, signal.SIGCONT)
+
+    return strike
+
+
+def calls(names: str, error: str) -> Fault:
+    """System calls of the daemon fail."""
+
+    def strike(demo: Demo) -> Iterator[None]:
+        strace = os.environ.get("STRACE") or shutil.which("strace")
+        if strace is None:
+            raise NotHere("strace is not here")
+        victim = demo.until(lambda: daemon(demo, NODE))
+        words = ["-f", "-qq", "-o", os.devnull, "-p", str(victim), "-e", f"trace={names}"]
+        tracer = subprocess.Popen([strace, *words, "-e", f"inject={names}:error={error}"], stderr=subprocess.PIPE)
+        time.sleep(SECONDS)
+        if tracer.poll() is not None and psutil.pid_exists(victim):
+            raise NotHere(f"strace: {tracer.stderr.read().decode()[:200] if tracer.stderr else ''}")
+        yield
+        tracer.terminate()
+        tracer.wait()
+
+    return strike
+
+
+def no_files(demo: Demo) -> Iterator[None]:
+    """No more files may be open than there are."""
+    victim = demo.until(lambda: daemon(demo, NODE))
+    before = resource.prlimit(victim, resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir(f"/proc/{victim}/fd"))
+    resource.prlimit(victim, resource.RLIMIT_NOFILE, (used // 2, before[1]))
+    time.sleep(SECONDS)
+    yield
+    if psutil.pid_exists(victim):
+        resource.prlimit(victim, resource.RLIMIT_NOFILE, before)
+
+
+def full_disk(demo: Demo) -> Iterator[None]:
+    """Of the whole swarm."""
+    if not os.path.ismount(demo.directory.parent):
+        raise NotHere("nothing may be mounted here")
+    filler = demo.directory.parent / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(filler).free - (1 << 16))
+    time.sleep(SECONDS)
+    yield
+    filler.unlink()
+
+
+def flips(demo: Demo) -> Iterator[None]:
+    """A bit of each of the ten largest stored blobs of the run's files, and of the run's own; then a restart."""
+    complete = demo.state_dir(NODE) / "blobs" / "complete"
+    victim = demo.until(lambda: daemon(demo, NODE))
+    named = {path.stat().st_size for path in demo.state_dir(NODE).glob("run/*/**/*") if path.is_file()}
+    hit = [path for path in complete.iterdir() if path.suffix == "" and path.stat().st_size in named]
+    os.kill(victim, signal.SIGSTOP)
+    for path in hit:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(bytes(data))
+    tell(f"{len(hit)} blobs have a bit flipped")
+    os.kill(victim, signal.SIGKILL)
+    yield
+
+
+FAULTS: dict[str, Fault] = {
+    "daemon killed": kill(lambda demo: daemon(demo, NODE)),
+    "guardian and daemon killed": kill(lambda demo: guardian_of(daemon(demo, NODE))),
+    "engine killed, as for memory": kill(lambda demo: child(demo, NODE, "engine")),
+    "daemon stopped": stop(lambda demo: daemon(demo, NODE)),
+    "chain stopped": stop(chain_of),
+    "no more files may be open": no_files,
+    "every sync fails (EIO)": calls("fsync,fdatasync", "EIO"),
+    "read-only (EROFS)": calls("pwrite64,ftruncate,fsync,fdatasync,rename,mkdir,unlink", "EROFS"),
+    "disk full": full_disk,
+    "bits of stored files flip": flips,
+}
+
+
+def refused(demo: Demo) -> tuple[int, int]:
+    """(files that were refused, slashes)."""
+    status = demo.status(NODE)
+    if status is None or status.work is None:
+        return 0, 0
+    return status.work.files_rejected, len(status.slashed)
+
+
+def said(demo: Demo, since: float) -> list[str]:
+    """Events of the node's log from then on, warnings and worse, each once."""
+    found: dict[str, None] = {}
+    for path in reversed([one for one in log_files(demo.state_dir(NODE) / "logs") if one.exists()]):
+        for line in path.read_text(errors="replace").splitlines():
+            entry = json.loads(line) if line.startswith("{") else {}
+            if entry.get("level") in ("warning", "error", "critical") and _seconds(entry) >= since:
+                found[str(entry.get("event"))] = None
+    return list(found)
+
+
+def _seconds(entry: dict[str, Any]) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(entry["timestamp"]).timestamp() if "timestamp" in entry else 0.0
+
+
+def tried(demo: Demo, name: str) -> dict[str, Any]:
+    before = demo.until(lambda: progress(demo, NODE))
+    lost, victim, at = refused(demo), daemon(demo, NODE), time.time()
+    try:
+        for _ in FAULTS[name](demo):
+            lifted = time.monotonic()
+    except NotHere as error:
+        return {"skipped": str(error)}
+
+    def went_on() -> bool:
+        now = progress(demo, NODE)
+        return now is not None and (now[1] > before[1] or (now[0] != before[0] and now[1] > 0))
+
+    held = progress(demo, NODE)
+    before = held or before
+    demo.until(went_on)
+    files, slashes = (now - then for now, then in zip(refused(demo), lost, strict=True))
+    return {
+        "same_daemon": daemon(demo, NODE) == victim,
+        "seconds": round(time.monotonic() - lifted, 1),
+        "refused": files,
+        "slashed": slashes,
+        "said": said(demo, at),
+    }
+
+
+@contextmanager
+def own_disk(wanted: bool) -> Iterator[Path]:
+    """A directory on a disk of its own, if one may be mounted."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", folder]
+        mounted = wanted and subprocess.run(command, capture_output=True, check=False).returncode == 0
+        try:
+            yield Path(folder)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "-l", folder], check=False)
+
+
+def main() -> None:
+    parser = parser_of(__doc__, "The daemon and the engine are killed, nothing else.", "line")
+    parser.add_argument("--only", choices=list(FAULTS), action="append", help="Repeatable; default: all of them.")
+    arguments = parser.parse_args()
+    names = arguments.only or (list(FAULTS)[:3:2] if arguments.quick else list(FAULTS))
+    found: dict[str, Any] = {}
+    with own_disk("disk full" in names) as folder, Demo(folder / "demo", "--steps", "2000", "--no-kill") as demo:
+        demo.until(lambda: (progress(demo, "trainer") or (0,))[0] >= WARM_STEPS)
+        demo.until(lambda: (progress(demo, NODE) or (0, 0))[1] > 0)
+        for name in names:
+            found[name] = tried(demo, name)
+            tell(f"{name}: {found[name]}")
+    print(json.dumps(found) if arguments.json else json.dumps(found, indent=1))
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
