@@ -16,9 +16,12 @@ from pathlib import Path
 import structlog
 import trio
 
+from contracts.bindings import RawLog
 from node.blobs import files
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
+from node.chain.follower import EventStore
+from node.chain.views import Block
 from node.errors import StateError
 from node.state.journal import Journal
 from protocol.identity import Address
@@ -80,6 +83,23 @@ class Flips:
                 found.silent += _rows(path) != before
         return found
 
+    def chain(self, count: int, rows: int = 100) -> Found:
+        """In the pages of what was read of the chain: it is set aside and read anew, and never ends the daemon."""
+        whole, path, found = self._directory / "read.sqlite", self._directory / "chain.sqlite", Found()
+        _write_chain(whole, self._rng, rows)
+        before = _rows(whole)
+        for _ in range(count):
+            shutil.copyfile(whole, path)
+            self.flip(path)
+            found.tried += 1
+            store = EventStore(path)
+            store.close()
+            aside = path.with_name("chain.sqlite.damaged")
+            found.noticed += aside.exists()
+            found.silent += not aside.exists() and _rows(path) != before
+            aside.unlink(missing_ok=True)
+        return found
+
     def flip(self, path: Path) -> None:
         """One bit of a file, whose times stay: a disk writes down no change."""
         stat = path.stat()
@@ -101,6 +121,16 @@ def _write_journal(path: Path, rng: random.Random, rows: int) -> None:
         journal.remember(f"lot_pledge_{row}", b"1000 20")
         journal.consume([root], row)
     journal.close()
+
+
+def _write_chain(path: Path, rng: random.Random, rows: int) -> None:
+    store = EventStore(path)
+    store.bind("a chain")
+    for number in range(rows):
+        block = Block(number, rng.randbytes(32), 1_700_000_000 + number, rng.randbytes(32))
+        log = RawLog(Address(f"0x{7:040x}"), (rng.randbytes(32),), rng.randbytes(96), number, block.hash, "0x1", 0)
+        store.advance(block, [log])
+    store.close()
 
 
 def _rows(path: Path) -> list[object]:
@@ -139,6 +169,7 @@ def main() -> None:
         flips = Flips(Path(directory), random.Random(given.seed))  # noqa: S311 - a simulation
         print("blobs   ", trio.run(flips.blobs, 60 if given.quick else 600))
         print("pages   ", flips.pages(24 if given.quick else 240))
+        print("chain   ", flips.chain(24 if given.quick else 120))
         control = trio.run(lambda: flips.blobs(30, checked=False))
         print("control ", control, "(read as the files lie there)")
 

@@ -104,11 +104,10 @@ def _of_training(path: Path, number: int | None, out: Path, repository: str, ggu
     from cli.demo.report import copy_model
     from cli.run_directory import RunDirectory
     from cli.weights import for_others, planned
-    from node.inference.weight_files import has_weights
     from node.run.file import load_run_file
     from node.training.spool import Spool, image_of
     from node.weights.card import Card
-    from node.weights.export import ADAPTER_DIRECTORY, MERGED_WEIGHTS, POLICY_DIRECTORY, describe_files, holds_adapter
+    from node.weights.export import POLICY_DIRECTORY, describe_files, holds_adapter
     from protocol.blobs import describe
     from protocol.policy import policy_root
     from protocol.run import decode_run
@@ -121,22 +120,11 @@ def _of_training(path: Path, number: int | None, out: Path, repository: str, ggu
     named = for_others(out, plan, gguf, repository.rpartition("/")[2])
     adapter = holds_adapter(image)
     if adapter:
-        # What PEFT and this program load by name; its base is named in it, and not sent again.
-        if has_weights(out):
-            (out / MERGED_WEIGHTS).unlink()
-        (out / "config.json").unlink()
-        for one in (out / ADAPTER_DIRECTORY).iterdir():
-            one.rename(out / one.name)
-        (out / ADAPTER_DIRECTORY).rmdir()
         (out / POLICY_DIRECTORY).mkdir()
         shutil.copyfile(image, out / POLICY_DIRECTORY / "model.safetensors")
-        if "gguf" in named:
-            (out / "Modelfile").write_text(f"FROM ./{named['gguf']}\n", encoding="utf-8")
-        else:
-            (out / "Modelfile").unlink(missing_ok=True)
     base, licence = _base(home, run.sources.get("model", ""))
-    if adapter and run.sources.get("model"):
-        _name_base(out / "adapter_config.json", base)
+    if adapter:
+        _lift_adapter(out, base, named.get("gguf"))
     records = [one for one in _records(path / "metrics.jsonl") if one.get("step", 0) <= step]
     return Card(
         title=repository.rpartition("/")[2],
@@ -174,6 +162,8 @@ def _of_directory(path: Path, out: Path, repository: str, gguf: str | None) -> "
     record = read_record((path / POLICY_DIRECTORY if adapter else path) / RECORD_NAME)
     card = Card(repository.rpartition("/")[2], repository, adapter=adapter, gguf=str(named.get("gguf", "")))
     card.base, card.licence = _said(path)
+    if adapter:
+        _lift_adapter(out, card.base, named.get("gguf"))
     if record is not None:
         card.signed, card.step, card.root = True, record.manifest.step, record.manifest.policy_root.hex()
         card.run_root = record.manifest.run_root.hex()
@@ -221,11 +211,24 @@ def _asked_licence(base: str) -> str:
         return typer.prompt(f"{NOT_KNOWN}. Under which licence is {base or 'its base'}? (apache-2.0, llama3.2, other)")
 
 
-def _name_base(config: Path, base: str) -> None:
-    """So that PEFT finds it anywhere: here it was a directory of this machine."""
+def _lift_adapter(out: Path, base: str, gguf: str | None) -> None:
+    """An adapter's files where PEFT and this program find them by a name, and the model that it is to by its name: here
+    it is a directory of this machine. The base is not sent again."""
     import json
 
-    config.write_text(json.dumps({**json.loads(config.read_bytes()), "base_model_name_or_path": base}, indent=2) + "\n")
+    from node.weights.export import ADAPTER_DIRECTORY, MERGED_WEIGHTS
+    from protocol.lora import ADAPTER_CONFIG
+
+    for name in (MERGED_WEIGHTS, "config.json", "Modelfile"):
+        (out / name).unlink(missing_ok=True)
+    for one in (out / ADAPTER_DIRECTORY).iterdir():
+        one.rename(out / one.name)
+    (out / ADAPTER_DIRECTORY).rmdir()
+    told = json.loads((out / ADAPTER_CONFIG).read_bytes())
+    told["base_model_name_or_path"] = base or Path(told["base_model_name_or_path"]).name
+    (out / ADAPTER_CONFIG).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    if gguf:
+        (out / "Modelfile").write_text(f"FROM ./{gguf}\n", encoding="utf-8")
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

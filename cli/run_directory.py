@@ -15,10 +15,10 @@ from cli.run_template import render_run
 from node.state.files import link_or_copy, write_whole
 
 if TYPE_CHECKING:
+    from node.local.pretraining import LocalPretraining
+    from node.local.rollouts import Doing, LocalRun, Told
     from node.metrics.observer import Observer
     from node.run.file import CompiledRun, RunFile
-    from node.services.local import Doing, LocalRun, Told
-    from node.services.pretraining import LocalPretraining
     from node.training.settings import TrainerSettings
     from protocol.run import RunSpec
 
@@ -242,11 +242,11 @@ def assemble(
     import msgspec
 
     from node.inference.client import EngineProcess
+    from node.local.rollouts import LocalRun
+    from node.local.seats import LocalSeats
     from node.metrics.observer import open_observer
     from node.processes.forkserver import ForkServer
     from node.processes.launch import ENGINE, LEARNER, fork_or_launch
-    from node.services.local import LocalRun
-    from node.services.local_seats import LocalSeats
     from node.training.client import EvaluatorProcess, TrainerProcess
     from node.training.spool import Spool
     from protocol.run import encode_run
@@ -284,10 +284,10 @@ def assemble_pretraining(
     home: RunDirectory, compiled: "CompiledRun", peers: int, means: Means, told: "Told", doing: "Doing"
 ) -> "tuple[LocalPretraining, Observer, Callable[[], Awaitable[None]]]":
     """The same for a run that pre-trains: no engine, and a learner that is all of its peers."""
+    from node.local.pretraining import LocalPretraining
     from node.metrics.observer import open_observer
     from node.processes.forkserver import ForkServer
     from node.processes.launch import LEARNER, fork_or_launch
-    from node.services.pretraining import LocalPretraining
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
 

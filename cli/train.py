@@ -16,9 +16,9 @@ from cli.output import console, duration, print_json, rounded
 
 if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
+    from node.local.pretraining import LocalPretraining
+    from node.local.rollouts import LocalRun
     from node.run.file import CompiledRun, RunFile
-    from node.services.local import LocalRun
-    from node.services.pretraining import LocalPretraining
 
 EXAMPLES = (
     "Examples:  intellect-node train my-run.toml   |   "

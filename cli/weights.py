@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
     from cli.weights_serve import Fetched, Place
-    from node.blobs.transfer import Progress
+    from node.blobs.headway import Progress
     from node.chain.client import ChainClient
     from node.swarm.terms import Terms
     from node.visitor import Visitor

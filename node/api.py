@@ -16,7 +16,7 @@ from node.blobs.http.server import Gateway
 from node.blobs.http.sources import Listing
 from node.config import program_version
 from node.services.answering import Answering, Asked
-from node.services.auditing import Auditing
+from node.services.auditing.steps import Auditing
 from node.services.cataloguing import Cataloguing, OwnOffer, PublishWish
 from node.services.tasking.wishes import TaskWish, routes
 from node.status_schema import DaemonStatus, TaskPart
@@ -177,9 +177,8 @@ def served() -> dict[str, list[BaseRoute]]:
     nobody: Any = None
     control = ApiServer(Path(), DaemonStatus)
     control.mount(routes(nobody))
-    control.mount(Cataloguing.routes(nobody))
-    control.mount(Auditing.routes(nobody))
-    control.mount(Answering.routes(nobody))
+    for kind in (Cataloguing, Auditing, Answering):
+        control.mount(object.__new__(kind).routes())
     return {
         "control": control.routes,
         "page": list(page_routes(load_assets(), nobody, ())),

@@ -19,8 +19,8 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.blobs.exchange import Limits
+from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
-from node.blobs.transfer import describe, fraction
 from node.chain.client import ChainClient
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventFollower
@@ -29,6 +29,7 @@ from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
 from node.errors import EvictedError
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
+from node.hardware.multiplier import Multiplier
 from node.limits import allow_open_files
 from node.logs import set_up_logging
 from node.member import Member, open_member
@@ -46,7 +47,7 @@ from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
 from node.services.answering import Answering
-from node.services.auditing import Auditing
+from node.services.auditing.steps import Auditing
 from node.services.base import Crew, Service
 from node.services.cataloguing import Cataloguing
 from node.services.certifying import Certifying
@@ -234,7 +235,7 @@ class Daemon:
                     os._exit(130)
                 draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
-                self.crew.state = "draining"
+                self.crew.become("draining")
                 self.progress.enter("draining", "finishing what is under way, then leaving the pool")
                 self.supervision.stopping()
                 self._interrupted = number == signal.SIGINT
@@ -297,7 +298,8 @@ class Daemon:
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
         boot, here = await self._examine(journal, state.path, label, chain, number, key.address, answered)
-        async with self._open_member(key, domain, pool, listen, state.path / "blobs", profile, boot) as member:
+        own = (profile, boot, bool(hardware.gpus))
+        async with self._open_member(key, domain, pool, listen, state.path / "blobs", *own) as member:
             self.status.connect(member)
             contact = member.network.contacts()[0]
             await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
@@ -351,7 +353,7 @@ class Daemon:
         """The pool, and whether the chain told it. A node that was in it when it stopped goes on by what it knows
         where the chain does not answer; for all others, raises ChainError."""
         try:
-            pool = await chain.pool(number)
+            pool = await chain.pool(number, agreed=True)
             await chain.connect()
             return pool, True
         except RpcUnreachable as error:
@@ -386,6 +388,7 @@ class Daemon:
         blobs: Path,
         profile: NetworkProfile,
         boot: int,
+        gpus: bool,
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
         announce = announced((), config.announce) if config.announce else ()
@@ -400,6 +403,7 @@ class Daemon:
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
             sources=[parse_source(text, private=True) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
+            prover=Multiplier() if gpus else None,
         )
 
     def _dials_private(self, profile: NetworkProfile) -> bool:
@@ -431,10 +435,10 @@ class Daemon:
             # This node does without it, by its settings or its run.
             if service is not None:
                 await self.crew.start(service, nursery)
-        self.crew.state = "working"
+        self.crew.become("working")
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
-        self.crew.state = "syncing"
+        self.crew.become("syncing")
         if role == "trainer" and self.config.run_file is not None:
             self.progress.enter("run", f"reading {self.config.run_file}, and trying its model and its problems")
             compiled = await trio.to_thread.run_sync(_compiled, self.config, abandon_on_cancel=True)
@@ -454,7 +458,7 @@ class Daemon:
 
     async def _stop_when_evicted(self, membership: Membership, chain: ChainClient, pool: int) -> None:
         await until_evicted(membership, chain, pool)
-        self.crew.state = "evicted"
+        self.crew.become("evicted")
         record = next((record for record in membership.slashed if record.node == membership.own), None)
         why = f"reason {record.reason_name}, {record.amount / 1e18:g} tokens, {record.transaction}" if record else ""
         self.progress.tell("slashed", f"this node was evicted: {why or 'by a quorum of the validators'}")
@@ -485,7 +489,7 @@ async def until_evicted(membership: Membership, chain: ChainClient, pool: int) -
             # The pool's history is heard anew at each start: a slash in it may have been overturned since.
             if await chain.is_evicted(pool, membership.own):
                 return
-            membership.evicted = trio.Event()
+            membership.pardoned()
         except IntellectError as error:
             log.warning("pool.eviction_unknown", why=error.why)
             await trio.sleep(LOOK_AGAIN)

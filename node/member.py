@@ -19,18 +19,18 @@ from contracts.bindings import Member as MemberInfo
 from contracts.bindings import PoolInfo
 from node.blobs.errors import BadSource, SourceFailed
 from node.blobs.exchange import BlobExchange, Limits
+from node.blobs.headway import Report
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
-from node.blobs.transfer import Report
 from node.clock import Seconds
 from node.network.contacts import parse_bootnode
 from node.network.errors import BadContact, NetworkError
 from node.network.host import Libp2pNetwork
 from node.network.interface import Network
 from node.swarm.board import Board
-from node.swarm.claims import Claims
+from node.swarm.claims import Claims, Prover
 from node.swarm.dialback import DialBack
 from node.swarm.membership import Membership
 from protocol.identity import Address, NodeKey
@@ -66,6 +66,7 @@ class Member:
         membership: Membership,
         stock: Stock,
         wall: Seconds = time.time,
+        prover: Prover | None = None,
     ) -> None:
         self.key = key
         self.domain = domain
@@ -74,8 +75,8 @@ class Member:
         self.membership = membership
         self.stock = stock
         self.board = Board(network, key, domain, pool, membership, wall=wall)
-        self.dialback = DialBack(network, membership.contacts_of)
-        self.claims = Claims(network, membership.may_challenge)
+        self.dialback = DialBack(network, membership.places.contacts_of)
+        self.claims = Claims(network, membership.may_challenge, prover)
 
     @property
     def blobs(self) -> Blobs:
@@ -87,7 +88,7 @@ class Member:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.board.run)
             nursery.start_soon(self.membership.follow, self.board)
-            nursery.start_soon(self.membership.tend)
+            nursery.start_soon(self.membership.places.tend)
 
 
 @asynccontextmanager
@@ -103,12 +104,13 @@ async def open_member(
     sources: Sequence[HttpSource] = (),
     report: Report | None = None,
     bootnodes: Sequence[str] = (),
+    prover: Prover | None = None,
 ) -> AsyncIterator[Member]:
     """A member that is on the network until the block ends, and not yet listening.
 
     directory: of its blobs, `quota` bytes at most; sources: HTTP sources that are asked before the swarm;
-    report: told how far each fetch is; bootnodes: multiaddrs that are dialled whatever the chain says. Raises
-    PortInUse, ListenFailed, BadContact.
+    report: told how far each fetch is; bootnodes: multiaddrs that are dialled whatever the chain says; prover:
+    multiplies for a node that claims a GPU. Raises PortInUse, ListenFailed, BadContact.
     """
     # The chain's word last: what a profile once shipped may be out of date.
     boot = {parse_bootnode(text).member: text for text in bootnodes} | _named_by(pool)
@@ -122,7 +124,7 @@ async def open_member(
         return announced_gateways(membership, private=network.private)
 
     door = BlobDoor(store, exchange, HttpBlobs(store), sources, announced)
-    member = Member(key, domain, pool.id, network, membership, Stock(door, store, exchange))
+    member = Member(key, domain, pool.id, network, membership, Stock(door, store, exchange), prover=prover)
     async with trio.open_nursery() as nursery:
         # Only once it listens: members to whom we announce ourselves dial at once.
         await nursery.start(network.run)
@@ -170,7 +172,7 @@ def announced_gateways(membership: Membership, *, private: bool) -> list[HttpSou
     """The HTTP sources that members announce; a text that is none is somebody else's mistake. private: whether they may
     be in networks of one's own."""
     found: list[HttpSource] = []
-    for text in membership.gateways():
+    for text in membership.places.gateways():
         try:
             found.append(parse_source(text, private=private))
         except BadSource as error:

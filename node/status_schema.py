@@ -501,13 +501,6 @@ class EnginePart(msgspec.Struct, frozen=True):
     seconds_by_work: dict[str, float] = {}
 
 
-class AnswersPart(msgspec.Struct, frozen=True):
-    """What the newest policy answered whoever the owner lets ask."""
-
-    under_way: int = 0
-    given: int = 0
-
-
 class SlashPart(msgspec.Struct, frozen=True):
     node: str
     provider: str = ""
@@ -606,7 +599,6 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     network_stats: dict[str, int] = {}
     board: dict[str, int] = {}
     engine: EnginePart | None = None
-    answers: AnswersPart | None = None
     processes: list[ProcessPart] = []
     restarts: dict[str, int] = {}
     services: list[str] = []

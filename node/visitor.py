@@ -14,9 +14,9 @@ import trio
 
 from contracts import bindings
 from node.blobs.errors import SourceFailed
+from node.blobs.headway import Report
 from node.blobs.http.fetch import fetch_listing
 from node.blobs.http.sources import HttpSource
-from node.blobs.transfer import Report
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError
 from node.chain.profile import NetworkProfile
@@ -210,7 +210,7 @@ class Visitor:
                 try:
                     rows = await fetch_listing(source)
                     told = [bytes.fromhex(row.announcement) for row in rows if row.announcement]
-                    await board.take_missed(member.key.address, told)
+                    await board.catching_up.take(member.key.address, told)
                     refused = f"; {board.counts['refused']} were refused" if board.counts["refused"] else ""
                     self._silence = f"{source.url} shows {len(told)} announcements of {len(rows)} policies{refused}"
                 except SourceFailed as error:

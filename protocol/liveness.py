@@ -175,6 +175,11 @@ class Members:
         member = self._members.get(address)
         return member is not None and member.is_live(now)
 
+    def is_silent(self, address: Address, now: float) -> bool:
+        """Whether it is gone, or has missed so many heartbeats that others may do what it had begun."""
+        member = self._members.get(address)
+        return member is None or member.state(now) not in (MemberState.JOINING, MemberState.HEALTHY)
+
     def live(self, now: float, role: str | None = None) -> list[Address]:
         """Addresses of the healthy and unhealthy members, of one role if given."""
         return [

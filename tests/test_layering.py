@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.blobs", "node.training", "node.calibration"),
     ("node.hub",),
     ("node.blobs.http", "node.recipe", "node.run", "node.weights", "node.web.openai"),
-    ("node.tasks", "node.audit"),
+    ("node.tasks", "node.audit", "node.local"),
     ("node.member",),
     ("node.visitor", "node.preflight", "node.services.base", "node.services.context"),
     (
@@ -75,9 +75,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.court",
         "node.services.training",
     ),
-    ("node.services.judging", "node.services.local", "node.services.tasking"),
+    ("node.services.judging", "node.services.tasking"),
     ("node.services.cataloguing", "node.services.auditing"),
-    ("node.services.local_seats", "node.services.pretraining", "node.services.rounds"),
+    ("node.services.rounds",),
     ("node.daemon", "node.api"),
     ("node.sdk",),
     ("cli",),
@@ -198,7 +198,6 @@ def test_what_is_allowed_is_not_reported() -> None:
 
 VIEWS = {
     "node/services/membership/peers.py": "where members are, for who comes when nobody answers",
-    "node/services/cataloguing.py": "which packages are offered",
 }
 """Outside of `node/swarm`: what is only shown, and moves nothing."""
 

@@ -298,7 +298,7 @@ def _cheats(swarm: Swarm) -> Row:
         "  of them rejections": counts["rejected"],
         "files that validators skipped": counts["skipped"],
         "cheated groups trained on": sum(batch.cheated for batch in learning.batches),
-        "validators quarantined": len(swarm.seats[0].context.state.ballots.quarantined),
+        "validators quarantined": len(swarm.seats[0].context.state.disputes.quarantined),
     }
 
 

@@ -14,10 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from node.blobs.circle import MAX_ACTIVE, MAX_JOINED
+from node.blobs.pieces import TELL_EVERY
 from node.blobs.scheduling.download import Download
 from node.blobs.scheduling.sources import Flight, Tuning
 from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
-from node.blobs.transfer import MAX_ACTIVE, MAX_IN_FLIGHT, MAX_JOINED, STAGGER, TELL_EVERY, TICK
+from node.blobs.transfer import MAX_IN_FLIGHT, STAGGER, TICK
 from node.network.stack import MAX_CONNECTIONS
 from protocol.blobs import DEFAULT_PIECE_SIZE, choose_piece_size
 

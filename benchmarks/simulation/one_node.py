@@ -207,7 +207,7 @@ class One:
             await nursery.start(self.gossip.run)
             nursery.start_soon(self.board.run)
             nursery.start_soon(self.membership.follow, self.board)
-            nursery.start_soon(self.membership.tend)
+            nursery.start_soon(self.membership.places.tend)
             nursery.start_soon(self._learn)
             nursery.start_soon(self._beat)
 
@@ -315,7 +315,7 @@ async def _measured(nodes: int, script: Script) -> dict[str, float]:
         "CPU_ms_per_message": round(1000 * spent / script.messages, 3),
         "longest_step_ms": round(1000 * steps.longest, 1),
         "CPU_s_all_joined": round(joined, 3),
-        "dialled": len(one.membership._dialled),
+        "dialled": len(one.membership.places._dialled),
         "state_kB": round(one.state_bytes() / 1e3),
         "collector_objects": objects,
         "collection_ms": round(1000 * collected, 1),

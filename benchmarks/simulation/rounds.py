@@ -49,6 +49,7 @@ from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
 from node.state.files import mapped
+from node.state.pen import Pen
 from node.swarm.facts import Facts, News
 from node.swarm.membership import Membership
 from node.training.jobs import Job, Start, Train
@@ -402,7 +403,7 @@ class Node:
                     self.swarm.introduce(self)
                     self.nursery.start_soon(self.member.listen)
                     self.nursery.start_soon(self.context.jury.run)
-                self.nursery.start_soon(Beating(self.context, self.crew, self.role, tuple, BEAT, 1).run)
+                self.nursery.start_soon(Beating(self.context, self.crew, self.role, tuple, BEAT, Pen(generation=1)).run)
                 await self.crew.start(self.rounds, self.nursery)
                 for service in self.services:
                     await self.crew.start(service, self.nursery)
@@ -565,7 +566,7 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
         "contributions": [min(accepted), statistics.median(accepted), max(accepted)],
         "round_seconds": statistics.median(one.seconds for one in host.figures.values()),
         "unfinished": swarm.unfinished(),
-        "quarantined": len(ballots.quarantined),
+        "quarantined": len(ballots.disputes.quarantined),
         "swarm_seconds": round(swarm.seconds),
         "cpu_seconds": round(time.process_time() - began),
         **swarm.counts,

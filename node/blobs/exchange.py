@@ -17,13 +17,15 @@ import numpy as np
 import trio
 
 from node.blobs import wire as wire
+from node.blobs.circle import Reputation
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
+from node.blobs.headway import Progress, Report
 from node.blobs.partial import Partial
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
 from node.blobs.store import BlobStore
-from node.blobs.transfer import Downloads, Progress, Report, Reputation, Transfer
+from node.blobs.transfer import Downloads, Transfer
 from node.network.budget import TokenBucket
 from node.network.interface import Answer, Network
 from node.recent import Recent
@@ -140,9 +142,9 @@ class BlobExchange:
     ) -> None:
         transfer = Transfer(self._downloads, root, max_size, priority)
         self._downloads.transfers[root] = transfer
-        transfer.add(sources)
+        transfer.circle.add(sources)
         if progress is not None:
-            transfer.listen(progress)
+            transfer.headway.listen(progress)
         try:
             await transfer.run()
             self._fetched[root] = None
@@ -154,15 +156,15 @@ class BlobExchange:
         self, transfer: Transfer, sources: Sequence[Address], priority: int, progress: Report | None
     ) -> None:
         """Share somebody else's transfer; if that caller is cancelled, one of us leads next."""
-        transfer.add(sources)
+        transfer.circle.add(sources)
         transfer.priority = max(transfer.priority, priority)
         if progress is not None:
-            transfer.listen(progress)
+            transfer.headway.listen(progress)
         try:
             await transfer.ended.wait()
         finally:
             if progress is not None:
-                transfer.unlisten(progress)
+                transfer.headway.unlisten(progress)
 
     # -- serving -----------------------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ class BlobExchange:
         """The answer with these pieces."""
         header = wire.pieces_header(pieces, waited)
         transfer = self._fetching(root)
-        partial: Partial | None = transfer.partial if transfer else None
+        partial: Partial | None = transfer.pieces.partial if transfer and transfer.pieces else None
         return await (partial.read_pieces(pieces, header) if partial else self._store.read_pieces(root, pieces, header))
 
     def _count(self, peer: Address, size: int) -> None:
@@ -282,11 +284,11 @@ class BlobExchange:
 
     def _fetching(self, root: bytes) -> Transfer | None:
         transfer = self._downloads.transfers.get(root)
-        return transfer if transfer and transfer.partial and not self._store.has(root) else None
+        return transfer if transfer and transfer.pieces and not self._store.has(root) else None
 
     def _known(self, root: bytes) -> BlobInfo | None:
         transfer = self._fetching(root)
-        return transfer.partial.info if transfer and transfer.partial else self._store.info(root)
+        return transfer.pieces.partial.info if transfer and transfer.pieces else self._store.info(root)
 
     def _have(self, root: bytes) -> Flags | None:
         """The map of an incomplete blob; None for a complete one."""

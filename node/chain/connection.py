@@ -17,7 +17,7 @@ from web3.middleware import AttributeDictMiddleware
 
 from contracts.asking import at_once
 from contracts.bindings import Contracts, Event, parse_log, raw_log
-from node.chain.errors import ChainError, NotDeployed, RpcUnreachable, translate
+from node.chain.errors import ChainError, EndpointsDisagree, NotDeployed, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import EXPECTED, FallbackProvider
@@ -166,6 +166,26 @@ class Connection:
         places = self._contracts.places()
         has = at_once(*(partial(self._contracts.has_code, address) for address in places.values()))
         return [slot for slot, there in zip(places, has, strict=True) if not there]
+
+    def _agreed(self, action: str, method: str, function: Callable[[], T], key: Callable[[T], object]) -> T:
+        """What two endpoints tell alike, by `key`. Where one of several is out of reach, or there is one alone, it is
+        believed: no liar can bring that about. Blocking. Raises EndpointsDisagree, and what `function` raises."""
+        endpoints, told = self._provider.endpoints, list[tuple[int, T]]()
+        for place in endpoints.each(method):
+            try:
+                with endpoints.only(place):
+                    one = function()
+            except (RpcUnreachable, *EXPECTED) as error:
+                logger.debug("chain.no_second_opinion", why=str(error)[:200])
+                continue
+            if any(key(other) == key(one) for _, other in told):
+                for liar in (at for at, other in told if key(other) != key(one)):
+                    logger.warning("chain.endpoint_contradicted", url=endpoints.pass_over(method, liar), action=action)
+                return one
+            told.append((place, one))
+        if len(told) > 1:
+            raise EndpointsDisagree(action, [endpoints.shown(place) for place, _ in told])
+        return told[0][1] if told else function()
 
     async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
         signer = key or self.key

@@ -101,6 +101,50 @@ class _Pid(msgspec.Struct, frozen=True):
         return process if alive else None
 
 
+class _Papers:
+    """What is written down in a devnet's directory: its record, and which processes are at work."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def running(self, name: str) -> psutil.Process | None:
+        """The process that was written down by this name, if it is still there."""
+        known = self.pid(name)
+        return known.process() if known else None
+
+    def pid(self, name: str) -> _Pid | None:
+        try:
+            return msgspec.json.decode((self._directory / f"{name}.pid").read_bytes(), type=_Pid)
+        except (OSError, *UNREADABLE):
+            return None
+
+    def note(self, name: str, pid: int) -> None:
+        try:
+            created = psutil.Process(pid).create_time()
+        except psutil.Error:
+            return  # it is gone already; waiting for it will say so
+        (self._directory / f"{name}.pid").write_bytes(msgspec.json.encode(_Pid(pid, created)))
+
+    def forget(self) -> None:
+        for name in ("keeper", "ready", "anvil"):
+            (self._directory / f"{name}.pid").unlink(missing_ok=True)
+
+    def record(self) -> _Record | None:
+        """None of a new one. Raises DevnetError of one that is damaged."""
+        try:
+            return msgspec.json.decode((self._directory / "devnet.json").read_bytes(), type=_Record)
+        except FileNotFoundError:
+            return None
+        except UNREADABLE as error:
+            path = self._directory / "devnet.json"
+            raise DevnetError(
+                "the local chain's record is damaged", f"{path}: {error}", "remove its directory"
+            ) from error
+
+    def write(self, record: _Record) -> None:
+        write_whole(self._directory / "devnet.json", msgspec.json.encode(record))
+
+
 class Devnet:
     """One local chain in `directory`. cache: where anvil is installed to if it is not in PATH; publish: a
     second place for the profile, which exists only while the chain is up (home/networks/local.toml).
@@ -120,6 +164,7 @@ class Devnet:
         self._publish = publish
         self._anvil: subprocess.Popen[bytes] | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._papers = _Papers(self.directory)
         self._state = StateCopies(self.directory / "state")
         self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
         self._lock: FileLock | None = None
@@ -131,8 +176,8 @@ class Devnet:
     @property
     def anvil_pid(self) -> int | None:
         """The pid of the running anvil."""
-        known = self._read_pid("anvil")
-        return known.pid if known and known.process() else None
+        process = self._papers.running("anvil")
+        return process.pid if process else None
 
     # ---- accounts
 
@@ -178,7 +223,7 @@ class Devnet:
 
     def up(self, *, timeout: float = 120.0) -> NetworkProfile:
         """Start in the background unless it runs already; returns when the chain answers. Blocking."""
-        if self._keeper() is not None:
+        if self._papers.running("keeper") is not None:
             return self._wait_up(None, timeout)
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._child is not None:
@@ -202,23 +247,23 @@ class Devnet:
 
     def down(self) -> bool:
         """Stop the background chain and whatever is left of it; returns whether anything ran. Blocking."""
-        keeper, anvil = self._keeper(), self._read_pid("anvil")
-        found = keeper is not None or (anvil is not None and anvil.process() is not None)
+        keeper, anvil = self._papers.running("keeper"), self._papers.running("anvil")
         if keeper is not None:
             _end(keeper, 3 * STOP_SECONDS)
-        if anvil is not None and (process := anvil.process()) is not None:
-            _end(process, STOP_SECONDS)
+        # Looked for again: the keeper may have ended it, or begun another meanwhile.
+        if (left := self._papers.running("anvil")) is not None:
+            _end(left, STOP_SECONDS)
         if self._child is not None:
             self._child.kill()  # it had ended, or had not come far enough to leave its pid
             self._child.wait(STOP_SECONDS)
         self._forget()
-        return found
+        return keeper is not None or anvil is not None
 
     def status(self) -> DevnetStatus:
         """Whether it runs, seen from any process. Blocking, a second at most."""
-        keeper, record = self._keeper(), self._record()
+        keeper, record = self._papers.running("keeper"), self._papers.record()
         url = f"http://{HOST}:{record.port}" if record else None
-        ready = self._read_pid("ready")
+        ready = self._papers.pid("ready")
         up = keeper is not None and ready is not None and ready.pid == keeper.pid and self.anvil_pid is not None
         block = _block_number(url) if url and up else None
         return DevnetStatus(
@@ -255,12 +300,12 @@ class Devnet:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.directory / "failure.json").unlink(missing_ok=True)
         self._acquire()
-        self._write_pid("keeper", os.getpid())
+        self._papers.note("keeper", os.getpid())
         self._end_orphan()
-        record = self._record() or _Record(self.options.port or _free_port(), self.options.chain_id)
+        record = self._papers.record() or _Record(self.options.port or _free_port(), self.options.chain_id)
         if self.options.port and record.port != self.options.port:
             record = msgspec.structs.replace(record, port=self.options.port)
-        self._write_record(record)
+        self._papers.write(record)
         self._launch(binary, record)
         self._deploy_once(record)
         self._save(-1)
@@ -268,7 +313,7 @@ class Devnet:
         write_profile(self.profile_path, profile)
         if self._publish:
             write_profile(self._publish, profile)
-        self._write_pid("ready", os.getpid())
+        self._papers.note("ready", os.getpid())
         log.info("devnet.up", url=profile.rpc_urls[0], anvil=self.anvil_pid, directory=str(self.directory))
         return profile
 
@@ -285,7 +330,7 @@ class Devnet:
             self._anvil = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        self._write_pid("anvil", self._anvil.pid)
+        self._papers.note("anvil", self._anvil.pid)
         self._wait_ready(record)
 
     def _wait_ready(self, record: _Record) -> None:
@@ -302,7 +347,7 @@ class Devnet:
         if len(self._restarts) == RESTARTS_PER_MINUTE and now - self._restarts[0] < 60:
             raise DevnetError("the local chain keeps dying", "anvil ended again and again", "look into anvil.log")
         self._restarts.append(now)
-        record = self._record()
+        record = self._papers.record()
         if record is None:
             raise DevnetError(
                 "the local chain cannot come back", "devnet.json is gone", "run: intellect-node devnet up"
@@ -331,10 +376,10 @@ class Devnet:
             web3 = Web3(provider)
             done = deploy(web3, accounts[0], self.options.deployment)
             play_money(web3, accounts[0], accounts[1], done.addresses)
-        self._write_record(msgspec.structs.replace(record, contracts=done.addresses, deployed_block=done.block))
+        self._papers.write(msgspec.structs.replace(record, contracts=done.addresses, deployed_block=done.block))
 
     def _make_profile(self) -> NetworkProfile:
-        record = self._record()
+        record = self._papers.record()
         if record is None or record.contracts is None:
             raise DevnetError("the local chain has no contracts", "they were not deployed", "start it anew")
         return NetworkProfile(
@@ -348,7 +393,7 @@ class Devnet:
 
     def _save(self, saved: int) -> int:
         """Copy the state if there are new blocks since `saved`; returns the block that is safe now."""
-        record = self._record()
+        record = self._papers.record()
         if record is None:
             return saved
         url = f"http://{HOST}:{record.port}"
@@ -380,8 +425,7 @@ class Devnet:
             log.info("devnet.down", directory=str(self.directory))
 
     def _forget(self) -> None:
-        for name in ("keeper", "ready", "anvil"):
-            (self.directory / f"{name}.pid").unlink(missing_ok=True)
+        self._papers.forget()
         if self._publish:
             self._publish.unlink(missing_ok=True)
 
@@ -397,44 +441,12 @@ class Devnet:
 
     def _end_orphan(self) -> None:
         """An anvil whose keeper was killed: save what it knows, then end it."""
-        known, record = self._read_pid("anvil"), self._record()
-        process = known.process() if known else None
+        process, record = self._papers.running("anvil"), self._papers.record()
         if process is None or record is None:
             return
         log.warning("devnet.orphan_ended", pid=process.pid)
         self._save(-1)
         _end(process, STOP_SECONDS)
-
-    def _keeper(self) -> psutil.Process | None:
-        known = self._read_pid("keeper")
-        return known.process() if known else None
-
-    def _read_pid(self, name: str) -> _Pid | None:
-        try:
-            return msgspec.json.decode((self.directory / f"{name}.pid").read_bytes(), type=_Pid)
-        except (OSError, *UNREADABLE):
-            return None
-
-    def _write_pid(self, name: str, pid: int) -> None:
-        try:
-            created = psutil.Process(pid).create_time()
-        except psutil.Error:
-            return  # it is gone already; waiting for it will say so
-        (self.directory / f"{name}.pid").write_bytes(msgspec.json.encode(_Pid(pid, created)))
-
-    def _record(self) -> _Record | None:
-        try:
-            return msgspec.json.decode((self.directory / "devnet.json").read_bytes(), type=_Record)
-        except FileNotFoundError:
-            return None
-        except UNREADABLE as error:
-            path = self.directory / "devnet.json"
-            raise DevnetError(
-                "the local chain's record is damaged", f"{path}: {error}", "remove its directory"
-            ) from error
-
-    def _write_record(self, record: _Record) -> None:
-        write_whole(self.directory / "devnet.json", msgspec.json.encode(record))
 
 
 def play_money(web3: "Web3", payer: NodeKey, player: NodeKey, contracts: Addresses) -> None:

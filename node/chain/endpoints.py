@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -41,6 +42,8 @@ VERIFY_EVERY = 300.0
 WAIT, WAITS = 4.5, 3
 """Seconds of a rest that a request waits out at an endpoint that was asked too often, which are the two least rests;
 and how often: another question's answer may end a rest."""
+ONLY: ContextVar[int | None] = ContextVar("only", default=None)
+"""The one endpoint, by its place, that is asked for a second opinion; None where any may answer."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -96,10 +99,28 @@ class Endpoints:
         """The endpoint that is asked first, as it is shown."""
         return shown(self._urls[self._order(method)[0]])
 
-    def pass_over(self, method: str) -> str:
-        """The endpoint that is asked first for a method does not do it well: the others come before it for a while.
-        Returns it, as it is shown."""
-        url = self._urls[self._order(method)[0]]
+    def shown(self, place: int) -> str:
+        return shown(self._urls[place])
+
+    def each(self, method: str) -> list[int]:
+        """The places of the endpoints that may be asked a method now, in their order; of all, where each rests."""
+        places, now = self._order(method), time.monotonic()
+        with self._lock:
+            return [one for one in places if not self._marks.rests(self._urls[one], method, now)] or places
+
+    @contextmanager
+    def only(self, place: int) -> Iterator[None]:
+        """Within it this one is asked and no other, whichever is in use."""
+        token = ONLY.set(place)
+        try:
+            yield
+        finally:
+            ONLY.reset(token)
+
+    def pass_over(self, method: str, place: int | None = None) -> str:
+        """An endpoint, else the one that is asked first, does not do a method well: the others come before it for a
+        while. Returns it, as it is shown."""
+        url = self._urls[self._order(method)[0] if place is None else place]
         with self._lock:
             self._marks.note(url, method, Kind.UNSUPPORTED, time.monotonic())
         return shown(url)
@@ -131,6 +152,8 @@ class Endpoints:
 
     def _order(self, method: str) -> list[int]:
         """All endpoints: the one in use first, those that rest last, in the order in which they may be asked again."""
+        if (only := ONLY.get()) is not None:
+            return [only]
         with self._lock:
             places = [(self._current + offset) % len(self._urls) for offset in range(len(self._urls))]
             now = time.monotonic()
@@ -220,6 +243,8 @@ class Endpoints:
     def _stick(self, place: int, causes: Mapping[str, Exception]) -> None:
         """Use this one from now on, unless the one before lacks nothing but this method or this block."""
         before = causes.get(self._urls[self._current])
+        if ONLY.get() is not None:
+            return
         if place == self._current or (isinstance(before, Refused) and before.kind in OF_THE_QUESTION):
             return
         with self._lock:

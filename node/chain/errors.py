@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -40,6 +40,18 @@ class RpcRefused(ChainError):
 
     def __init__(self, action: str, why: str, remedy: str = "try again, or use another endpoint") -> None:
         super().__init__(f"the chain's RPC endpoint refused to {action}", why, remedy)
+
+
+class EndpointsDisagree(ChainError):
+    """No two endpoints tell the same of what money follows from."""
+
+    def __init__(self, action: str, places: Sequence[str]) -> None:
+        super().__init__(
+            f"cannot {action}",
+            f"{' and '.join(places)} tell different things: one of them lies, lags or is damaged",
+            "if it stays so, look it up with a block explorer, and take the wrong one out of rpc_urls of the network "
+            "profile",
+        )
 
 
 class WrongChain(ChainError):

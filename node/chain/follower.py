@@ -18,14 +18,12 @@ from pathlib import Path
 import msgspec
 import structlog
 import trio
-from blake3 import blake3
 
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
 from node.chain.views import Block
-from node.errors import StateError
-from node.state.tables import Form, open_table, refused
+from node.state.tables import Form, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
 PACE = 0.05
@@ -41,18 +39,22 @@ FILLED = 4
 MAX_BACKOFF = 30.0
 LAG_PATIENCE = 20.0
 """Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
+LOOK_BACK = 300.0
+"""Seconds between two looks by two endpoints at what one alone has told, which may have kept something back."""
 GRACE = 60.0
 """Seconds of the chain's time after the end of a lease in which its renewal may still come."""
 log = structlog.get_logger()
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS chain_blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL);
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS chain_blocks (
+    number INTEGER PRIMARY KEY, hash BLOB NOT NULL, {sealed("number, hash")});
 CREATE TABLE IF NOT EXISTS chain_events (
-    block INTEGER NOT NULL, log_index INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (block, log_index));
+    block INTEGER NOT NULL, log_index INTEGER NOT NULL, body BLOB NOT NULL, {sealed("block, log_index, body")},
+    PRIMARY KEY (block, log_index));
 CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL, {sealed("at")});
 """
-FORM = Form("what was read of the chain,", 1, _SCHEMA, cache=True)
+FORM = Form("what was read of the chain,", 2, _SCHEMA, {1: resealed(_SCHEMA)}, cache=True)
 
 
 class RolledBack(msgspec.Struct, frozen=True):
@@ -93,7 +95,7 @@ class EventStore:
         """Stored logs of blocks above a number, in order."""
         with self._lock, refused(self._path, FORM):
             query = "SELECT body FROM chain_events WHERE block > ? ORDER BY block, log_index"
-            return [unsealed(body) for (body,) in self._db.execute(query, (above,))]
+            return [msgspec.json.decode(body, type=RawLog) for (body,) in self._db.execute(query, (above,))]
 
     def time(self) -> int:
         """Of the last block that was read, unix seconds; 0 before the first."""
@@ -114,17 +116,8 @@ class EventStore:
         gone = {(log.block, log.log_index) for log in useless}
         return [log for log in logs if (log.block, log.log_index) not in gone]
 
-    def sound(self) -> list[RawLog]:
-        """What `compact` leaves. Where a row is damaged all of it is forgotten, to be read again."""
-        try:
-            return self.compact()
-        except StateError as error:
-            log.warning("chain.rows_damaged", file=str(self._path), why=error.why)
-            self.roll_back(-1)
-            return []
-
     def advance(self, cursor: Block, logs: Sequence[RawLog]) -> None:
-        rows = [(entry.block, entry.log_index, sealed(entry)) for entry in logs]
+        rows = [(entry.block, entry.log_index, msgspec.json.encode(entry)) for entry in logs]
         with self._lock, refused(self._path, FORM), self._at_once():
             self._db.executemany("INSERT OR REPLACE INTO chain_events VALUES (?, ?, ?)", rows)
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
@@ -148,27 +141,11 @@ class EventStore:
             self._db.close()
 
 
-SEAL = 8
-"""Bytes of a row's BLAKE3 that stand before it: SQLite's own check sees no bit that flips inside a cell."""
-
-
-def sealed(entry: RawLog) -> bytes:
-    """A log as a row."""
-    body = msgspec.json.encode(entry)
-    return blake3(body).digest(SEAL) + body
-
-
-def unsealed(row: bytes) -> RawLog:
-    """Raises StateError for a row that is not as it was written."""
-    if blake3(row[SEAL:]).digest(SEAL) != row[:SEAL]:
-        raise StateError("an event of the chain is damaged on this disk", "a bit of its row is another", "start again")
-    return msgspec.json.decode(row[SEAL:], type=RawLog)
-
-
 class EventFollower:
-    """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read;
-    `unanswered`: the chain was asked, and did not answer since; `now`: the chain's time as far as it is known, unix
-    seconds, and `read_until`: that up to which its events were delivered. Both stand still while the chain is silent.
+    """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read; `unanswered`: the
+    chain was asked, and did not answer since; `looked`: set after the next look; `now`: the chain's time as far as it
+    is known, unix seconds, and `read_until`: that up to which its events were delivered. Both stand still while the
+    chain is silent.
 
     path: a SQLite file, which may be shared with others' tables. Deliveries come from `events`, a bounded
     channel: a slow consumer slows the reading. pool: None follows everything that our contracts tell, else the
@@ -188,6 +165,7 @@ class EventFollower:
         self.healthy = False
         self.block: Block | None = None
         self.unanswered = False
+        self.looked = trio.Event()
         self.now = self.read_until = 0
         self._client = client
         self._pool = pool
@@ -203,6 +181,9 @@ class EventFollower:
         """The newest blocks that were seen, each the parent of the next: what it holds needs no question."""
         self._told: dict[tuple[int, int], bytes] = {}
         """Block and index of the logs of the last AGAIN blocks and more, and the hash of the block."""
+        self._seconded = client.profile.deployed_block - 1
+        """The last block up to which two endpoints have told the same logs."""
+        self._look_back_at = time.monotonic() + LOOK_BACK
         self._done: bytes | None = None
         """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
@@ -216,13 +197,15 @@ class EventFollower:
             places = f"{profile.contracts.swarm}:{profile.contracts.court}{chair}"
             source = f"3:{profile.chain_id}:{places}:{self._pool or 'all'}"  # the third form of rows
             await trio.to_thread.run_sync(store.bind, source)
-            history = await trio.to_thread.run_sync(store.sound)
+            history = await trio.to_thread.run_sync(store.compact)
             self.now = await trio.to_thread.run_sync(store.time)
             task_status.started()
             await self._deliver(history)
             self._cursor = next(iter(await trio.to_thread.run_sync(store.blocks)), None)
             self._told = {(log.block, log.log_index): log.block_hash for log in history}
             self._forget_told()
+            if self._cursor is not None:  # what is older was forgotten in part
+                self._seconded = self._cursor[0] - KEPT_BLOCKS
             await self._follow(store)
         finally:
             self._send.close()
@@ -237,10 +220,13 @@ class EventFollower:
                     await self._check_logs(latest)
                     believed = True
                 behind = await self._step(store, latest)
+                if self._client.has_second and not behind and time.monotonic() >= self._look_back_at:
+                    await self._look_back(store)
             except (ChainError, ContractError) as error:
                 if self.healthy or self.block is None:
                     log.warning("chain.unreachable", why=error.why, pool=self._pool)
                 self.healthy, self.unanswered = False, True
+                self._has_looked()
                 # All members wait for one endpoint: those that ask ever more slowly let it come back.
                 backoff = min(backoff * 2, MAX_BACKOFF)
                 await trio.sleep(backoff)
@@ -278,12 +264,15 @@ class EventFollower:
 
     async def _read_chunk(self, store: EventStore, first: int, last: int, latest: Block) -> bool:
         """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
-        topics = [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
         end = latest if last == latest.number else self._line.get(last) or await self._client.block(last)
         room = self._client.log_blocks - (last - first + 1) if last > latest.number - KEPT_BLOCKS else 0
         again = max(self._client.profile.deployed_block, first - max(0, min(AGAIN, room)))
-        found = await self._client.logs(min(first, again), last, topics, everything=self._pool is None)
+        everything = self._pool is None
+        found = await self._client.logs(min(first, again), last, self._topics, everything=everything)
+        if self._client.has_second and any((one.block, one.log_index) not in self._told for one in found):
+            # Money follows from events: one endpoint's word makes none.
+            found = await self._client.logs(min(first, again), last, self._topics, everything=everything, agreed=True)
         if any(entry.block == last and entry.block_hash != end.hash for entry in found):
             return False  # between two questions: ask again
         known = {place: self._told.get(place) for place in ((entry.block, entry.log_index) for entry in found)}
@@ -304,6 +293,30 @@ class EventFollower:
         await self._deliver(logs)
         self.read_until = end.timestamp
         return True
+
+    async def _look_back(self, store: EventStore) -> None:
+        """Whether the endpoint in use has kept events back. What is found missing is read anew, from before it."""
+        if self._cursor is None:
+            return
+        first, last = self._seconded + 1, self._cursor[0] - AGAIN
+        while first <= last:
+            end = min(first + self._client.log_blocks - 1, last)
+            found = await self._client.logs(first, end, self._topics, everything=self._pool is None, agreed=True)
+            known = {(one.block, one.log_index) for one in await trio.to_thread.run_sync(store.events, first - 1)}
+            missing = [one.block for one in found if (one.block, one.log_index) not in known]
+            if missing:
+                log.warning("chain.events_kept_back", blocks=missing[:8], pool=self._pool)
+                remembered = [self._cursor, *await trio.to_thread.run_sync(store.blocks)]
+                kept = max((number for number, _ in remembered if number < min(missing)), default=-1)
+                await self._take_back(store, kept, remembered)
+                return
+            self._seconded, first = end, end + 1
+            await trio.sleep(PACE)
+        self._look_back_at = time.monotonic() + LOOK_BACK
+
+    @property
+    def _topics(self) -> list[str | None]:
+        return [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
 
     def _forget_told(self) -> None:
         newest = self._cursor[0] if self._cursor else 0
@@ -343,6 +356,11 @@ class EventFollower:
         if not self.healthy:
             log.info("chain.followed", pool=self._pool, block=latest.number)
         self.healthy, self.unanswered, self.block, self.now = True, False, latest, latest.timestamp
+        self._has_looked()
+
+    def _has_looked(self) -> None:
+        self.looked.set()
+        self.looked = trio.Event()
 
     async def _undo_replaced(self, store: EventStore, latest: Block) -> bool:
         """Take back what a reorganisation took out; false while the endpoint only seems to lag."""
@@ -360,6 +378,12 @@ class EventFollower:
         if latest.number < remembered[0][0] and kept == newest_comparable and self._still_patient(latest):
             return False
         self._behind_since = None
+        await self._take_back(store, kept, remembered)
+        return True
+
+    async def _take_back(self, store: EventStore, kept: int, remembered: Sequence[tuple[int, bytes]]) -> None:
+        """Forget what was read above block `kept`, one of those remembered, and tell so: it is read again."""
+        self._done = None
         undone = await trio.to_thread.run_sync(store.events, kept)
         await trio.to_thread.run_sync(store.roll_back, kept)
         self._cursor, self._written = next((one for one in remembered if one[0] == kept), None), 0
@@ -368,7 +392,6 @@ class EventFollower:
         if undone:
             events = (self._parsed(entry) for entry in undone)
             await self._send.send(RolledBack(kept, tuple(event for event in events if event is not None)))
-        return True
 
     async def _stands(self, number: int, known: bytes, latest: Block) -> bool:
         """Whether a block is the one that it was. The newest one tells its own hash and the one before it, and the line

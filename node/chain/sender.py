@@ -6,7 +6,7 @@ or an answer that got lost never makes it two.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +15,6 @@ import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
-from web3.exceptions import BlockNotFound, TransactionNotFound
 
 from contracts.asking import at_once
 from node.chain.errors import (
@@ -30,6 +29,7 @@ from node.chain.errors import (
     translate,
 )
 from node.chain.outbox import Fate, Outbox, Pending
+from node.chain.receipts import Receipts, count
 from node.chain.refusals import Kind, Refused
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import (
@@ -55,8 +55,6 @@ FEE_TRIES = 4
 UNDERPRICED_FACTOR = 1.5
 ENDPOINT_LAG = 15.0
 """Seconds that one endpoint, or one part of it, may be behind another."""
-LAG_LOOKS = 0.2
-"""Seconds between two looks while that is waited out."""
 RESEND = 0.5
 """Seconds after which what no endpoint took is offered again; twice as long each time."""
 TIP_SHARE = 10
@@ -148,8 +146,7 @@ class Sender:
         """(sender, nonce) that a task of this process waits for."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
-        self._missing: dict[tuple[str, int], float] = {}
-        """(sender, nonce) -> since when the number is used and nobody knows by what."""
+        self._receipts = Receipts(web3, outbox, limits.confirmations, limits.lag)
 
     async def send(self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str) -> Any:
         """Returns web3's receipt of a successful transaction.
@@ -300,7 +297,7 @@ class Sender:
             if refusal.kind is Kind.KNOWN or self._uncertain() or (used and not first):
                 return
             if used:
-                if self._took(pending, wait=refusal.kind is Kind.NONCE_USED):
+                if self._receipts.took(pending, wait=refusal.kind is Kind.NONCE_USED):
                     return
                 raise _NonceTaken from refusal
             if refusal.kind is Kind.UNDERPRICED:
@@ -311,71 +308,9 @@ class Sender:
 
     # ---- in threads: looking
 
-    def _took(self, pending: Pending, *, wait: bool) -> bool:
-        """Whether it was this one that used its number, though an endpoint refused it; waits until that is known."""
-        until = time.monotonic() + (self._limits.lag if wait else 0.0)
-        while True:
-            use = use_of(self._web3, pending.sender, pending.nonce)
-            if use is not None:
-                return use.transaction == pending.hash
-            if is_known(self._web3, pending.hash):
-                return True
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LAG_LOOKS)
-
-    def _is_replaced(self, variants: list[Pending]) -> bool:
-        """Whether a used number that has no receipt of ours is somebody else's: a block says so that is deep enough,
-        or nobody has known anything of ours for as long as an endpoint may lag."""
-        slot = (variants[0].sender, variants[0].nonce)
-        use = use_of(self._web3, *slot)
-        ours = {pending.hash for pending in variants}
-        if use is not None and use.transaction not in ours:
-            # A shallow block can be replaced, and our own transaction may come back with the next one.
-            return use.depth >= self._limits.confirmations
-        if use is not None or any(is_known(self._web3, digest) for digest in ours):
-            self._missing.pop(slot, None)
-            return False
-        # One endpoint's count may come from a newer block than its receipts: only lasting silence is believed.
-        return time.monotonic() - self._missing.setdefault(slot, time.monotonic()) >= self._limits.lag
-
-    def _receipt(self, variants: list[Pending]) -> Any | None:
-        # The newest variant pays most, so it is the likeliest to have been mined.
-        for pending in reversed(variants):
-            try:
-                receipt = self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
-            except TransactionNotFound:
-                continue
-            self._missing.pop((pending.sender, pending.nonce), None)
-            return receipt
-        return None
-
-    def _settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
-        """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.
-
-        Of one that seems deep enough the receipt is asked for again, after the height: blocks that are replaced between
-        the two questions only make us wait longer.
-        """
-        wanted = self._limits.confirmations
-        if wanted:
-            height, receipt = at_once(lambda: int(self._web3.eth.block_number), lambda: self._receipt(variants))
-            if receipt is None or height < int(receipt["blockNumber"]) + wanted:
-                return receipt, False
-        receipt = self._receipt(variants)
-        if receipt is None:
-            return None, False
-        block = int(receipt["blockNumber"])
-        if wanted and height < block + wanted:
-            return receipt, False
-        winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
-        if receipt["status"] != 1:
-            fate = Fate.REVERTED
-        self._outbox.settle(variants[0].sender, variants[0].nonce, fate, winner=winner, block=block)
-        return receipt, True
-
     def _look(self, sent: _Sent) -> Any | None:
         """One look at a transaction of ours; a used number without a receipt of ours is somebody else's."""
-        receipt, settled = self._settled(sent.variants)
+        receipt, settled = self._receipts.settled(sent.variants)
         if settled:
             return receipt
         there = receipt is not None
@@ -385,7 +320,7 @@ class Sender:
             self._broadcast(sent.variants[-1])
         sent.seen = there
         used = not there and count(self._web3, sent.variants[0].sender) > sent.nonce
-        sent.replaced = used and self._is_replaced(sent.variants)
+        sent.replaced = used and self._receipts.is_replaced(sent.variants)
         return None
 
     def _why_reverted(self, call: Call, key: NodeKey, action: str, receipt: Any) -> ChainError:
@@ -414,14 +349,14 @@ class Sender:
 
     def _recover(self, variants: list[Pending], done: int) -> Recovered:
         last = variants[-1]
-        receipt, settled = self._settled(variants)
+        receipt, settled = self._receipts.settled(variants)
         if receipt is not None and settled:
             fate = Fate.MINED if receipt["status"] == 1 else Fate.REVERTED
             digest = "0x" + bytes(receipt["transactionHash"]).hex()
             return Recovered(next(one for one in variants if one.hash == digest), fate, receipt)
         # The number is used. Unless a block shows that somebody else used it, the receipt may still come.
         if last.nonce < done:
-            if receipt is None and self._is_replaced(variants):
+            if receipt is None and self._receipts.is_replaced(variants):
                 self._outbox.settle(last.sender, last.nonce, Fate.REPLACED)
                 log.warning("chain.replaced", action=last.action, transaction=last.hash)
                 return Recovered(last, Fate.REPLACED)
@@ -553,60 +488,3 @@ def _require_funds(have: int, sender: Address, fields: Any, action: str) -> None
     if have < need:
         why = f"{sender} has {have} wei of the chain's coin, {need} may be needed for gas"
         raise InsufficientFunds(f"cannot {action}", why, "send the account some of the chain's coin")
-
-
-# Whose is a transaction's number: who asks by hash and by block is not misled by an endpoint whose parts lag
-
-REMEMBERED_BLOCKS = 120
-"""So far back every full node counts an account's transactions."""
-
-
-class Use(msgspec.Struct, frozen=True):
-    """The transaction (0x hex) that used a number, and how many blocks stand on its own."""
-
-    transaction: str
-    depth: int
-
-
-def count(web3: Web3, sender: str, block: Any = "latest") -> int:
-    """Transactions of a sender up to a block."""
-    return int(web3.eth.get_transaction_count(Web3.to_checksum_address(sender), block))
-
-
-def is_known(web3: Web3, transaction: str) -> bool:
-    """Whether the endpoint has heard of it, in a block or not."""
-    try:
-        web3.eth.get_transaction(transaction)  # pyright: ignore[reportArgumentType]
-    except TransactionNotFound:
-        return False
-    return True
-
-
-def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
-    """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
-    try:
-        head = int(web3.eth.block_number)
-        # Older states are on archive nodes only.
-        low, high = max(0, head - REMEMBERED_BLOCKS), head
-        if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
-            return None
-        # Bisects: seven calls find the block among REMEMBERED_BLOCKS.
-        while low < high:
-            middle = (low + high) // 2
-            if count(web3, sender, middle) > nonce:
-                high = middle
-            else:
-                low = middle + 1
-        block: Any = web3.eth.get_block(low, full_transactions=True)
-    except (BlockNotFound, Refused):
-        return None
-    except RpcUnreachable as error:
-        if not error.refused:
-            raise
-        return None
-    for row in block["transactions"]:
-        if not isinstance(row, Mapping):
-            return None  # an endpoint that shows hashes only
-        if str(row["from"]).lower() == sender.lower() and int(row["nonce"]) == nonce:
-            return Use("0x" + bytes(row["hash"]).hex(), head - low)
-    return None

@@ -30,7 +30,7 @@ from contracts.bindings import (
 from node.chain.connection import Connection
 from node.chain.errors import ChainError, RpcRefused
 from node.chain.logs import Logs, Members
-from node.chain.refusals import LOGS
+from node.chain.refusals import CALL, LOGS
 from protocol.identity import Address
 
 GET_BLOCK = RPCEndpoint("eth_getBlockByNumber")
@@ -78,8 +78,13 @@ class Views(Connection):
         parent = bytes.fromhex(found.get("parentHash", "0x")[2:])
         return Block(int(found["number"], 16), bytes.fromhex(found["hash"][2:]), int(found["timestamp"], 16), parent)
 
-    async def pool(self, pool: int) -> PoolInfo:
-        return await self._read(f"read pool {pool}", lambda: self._contracts.pool(pool))
+    async def pool(self, pool: int, *, agreed: bool = False) -> PoolInfo:
+        """agreed: two endpoints name the same run, terms and people, where there are two. Raises EndpointsDisagree."""
+        action = f"read pool {pool}"
+        view = partial(self._contracts.pool, pool)
+        if agreed:
+            view = partial(self._agreed, action, CALL, view, _terms)
+        return await self._read(action, view)
 
     async def chair(self, pool: int) -> ChairInfo | None:
         """Who leads the pool; None where its manager does, for good."""
@@ -167,14 +172,35 @@ class Views(Connection):
         final = await self._read("read a block", lambda: self._block(self.profile.finality))
         return min(deep, final.number)
 
-    async def logs(self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False) -> list[RawLog]:
-        """Logs of the Swarm contract, the court and the chair in blocks first..last; everything: the vault's too."""
+    async def logs(
+        self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False, agreed: bool = False
+    ) -> list[RawLog]:
+        """Logs of the Swarm contract, the court and the chair in blocks first..last; everything: the vault's too;
+        agreed: two endpoints tell the same, where there are two. Raises EndpointsDisagree."""
         c = self.profile.contracts
         places = [c.swarm, c.court, *([c.vault] if everything else []), *([] if c.chair == NOBODY else [c.chair])]
-        return await self._read("read logs", lambda: self._logs.within(first, last, topics, places))
+        view = partial(self._logs.within, first, last, topics, places)
+        if agreed:
+            view = partial(self._agreed, "read logs", LOGS, view, _as_told)
+        return await self._read("read logs", view)
+
+    @property
+    def has_second(self) -> bool:
+        """Whether there is another endpoint to ask what one has told."""
+        return len(self.profile.rpc_urls) > 1
 
     def distrust_logs(self, why: str) -> ChainError:
         """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""
         place = self._provider.endpoints.pass_over(LOGS)
         remedy = "name an endpoint with all logs in rpc_urls of the network profile; an archive of states is not needed"
         return RpcRefused("tell all logs", f"{place}: {why}", remedy)
+
+
+def _as_told(logs: Sequence[RawLog]) -> list[RawLog]:
+    return sorted(logs, key=lambda one: (one.block, one.log_index))
+
+
+def _terms(pool: PoolInfo) -> tuple[object, ...]:
+    """What does not change from one block to the next: endpoints are not at the same one."""
+    moves = {"escrow", "owed", "has_members"}
+    return tuple(getattr(pool, name) for name in PoolInfo.__struct_fields__ if name not in moves)

@@ -171,7 +171,7 @@ def asked(session: Session, request: Answer, said: Callable[[int, int], None]) -
     """What a node's engine answers whoever its owner lets ask. said: hears (place, token). Raises EngineError."""
     if request.output:
         sequence = Finished(request.prompt, request.output, top=request.top)
-        (found,) = session.prefill(request.policy_root, session.engine, [sequence], 1.0)
+        (found,) = session.prefill(session.engine, [sequence], 1.0)
         worth = likelihoods_of(found, len(request.output))
         return Answered(id=request.id, logprobs=[one.logprob for one in worth], top=[one.top for one in worth])
     places = itertools.count()
@@ -181,7 +181,7 @@ def asked(session: Session, request: Answer, said: Callable[[int, int], None]) -
         return False
 
     drawn = Request(request.prompt, draw_of(request.seed, request.number, request.most), told=told)
-    (found,) = session.generator(request.policy_root)([drawn], max(request.temperature, COLDEST))
+    (found,) = session.generator()([drawn], max(request.temperature, COLDEST))
     return Answered(id=request.id, output=found.output)
 
 

@@ -10,13 +10,14 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
 
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
 from node.inference.link import Link, Told
-from node.inference.wire import MOST_REQUESTS, LoadPolicy, Prepare, Ready, Reply, Request
+from node.inference.wire import MOST_REQUESTS, Asked, LoadPolicy, Prepare, R, Ready
 from node.processes.forkserver import Anew, Child, Starter
 from protocol.run import VerificationSpec
 
@@ -36,6 +37,14 @@ CALIBRATE = (
 """What helps where a class was not calibrated."""
 MOST_ENDS = 10
 """Children that may end while a request is with them, whoever's fault it is."""
+
+
+class EngineChild(Protocol):
+    """The part of an `EngineProcess` that those drive who have work for it."""
+
+    async def ask(
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R: ...
 
 
 class EngineProcess:
@@ -125,9 +134,9 @@ class EngineProcess:
             await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Reply:
-        """The reply to `request`, of the type that belongs to it, from a child that holds `policy`; any number of
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R:
+        """The reply to `request` from a child that holds `policy`; any number of
         requests may be asked at a time. told: hears how far it is.
 
         Raises EngineError if the engine refuses, EngineCrashed if it ended under the request and its repetitions,
@@ -143,7 +152,7 @@ class EngineProcess:
         finally:
             self._asking -= 1
 
-    async def _repeated(self, request: Request, policy: LoadPolicy | None, told: Told | None) -> Reply:
+    async def _repeated(self, request: Asked[R], policy: LoadPolicy | None, told: Told | None) -> R:
         blamed, ends = 0, 0
         while True:
             try:
@@ -154,7 +163,7 @@ class EngineProcess:
                     raise
                 log.info("engine.repeats", request=type(request).__name__, why=crash.why)
 
-    async def _asked(self, request: Request, policy: LoadPolicy | None, told: Told | None) -> Reply:
+    async def _asked(self, request: Asked[R], policy: LoadPolicy | None, told: Told | None) -> R:
         while (link := self._link) is None or link.ended.is_set():
             await self._ready.wait()
         # The policy goes with the request, whoever answers it: a caller that counted the child's starts could miss one,
@@ -187,7 +196,6 @@ class EngineProcess:
         try:
             with trio.fail_after(PREPARE_DEADLINE):
                 ready = await link.exchange(self._prepare)
-            assert isinstance(ready, Ready)  # noqa: S101 - the link checks the type
             first, self.ready = self.ready is None, ready
             if self._rules is not None:
                 # Each child says its class anew: its program or the machine may have changed since the last one.

@@ -18,11 +18,11 @@ from node.inference.engine import Engine, Finished, Prefill
 from node.inference.errors import EngineError
 from node.inference.proofs import compare_all
 from node.inference.replay import replay_turns, transcript_of
-from node.inference.session import Session, checked_address
+from node.inference.session import Session
 from node.inference.tasks import Tasks, heard
 from node.inference.wire import Inspect, Inspected
 from node.state.files import write_whole
-from protocol import checks, freshness
+from protocol import checks
 from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
 from protocol.cuts import Cuts
@@ -51,58 +51,71 @@ SCORED_TOGETHER = 4
 
 
 def inspect(session: Session, order: Inspect) -> Inspected:
-    """Judge the file at `order.path`; on acceptance write the report. Raises EngineError for our own troubles only."""
+    """Judge the file at `order.path`; on acceptance write the report. session: at that order. Raises EngineError for
+    our own troubles only."""
     started = time.monotonic()
-    found = Findings(group_size=session.run.rollout.group_size)
     data = _read(order.path)
-    fault = _judge(session, order, data, found)
-    written = fault is None and _write_report(order, data, found)
+    found = _judge(session, order, data)
+    fault, rewards, seen = found.fault, found.scores.rewards, found.replay
+    written = fault is None and _write_report(session, order, data, found)
     return Inspected(
         id=order.id,
         outcome=int(fault.outcome if fault else Outcome.ACCEPT),
         reason=int(fault.reason if fault else Reason.NONE),
         detail=fault.detail if fault else "",
         report_path=order.report_path if written else "",
-        rewards_mean=float(np.mean(found.rewards)) if found.rewards else 0.0,
-        tokens=sum(row.units for row in found.rows),
+        rewards_mean=float(np.mean(rewards)) if rewards else 0.0,
+        tokens=sum(row.units for row in seen.rows),
         seconds=time.monotonic() - started,
-        statistics=found.statistics,
-        evidence=found.evidence,
+        statistics=seen.statistics,
+        evidence=seen.evidence,
         group=fault.group if fault else -1,
-        checked=found.groups,
-        rewards=reward_tags(found.rewards, found.group_size, found.undecided),
-        logprobs=b"" if order.second_look else _means(found),
-        verifier=found.verifier,
+        checked=seen.groups,
+        rewards=reward_tags(rewards, session.run.rollout.group_size, found.scores.undecided),
+        logprobs=b"" if order.second_look else _means(seen),
+        verifier=seen.verifier,
         unreplayed=tuple(sorted(found.unreplayed)),
         prompts=found.prompts,
     )
 
 
-@dataclass
-class Findings:
-    """What the checks computed on their way. rewards: of all samples; undecided: groups that could not be scored in
-    time; unreplayed: those of them whose turns could not be replayed; judged: those whose rewards are a matter of
-    opinion; groups, rows, prefills: those that went through the model; verifier: class of the engine that looked;
-    prompts: hash of what the file was to answer."""
+@dataclass(frozen=True)
+class Replay:
+    """What came of the groups that went through the model. fault: what is wrong with them; verifier: class of the
+    engine that looked; statistics, evidence: as in `Inspected`."""
 
-    rewards: list[float] = field(default_factory=list)
-    undecided: set[int] = field(default_factory=set)
-    unreplayed: set[int] = field(default_factory=set)
-    judged: set[int] = field(default_factory=set)
-    group_size: int = 1
+    fault: Fault | None = None
     groups: tuple[int, ...] = ()
-    rows: list[SampleRow] = field(default_factory=list)
-    prefills: list[Prefill] = field(default_factory=list)
+    rows: Sequence[SampleRow] = ()
+    prefills: Sequence[Prefill] = ()
+    verifier: str = ""
     statistics: dict[str, float] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=lambda: Evidence({}))
-    verifier: str = ""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """rewards: of all samples; undecided: groups that could not be scored in time; judged: those of them whose rewards
+    are a matter of opinion."""
+
+    rewards: Sequence[float] = ()
+    undecided: frozenset[int] = frozenset()
+    judged: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the checks came to, up to the first fault. unreplayed: groups whose turns could not be replayed; prompts:
+    hash of what the file was to answer."""
+
+    fault: Fault | None
     prompts: bytes = NO_PROMPTS
+    unreplayed: Collection[int] = ()
+    replay: Replay = Replay()
+    scores: Scores = Scores()
 
-    def reward(self, row: SampleRow) -> float:
-        return math.nan if row.group in self.judged else self.rewards[row.group * self.group_size + row.sample]
 
-
-def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fault | None:
+def _judge(session: Session, order: Inspect, data: bytes) -> Findings:
     """Every check, cheapest first; the model sees the groups of the lot only, in one prefill. Then the rewards, in
     which there is nothing to be found wrong.
 
@@ -113,56 +126,68 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     # Later checks rely on earlier ones: of a stranger's bytes nothing is believed that was not checked by then.
     batch = _parse(session, order, data)
     if isinstance(batch, Fault):
-        return batch
-    tasks = _tasks(session, order, batch)
+        return Findings(batch)
+    tasks = _tasks(session, batch)
     if isinstance(tasks, Fault):
-        return tasks
-    found.prompts = prompts_hash(tasks.prompts)
+        return Findings(tasks)
+    prompts = prompts_hash(tasks.prompts)
     proofs = _check_form(session, order, batch, tasks)
     if isinstance(proofs, Fault):
-        return proofs
+        return Findings(proofs, prompts)
     drawn = range(session.run.rollout.prompts_per_file) if order.groups is None else order.groups
     until = time.monotonic() + session.run.audit.scoring_seconds
-    otherwise, found.unreplayed = replay_turns(session, batch, tasks, first=drawn, until=until)
+    otherwise, unreplayed = replay_turns(session.environment, session.bounds, batch, tasks, first=drawn, until=until)
     if otherwise and otherwise.outcome is Outcome.SLASH:
-        return otherwise
+        return Findings(otherwise, prompts, unreplayed)
     left = until - time.monotonic()  # the prefill waits for its turn on the engine, which is not the file's doing
-    found.groups = tuple(sorted(set(drawn)))
-    fault = _replay_tokens(session, order, batch, proofs, found) if found.groups else None
-    if fault or otherwise:
-        # `otherwise` is no proof here, or it would have been returned above: what the model finds says more.
-        return fault or otherwise
-    until = time.monotonic() + left
-    found.rewards, found.undecided = score_groups(session, batch, tasks, found.unreplayed, until)
-    found.judged = {
-        group for group in found.undecided - found.unreplayed if session.environment.is_judged(tasks.problems[group])
-    }
-    return _check_heard(session, batch, tasks, found)
+    replay = _replay_tokens(session, batch, proofs, drawn, second_look=order.second_look)
+    # `otherwise` is no proof here, or it would have been returned above: what the model finds says more.
+    if fault := replay.fault or otherwise:
+        return Findings(fault, prompts, unreplayed, replay)
+    scores = _score(session, batch, tasks, unreplayed, time.monotonic() + left)
+    return Findings(_check_heard(session, batch, tasks, scores), prompts, unreplayed, replay, scores)
 
 
-def _check_heard(session: Session, batch: RolloutBatch, tasks: Tasks, found: Findings) -> Fault | None:
+def _check_heard(session: Session, batch: RolloutBatch, tasks: Tasks, scores: Scores) -> Fault | None:
     """Servers pay what the file says that they paid. Raises EngineError where one did not say it: another recorder may
     hear it, and this one has no word about the file."""
     witnessed = tasks.witnessed(session.environment)
-    if found.undecided.intersection(witnessed):
-        why = f"of {len(witnessed)} groups {len(found.undecided.intersection(witnessed))} got no answer in time"
+    if open_ := scores.undecided.intersection(witnessed):
+        why = f"of {len(witnessed)} groups {len(open_)} got no answer in time"
         raise EngineError("what a server said cannot be heard again", why, "see whether the server answers from here")
-    if heard(witnessed, found.rewards, found.group_size) != batch.header.heard:
+    if heard(witnessed, scores.rewards, session.run.rollout.group_size) != batch.header.heard:
         return Fault(Reason.HEARD_OTHERWISE, "the servers pay otherwise than the file says")
     return None
 
 
 def _replay_tokens(
-    session: Session, order: Inspect, batch: RolloutBatch, proofs: Sequence[Sequence[Proof]], found: Findings
-) -> Fault | None:
+    session: Session,
+    batch: RolloutBatch,
+    proofs: Sequence[Sequence[Proof]],
+    drawn: Collection[int],
+    *,
+    second_look: bool,
+) -> Replay:
     """The groups of the lot through the model: activations, the sampler, and that the worker held the policy."""
-    place = [i for i, row in enumerate(batch.rows) if row.group in set(found.groups)]
-    found.rows = [batch.rows[i] for i in place]
-    engine = session.unlike(batch.header.engine) if order.second_look else session.like(batch.header.engine)
-    found.verifier = engine.name
-    found.prefills = _prefill(session, engine, order.policy_root, found.rows)
-    fault = _check_numbers(session, order, batch.header.engine, [proofs[i] for i in place], found)
-    return fault or checks.check_freshness(batch, _answer(session, order, batch))
+    groups = tuple(sorted(set(drawn)))
+    if not groups:
+        return Replay()
+    place = [i for i, row in enumerate(batch.rows) if row.group in groups]
+    rows, worker = [batch.rows[i] for i in place], batch.header.engine
+    engine = session.unlike(worker) if second_look else session.like(worker)
+    prefills = _prefill(session, engine, rows)
+    seen = Seen(rows, prefills, [proofs[i] for i in place], engine.name, worker)
+    fault, statistics, evidence = _check_numbers(session, seen)
+    if fault is None:
+        fault = checks.check_freshness(batch, session.answer(session.challenge(batch.rows)))
+    return Replay(fault, groups, rows, prefills, engine.name, statistics, evidence)
+
+
+def _score(session: Session, batch: RolloutBatch, tasks: Tasks, unreplayed: Collection[int], until: float) -> Scores:
+    rewards, undecided = score_groups(session, batch, tasks, unreplayed, until)
+    late = undecided.difference(unreplayed)
+    judged = {group for group in late if session.environment.is_judged(tasks.problems[group])}
+    return Scores(rewards, frozenset(undecided), frozenset(judged))
 
 
 def score_groups(
@@ -194,13 +219,7 @@ def score_groups(
     return rewards, undecided
 
 
-def _answer(session: Session, order: Inspect, batch: RolloutBatch) -> str:
-    node = checked_address(order.node)
-    key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(batch.rows))
-    return session.answer(order.policy_root, key)
-
-
-def _means(found: Findings) -> bytes:
+def _means(found: Replay) -> bytes:
     """The mean log-probability of each recomputed group, as a verdict carries it."""
     by_group: dict[int, list[np.ndarray]] = {}
     for row, prefill in zip(found.rows, found.prefills, strict=True):
@@ -222,18 +241,18 @@ def _parse(session: Session, order: Inspect, data: bytes) -> RolloutBatch | Faul
         batch = decode(data, rollout.samples_per_file, rollout.samples_per_file * tokens)
     except MalformedRollout as error:
         return Fault(Reason.MALFORMED, error.why[:200])
-    return checks.check_identity(batch, _commitment(order)) or batch
+    return checks.check_identity(batch, _commitment(session, order)) or batch
 
 
-def _commitment(order: Inspect) -> WorkCommitment:
-    node = checked_address(order.node)
-    return WorkCommitment(order.pool, node, order.policy_root, order.index, order.file_root, order.units)
+def _commitment(session: Session, order: Inspect) -> WorkCommitment:
+    about = session.submission
+    return WorkCommitment(order.pool, about.node, about.policy_root, about.index, order.file_root, order.units)
 
 
-def _tasks(session: Session, order: Inspect, batch: RolloutBatch) -> Tasks | Fault:
+def _tasks(session: Session, batch: RolloutBatch) -> Tasks | Fault:
     """What the file must be about, given the capacity class that it states."""
     try:
-        return session.tasks(order.policy_root, checked_address(order.node), order.index, batch.header.capacity)
+        return session.tasks(batch.header.capacity)
     except ValueError as error:
         return Fault(Reason.MALFORMED, f"the header's {error}")
 
@@ -246,7 +265,7 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
     fault = (
         checks.check_groups(batch, run)
         or checks.check_form(batch, run, session.engine.vocabulary, session.bounds.turns, session.engine.routing)
-        or checks.check_units(batch, _commitment(order))
+        or checks.check_units(batch, _commitment(session, order))
     )
     if fault:
         return fault
@@ -259,53 +278,59 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
     return fault or checks.parse_proofs(batch, run.verification)
 
 
-def _prefill(session: Session, engine: Engine, policy_root: bytes, rows: Sequence[SampleRow]) -> list[Prefill]:
+def _prefill(session: Session, engine: Engine, rows: Sequence[SampleRow]) -> list[Prefill]:
     routing = engine.routing
     sequences = [
         Finished(row.prompt, row.output, row.segments, table_of(row.experts, routing) if routing else None)
         for row in rows
     ]
-    return session.prefill(policy_root, engine, sequences)
+    return session.prefill(engine, sequences)
 
 
-def _check_numbers(
-    session: Session, order: Inspect, worker: str, proofs: Sequence[Sequence[Proof]], found: Findings
-) -> Fault | None:
-    """Activations and the replay of the sampler, of the samples in `found`; fills its statistics and evidence.
+@dataclass(frozen=True)
+class Seen:
+    """What was recomputed of some rows, beside what their maker says. worker, verifier: classes of the engines that
+    made the file, by its header, and that looked."""
 
-    worker: class of the engine that made the file, as its header says.
-    """
-    batch = session.run.verification.toploc_batch
-    cuts = session.run.verification.cuts(worker, found.verifier)
-    errors = compare_all(proofs, [prefill.rows for prefill in found.prefills], batch)
-    distances = _distances(session, order, found)
+    rows: Sequence[SampleRow]
+    prefills: Sequence[Prefill]
+    proofs: Sequence[Sequence[Proof]]
+    verifier: str
+    worker: str
+
+
+def _check_numbers(session: Session, seen: Seen) -> tuple[Fault | None, dict[str, float], Evidence]:
+    """Activations and the replay of the sampler: what is wrong, and what was measured."""
+    rules = session.run.verification
+    cuts = rules.cuts(seen.worker, seen.verifier)
+    errors = compare_all(seen.proofs, [prefill.rows for prefill in seen.prefills], rules.toploc_batch)
+    distances = _distances(session, seen)
+    short = [prefill.routing for prefill in seen.prefills if prefill.routing is not None]
     mean, outside = checks.sampling_statistics(distances)
-    found.statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
-    # Before any cut decides: what a refused file measured counts in the worker's record, too.
-    found.evidence = _evidence(session.run.verification, worker, found, errors, distances)
-    short = [prefill.routing for prefill in found.prefills if prefill.routing is not None]
-    found.statistics |= _routes(session, found, short)
+    statistics = {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
+    statistics |= _routes(session, seen.rows, short)
+    # Whatever a cut decides: what a refused file measured counts in the worker's record, too.
+    evidence = _evidence(rules, seen, errors, distances)
     if fault := checks.check_routing(short, cuts):
-        return msgspec.structs.replace(fault, group=_first_misrouted(found, cuts))
-    fault = checks.check_activations(errors, cuts)
-    if fault:
-        return msgspec.structs.replace(fault, group=_first_group(found.rows, errors, cuts, batch))
-    return checks.check_sampling(distances, cuts)
+        fault = msgspec.structs.replace(fault, group=_first_misrouted(seen, cuts))
+    elif fault := checks.check_activations(errors, cuts):
+        fault = msgspec.structs.replace(fault, group=_first_group(seen.rows, errors, cuts, rules.toploc_batch))
+    return fault or checks.check_sampling(distances, cuts), statistics, evidence
 
 
-def _routes(session: Session, found: Findings, short: Sequence[np.ndarray]) -> dict[str, float]:
+def _routes(session: Session, rows: Sequence[SampleRow], short: Sequence[np.ndarray]) -> dict[str, float]:
     """How the recomputed samples were spread over experts; nothing of a model without."""
     routing = session.engine.routing
     if routing is None:
         return {}
-    shares = load_of(b"".join(row.experts for row in found.rows), routing) / sum(row.fed for row in found.rows)
+    shares = load_of(b"".join(row.experts for row in rows), routing) / sum(row.fed for row in rows)
     worst = float(np.concatenate(short).max())
     return {"routing": worst, "busiest_expert": float(shares.max()), "idle_experts": float((shares == 0).mean())}
 
 
-def _first_misrouted(found: Findings, cuts: Cuts) -> int:
+def _first_misrouted(seen: Seen, cuts: Cuts) -> int:
     """The group of the first sample whose experts fail by themselves."""
-    pairs = zip(found.rows, found.prefills, strict=True)
+    pairs = zip(seen.rows, seen.prefills, strict=True)
     return next((row.group for row, one in pairs if one.routing is not None and one.routing.max() > cuts.routing), -1)
 
 
@@ -316,22 +341,20 @@ def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts:
     return next(failing, -1)
 
 
-def _evidence(
-    rules: VerificationSpec, worker: str, found: Findings, errors: Sequence[ProofErrors], distances: np.ndarray
-) -> Evidence:
+def _evidence(rules: VerificationSpec, seen: Seen, errors: Sequence[ProofErrors], distances: np.ndarray) -> Evidence:
     """What the samples say about their worker, by the run's calibrated tables; nothing if none fits."""
     if not rules.decision.calibrated:
         return Evidence({})
     samples: list[SampleStatistics] = []
     proof, token = 0, 0
-    for row in found.rows:
+    for row in seen.rows:
         proofs, tokens = proof_count(row.units, rules.toploc_batch), row.units
         samples.append(
             SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens], row.group)
         )
         proof, token = proof + proofs, token + tokens
-    likelihoods = Likelihoods(rules.decision, rules.toploc_k, found.verifier, worker)
-    return likelihoods.evidence(samples, found.verifier)
+    likelihoods = Likelihoods(rules.decision, rules.toploc_k, seen.verifier, seen.worker)
+    return likelihoods.evidence(samples, seen.verifier)
 
 
 def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
@@ -342,25 +365,27 @@ def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
     }
 
 
-def _distances(session: Session, order: Inspect, found: Findings) -> np.ndarray:
-    """float64[sampled tokens of the rows in `found`]: how far each drawn number lies outside its token's interval."""
-    node = checked_address(order.node)
-    drawn = [
-        uniforms(session.seed(order.policy_root, node, order.index, row.group, row.sample), row.units)
-        for row in found.rows
-    ]
-    lo = np.concatenate([prefill.lo for prefill in found.prefills])
-    hi = np.concatenate([prefill.hi for prefill in found.prefills])
+def _distances(session: Session, seen: Seen) -> np.ndarray:
+    """float64[sampled tokens]: how far each drawn number lies outside its token's interval."""
+    drawn = [uniforms(session.seed(row.group, row.sample), row.units) for row in seen.rows]
+    lo = np.concatenate([prefill.lo for prefill in seen.prefills])
+    hi = np.concatenate([prefill.hi for prefill in seen.prefills])
     return distance(np.concatenate(drawn), lo, hi)
 
 
-def _write_report(order: Inspect, data: bytes, found: Findings) -> bool:
+def _write_report(session: Session, order: Inspect, data: bytes, found: Findings) -> bool:
     """Write what was recomputed of the drawn groups; False if there is nothing that could be trained on. Where judges
     are to say the reward, it is NaN."""
+    scores, size = found.scores, session.run.rollout.group_size
     rows = tuple(
-        ReportRow(row.group, row.sample, found.reward(row), prefill.logprobs.tolist())
-        for row, prefill in zip(found.rows, found.prefills, strict=True)
-        if row.group not in found.undecided - found.judged
+        ReportRow(
+            row.group,
+            row.sample,
+            math.nan if row.group in scores.judged else scores.rewards[row.group * size + row.sample],
+            prefill.logprobs.tolist(),
+        )
+        for row, prefill in zip(found.replay.rows, found.replay.prefills, strict=True)
+        if row.group not in scores.undecided - scores.judged
     )
     if not rows or not order.report_path:
         return False

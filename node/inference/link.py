@@ -6,6 +6,7 @@ Knows nothing of restarts. Once it is broken, all that is in flight and all that
 import itertools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import psutil
@@ -17,6 +18,7 @@ from node.inference.wire import (
     HEADER,
     MOST_REQUESTS,
     REPLY_TO,
+    Asked,
     Cancel,
     Ending,
     Failed,
@@ -26,10 +28,11 @@ from node.inference.wire import (
     Pong,
     Produce,
     Progress,
+    R,
     Reply,
-    Request,
     Said,
     WireError,
+    answer_to,
     body_length,
     decode_reply,
     encode,
@@ -49,7 +52,7 @@ Told = Callable[[Progress | Said], None]
 class _Awaited:
     """A request without an answer. told: hears of its progress."""
 
-    def __init__(self, request: Request, told: Told | None) -> None:
+    def __init__(self, request: Asked[Any], told: Told | None) -> None:
         self.request = request
         self.told = told
         self.answered = trio.Event()
@@ -100,7 +103,7 @@ class Link:
 
     # requests
 
-    async def exchange(self, request: Request, told: Told | None = None) -> Reply:
+    async def exchange(self, request: Asked[R], told: Told | None = None) -> R:
         """The reply to one request. Raises EngineError if the engine refuses, EngineCrashed if the child ends.
 
         Cancelling it cancels the request.
@@ -119,7 +122,13 @@ class Link:
                 # Kept until it is answered, so that the late reply is known and one that never comes is missed.
                 self._cancelled[number] = time.monotonic()
                 self._say(Cancel(which=number))
-        return self._judged(number, awaited)
+        reply = awaited.reply
+        if reply is None:
+            raise self._crash(blameless=self._during is not None and number not in self._during)
+        if isinstance(reply, Failed):
+            raise EngineError(reply.what, reply.why, reply.remedy)
+        self.worked |= isinstance(request, Produce | Inspect)
+        return answer_to(request, reply)
 
     async def hold(self, policy: LoadPolicy) -> None:
         """See that the child has a policy. It is asked each time: which ones it keeps follows from its jobs, and one
@@ -128,21 +137,12 @@ class Link:
         async with self._loading:
             await self.exchange(policy)
 
-    def _judged(self, number: int, awaited: _Awaited) -> Reply:
-        reply = awaited.reply
-        if reply is None:
-            raise self._crash(blameless=self._during is not None and number not in self._during)
-        if isinstance(reply, Failed):
-            raise EngineError(reply.what, reply.why, reply.remedy)
-        self.worked |= isinstance(awaited.request, Produce | Inspect)
-        return reply
-
     def _crash(self, *, blameless: bool) -> EngineCrashed:
         return EngineCrashed(self.why.what, self.why.why, self.why.remedy, blameless=blameless)
 
     # frames
 
-    def _say(self, request: Request) -> None:
+    def _say(self, request: Asked[Any] | Cancel | Ping) -> None:
         try:
             self._out.send_nowait(encode(request))
         except trio.WouldBlock:

@@ -167,6 +167,46 @@ class _Lane:
         return work.policy is not None and work.policy.bears(self.policy)
 
 
+class _Queue:
+    """What jobs wait for, of each kind in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._works: dict[Share, deque[Work]] = {}
+
+    def __len__(self) -> int:
+        """Kinds of work."""
+        return len(self._works)
+
+    def kinds(self) -> list[Share]:
+        return list(self._works)
+
+    def cancelled(self) -> list[Work]:
+        return [work for works in self._works.values() for work in works if work.ticket.cancelled]
+
+    def add(self, work: Work) -> None:
+        self._works.setdefault(work.ticket.share, deque()).append(work)
+
+    def remove(self, work: Work) -> None:
+        works = self._works[work.ticket.share]
+        works.remove(work)
+        if not works:
+            del self._works[work.ticket.share]
+
+    def head(self, share: Share) -> Work | None:
+        """The next thing of a kind that has not begun; None: all of it is in flight."""
+        return next((work for work in self._works[share] if not isinstance(work, Draw) or work.pending), None)
+
+    def wanting(self, lane: _Lane) -> dict[Share, Draw]:
+        """Of each kind of work the oldest draw with requests that this decoder could take."""
+        found: dict[Share, Draw] = {}
+        for share, works in self._works.items():
+            for work in works:
+                if isinstance(work, Draw) and work.pending and lane.takes(work):
+                    found[share] = work
+                    break
+        return found
+
+
 class Owner:
     """fatal: hears of every error of an engine, with those on whose behalf it was at work, and need not return; hold:
     see HOLD; clock: seconds."""
@@ -182,7 +222,7 @@ class Owner:
         self._hold = hold
         self._now = clock
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._works: dict[Share, deque[Work]] = {}
+        self._works = _Queue()
         self._lane: _Lane | None = None
         self._closing = False
         self.clock = FairClock()
@@ -243,8 +283,8 @@ class Owner:
     def _do_next(self) -> None:
         """What is first by the clocks and can be done beside what is in flight; else what is in flight."""
         # The kind that has had least of the engine for its weight comes first (`FairClock`).
-        for share in self.clock.order(list(self._works)):
-            work = self._head(share)
+        for share in self.clock.order(self._works.kinds()):
+            work = self._works.head(share)
             if work is None or self._fits(work):
                 return self._do(share, work)
             # Once it has waited for HOLD seconds the decoder takes nothing new: a busy one would never run empty.
@@ -261,16 +301,11 @@ class Owner:
             idle = False
             if work is not None:
                 work.since = self._now()
-                self._works.setdefault(work.ticket.share, deque()).append(work)
+                self._works.add(work)
 
     def _forget_cancelled(self) -> None:
-        # A list of its own: `_end` takes works out of those that are looked through.
-        for work in [work for works in self._works.values() for work in works if work.ticket.cancelled]:
+        for work in self._works.cancelled():
             self._end(work, error=Cancelled())
-
-    def _head(self, share: Share) -> Work | None:
-        """The next thing of a kind that has not begun; None: all of it is in flight."""
-        return next((work for work in self._works[share] if not isinstance(work, Draw) or work.pending), None)
 
     def _fits(self, work: Work) -> bool:
         if self._lane is None or self._lane.takes(work):
@@ -346,7 +381,7 @@ class Owner:
         """Give the decoder's free places away, by weight."""
         places = lane.places()
         for _ in range(lane.decoder.room):
-            wanting = self._wanting(lane)
+            wanting = self._works.wanting(lane)
             if not wanting:
                 return
             share = emptiest(places, wanting)
@@ -371,16 +406,6 @@ class Owner:
             lane.flying[number] = draw, draw.asked
             draw.asked += 1
 
-    def _wanting(self, lane: _Lane) -> dict[Share, Draw]:
-        """Of each kind of work the oldest draw with requests that this decoder could take."""
-        found: dict[Share, Draw] = {}
-        for share, works in self._works.items():
-            for work in works:
-                if isinstance(work, Draw) and work.pending and lane.takes(work):
-                    found[share] = work
-                    break
-        return found
-
     def _hand_out(self, lane: _Lane, finished: Sequence[tuple[int, Completion]]) -> None:
         for number, completion in finished:
             draw, place = lane.flying.pop(number)
@@ -392,7 +417,7 @@ class Owner:
     def _close_if_done(self) -> None:
         """A decoder goes once it is empty and nobody wants more of it, or others had to wait for long."""
         lane = self._lane
-        if lane is not None and not lane.flying and (self._closing or not self._wanting(lane)):
+        if lane is not None and not lane.flying and (self._closing or not self._works.wanting(lane)):
             self._lane, self._closing = None, False
 
     def _failed(self, works: Sequence[Work], error: Exception) -> None:
@@ -405,10 +430,7 @@ class Owner:
     def _end(self, work: Work, result: object = None, error: Exception | None = None) -> None:
         if self._lane is not None:
             self._lane.forget(work)
-        works = self._works[work.ticket.share]
-        works.remove(work)
-        if not works:
-            del self._works[work.ticket.share]
+        self._works.remove(work)
         work.end(result, error)
 
 

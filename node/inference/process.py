@@ -29,7 +29,6 @@ from node.inference.server import Server, SessionType, log  # noqa: E402
 from node.inference.session import Session  # noqa: E402
 from node.inference.settings import EngineSettings, devices  # noqa: E402
 from node.inference.wire import (  # noqa: E402
-    HEADER,
     MOST_REQUESTS,
     Answer,
     Cancel,
@@ -45,10 +44,9 @@ from node.inference.wire import (  # noqa: E402
     Said,
     Teach,
     WireError,
-    body_length,
-    decode_request,
     encode,
     kept_policies,
+    requests,
 )
 from node.inference.wish import Wish, wish_from  # noqa: E402
 from protocol.run import RunSpec  # noqa: E402
@@ -96,11 +94,8 @@ class Conversation:
     def read(self) -> None:
         """Feed the jobs until the stream ends or cannot be followed any more."""
         try:
-            while header := _exactly(self._source, HEADER.size):
-                body = _exactly(self._source, body_length(header))
-                if body is None:
-                    break
-                self._hear(body)
+            for request in requests(self._source):
+                self._hear(request)
         except (WireError, OSError) as error:
             log("engine.input_broken", error=str(error))
             self._ended(_UNREADABLE)
@@ -113,13 +108,10 @@ class Conversation:
         # In the owner's thread, like all that touches an engine.
         self._owner.alone(Ticket(0, "rollout"), self._server.close)
 
-    def _hear(self, body: bytes) -> None:
-        try:
-            request = decode_request(body)
-        except WireError as error:
-            self._say(Failed(what=error.what, why=error.why, remedy="report this: the daemon sent it"))
-            return
-        if isinstance(request, Ping):
+    def _hear(self, request: Request | WireError) -> None:
+        if isinstance(request, WireError):
+            self._say(Failed(what=request.what, why=request.why, remedy="report this: the daemon sent it"))
+        elif isinstance(request, Ping):
             owner = self._owner
             used = {str(share): seconds for share, seconds in owner.clock.used.items()}
             self._say(Pong(id=request.id, beats=owner.beats, busy=owner.busy, used=used, pid=os.getpid()))
@@ -186,11 +178,6 @@ def main(session_type: SessionType = Session, factory: EngineFactory | None = No
     conversations.append(Conversation(source, sink, server, owner, ended=os._exit))
     threading.Thread(target=conversations[0].read, daemon=True).start()
     owner.serve()
-
-
-def _exactly(source: BinaryIO, size: int) -> bytes | None:
-    data = source.read(size)
-    return data if len(data) == size else None
 
 
 # The requests that an engine's process is at work on, each in a thread of its own; the rest wait their turn.

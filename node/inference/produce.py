@@ -13,37 +13,35 @@ from node.environments.errors import Undecided
 from node.inference.engine import Request as Sample
 from node.inference.errors import EngineError
 from node.inference.proofs import Rows, prove_all
-from node.inference.session import Session, checked_address
+from node.inference.session import Session
 from node.inference.tasks import Tasks, heard
 from node.inference.turns import Rollout, play
 from node.inference.wire import Produce, Produced
 from node.state.files import write_whole
-from protocol import freshness
 from protocol.checks import subject_of
 from protocol.envelope import seal
-from protocol.identity import Address
 from protocol.recipe import ALIKE
 from protocol.rollout import MAX_FILE_BYTES, RolloutBatch, RolloutHeader, SampleRow, encode
 from protocol.sampling import uniforms
 
 
 def produce(session: Session, order: Produce) -> Produced:
-    """Write the rollout file that `order` asks for. Raises EngineError."""
+    """Write the rollout file that `order` asks for. session: at that order. Raises EngineError."""
     started = time.monotonic()
-    node = checked_address(order.node)
-    tasks = _tasks(session, order, node)
+    tasks = _tasks(session, order.capacity)
     _check_size(session)
-    samples = _requests(session, order, node, tasks)
+    samples = _requests(session, tasks)
     groups = [i // session.run.rollout.group_size for i in range(len(samples))]
-    rollouts = _play(session, order, tasks, groups, samples)
-    root, engine = order.policy_root.hex(), session.engine.name
-    header = RolloutHeader(order.pool, node, root, order.index, capacity=order.capacity, engine=engine)
+    rollouts = _play(session, tasks, groups, samples)
+    about, engine = session.submission, session.engine.name
+    root = about.policy_root.hex()
+    header = RolloutHeader(order.pool, about.node, root, about.index, capacity=order.capacity, engine=engine)
     rows = tuple(_rows(session, header, tasks, rollouts))
     # The rows choose which bytes of the policy are asked for: nobody can answer before they are fixed.
-    key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
+    answer = session.answer(session.challenge(rows))
     rewards = _rewards(session, tasks, groups, rollouts)
     told = heard(tasks.witnessed(session.environment), rewards, session.run.rollout.group_size)
-    header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key), heard=told)
+    header = msgspec.structs.replace(header, freshness=answer, heard=told)
     batch = RolloutBatch(header, rows)
     write_whole(Path(order.out_path), encode(batch))
     return Produced(
@@ -70,9 +68,9 @@ def _rewards(session: Session, tasks: Tasks, groups: Sequence[int], rollouts: Se
     return rewards
 
 
-def _tasks(session: Session, order: Produce, node: Address) -> Tasks:
+def _tasks(session: Session, capacity: int) -> Tasks:
     try:
-        tasks = session.tasks(order.policy_root, node, order.index, order.capacity)
+        tasks = session.tasks(capacity)
     except ValueError as error:
         raise EngineError("a submission cannot be made", str(error), "report this: the daemon sent it") from None
     most = session.run.rollout.max_prompt_tokens
@@ -104,19 +102,17 @@ def _check_size(session: Session) -> None:
         )
 
 
-def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> list[Sample]:
+def _requests(session: Session, tasks: Tasks) -> list[Sample]:
     return [
-        Sample(prompt, uniforms(session.seed(order.policy_root, node, order.index, group, i), tasks.limits[group]))
+        Sample(prompt, uniforms(session.seed(group, i), tasks.limits[group]))
         for group, prompt in enumerate(tasks.prompts)
         for i in range(session.run.rollout.group_size)
     ]
 
 
-def _play(
-    session: Session, order: Produce, tasks: Tasks, groups: Sequence[int], samples: Sequence[Sample]
-) -> list[Rollout]:
+def _play(session: Session, tasks: Tasks, groups: Sequence[int], samples: Sequence[Sample]) -> list[Rollout]:
     problems, temperature = [tasks.problems[group] for group in groups], session.run.rollout.temperature
-    answers = session.generator(order.policy_root)
+    answers = session.generator()
     cuts = session.run.verification
     keep = partial(Rows, cuts.toploc_k, cuts.toploc_batch)
     return play(answers, session.environment, problems, samples, temperature, session.bounds, strict=True, keep=keep)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from node.environments.base import Environment, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
-from node.inference.session import Session
 from node.inference.tasks import Tasks
-from node.inference.turns import Due, replies, sampled_tokens
+from node.inference.turns import Bounds, Due, replies, sampled_tokens
 from protocol.checks import Fault, Reason, check_states, check_turn
 from protocol.rollout import RolloutBatch, SampleRow
 from protocol.segments import pieces
@@ -32,16 +31,16 @@ def transcript_of(row: SampleRow) -> Transcript:
 
 
 def replay_turns(
-    session: Session, batch: RolloutBatch, tasks: Tasks, *, first: Collection[int], until: float
+    environment: Environment, bounds: Bounds, batch: RolloutBatch, tasks: Tasks, *, first: Collection[int], until: float
 ) -> tuple[Fault | None, set[int]]:
     """(the first forged turn, groups that could not be replayed before the clock said `until`). The rows' form has
     passed protocol.checks. What a server said otherwise, and a session's other state, is told where nothing is forged:
     nobody's proven fault."""
-    if session.bounds.turns == 1:
+    if bounds.turns == 1:
         return None, set()
-    groups, size = range(len(tasks.problems)), session.run.rollout.group_size
+    groups, size = range(len(tasks.problems)), tasks.run.rollout.group_size
     # Somebody's opinion follows from no bytes: what this machine would say proves nothing.
-    if session.environment.determinism == "judged":
+    if environment.determinism == "judged":
         return None, set(groups)
     unreplayed: set[int] = set()
     otherwise: Fault | None = None
@@ -49,12 +48,12 @@ def replay_turns(
     drawn, others = [group for group in groups if group in first], [group for group in groups if group not in first]
     for some in (*_together(drawn, size), *_together(others, size)):
         replays = [_replay_of(tasks, row) for group in some for row in batch.rows if row.group == group]
-        _replay(session, replays, until)
+        _replay(environment, bounds, replays, until)
         for one in replays:
-            one.compare_states(session.environment)
+            one.compare_states(environment)
         for group in some:
             found = next((one.found for one in replays if one.row.group == group and one.found), None)
-            if isinstance(found, Fault) and session.environment.is_witnessed(tasks.problems[group]):
+            if isinstance(found, Fault) and environment.is_witnessed(tasks.problems[group]):
                 found = Fault(Reason.HEARD_OTHERWISE, found.detail, group)
             # A forged turn is proven: nothing else in the file changes that.
             if isinstance(found, Fault) and found.outcome is Outcome.SLASH:
@@ -117,12 +116,12 @@ def _replay_of(tasks: Tasks, row: SampleRow) -> _Replay:
     return _Replay(row, tasks.problems[row.group], transcript_of(row), tasks.limits[row.group])
 
 
-def _replay(session: Session, replays: Sequence[_Replay], until: float) -> None:
+def _replay(environment: Environment, bounds: Bounds, replays: Sequence[_Replay], until: float) -> None:
     """Turn by turn, each of all rollouts that have one: what an environment says rests on what it said before."""
     going = [one for one in replays if not one.is_cut_off]
     while going:
         due = [one.due() for one in going]
         late = time.monotonic() >= until
-        said: list[Reply] = [_LATE] * len(due) if late else replies(session.environment, due, session.bounds)
+        said: list[Reply] = [_LATE] * len(due) if late else replies(environment, due, bounds)
         more = [one for one, reply in zip(going, said, strict=True) if one.hear(reply)]
         going = [one for one in more if not one.is_cut_off]

@@ -68,13 +68,13 @@ class Server:
             return Loaded(id=request.id, seconds=time.monotonic() - started)
         desk = Desk(owner, ticket)
         if isinstance(request, Teach):
-            return teach(session.at(None, 0, desk), request)
+            return teach(session.at(request, desk), request)
         if isinstance(request, Answer):
             with session.working_with(request.policy_root, None):
-                return asked(session.at(None, 0, desk), request, ticket.said)
+                return asked(session.at(request, desk), request, ticket.said)
         assert isinstance(request, Produce | Inspect)  # noqa: S101 - the others never get here
         with session.working_with(request.policy_root, request.task):
-            view = session.at(request.task, request.index, desk)
+            view = session.at(request, desk)
             return produce(view, request) if isinstance(request, Produce) else inspect(view, request)
 
     def close(self) -> None:

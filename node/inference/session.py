@@ -20,12 +20,14 @@ from node.inference.guarded import Guarded
 from node.inference.owner import EnginePolicy
 from node.inference.tasks import Shard, Shards, Tasks, deal
 from node.inference.turns import Bounds, Generate, bounds_of
-from node.inference.wire import ShardOrder, kept_policies
+from node.inference.wire import Answer, Inspect, Produce, ShardOrder, Teach, kept_policies
 from protocol import freshness
+from protocol.budgets import draw_targets
 from protocol.draw import draw_problems, sample_seed
 from protocol.engines import LORA, arithmetic, classes, with_arithmetic
 from protocol.identity import Address, parse_address
 from protocol.lora import is_adapter
+from protocol.rollout import SampleRow
 from protocol.run import MODEL, RunSpec
 from protocol.sections import TEACHER
 
@@ -46,7 +48,7 @@ class Bench:
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.siblings: dict[tuple[str, str], Engine] = {arithmetic(engine.name): engine}
-        self.in_use: dict[str, bytes] = {}
+        self.in_use: dict[str, KeptPolicy] = {}
         self.kept: list[KeptPolicies] = []
         """Of each session its policies."""
         self.making = threading.Lock()
@@ -58,18 +60,18 @@ class Bench:
             sibling = self.siblings.get(way) or self.engine.sibling(*way)
             return sibling if sibling is None else self.siblings.setdefault(way, sibling)
 
-    def hold(self, engine: Apart, name: str, root: bytes, weights: Weights) -> None:
+    def hold(self, engine: Apart, name: str, root: bytes, weights: Callable[[], Weights]) -> None:
         """A policy beside the others; of these all stay that a session keeps."""
         # It has the start model's weights from now on, also where the adapter cannot be held.
         self.in_use.pop(name, None)
-        engine.hold(root, weights, [one for kept in self.kept for one in kept.roots()])
+        engine.hold(root, weights(), [one for kept in self.kept for one in kept.roots()])
 
-    def load(self, engine: Engine, root: bytes, weights: Callable[[], Weights]) -> None:
+    def load(self, engine: Engine, kept: "KeptPolicy", weights: Callable[[], Weights]) -> None:
         """A policy in the place of the one before."""
-        if self.in_use.get(engine.name) != root:
+        if self.in_use.get(engine.name) is not kept:
             self.in_use.pop(engine.name, None)  # a load that fails leaves nobody knows what
             engine.load(weights())
-            self.in_use[engine.name] = root
+            self.in_use[engine.name] = kept
 
     def leave(self, kept: "KeptPolicies") -> None:
         """A session has ended; with the last one the engines do."""
@@ -80,6 +82,24 @@ class Bench:
         if not self.kept:
             for engine in self.siblings.values():
                 engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Which file is meant: the `index`-th of a node under a policy; where it is the result of a task's shard, the task
+    stands in the policy's place."""
+
+    policy_root: bytes
+    node: Address
+    index: int
+
+    @classmethod
+    def of(cls, order: Produce | Inspect) -> Self:
+        """Raises EngineError for a node that is none."""
+        try:
+            return cls(order.policy_root, parse_address(order.node), order.index)
+        except ValueError as error:
+            raise EngineError("not an address", str(error), "report this: the daemon sent it") from None
 
 
 class Session:
@@ -98,6 +118,10 @@ class Session:
         self.policies = KeptPolicies(self.engine.read, kept_policies(run))
         self._teacher: list[EnginePolicy] = []  # one, once it was asked; views share it
         self._shards = Shards(run, assets, self.environment, self._tokenizer)
+        self.policy = b""
+        """Root of the one that a view is about."""
+        self._about: Submission | None = None
+        self._found: KeptPolicy | None = None
         self._shard: Shard | None = None
         self._making = threading.Lock()
         self._computing: Computing = _AtOnce()
@@ -107,22 +131,33 @@ class Session:
     def _load(self, environment: EnvironmentSettings) -> Environment:
         return Guarded(load_environment(environment, self._assets, self._tokenizer))
 
-    def at(self, order: ShardOrder | None, number: int, computing: Computing | None = None) -> Self:
-        """The same engine and weights at the problems of shard `number` of a task, and by way of somebody who computes;
-        itself where there is neither.
+    def at(self, order: Produce | Inspect | Teach | Answer, computing: Computing | None = None) -> Self:
+        """The same engine and weights at what an order is about, and by way of somebody who computes.
 
-        Raises EngineError for a task that this program cannot do.
+        Raises EngineError for a node or a task that is none.
         """
-        if order is None and computing is None:
-            return self
         # Shallow: policies, teacher and locks are the session's own.
         view = copy(self)
         view._computing = computing or self._computing
-        if order is not None:
-            with self._making:
-                view._shard = self._shards.open(order, number)
-            view.run, view.environment = view._shard.run, view._shard.environment
+        if isinstance(order, Teach):
+            return view
+        view.policy = order.policy_root
+        if not isinstance(order, Answer):
+            view._about = Submission.of(order)
+            if order.task is not None:
+                with self._making:
+                    view._shard = self._shards.open(order.task, order.index)
+                view.run, view.environment = view._shard.run, view._shard.environment
+                view.policy = view._shard.policy_root  # a task names its own
+        # Found once; one that is loaded later is looked for when it is wanted.
+        view._found = self.policies.find(view.policy)
         return view
+
+    @property
+    def submission(self) -> Submission:
+        """What a view is at."""
+        assert self._about is not None  # noqa: S101 - whoever makes a file or looks at one has a view
+        return self._about
 
     def keep(self, policy_root: bytes, path: str) -> None:
         """Read a policy's weights; the oldest ones are forgotten. Raises EngineError."""
@@ -132,17 +167,15 @@ class Session:
         """While somebody is at work on a submission or a shard, its policy is kept."""
         return self.policies.in_use(order.policy_root if order else policy_root)
 
-    def generator(self, policy_root: bytes) -> Generate:
-        """How answers are drawn under a kept policy."""
-        return partial(self._computing.draw, self._in(self.engine, policy_root))
+    def generator(self) -> Generate:
+        """How answers are drawn under the policy."""
+        return partial(self._computing.draw, self._in(self.engine))
 
-    def prefill(
-        self, policy_root: bytes, engine: Engine, sequences: Sequence[Finished], temperature: float | None = None
-    ) -> list[Prefill]:
-        """What an engine, the own one or a sibling, recomputes of finished sequences; at the run's temperature if no
-        other is given."""
+    def prefill(self, engine: Engine, sequences: Sequence[Finished], temperature: float | None = None) -> list[Prefill]:
+        """What an engine, the own one or a sibling, recomputes of finished sequences under the policy; at the run's
+        temperature if no other is given."""
         at = self.run.rollout.temperature if temperature is None else temperature
-        return self._computing.look(self._in(engine, policy_root), sequences, at)
+        return self._computing.look(self._in(engine), sequences, at)
 
     def ask_teacher(self, sequences: Sequence[Finished]) -> list[Prefill]:
         """What the run's teacher finds of finished sequences. Raises EngineError."""
@@ -158,14 +191,21 @@ class Session:
         (teacher,) = self._teacher
         return self._computing.look(teacher, sequences, self.run.rollout.temperature)
 
-    def _in(self, engine: Engine, policy_root: bytes) -> EnginePolicy:
-        root = self._policy(policy_root)
-        beside = isinstance(engine, Apart) and self._apart(engine, root)
-        return EnginePolicy(engine, root, partial(self.use, root, engine), beside)
+    @property
+    def kept(self) -> "KeptPolicy":
+        """The policy that a view is about. Raises EngineError if it is not loaded."""
+        return self._found or self.policies.get(self.policy)
 
-    def _apart(self, engine: Engine, root: bytes) -> bool:
-        """Whether an engine holds this policy beside others, as its class says."""
-        return arithmetic(engine.name)[1] == LORA and is_adapter(self.policies.get(root).weights)
+    def _in(self, engine: Engine) -> EnginePolicy:
+        kept = self.kept
+
+        def weights() -> Weights:
+            return self.adjust(kept.weights)
+
+        if isinstance(engine, Apart) and arithmetic(engine.name)[1] == LORA and is_adapter(kept.weights):
+            hold = partial(self._bench.hold, engine, engine.name, self.policy, weights)
+            return EnginePolicy(engine, self.policy, hold, beside=True)
+        return EnginePolicy(engine, self.policy, partial(self._bench.load, engine, kept, weights))
 
     def like(self, engine_class: str) -> Engine:
         """An engine to look at work of this class with, on this machine's device: one that computes like it, or, where
@@ -197,47 +237,43 @@ class Session:
                 return sibling
         return self.engine
 
-    def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
-        """Put a kept policy's weights into `engine`, by default the own one."""
-        engine = engine or self.engine
-        policy_root = self._policy(policy_root)
-        kept = self.policies.get(policy_root)
-        if isinstance(engine, Apart) and self._apart(engine, policy_root):
-            self._bench.hold(engine, engine.name, policy_root, self.adjust(kept.weights))
-        else:
-            self._bench.load(engine, policy_root, lambda: self.adjust(kept.weights))
+    def answer(self, key: bytes) -> str:
+        """The answer to a freshness challenge over the policy's bytes."""
+        return self.kept.image.answer(key)
 
-    def answer(self, policy_root: bytes, key: bytes) -> str:
-        """The answer to a freshness challenge over a kept policy's bytes."""
-        return self.policies.get(self._policy(policy_root)).image.answer(key)
+    def put(self) -> None:
+        """Have the own engine compute with the policy."""
+        self._in(self.engine).put()
 
     def adjust(self, weights: Weights) -> Weights:
         """The weights to sample and check with: those of the policy."""
         return weights
 
-    def problems(self, policy_root: bytes, node: Address, index: int) -> list[Problem]:
-        """The problems of one submission, one per group: those that are drawn, or the shard's."""
+    def problems(self) -> list[Problem]:
+        """Those of the submission, one per group: those that are drawn, or the shard's."""
         if self._shard is not None:
             return self._shard.problems()
-        count = self.run.rollout.prompts_per_file
-        numbers = draw_problems(policy_root, node, index, count, self.environment.size)
+        about, count = self.submission, self.run.rollout.prompts_per_file
+        numbers = draw_problems(about.policy_root, about.node, about.index, count, self.environment.size)
         return [self.environment.problem(number) for number in numbers]
 
-    def seed(self, policy_root: bytes, node: Address, index: int, group: int, sample: int) -> bytes:
+    def seed(self, group: int, sample: int) -> bytes:
         """The 32-byte seed of one answer's random numbers."""
         if self._shard is not None:
             return self._shard.seed(group, sample)
-        return sample_seed(policy_root, node, index, group, sample)
+        about = self.submission
+        return sample_seed(about.policy_root, about.node, about.index, group, sample)
 
-    def _policy(self, root: bytes) -> bytes:
-        """The policy that a submission is about: a task's names its own."""
-        # A shard's orders name its task where a rollout's name the policy: the root that comes here is no policy's.
-        return self._shard.policy_root if self._shard is not None else root
+    def tasks(self, capacity: int) -> Tasks:
+        """The problems with prompts and length budgets. Raises ValueError for a capacity class that is none."""
+        about = self.submission
+        targets = draw_targets(self.run, about.policy_root, about.node, about.index, capacity)
+        return deal(self.run, self.environment, self.problems(), targets)
 
-    def tasks(self, policy_root: bytes, node: Address, index: int, capacity: int) -> Tasks:
-        """The same with prompts and length budgets. Raises ValueError for a capacity class that is none."""
-        problems = self.problems(policy_root, node, index)
-        return deal(self.run, self.environment, problems, policy_root, node, index, capacity)
+    def challenge(self, rows: Sequence[SampleRow]) -> bytes:
+        """The freshness challenge of the submission with these rows."""
+        about = self.submission
+        return freshness.challenge(about.policy_root, about.node, about.index, freshness.content_digest(rows))
 
     @property
     def bounds(self) -> Bounds:
@@ -263,14 +299,6 @@ class _AtOnce:
     def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
         policy.put()
         return policy.engine.prefill(policy.sequences(sequences), temperature)
-
-
-def checked_address(text: str) -> Address:
-    """A node address from the daemon; raises EngineError."""
-    try:
-        return parse_address(text)
-    except ValueError as error:
-        raise EngineError("not an address", str(error), "report this: the daemon sent it") from None
 
 
 # The policies that an engine's process keeps: the last ones that were loaded, and those that a job is at work with.
@@ -326,12 +354,16 @@ class KeptPolicies:
         with self._lock:
             return list(self._kept)
 
+    def find(self, root: bytes) -> KeptPolicy | None:
+        """None for a policy that is not kept."""
+        with self._lock:  # one that comes again is out for a moment
+            return self._kept.get(root)
+
     def get(self, root: bytes) -> KeptPolicy:
         """Raises EngineError for a policy that is not kept."""
-        with self._lock:  # one that comes again is out for a moment
-            kept, count = self._kept.get(root), len(self._kept)
+        kept = self.find(root)
         if kept is None:
-            why = f"{root.hex()[:16]} is not among the last {count}"
+            why = f"{root.hex()[:16]} is not among the last {len(self._kept)}"
             raise EngineError("the policy is not loaded", why, "send LoadPolicy first")
         return kept
 

@@ -15,9 +15,8 @@ from node.inference.guarded import Guarded
 from node.inference.opinions import load_opinions
 from node.inference.turns import sampled_tokens
 from node.inference.wire import ShardOrder
-from protocol.budgets import draw_targets, limits, shaped, told
+from protocol.budgets import limits, shaped, told
 from protocol.errors import ProtocolError
-from protocol.identity import Address
 from protocol.run import RunSpec
 from protocol.tasks import SUBJECT, Part, TaskId, TaskSpec, decode_task, run_of_shard, shard_seed, task_id
 from protocol.values import reward_tag
@@ -64,13 +63,9 @@ def deal(
     run: RunSpec,
     environment: Environment,
     problems: list[Problem],
-    policy_root: bytes,
-    node: Address,
-    index: int,
-    capacity: int,
+    targets: tuple[int, ...],
 ) -> Tasks:
-    """Raises ValueError for a capacity class that the run does not have."""
-    targets = draw_targets(run, policy_root, node, index, capacity)
+    """targets: of lengths, as drawn; none where the run has no budgets."""
     asked = problems
     if targets:
         budget = run.length_budget

@@ -7,8 +7,9 @@ Knows bytes only: reading and writing is done by the two ends.
 """
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
@@ -41,7 +42,14 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     id: int = 0
 
 
-class Prepare(_Message, frozen=True):
+R = TypeVar("R")
+
+
+class Asked(_Message, Generic[R], frozen=True):
+    """A request that is asked for an answer of this type."""
+
+
+class Prepare(Asked["Ready"], frozen=True):
     """Load the run. run: canonical RunSpec JSON; assets_dir: directory of its files."""
 
     run: bytes
@@ -58,7 +66,7 @@ class Ready(_Message, frozen=True):
     engine_class: str = ""
 
 
-class LoadPolicy(_Message, frozen=True):
+class LoadPolicy(Asked["Loaded"], frozen=True):
     """Keep a policy's weights in memory. policy_root: 32 bytes; path: its bf16 image, already verified."""
 
     policy_root: bytes
@@ -79,7 +87,7 @@ class ShardOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_root: bytes
 
 
-class Produce(_Message, frozen=True):
+class Produce(Asked["Produced"], frozen=True):
     """Generate submission `index` of `node` under a loaded policy and write the rollout file to out_path.
 
     capacity: the class that the node claims for itself, which bounds its length budgets; task: where the file is the
@@ -108,7 +116,7 @@ class Produced(_Message, frozen=True):
     informative: float = 1.0
 
 
-class Inspect(_Message, frozen=True):
+class Inspect(Asked["Inspected"], frozen=True):
     """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty;
     report_path: where to write the recomputed values, empty for nowhere; groups: which ones to put through the
     model, None for all. Everything that needs no model is checked of all. second_look: compute in another way than
@@ -167,7 +175,7 @@ class Inspected(_Message, frozen=True):
     prompts: bytes = NO_PROMPTS
 
 
-class Teach(_Message, frozen=True):
+class Teach(Asked["Taught"], frozen=True):
     """Write what the run's teacher says of the rollout file at `path` to out_path, for a task (32 bytes). file_root: of
     the file, 32 bytes; checking: another one's result is to be compared with it."""
 
@@ -186,7 +194,7 @@ class Taught(_Message, frozen=True):
     seconds: float
 
 
-class Answer(_Message, frozen=True):
+class Answer(Asked["Answered"], frozen=True):
     """Draw an answer to a prompt under a loaded policy, by the numbers of seed and number, and say each token as it
     comes; or, where there is an `output`, look what its tokens are worth, beside the `top` likeliest. Token ids."""
 
@@ -267,7 +275,7 @@ class Ending(_Message, frozen=True):
 Request = Prepare | LoadPolicy | Produce | Inspect | Teach | Answer | Cancel | Ping
 Reply = Ready | Loaded | Produced | Inspected | Taught | Answered | Pong | Progress | Said | Failed | Ending
 
-REPLY_TO: dict[type, type] = {
+REPLY_TO: dict[type, type[Any]] = {
     Prepare: Ready,
     LoadPolicy: Loaded,
     Produce: Produced,
@@ -278,7 +286,7 @@ REPLY_TO: dict[type, type] = {
 """What each request that is asked for is answered with."""
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: _Message) -> bytes:
     """The whole frame, length included."""
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME:
@@ -294,9 +302,26 @@ def body_length(header: bytes) -> int:
     return length
 
 
-def decode_request(body: bytes) -> Request:
-    """Raises WireError."""
-    return _decode(body, Request)
+def answer_to(request: Asked[R], reply: Reply) -> R:
+    """The reply as what such a request is answered with. Raises WireError for another."""
+    answer: Any = reply
+    if not isinstance(answer, REPLY_TO[type(request)]):
+        raise WireError("no answer", f"{type(reply).__name__} is none to {type(request).__name__}")
+    return answer
+
+
+def requests(source: BinaryIO) -> Iterator[Request | WireError]:
+    """What comes until the stream ends, what cannot be read as its error. Raises WireError where the next frame cannot
+    be found, OSError."""
+    while (header := source.read(HEADER.size)) and len(header) == HEADER.size:
+        length = body_length(header)
+        body = source.read(length)
+        if len(body) < length:
+            return
+        try:
+            yield _decode(body, Request)
+        except WireError as error:
+            yield error
 
 
 def decode_reply(body: bytes) -> Reply:

@@ -52,16 +52,26 @@ def reachable(address: str) -> str:
         ("/ip6/::/", socket.AF_INET6, "2001:db8::1"),
     ):
         if address.startswith(wildcard):
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                try:
-                    probe.connect((target, 9))  # sends nothing
-                    own = probe.getsockname()[0]
-                except OSError:
-                    own = _beside_the_internet(family)
-            if not is_public(ipaddress.ip_address(own)):
-                own = _public(family) or own
+            try:
+                own = _KNOWN[family] = _own_address(family, target)
+            except OSError:  # no more files may be open: that moves nobody
+                own = _KNOWN.get(family) or ("127.0.0.1" if family == socket.AF_INET else "::1")
             return address.replace(wildcard, wildcard[:5] + own + "/", 1)
     return address
+
+
+_KNOWN: dict[socket.AddressFamily, str] = {}
+"""What was found last."""
+
+
+def _own_address(family: socket.AddressFamily, target: str) -> str:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))  # sends nothing
+            own = probe.getsockname()[0]
+        except OSError:
+            own = _beside_the_internet(family)
+    return own if is_public(ipaddress.ip_address(own)) else _public(family) or own
 
 
 def _own(family: socket.AddressFamily) -> list[IpAddress]:

@@ -167,7 +167,7 @@ class Survey:
         if number is None:
             self._add(failure("pool", "neither --pool nor the network profile names a pool", "give --pool N"))
             return
-        pool = await chain.pool(number)
+        pool = await chain.pool(number, agreed=True)
         self._add(check_pool(pool))
         role = self._role(pool)
         if role is None:

@@ -62,23 +62,9 @@ class Bell:
 
     async def wait(self, seconds: float = math.inf) -> None:
         """Until it rings, or so many seconds have passed."""
-        with trio.move_on_after(seconds):
+        with trio.move_on_after(max(seconds, 0.0)):
             await self._rang.wait()
         self._rang = trio.Event()
-
-    async def until(self, so: Callable[[], bool], seconds: float = math.inf) -> bool:
-        """Whether it comes to be so in so many seconds; looked at again with each ring."""
-        with trio.move_on_after(seconds):
-            while not so():
-                await self.wait()
-        return so()
-
-
-async def wait_until(true: Callable[[], bool], seconds: float, poll: float) -> None:
-    """Return once it is so, or so many seconds have passed: of things that have no event, looked at again and again."""
-    with trio.move_on_after(seconds):
-        while not true():  # noqa: ASYNC110
-            await trio.sleep(poll)
 
 
 class Crew:
@@ -91,6 +77,9 @@ class Crew:
         self.state = "starting"
         self.progress = ProgressRecord(doing=self.doing)
         self.services: list[Service] = []
+
+    def become(self, state: str) -> None:
+        self.state = state
 
     @property
     def names(self) -> list[str]:

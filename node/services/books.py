@@ -19,7 +19,6 @@ from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
 from node.state.journal import TABLE
-from node.swarm.facts import TableSigned
 from protocol.earnings import MAX_TABLE_BYTES, Table, checked_table, encode_table
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -100,7 +99,7 @@ class Books:
             return self._seen
 
     async def listen(self) -> None:
-        async for signed in self.context.facts.subscribe(TableSigned):
+        async for signed in self.context.facts.subscribe(EarningsSigned):
             said = self._signed.setdefault(signed.author, Recent(HEARD, refresh=True))
             # Several, since the table on chain may be an older one than the last that was signed.
             said[signed.message.earnings.root] = signed.message

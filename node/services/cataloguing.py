@@ -88,7 +88,7 @@ class Cataloguing(Service):
             await trio.sleep(REPEAT_EVERY)
 
     def entries(self) -> list[Entry]:
-        return entries(self._context.board.messages(EnvironmentPublished), self.reviews)
+        return entries(self._context.facts.standing(EnvironmentPublished), self.reviews)
 
     async def publish(self, file: Path) -> OwnOffer:
         """Hold an archive, and offer it. Raises IntellectError, OSError."""

@@ -20,7 +20,7 @@ from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
 from node.swarm.ballots import FileState
-from node.swarm.facts import PolicyFollowed, VerdictKnown
+from node.swarm.facts import PolicyFollowed
 from node.swarm.register import BACKLOG_SECONDS, Work, WorkId
 from protocol.earnings import of_file, of_judgement, of_policy, policy_units
 from protocol.errors import ProtocolError
@@ -144,7 +144,7 @@ class Certifying(Service):
 
     async def _hear_verdicts(self) -> None:
         """The first word counts; another one is evidence, and no work."""
-        async for said in self._context.facts.subscribe(VerdictKnown):
+        async for said in self._context.facts.subscribe(VerdictIssued):
             message, author = said.message, said.author
             groups = len(message.rewards) // DIGEST or self._run.groups_per_file
             checked = len(unpack_groups(message.checked, groups) or ())
@@ -205,7 +205,7 @@ class Certifying(Service):
         state, found = self._context.state, list[Claim]()
         for validator, shown in self._shown.items():
             # A seal that stays closed tells nobody anything, so its verdict earns nothing.
-            if validator in state.ballots.quarantined or state.seals.leaves_unopened(validator):
+            if validator in state.disputes.quarantined or state.seals.leaves_unopened(validator):
                 shown.clear()
             if not shown or state.seals.is_behind(validator):
                 continue

@@ -14,20 +14,21 @@ import structlog
 import trio
 
 from node.chain.errors import Reverted
-from node.services.base import Service, wait_until
+from node.services.base import Service, every
 from node.services.context import Context
 from node.swarm.ballots import FileState
-from node.swarm.facts import SilenceTold, WorkTouched
+from node.swarm.facts import LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone, WorkTouched
 from node.swarm.register import WorkId
 from node.swarm.terms import Term
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import MISSED_UNHEALTHY, heartbeat_interval
-from protocol.messages import SilenceSigned
+from protocol.messages import SilenceSigned, StepJudged
 from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign
 
 log = structlog.get_logger()
-POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds between two looks at what only time decides: silence, a lease, a turn."""
 PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
 AHEAD = 64
@@ -88,8 +89,6 @@ class Chairing(Service):
         self._context = context
         self._chain = chain
         self._terms = context.membership.terms
-        self._words: dict[Address, SilenceSigned] = {}
-        """Each validator's word about the latest lease that it spoke of: nobody crowds out another one's."""
         self._complete: tuple[Lease, float] | None = None
         self._signed: Lease | None = None
         self._unused: tuple[int, set[WorkId]] = (-1, set())
@@ -104,8 +103,7 @@ class Chairing(Service):
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            nursery.start_soon(self._sign_always)
+            nursery.start_soon(every, LOOK_EVERY, self._sign)
             if self._candidate is not None:
                 nursery.start_soon(self._act_always, self._candidate)
             nursery.start_soon(self._count_accepted)
@@ -145,12 +143,10 @@ class Chairing(Service):
 
     # validators: silence
 
-    async def _sign_always(self) -> None:
-        while True:
-            await trio.sleep(POLL)
-            members, term = self._context.membership, self._terms.now
-            if self._terms.seated and members.may_validate(members.own) and self._is_gone(term):
-                await self._say_silent(term)
+    async def _sign(self) -> None:
+        members, term = self._context.membership, self._terms.now
+        if self._terms.seated and members.may_validate(members.own) and self._is_gone(term):
+            await self._say_silent(term)
 
     def _is_gone(self, term: Term) -> bool:
         return self._is_silent(term) or self._is_stalled(term)
@@ -208,31 +204,26 @@ class Chairing(Service):
         context.progress.tell("chair", f"the trainer {term.holder} {what}: this validator says so")
         await context.board.post(SilenceSigned(**msgspec.structs.asdict(silent), signature=signature))
 
-    async def _listen(self) -> None:
-        async for told in self._context.facts.subscribe(SilenceTold):
-            self._hear(told)
-
-    def _hear(self, told: SilenceTold) -> None:
-        self._words[told.author] = told.message
-
     # trainers: hold, end, take
 
     async def _act_always(self, candidate: Candidate) -> None:
-        while True:
-            await trio.sleep(POLL)
-            if not self._terms.seated or self._context.key.address not in self._terms.trainers:
-                continue
-            try:
-                await self._act(candidate)
-            except Reverted as error:  # another one was first, or the chain's clock is a little behind
-                self.lost += 1
-                if error.name == "ValidatorUnfit":  # one spoils the others' signatures
-                    self._unfit |= {one for one in self._context.membership.validators if one in error.args_.values()}
-                log.info("chair.refused", why=error.why)
-                await trio.sleep(PAUSE)
-            except IntellectError as error:
-                log.warning("chair.not_reached", why=error.why)
-                await trio.sleep(PAUSE)
+        kinds = (SilenceSigned, StepJudged, LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone)
+        await self._context.on_news(partial(self._try_to_act, candidate), *kinds, within=LOOK_EVERY)
+
+    async def _try_to_act(self, candidate: Candidate) -> None:
+        if not self._terms.seated or self._context.key.address not in self._terms.trainers:
+            return
+        try:
+            await self._act(candidate)
+        except Reverted as error:  # another one was first, or the chain's clock is a little behind
+            self.lost += 1
+            if error.name == "ValidatorUnfit":  # one spoils the others' signatures
+                self._unfit |= {one for one in self._context.membership.validators if one in error.args_.values()}
+            log.info("chair.refused", why=error.why)
+            await trio.sleep(PAUSE)
+        except IntellectError as error:
+            log.warning("chair.not_reached", why=error.why)
+            await trio.sleep(PAUSE)
 
     async def _act(self, candidate: Candidate) -> None:
         term, now = self._terms.now, self._context.time.now()
@@ -276,25 +267,23 @@ class Chairing(Service):
             return partial(self._take, term, ready)
         if term.ended:
             return None
-        said = self._context.jury.step_verdicts(self._context.domain, term.number)
+        judged = self._context.jury.step_verdicts(self._context.domain, term.number)
         # The contract refuses all signatures if one is by a validator without a stake.
         quorum, fit = self._context.membership.quorum, set(self._context.membership.validators) - self._unfit
-        against = [one for author, one in said.items() if one.outcome != Outcome.ACCEPT and author in fit][:quorum]
+        against = [one for author, one in judged.items() if one.outcome != Outcome.ACCEPT and author in fit][:quorum]
         if len(against) == quorum and against[0].trainer == term.holder:
             bad = against[0].statement.commitment(term.holder)
             verdicts, signatures = [one.verdict for one in against], [one.signature for one in against]
             return partial(self._chain.end_term_by_verdicts, term.number, bad, verdicts, signatures)
         key, most = (term.number, term.until), self._context.state.policies.newest_step + AHEAD
-        words = [
-            word
-            for author, word in self._words.items()
-            if (word.term, word.until) == key and author in fit and word.step <= most
-        ][:quorum]
+        # Each validator's word about the latest lease that it spoke of.
+        said = [one.message for one in self._context.facts.standing(SilenceSigned) if one.author in fit]
+        words = [one for one in said if (one.term, one.until) == key and one.step <= most][:quorum]
         if ready is None or len(words) < quorum:
             return None
         return partial(self._chain.end_term, [one.statement for one in words], [one.signature for one in words])
 
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""
-        # Until its event is read the term looks as before, and the next poll would send the transaction again.
-        await wait_until(lambda: self._terms.now != term, 4 * PAUSE, POLL / 5)
+        # Until its event is read the term looks as before, and the next look would send the transaction again.
+        await self._context.until(lambda: self._terms.now != term, TermBegan, TermMoved, Undone, seconds=4 * PAUSE)

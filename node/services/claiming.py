@@ -10,7 +10,6 @@ from typing import Any, Self
 import structlog
 import trio
 
-from node.hardware.multiplier import Multiplier
 from node.member import Member
 from node.services.base import Service
 from node.services.workplace import Workplace
@@ -24,27 +23,24 @@ LOOK_EVERY = 30.0
 
 
 class Claiming(Service):
-    """multiplier: of a node that has a GPU; asks: whether it is this node's business to challenge."""
+    """asks: whether it is this node's business to challenge."""
 
     name = "claims"
 
-    def __init__(self, member: Member, multiplier: Multiplier | None, *, asks: bool) -> None:
+    def __init__(self, member: Member, *, asks: bool) -> None:
         self._member = member
-        self._multiplier = multiplier
         self._asks = asks
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
         """None for a node that has neither a GPU nor anybody to challenge."""
-        multiplier = Multiplier() if place.hardware.gpus else None
         asks = place.role in ("validator", "trainer")
-        return cls(place.member, multiplier, asks=asks) if multiplier or asks else None
+        return cls(place.member, asks=asks) if place.member.claims.prover is not None or asks else None
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            if self._multiplier is not None:
-                self._member.claims.prover = self._multiplier
-                nursery.start_soon(self._multiplier.run)
+            if self._member.claims.prover is not None:
+                nursery.start_soon(self._member.claims.prover.run)
             if self._asks:
                 nursery.start_soon(self._challenge_always)
 

@@ -6,8 +6,10 @@ another service provides.
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import time as unix_time
+from typing import Any
 
 import msgspec
 import trio
@@ -19,7 +21,7 @@ from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.state.journal import Journal
 from node.swarm.board import Board
-from node.swarm.facts import Facts, News
+from node.swarm.facts import Facts
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.swarm.pool_state import PoolState
@@ -116,12 +118,23 @@ class Context(msgspec.Struct):
         """What is so in the pool now: read here, changed by words, the chain and time only."""
         return self.jury.state
 
-    async def until(self, so: Callable[[], bool], *kinds: type[News], seconds: float = math.inf) -> bool:
+    async def until(self, so: Callable[[], bool], *kinds: type[Any], seconds: float = math.inf) -> bool:
         """Whether it comes to be so in so many seconds; looked at again with each news of these kinds."""
         with trio.move_on_after(seconds), self.facts.subscribe(*kinds) as told:
             while not so():
                 await told.receive()
         return so()
+
+    async def on_news(self, do: Callable[[], Awaitable[object]], *kinds: type[Any], within: float = math.inf) -> None:
+        """Do it now, again after news of these kinds, and so many seconds after it was done at the latest."""
+        with self.facts.subscribe(*kinds) as told:
+            while True:
+                await do()
+                with trio.move_on_after(within):
+                    await told.receive()
+                with suppress(trio.WouldBlock):
+                    while True:
+                        told.receive_nowait()  # one look serves all of them
 
 
 def make_context(

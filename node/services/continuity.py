@@ -22,6 +22,7 @@ from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.journal import BOOT
 from node.state.pen import Fence, TwinError
+from node.swarm.membership import who_uses_work
 from node.swarm.ownwords import (
     ANSWER_EVERY,
     MAX_ASKERS,
@@ -148,7 +149,7 @@ class Continuity(Service):
         while not over:
             over = self._context.clock.monotonic() >= until
             # Gossip brings nobody its own words: they come with what is asked for.
-            await self._context.board.catch_up_now(AT_ONCE)
+            await self._context.board.catching_up.now(AT_ONCE)
             self._end_if_living()
             if (other := self._ear.fresh(self._pen.generation)) is not None:
                 raise self._ended(other)
@@ -255,7 +256,7 @@ class Continuity(Service):
         """Each that has not answered yet: who uses work first."""
         membership = self._context.membership
         near = sorted(self._network.connected(), key=lambda one: one not in membership.validators)
-        named = dict.fromkeys((*membership.who_uses_work(), *filter(membership.is_member, near)))
+        named = dict.fromkeys((*who_uses_work(membership), *filter(membership.is_member, near)))
         asked = [one for one in (named or membership.addresses()) if one not in self._answered | {membership.own}]
         limiter = trio.CapacityLimiter(AT_ONCE)
         async with trio.open_nursery() as nursery:
@@ -266,7 +267,7 @@ class Continuity(Service):
         async with limiter:
             try:
                 told = await ask(self._network, peer)
-                await self._context.board.take_missed(peer, told.envelopes)
+                await self._context.board.catching_up.take(peer, told.envelopes)
             except IntellectError as error:
                 log.debug("continuity.not_answered", peer=peer, why=error.why)
                 return
@@ -349,7 +350,7 @@ class Continuity(Service):
             state.policies.newest_step,
             newest.step if newest else -1,
             membership.terms.reached or -1,
-            membership.reached(),
+            state.reached(),
             self._ear.newest_step,
             *(one.message.round for one in self._heard.values() if isinstance(one.message, CutSigned)),
         )

@@ -5,13 +5,14 @@ from typing import Any, Self
 import trio
 
 from node.blobs.exchange import BlobExchange
-from node.blobs.transfer import describe, fraction
+from node.blobs.headway import describe, fraction
 from node.config import Role
 from node.inference.client import EngineProcess
 from node.progress import ProgressRecord
 from node.services.base import Service
 from node.services.context import Context
 from node.services.workplace import Workplace
+from node.status_schema import EnginePart, ProcessPart
 from node.swarm.facts import PolicyFollowed, Undone
 from node.weights.fetch import PolicyFollower
 from protocol.run import VerificationSpec
@@ -40,8 +41,8 @@ class Engine(Service):
 
     def status(self) -> dict[str, Any]:
         seconds = {kind: round(used, 1) for kind, used in self._child.used.items()}
-        process = {"name": self._child.name, "pid": self._child.pid, "restarts": self._child.restarts}
-        return {"processes": [process], "engine": {"seconds_by_work": seconds}}
+        process = ProcessPart(self._child.name, self._child.pid, self._child.restarts)
+        return {"processes": [process], "engine": EnginePart(seconds)}
 
     def beat(self) -> dict[str, Any]:
         return {"engine": self._child.engine_name}

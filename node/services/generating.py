@@ -6,13 +6,13 @@ Its own rewards are for its log only. What it has committed to is in the journal
 import math
 import time
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import structlog
 import trio
 
-from node.inference.link import Told
-from node.inference.wire import LoadPolicy, Produce, Produced, Progress, Reply, Request
+from node.inference.client import EngineChild
+from node.inference.wire import LoadPolicy, Produce, Produced, Progress
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.speed import measured
 from node.services.base import Service
@@ -45,14 +45,6 @@ CATCHING_UP = 5.0
 MAKES_NOTHING = 2
 """Steps after which a worker that made nothing has no share in the work. Who takes longer for a file makes so little
 that the others come closer to what a step needs without it."""
-
-
-class EngineChild(Protocol):
-    """The part of node.inference that a worker drives."""
-
-    async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Reply: ...
 
 
 BYTES_PER_PARAMETER = 2
@@ -278,7 +270,6 @@ class Generating(Service):
             capacity=self._gauge.capacity,
         )
         produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load, told=self._note_progress)
-        assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds
         self._file_seconds = produced.seconds

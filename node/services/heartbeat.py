@@ -9,6 +9,7 @@ from node.services.base import Crew, Service
 from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.pen import Pen
+from node.status_schema import ClockPart
 from protocol.liveness import heartbeat_interval
 from protocol.messages import Heartbeat
 
@@ -52,11 +53,8 @@ class Beating(Service):
         """The offset that peers see: this clock minus theirs."""
         clocks = self._context.board.clocks
         ahead = clocks.ahead_by()
-        return {
-            "node": {
-                "clock": {"ahead_seconds": None if ahead is None else round(ahead, 1), "peers": len(clocks.offsets())}
-            }
-        }
+        clock = ClockPart(None if ahead is None else round(ahead, 1), len(clocks.offsets()))
+        return {"node": {"clock": clock}}
 
     async def run(self) -> None:
         began = self._context.clock.monotonic()

@@ -74,18 +74,18 @@ def describe_audit(state: PoolState, membership: Membership, audit: AuditSpec) -
         "pledged_share": round(pledged, 4),
         "pledged_power": round(detection_power(pledged, groups, audit), 4),
         "validators": [
-            {"address": one, "silent": ballots.is_silent(one), "believed": one not in ballots.quarantined}
+            {"address": one, "silent": ballots.is_silent(one), "believed": one not in ballots.disputes.quarantined}
             for one in live
         ],
         "quarantined": [
             {"address": one.validator, "why": one.why, "evidence": len(one.evidence)}
-            for one in ballots.quarantined.values()
+            for one in ballots.disputes.quarantined.values()
         ],
         "disputes": {
-            "raised": ballots.disputes_raised,
-            "resolved": ballots.disputes_resolved,
-            "open": len(ballots.open_disputes()),
-            "prompts_differ": state.prompts_differ,
+            "raised": ballots.disputes.raised,
+            "resolved": ballots.disputes.resolved,
+            "open": len(ballots.disputes.open()),
+            "prompts_differ": state.works.prompts_differ,
         },
         "trainer": describe_trust(state),
         "lots": {"kept": lots.kept, "early": lots.early, "broken": lots.broken},

@@ -21,6 +21,7 @@ from node.services.books import Books, Keeping, Seen
 from node.services.workplace import Workplace
 from node.state.journal import PAY, UNCLEAR, PayRecord, Tabled
 from node.state.kept import cached
+from node.status_schema import EpochPart, PaidUnitsPart, PayPart
 from protocol.earnings import Table, decode_certificates
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
@@ -88,38 +89,32 @@ class Settling(Keeping):
         account, seen = self.account, self._seen
         price = seen.pool.reward_per_unit if seen else 0
         earned = account.paid + (account.due + account.certified) * price
-        pay = {
-            "provider": self._provider or "",
-            "earned_wei": str(earned),
-            "paid_wei": str(account.paid),
-            "due_wei": str(account.due * price),
-            "waiting_wei": str(account.certified * price),
-            "waiting_until": account.until,
-            "missed_wei": str(account.missed * price),
-            "units": {
-                "claimed": account.claimed,
-                "in_table": account.due,
-                "certified": account.certified,
-                "missed": account.missed,
-            },
-            "table_epoch": seen.posted.epoch if seen else None,
-            "epochs": self._epochs()[-EPOCHS_TOLD:],
-            "warnings": list(self._warned.values()),
-            "escrow_wei": str(seen.pool.escrow) if seen else None,
-            "escrow_epochs": seen.lasts if seen else None,
-            "reward_per_unit_wei": str(price) if seen else None,
-        }
+        pay = PayPart(
+            provider=self._provider or "",
+            earned_wei=str(earned),
+            paid_wei=str(account.paid),
+            due_wei=str(account.due * price),
+            waiting_wei=str(account.certified * price),
+            waiting_until=account.until,
+            missed_wei=str(account.missed * price),
+            units=PaidUnitsPart(account.claimed, account.due, account.certified, account.missed),
+            table_epoch=seen.posted.epoch if seen else None,
+            epochs=self._epochs()[-EPOCHS_TOLD:],
+            warnings=list(self._warned.values()),
+            escrow_wei=str(seen.pool.escrow) if seen else None,
+            escrow_epochs=seen.lasts if seen else None,
+            reward_per_unit_wei=str(price) if seen else None,
+        )
         return {"pay": pay, "stake": {"bonded_wei": str(self._bonded)}}
 
-    def _epochs(self) -> list[dict[str, Any]]:
+    def _epochs(self) -> list[EpochPart]:
         """JSON-ready: no number beyond what JSON readers can hold."""
         told = [(one.epoch, self._state(one), one.units or 0, one.certified - (one.units or 0)) for one in self._tabled]
         told += [(epoch, "certified", units, 0) for epoch, units in sorted(self._waiting().items())]
         pool = self._seen.pool if self._seen else None
         price, at = (pool.reward_per_unit, pool.maturity) if pool else (0, lambda epoch: 0)
         return [
-            {"epoch": epoch, "state": state, "wei": str(units * price), "units": units}
-            | {"missed_units": 0 if state == "unclear" else missed, "claimable_at": at(epoch)}
+            EpochPart(epoch, state, str(units * price), units, 0 if state == "unclear" else missed, at(epoch))
             for epoch, state, units, missed in told
         ]
 

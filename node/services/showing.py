@@ -13,10 +13,11 @@ import trio
 
 from node.blobs.errors import StoreFull
 from node.blobs.store import BlobStore
-from node.services.base import Service
+from node.services.base import Service, every
 from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.files import link_or_copy
+from node.status_schema import ShownPart
 from node.training.spool import Spool
 from protocol.blobs import BlobInfo
 from protocol.errors import IntellectError
@@ -24,7 +25,8 @@ from protocol.manifest import MAX_MANIFEST_BYTES, CheckpointCard, StateFile, dec
 from protocol.messages import CheckpointOffered
 
 log = structlog.get_logger()
-POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds between two looks at what the learner wrote: another process, which tells nobody."""
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
 BEHIND = 4
@@ -63,9 +65,7 @@ class Showing(Service):
         return cls(place.context, place.member.stock.store, spool, place.directory / "weights" / "offering")
 
     async def run(self) -> None:
-        while True:
-            await self.look()
-            await trio.sleep(POLL)
+        await every(LOOK_EVERY, self.look)
 
     async def look(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
@@ -87,7 +87,7 @@ class Showing(Service):
     def status(self) -> dict[str, Any]:
         shown = {str(step): size for step, size in sorted(self._offered.items()) if size}
         lacking = [step for step, size in sorted(self._offered.items()) if not size]
-        return {"trainer": {"checkpoints": shown, "checkpoints_without_room": lacking}}
+        return {"trainer": ShownPart(shown, lacking)}
 
     # checkpoints
 

@@ -47,7 +47,7 @@ class Tallying(Service):
         for service in self._crew.services:
             rows = service.status().get("processes", ()) if service is not self else ()
             for row in rows:
-                self._restarts[row["name"]] = self._before.get(row["name"], 0) + row["restarts"]
+                self._restarts[row.name] = self._before.get(row.name, 0) + row.restarts
 
     def status(self) -> dict[str, Any]:
         """Also what was counted before this daemon, until those who count have begun (an engine may load for long)."""

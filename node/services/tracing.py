@@ -3,7 +3,6 @@
 A validator signs, policy by policy, which works it held accepted by then: so what was due is a quorum's word.
 """
 
-from collections import deque
 from contextlib import suppress
 from typing import Any, Self
 
@@ -14,11 +13,10 @@ from node.services.base import Service
 from node.services.context import Context, manifest_of
 from node.services.workplace import Dropped, Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import DueTold, PolicyFollowed, WorkTouched
+from node.swarm.facts import PolicyFollowed, WorkTouched
 from node.swarm.register import WorkId
 from node.swarm.uses import UseBook
 from protocol.errors import IntellectError
-from protocol.identity import Address
 from protocol.manifest import BatchManifest
 from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
 
@@ -27,7 +25,7 @@ FETCH_TIMEOUT = 60.0
 SAID_WITHIN = 1.0
 """Seconds that a validator's word waits for other words of its own."""
 WAITING = 64
-"""Manifests on their way; of more, the oldest are not read."""
+"""Policies back whose manifests are read: who comes late reads no more than these."""
 
 
 class Tracing(Service):
@@ -49,8 +47,6 @@ class Tracing(Service):
             self._is_usable,
             keep_surplus=spec.filters.keep_surplus,
         )
-        self._announced: deque[tuple[Address, PolicyAnnounced]] = deque(maxlen=WAITING)
-        self._news = trio.Event()
         self._term = 0
         self.unread = 0
 
@@ -82,7 +78,7 @@ class Tracing(Service):
         return not state.policies.is_orphan(work.commitment.policy_root)
 
     async def _hear_cuts(self) -> None:
-        async for told in self._context.facts.subscribe(DueTold):
+        async for told in self._context.facts.subscribe(DueSigned):
             self.book.heard(told.author, told.message)
 
     def _cut(self, step: int) -> None:
@@ -98,26 +94,22 @@ class Tracing(Service):
         async for policy in self._context.facts.subscribe(PolicyFollowed):
             if policy.step == self._context.state.policies.newest_step:
                 self._cut(policy.step)
-            # Step 0 was not trained, so nothing can have been left out of it.
-            if policy.step > 0:
-                self._announced.append((policy.author, policy.message))
-                self._news.set()
 
     async def _read(self) -> None:
         """One after the other, in the order in which they were announced."""
-        while True:
-            await self._news.wait()
-            self._news = trio.Event()
-            while self._announced:
-                author, message = self._announced.popleft()
-                try:
-                    manifest = await manifest_of(self._context, author, message, FETCH_TIMEOUT)
-                except IntellectError as error:
-                    # Told, and no evidence: that a manifest cannot be had here may be this node's own connection.
-                    self.unread += 1
-                    log.info("manifest.not_read", step=message.step - 1, why=error.why)
-                else:
-                    self._trained(message, manifest)
+        # One that is taken back changes nothing here, either.
+        async for policy in self._context.facts.subscribe(PolicyFollowed):
+            # Step 0 was not trained, so nothing can have been left out of it.
+            if not 0 < policy.step > self._context.state.policies.newest_step - WAITING:
+                continue
+            try:
+                manifest = await manifest_of(self._context, policy.author, policy.message, FETCH_TIMEOUT)
+            except IntellectError as error:
+                # Told, and no evidence: that a manifest cannot be had here may be this node's own connection.
+                self.unread += 1
+                log.info("manifest.not_read", step=policy.step - 1, why=error.why)
+            else:
+                self._trained(policy.message, manifest)
 
     def _trained(self, message: PolicyAnnounced, manifest: BatchManifest) -> None:
         if message.term != self._term:

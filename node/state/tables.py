@@ -132,7 +132,7 @@ def explained(error: sqlite3.Error) -> tuple[str, str]:
     return f"{why} ({error})" if why else str(error), remedy
 
 
-_MEND_DAMAGE = "look at the disk; what is left of the file is read by: sqlite3 FILE .recover"
+_MEND_DAMAGE = "look at the disk; what is left of the file is read by: sqlite3 FILE .dump"
 _CODES = {
     sqlite3.SQLITE_CORRUPT: ("the file is damaged", _MEND_DAMAGE),
     sqlite3.SQLITE_NOTADB: ("the file is no SQLite database, or its head is damaged", _MEND_DAMAGE),
@@ -194,7 +194,7 @@ def _bring_forward(db: sqlite3.Connection, path: Path | str, form: Form) -> None
         if version > form.version:
             raise _later(path, form, version)
         # The quick one does not look whether an index leads to each row.
-        said = db.execute(f"PRAGMA {'quick' if form.cache else 'integrity'}_check(1)").fetchone()[0]
+        said = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if said != "ok":
             raise _unusable(path, form, f"the file is damaged ({said})"[:300], _MEND_DAMAGE)
         if version < form.version:

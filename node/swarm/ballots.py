@@ -1,45 +1,28 @@
-"""Ballots: what a pool's validators say of each work, and whether they may still be believed.
+"""Ballots: what a pool's validators say of each work, and what that amounts to.
 
 Every member counts the same signed verdicts by the same pure rules (protocol.disputes), so that trainer, workers and
 validators come to one result. A verdict counts for the one commitment that it names, and only once this node has heard
 of that (`register.py`). A validator has one word about a work, for ever. Work is accepted or rejected by the quorum; a
-conflict between two validators opens a dispute, which all re-check; re-checks count inside a dispute and nowhere else.
-Whoever contradicted the majority is quarantined: its verdicts count no more, and the envelopes that show it are kept as
-evidence. Knows nothing of engines, lots or chains.
+conflict between two validators opens a dispute (`disputes.py`), which all re-check; re-checks count inside a dispute
+and nowhere else. Knows nothing of engines, lots or chains.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from itertools import combinations
 
-import msgspec
-
-from node.swarm.facts import JudgeContradicted, JudgeDisbelieved, Quarantined
-from node.swarm.register import Register, Work, WorkId
+from node.swarm.disputes import Case, Dispute, Disputes
+from node.swarm.register import Register, WorkId
 from protocol.audit import share_of_files
-from protocol.disputes import (
-    Conflict,
-    Finding,
-    Ruling,
-    asked_alike,
-    asked_apart,
-    compare,
-    hearsay,
-    resolve,
-    values_complete,
-)
+from protocol.disputes import Conflict, Ruling, asked_alike, asked_apart, hearsay, values_complete
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import MAX_VALUES, Judgement, Signed, VerdictIssued, VerdictRechecked
 from protocol.run import RunSpec
 from protocol.statements import Outcome, work_id
 
-STRIKES = 3
-"""Contradictions about arithmetic that one validator may be wrong in before it is quarantined: hardware differs."""
 SILENT_AFTER = 4
 """Files in a row that could be had and that a validator let pass without a word, before others decide without it."""
-EVIDENCE = 64
 CLOSED = 16
 """Policies beyond the staleness of a run after which a decided work is closed: no word reopens it."""
 
@@ -52,40 +35,12 @@ class FileState(Enum):
     REJECTED = "rejected"
     DISPUTED = "disputed"
     UNDECIDED = "undecided"
-    """The time of its dispute is over and nobody won: it is not trained on, paid or slashed for."""
-
-
-class Dispute(msgspec.Struct, frozen=True):
-    """Two verdicts that conflict. first, second: as signed."""
-
-    work: WorkId
-    first: Signed[VerdictIssued]
-    second: Signed[VerdictIssued]
-    finding: Finding
-
-
-class _Case(msgspec.Struct):
-    """One work. votes, rechecks: by validator; asked: whether two verdicts on it were seen to conflict, whoever is
-    believed; opened: when it was disputed; heard: of the first verdict or seal;
-    ruled, winner: the dispute's result, and one re-check of the side that won; overdue: those who had not spoken in
-    time were noted."""
-
-    work: Work
-    heard: float
-    votes: dict[Address, Signed[VerdictIssued]] = {}
-    rechecks: dict[Address, Signed[VerdictRechecked]] = {}
-    asked: bool = False
-    disputed: bool = False
-    opened: float = 0.0
-    ruled: Ruling | None = None
-    winner: Judgement | None = None
-    overdue: bool = False
+    """Its time is over and nobody won its dispute, or its prompts differ: it is not trained on, paid or slashed for."""
 
 
 class Ballots:
-    """Counts verdicts on the works of a register. quorum: of those in office; live: of them who is alive now;
-    clock: monotonic seconds; bench: all who are in office, alive or
-    not; told: who is not believed any more, however that came about, and who signed two verdicts on one work."""
+    """Counts verdicts on the works of a register. quorum: of those in office; live: of them who is alive now; clock:
+    monotonic seconds; bench: all who are in office, alive or not."""
 
     def __init__(
         self,
@@ -95,8 +50,9 @@ class Ballots:
         live: Callable[[], Sequence[Address]],
         clock: Callable[[], float],
         bench: Callable[[], Sequence[Address]],
-        told: Callable[[JudgeDisbelieved | JudgeContradicted], object] = lambda one: None,
+        disputes: Disputes,
     ) -> None:
+        self.disputes = disputes
         self._bench = bench
         self._closed = run.recipe.max_staleness + CLOSED
         self._audit = run.audit
@@ -104,22 +60,22 @@ class Ballots:
         self._register = register
         self._live = live
         self._clock = clock
-        self._cases: dict[WorkId, _Case] = {}
-        self._open: dict[WorkId, _Case] = {}
+        self._cases: dict[WorkId, Case] = {}
         register.follow_forgotten(self._forget)
-        self._strikes: dict[Address, int] = {}
-        self._shown: dict[Address, list[bytes]] = {}
         self._missed: dict[Address, int] = {}
-        self.quarantined: dict[Address, Quarantined] = {}
-        self._told = told
-        self.disputes_raised = 0
-        self.disputes_resolved = 0
 
     # what is said
 
-    def note(self, id: WorkId) -> None:
-        """Somebody has a verdict on a work: from now on the others are waited for. Raises KeyError as `add`."""
-        self._case(id)
+    def note(self, id: WorkId) -> Case:
+        """Somebody has a word on a work: from now on the others are waited for. Raises KeyError for a work that the
+        register does not know."""
+        case = self._cases.get(id)
+        if case is None:
+            work = self._register.get(id)
+            if work is None:
+                raise KeyError(id)
+            case = self._cases[id] = Case(work, self._clock(), votes={}, rechecks={})
+        return case
 
     def add(self, signed: Signed[VerdictIssued]) -> list[Dispute]:
         """Count a verdict; returns the conflicts that it opens, none for a work that is disputed already.
@@ -127,13 +83,13 @@ class Ballots:
         Raises KeyError for a work that the register does not know.
         """
         message, author = signed.message, signed.author
-        case = self._case(work_id(message.verdict))
+        case = self.note(work_id(message.verdict))
         # Before all else: a second verdict is evidence, and must never replace the first.
         if author in case.votes:
-            self._second_word(case, case.votes[author], signed)
+            self.disputes.second_word(case, case.votes[author], signed)
             return []
         if not values_complete(message, case.work.groups, MAX_VALUES):
-            self.quarantine(author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw))
+            self.disputes.convict(case, author, "it accepts without saying what it recomputed", signed.raw)
             return []
         closed = self._is_closed(case)
         case.votes[author] = signed
@@ -142,15 +98,15 @@ class Ballots:
         if closed:
             return []
         # The dispute is decided, so this late word is measured by what won it.
-        if case.winner is not None and author not in self.quarantined:  # too late to be looked at again by all
-            self._punish(case, author, compare(message, case.winner, case.work.groups, self._audit.logprob_tolerance))
-        return self._conflicts(case, signed)
+        if case.winner is not None and author not in self.disputes.quarantined:  # too late to be looked at again by all
+            self.disputes.punish(case, author, self.disputes.compare(case, message, case.winner))
+        return self.disputes.conflicts(case, signed)
 
     def recheck(self, signed: Signed[VerdictRechecked]) -> None:
         """Count a second look. It decides only a dispute that is open here, or opens later: outside of one nobody looks
-        again. Raises KeyError as `add`."""
+        again. Raises KeyError as `note`."""
         message, author = signed.message, signed.author
-        case = self._case(work_id(message.verdict))
+        case = self.note(work_id(message.verdict))
         if self._is_closed(case):
             return
         before = case.rechecks.get(author)
@@ -158,7 +114,7 @@ class Ballots:
             # Values may differ by rounding; outcome and reason may not.
             if before.message.verdict != message.verdict:
                 what = "it said two different things of a second look at one file"
-                self.quarantine(author, what, (*self._shows(case), before.raw, signed.raw))
+                self.disputes.convict(case, author, what, before.raw, signed.raw)
             return
         looked = unpack_groups(message.checked, case.work.groups) or ()
         accepts = message.verdict.outcome == Outcome.ACCEPT
@@ -166,26 +122,26 @@ class Ballots:
         whole = not accepts or case.work.is_recomputed or len(looked) == case.work.groups > 0
         if not whole or not values_complete(message, case.work.groups, MAX_VALUES):
             what = "it accepts what it was to look at again without having looked at all of it"
-            self.quarantine(author, what, (*self._shows(case), signed.raw))
+            self.disputes.convict(case, author, what, signed.raw)
             return
         case.rechecks[author] = signed
-        self._settle(case)
+        self.disputes.settle(case)
 
     def heed(self, dispute: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> bool:
-        """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `add`."""
+        """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `note`."""
         first, second = (one.message for one in dispute)
-        case = self._case(work_id(first.verdict))
-        finding = compare(first, second, case.work.groups, self._audit.logprob_tolerance)
+        case = self.note(work_id(first.verdict))
+        finding = self.disputes.compare(case, first, second)
         # A raiser may be wrong or lie: only a conflict that we see ourselves costs everybody a second look.
         if finding is None or dispute[0].author == dispute[1].author or self._is_closed(case):
             return False
         case.asked = True
         # Whoever is not believed any more must not cost everybody another look.
-        if any(one.author in self.quarantined for one in dispute):
+        if any(one.author in self.disputes.quarantined for one in dispute):
             return False  # it has said enough
         for one in dispute:
             self.add(one)
-        self._dispute(case)
+        self.disputes.begin(case)
         return True
 
     # what it amounts to
@@ -195,7 +151,7 @@ class Ballots:
         case = self._cases.get(id)
         if case is None:
             return FileState.OPEN
-        self._settle(case)
+        self.disputes.settle(case)
         self._note_silence(case)
         if case.ruled is Ruling.ACCEPTED:
             return FileState.ACCEPTED
@@ -203,16 +159,21 @@ class Ballots:
             return FileState.REJECTED
         accepting, rejecting = self.accepting(id), self.rejecting(id)
         if case.disputed:
-            return self._by_first_words(len(accepting), len(rejecting)) if self._is_over(case) else FileState.DISPUTED
+            over = self.disputes.is_over(case)
+            return self._by_first_words(len(accepting), len(rejecting)) if over else FileState.DISPUTED
         needed = self._needed(case, rejecting)
         # At a tie the acceptance stands: a contradiction about the same thing would be a dispute, decided above.
         if len(accepting) >= needed and len(accepting) >= len(rejecting):
             return FileState.ACCEPTED
-        return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN
+        if len(rejecting) >= self._needed(case, {}):
+            return FileState.REJECTED
+        return FileState.UNDECIDED if self._differs_for_good(case) else FileState.OPEN
 
-    def _is_over(self, case: _Case) -> bool:
-        """Whether the time of its dispute is over. It convicts nobody, and second looks still count."""
-        return self._clock() - case.opened > 2 * self._audit.verdict_seconds
+    def _differs_for_good(self, case: Case) -> bool:
+        """Whether the time is over in which a quorum could have computed the same prompts: then the file is nobody's
+        fault and nobody's gain (ADR 101)."""
+        waited = self._clock() - case.heard >= self._audit.verdict_seconds
+        return waited and asked_apart(self.disputes.believed(case).values())
 
     def _by_first_words(self, accepting: int, rejecting: int) -> FileState:
         """What a dispute comes to that nobody won in time: what a quorum had said, if more than those against."""
@@ -220,7 +181,7 @@ class Ballots:
             return FileState.UNDECIDED
         return FileState.ACCEPTED if accepting > rejecting else FileState.REJECTED
 
-    def _is_closed(self, case: _Case) -> bool:
+    def _is_closed(self, case: Case) -> bool:
         """Whether a work is decided and so old that nothing rests on it any more. An undecided one stays open: its
         validators may have been away."""
         if case.work.task is not None or self._register.age(case.work) <= self._closed:
@@ -241,11 +202,9 @@ class Ballots:
         return {a: v for a, v in votes.items() if v.verdict.outcome == Outcome.SLASH and v.verdict.reason == reason}
 
     def prompts_differ(self, id: WorkId) -> bool:
-        """Whether believed validators computed different prompts of a work: then it may stay undecided."""
+        """Whether believed validators computed different prompts of a work."""
         case = self._cases.get(id)
-        return case is not None and asked_apart(
-            [one.message for author, one in case.votes.items() if author not in self.quarantined]
-        )
+        return case is not None and asked_apart(self.disputes.believed(case).values())
 
     def verdict_of(self, id: WorkId, validator: Address) -> Signed[VerdictIssued] | None:
         """A validator's one word about a work, believed or not."""
@@ -264,7 +223,7 @@ class Ballots:
         if case is None or case.asked or validator not in case.votes or validator not in case.rechecks:
             return False
         both = case.votes[validator].message, case.rechecks[validator].message
-        finding = compare(*both, case.work.groups, self._audit.logprob_tolerance)
+        finding = self.disputes.compare(case, *both)
         return finding is not None and finding.kind is Conflict.CONTRADICTION and finding.objective
 
     def has_spoken(self, id: WorkId) -> set[Address]:
@@ -285,7 +244,7 @@ class Ballots:
         waited = self._clock() - case.heard >= min(self._audit.verdict_seconds, patience)
         return waited or all(validator in said for validator in self.electorate())
 
-    def _needed(self, case: _Case, rejecting: Mapping[Address, Judgement]) -> int:
+    def _needed(self, case: Case, rejecting: Mapping[Address, Judgement]) -> int:
         """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
         alive, but two at least where three or more are in office: what one alone says is a claim. A run with servers
         always waits for its quorum: nobody alone is a witness."""
@@ -302,7 +261,7 @@ class Ballots:
         if not (live := self._live()):
             return []
         let_pass = self.files_let_pass(self._quorum() - 1)
-        return [one for one in live if one not in self.quarantined and not self.is_silent(one, let_pass)]
+        return [one for one in live if one not in self.disputes.quarantined and not self.is_silent(one, let_pass)]
 
     def is_silent(self, validator: Address, let_pass: int = 0) -> bool:
         """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody
@@ -316,24 +275,9 @@ class Ballots:
         share = share_of_files(len(self._live()), looking)
         return SILENT_AFTER if share >= 1 else math.ceil(2 * SILENT_AFTER / share)
 
-    def open_disputes(self) -> list[WorkId]:
-        """What waits for re-checks; disputes whose time is over are closed by asking."""
-        for case in list(self._open.values()):
-            self._settle(case)
-        return list(self._open)
-
-    def in_dispute(self) -> list[tuple[bytes, ...]]:
-        """The envelopes that open each dispute again for whoever reads them: its policy, its work, its verdicts."""
-        open_ones = list(self._open.values())[-EVIDENCE:]
-        return [(*self._shows(case), *(one.raw for one in case.votes.values())) for case in open_ones]
-
-    def restore(self, quarantined: Sequence[Quarantined]) -> None:
-        """Those who were not believed before a restart."""
-        self.quarantined.update({one.validator: one for one in quarantined})
-
     # inside
 
-    def _note_silence(self, case: _Case) -> None:
+    def _note_silence(self, case: Case) -> None:
         """Once per work: who has not spoken when its time was over. A file that this node never had may be one that
         nobody could have."""
         if case.overdue or not case.work.delivered or self._clock() - case.heard < self._audit.verdict_seconds:
@@ -343,19 +287,10 @@ class Ballots:
             if validator not in case.votes and validator not in case.rechecks:
                 self._missed[validator] = self._missed.get(validator, 0) + 1
 
-    def _case(self, id: WorkId) -> _Case:
-        case = self._cases.get(id)
-        if case is None:
-            work = self._register.get(id)
-            if work is None:
-                raise KeyError(id)
-            case = self._cases[id] = _Case(work, self._clock(), votes={}, rechecks={})
-        return case
-
     def _forget(self, id: WorkId) -> None:
         """The register knows this work no more."""
         self._cases.pop(id, None)
-        self._open.pop(id, None)
+        self.disputes.forget(id)
 
     def _side(self, id: WorkId, *, accept: bool) -> dict[Address, Judgement]:
         """What believed validators say of a work, if it is of this kind: their verdicts; once a dispute about it is
@@ -366,97 +301,8 @@ class Ballots:
         if case.winner is None:
             said: dict[Address, Judgement] = {author: one.message for author, one in case.votes.items()}
         else:
-            tolerance, groups, winner = self._audit.logprob_tolerance, case.work.groups, case.winner
-            both = [*case.votes.items(), *case.rechecks.items()]
-            said = {a: one.message for a, one in both if compare(one.message, winner, groups, tolerance) is None}
-        said = {a: one for a, one in said.items() if a not in self.quarantined}
+            both, winner = [*case.votes.items(), *case.rechecks.items()], case.winner
+            said = {a: one.message for a, one in both if self.disputes.compare(case, one.message, winner) is None}
+        said = {a: one for a, one in said.items() if a not in self.disputes.quarantined}
         said = asked_alike(said, self._quorum())
         return {a: one for a, one in said.items() if (one.verdict.outcome == Outcome.ACCEPT) == accept}
-
-    def _conflicts(self, case: _Case, signed: Signed[VerdictIssued]) -> list[Dispute]:
-        found: list[Dispute] = []
-        if case.disputed or signed.author in self.quarantined:
-            return found
-        for author, other in case.votes.items():
-            if author == signed.author or author in self.quarantined:
-                continue
-            finding = compare(other.message, signed.message, case.work.groups, self._audit.logprob_tolerance)
-            if finding is not None:
-                found.append(Dispute(case.work.id, other, signed, finding))
-        if found:
-            self._dispute(case)
-            self._settle(case)  # the re-checks may have come before
-        return found
-
-    def _dispute(self, case: _Case) -> None:
-        if not case.disputed:
-            case.asked = case.disputed = True
-            case.opened = self._clock()
-            self._open[case.work.id] = case
-            self.disputes_raised += 1
-
-    def _second_word(self, case: _Case, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]) -> None:
-        """The same again is a repetition; anything else about the same work is a contradiction in itself."""
-        if before.message.verdict == signed.message.verdict:
-            return
-        what = "it signed two different verdicts on one file"
-        self.quarantine(signed.author, what, (*self._shows(case), before.raw, signed.raw))
-        self._told(JudgeContradicted(signed.author, before.message, signed.message))
-        self._settle(case)
-
-    def _settle(self, case: _Case) -> None:
-        """Decide a dispute as soon as second looks do, however late these come. Nobody is waited for in vain: when its
-        time is over nobody is asked to look any more."""
-        if not case.disputed or case.ruled is not None:
-            return
-        votes = {author: one.message for author, one in case.votes.items()}
-        office = set(self._bench()) - self.quarantined.keys()
-        rechecks = {author: one.message for author, one in case.rechecks.items() if author in office}
-        result = resolve(votes, rechecks, len(office), case.work.groups, self._audit.logprob_tolerance)
-        if result is not None:
-            case.ruled, case.winner = result.ruling, result.winner
-        if (result is not None or self._is_over(case)) and self._open.pop(case.work.id, None):
-            self.disputes_resolved += 1
-        for validator, finding in result.wrong.items() if result is not None else ():
-            self._punish(case, validator, finding)
-
-    def _punish(self, case: _Case, validator: Address, finding: Finding | None) -> None:
-        """Hold against a validator what it got wrong in a decided dispute."""
-        if finding is None or finding.kind is not Conflict.CONTRADICTION:
-            return
-        self._strikes[validator] = self._strikes.get(validator, 0) + 1
-        shown = self._shown.setdefault(validator, [])  # of all strikes: others must come to the same count
-        # Rounding may look like a contradiction once; `STRIKES` of them do not.
-        shown += [*self._shows(case), *(one.raw for one in (*case.votes.values(), *case.rechecks.values()))]
-        if finding.objective or self._strikes[validator] >= STRIKES:
-            self.quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
-
-    def quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
-        """Believe a validator no more: what it said shows that it lied, or that it broke its promise (lots)."""
-        if validator in self.quarantined:
-            return
-        # Never somebody in office if it can be helped: it would be believed again.
-        if len(self.quarantined) >= EVIDENCE:  # of many benches: a pool has at most 16 validators at a time
-            here = set(self._live())
-            del self.quarantined[
-                next((one for one in self.quarantined if one not in here), next(iter(self.quarantined)))
-            ]
-        one = self.quarantined[validator] = Quarantined(validator, why, self._clock(), evidence)
-        self._told(JudgeDisbelieved(validator, one))
-        for case in list(self._open.values()):
-            self._withdraw(case)
-
-    def _shows(self, case: _Case) -> tuple[bytes, ...]:
-        """What makes verdicts on a work count for those who come later: its policy's announcement, its commitment."""
-        announced = self._register.announcement(case.work)
-        return (*((announced,) if announced else ()), case.work.signed.raw)
-
-    def _withdraw(self, case: _Case) -> None:
-        """End a dispute that only somebody led who is not believed any more: who knew that before never opened it, and
-        would not look again."""
-        believed = [one.message for author, one in case.votes.items() if author not in self.quarantined]
-        tolerance = self._audit.logprob_tolerance
-        if not any(compare(a, b, case.work.groups, tolerance) for a, b in combinations(believed, 2)):
-            case.disputed = False
-            self._open.pop(case.work.id, None)
-            self.disputes_resolved += 1

@@ -1,11 +1,10 @@
 """The board: the recent signed messages of one pool, from gossip and, for what gossip lost, from any member.
 
 Knows who may say what, and in which order to look at a message: the cheap first, signatures last. Leaves what is kept
-to the shelf, what a member may cost to its allowance, and what a message means to the subscribers.
+to the shelf, what was missed to `catchup.py`, and what a message means to the subscribers.
 """
 
 import math
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,21 +13,18 @@ from typing import Any, cast
 import msgspec
 import structlog
 import trio
-from blake3 import blake3
 
 from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
-from node.recent import Recent
+from node.swarm.catchup import CatchingUp, name_of
 from node.swarm.counts import Authority, may_say
 from node.swarm.ownwords import OwnEar
-from node.swarm.readers import Reader
-from node.swarm.rules import ELSE, HANDED, MUTED, PATIENCE, own_budgets
-from node.swarm.shelf import MAX_MESSAGES, Shelf
-from protocol.codec import decode_msgpack
+from node.swarm.readers import Readers
+from node.swarm.rules import ELSE, MUTED, PATIENCE, own_budgets
+from node.swarm.shelf import Shelf
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
-from protocol.liveness import MAX_MEMBERS
 from protocol.messages import (
     ANY_MESSAGE,
     Carried,
@@ -60,35 +56,6 @@ from protocol.statements import Domain, signer_of
 
 log = structlog.get_logger()
 
-CATCH_UP_PROTOCOL = "/intellect-node/board/1"
-CATCH_UP_EVERY = 2.0
-CATCH_UP_TIMEOUT = 5.0
-SOON, MUCH = 0.2, 16
-"""Seconds until the next question after an answer that brought so many messages: who was away lacks more than gossip
-loses, and whoever was asked may have been away, too."""
-NAMED_PER_SECOND = 500.0
-"""Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
-MAX_CATCH_UP_BYTES = 256 * 1024
-NAME, SHORT = 32, 8
-"""Bytes of a message's name, and of the part of it that stands in a question. Which part is drawn anew for each: two
-messages that agree in one of them are easily made, and the second would never be handed over."""
-MAX_KNOWN = 2 * MAX_MESSAGES + MAX_MEMBERS
-"""Names in a question: fewer than a board can keep would bring the others again with every answer."""
-MAX_QUESTION = 10 * MAX_KNOWN + 64
-MAX_REFUSED = 128
-"""Refused messages in one answer after which the rest is left: an honest peer knows a few members more than we."""
-REFUSED_FOR = 20.0
-"""Seconds for which we do not ask for a refused message again: its author may be a member by then."""
-ASKED = (1.0, 20.0)
-"""Answers per second, and in a burst, that one peer gets: it asks each of us at most once in CATCH_UP_EVERY."""
-
-
-class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """known: SHORT bytes of the name of each message that the asker has, or wants no more; at: where in the names."""
-
-    known: list[bytes]
-    at: int
-
 
 class Board:
     """Post, receive and remember the messages of one pool. clock: monotonic seconds; wall: unix seconds."""
@@ -112,10 +79,8 @@ class Board:
         self.clocks = PeerClocks(Clock(clock, wall))
         self._shelf = Shelf()
         self._own, self._else = own_budgets(), Budgets(*ELSE)
-        self._handed, self._patience = Budgets(*HANDED), Budgets(*PATIENCE)
-        self._asked = Budgets(*ASKED)
-        self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
-        self._readers: dict[type[Message], list[Reader[Signed[Any]]]] = {}
+        self._patience = Budgets(*PATIENCE)
+        self._readers: Readers[Signed[Any]] = Readers()
         self.counts: Counter[str] = Counter()
         self.own = OwnEar(clock, wall)
         """Words of this node's key that this process did not say."""
@@ -127,13 +92,13 @@ class Board:
         self._topic = topic(domain, pool)
         # Everything is decided in the validator: what is refused must not be forwarded either.
         self._incoming = wire.subscribe(self._topic, self._accept)
-        wire.serve(CATCH_UP_PROTOCOL, self._answer_catch_up, max_request=MAX_QUESTION)
+        self.catching_up = CatchingUp(wire, authority, self._shelf, self._handed, self.counts, clock)
 
     async def run(self) -> None:
         """Drain gossip and catch up until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drain)
-            nursery.start_soon(self._catch_up_forever)
+            nursery.start_soon(self.catching_up.run)
             nursery.start_soon(self._speak)
 
     def subscribe(
@@ -144,12 +109,7 @@ class Board:
 
         A slow reader loses the excess, of each author by itself (`counts["lost"]`).
         """
-        reader = Reader[Signed[M]](by)
-        for signed in self._shelf.messages(*kinds):
-            self._offer(reader, signed)
-        for kind in kinds:
-            self._readers.setdefault(kind, []).append(reader)
-        return reader.channel
+        return self._readers.subscribe(kinds, by, self._shelf.messages(*kinds))
 
     def messages(self, kind: type[M]) -> list[Signed[M]]:
         """The kept messages of a kind, oldest first."""
@@ -199,7 +159,7 @@ class Board:
         except ProtocolError as error:  # sealed by this node, so it is its journal's disk
             log.warning("journal.word_damaged", why=error.why, then="it is not said again")
             return
-        self._shelf.saw(_name(raw), signed)  # kept or not: what comes back of it is no other daemon's word
+        self._shelf.saw(name_of(raw), signed)  # kept or not: what comes back of it is no other daemon's word
         self._take(signed, by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
@@ -210,7 +170,7 @@ class Board:
         """
         for raw in envelopes:
             try:
-                self._shelf.pin(_name(raw), open_envelope(self._domain, self._pool, raw), self._clock())
+                self._shelf.pin(name_of(raw), open_envelope(self._domain, self._pool, raw), self._clock())
             except ProtocolError as error:
                 self._refuse(error, "pinned")
 
@@ -240,7 +200,7 @@ class Board:
         if not (self._authority.is_member(publisher) or self._authority.is_trainer(publisher)):
             self.counts["strangers"] += 1
             return False
-        name = _name(raw)
+        name = name_of(raw)
         # Looked up before anything is parsed: a repetition must cost us no more than a hash.
         seen = self._shelf.seen(name)
         if seen is not None:
@@ -249,7 +209,7 @@ class Board:
         try:
             parsed = parse_envelope(self._pool, raw)
             kind, at = type(parsed.message), "signature"
-            own = self._may_say(publisher, kind)
+            own = may_say(self._authority, publisher, kind)
             # Charged before the signature is checked, which is the dear part: whoever floods pays with its own budget.
             if not (self._spends_all(publisher, parsed.message) if own else self._spends(publisher, None)):
                 return False
@@ -313,14 +273,22 @@ class Board:
         self.counts[f"refused.{at}"] += 1
         log.debug("message.refused", why=error.why)
 
-    # rights
+    def _handed(self, peer: Address, raw: bytes) -> bool | None:
+        """A message that a peer hands over, whoever wrote it: whether it is news; None where its time has not come.
+        Raises ProtocolError."""
+        try:
+            signed = open_envelope(self._domain, self._pool, raw)
+            self._authorise(signed)
+        except ProtocolError as error:
+            self._refuse(error, "handed")
+            raise
+        return None if self._is_future(signed) else self._take(signed, by=peer)
 
-    def _may_say(self, author: Address, kind: type[Message]) -> bool:
-        return may_say(self._authority, author, kind)
+    # rights
 
     def _authorise(self, signed: Signed[Message]) -> None:
         message, author = signed.message, signed.author
-        if not self._may_say(author, type(message)) or not self._is_borne_out(message, author):
+        if not may_say(self._authority, author, type(message)) or not self._is_borne_out(message, author):
             raise MalformedMessage("message refused", f"{author} may not say {type(message).__name__}")
 
     def _is_borne_out(self, message: Message, author: Address) -> bool:
@@ -351,7 +319,7 @@ class Board:
         """Likewise, of a message in another one; a verdict that comes by itself is by whoever signed it."""
         if isinstance(one, VerdictIssued):
             return signer_of(self._domain, one.verdict, one.signature) == author
-        return self._may_say(author, type(one)) and self._is_borne_out(one, author)
+        return may_say(self._authority, author, type(one)) and self._is_borne_out(one, author)
 
     # keeping
 
@@ -362,7 +330,7 @@ class Board:
             # Before the shelf, which keeps no heartbeat of a lower number: another daemon's may be one.
             for one in with_carried(signed):
                 self.own.hear(one)
-        if not self._shelf.put(_name(signed.raw), signed, now, direct=by == signed.author):
+        if not self._shelf.put(name_of(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
         name = type(signed.message).__name__
@@ -373,114 +341,11 @@ class Board:
             if one is not signed:
                 self.counts[f"carried.{kind.__name__}"] += 1
                 self.counts[f"carried_bytes.{kind.__name__}"] += len(msgspec.msgpack.encode(one.message))
-            # A copy: readers that have gone are taken out on the way.
-            for reader in list(self._readers.get(kind, ())):
-                try:
-                    self._offer(reader, one)
-                # Its reader has gone; the others must still be told.
-                except trio.BrokenResourceError:
-                    self._readers[kind].remove(reader)
+            self._readers.tell(kind, one)
+        if self._readers.lost:
+            self.counts["lost"] = self._readers.lost
         return True
-
-    def _offer(self, reader: Reader[Signed[M]], signed: Signed[M]) -> None:
-        if not reader.offer(signed.author, signed):
-            self.counts["lost"] += 1
-
-    # catching up
-
-    async def _catch_up_forever(self) -> None:
-        greeted: set[Address] = set()
-        while True:
-            # Of strangers nothing is asked: their answers could not be charged to anybody.
-            peers = {peer for peer in self._wire.connected() if self._authority.is_member(peer)}
-            # A peer that was away is greeted anew: it may bring what was said meanwhile.
-            greeted &= peers
-            # Each new peer at once, and of the others one at random: so all boards converge, at the price of one
-            # question.
-            fresh, brought = list(peers - greeted), 0
-            for peer in fresh or random.sample(list(peers), min(1, len(peers))):  # noqa: S311 - load spreading
-                brought += await self._catch_up(peer)
-                greeted.add(peer)
-            await trio.sleep(SOON if fresh or brought >= MUCH else self._pause())
-
-    def _pause(self) -> float:
-        """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
-        return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)
-
-    async def catch_up_now(self, most: int) -> None:
-        """Ask so many members at once what was missed."""
-        peers = [peer for peer in self._wire.connected() if self._authority.is_member(peer)]
-        async with trio.open_nursery() as nursery:
-            for peer in random.sample(peers, min(most, len(peers))):
-                nursery.start_soon(self._catch_up, peer)
-
-    async def _catch_up(self, peer: Address) -> int:
-        """How many messages that brought."""
-        # What was refused is named, too, or the same peer would hand it over with every answer.
-        names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
-        # The newest names, where there are too many: old messages are soon forgotten at the other end as well.
-        at = random.randrange(NAME - SHORT + 1)  # noqa: S311 - a new one for each question is enough
-        asked = msgspec.msgpack.encode(CatchUp([name[at : at + SHORT] for name in names[-MAX_KNOWN:]], at))
-        try:
-            answer = await self._wire.request(
-                peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=CATCH_UP_TIMEOUT
-            )
-            missed = decode_msgpack(
-                answer, list[bytes], limit=2 * MAX_CATCH_UP_BYTES, error=MalformedMessage, what="bad catch-up"
-            )
-        except Exception as error:  # whatever a peer does ends here, as a count
-            self.counts["catch_up_failed"] += 1
-            log.debug("board.catch_up_failed", peer=peer, why=str(error)[:200])
-            return 0
-        before = self.counts["caught_up"]
-        await self.take_missed(peer, missed)
-        return self.counts["caught_up"] - before
-
-    def _unwanted(self) -> list[bytes]:
-        """What was refused a moment ago."""
-        while self._refused and next(iter(self._refused.values())) < self._clock() - REFUSED_FOR:
-            self._refused.popitem(last=False)
-        return list(self._refused)
 
     def words_of(self, author: Address) -> list[Signed[Message]]:
         """What is kept of one author, newest first."""
         return self._shelf.of(author)
-
-    async def take_missed(self, peer: Address, missed: Sequence[bytes]) -> None:
-        """Envelopes from elsewhere than gossip. What a peer hands over is charged to that peer, whoever wrote it."""
-        refused = 0
-        for raw in missed:
-            await trio.lowlevel.checkpoint()  # each one is two signatures' work
-            name = _name(raw)
-            if self._shelf.seen(name) or name in self._refused:
-                continue
-            # A peer may hold it in good faith, so a few refusals are free; a stream of them ends the answer.
-            if refused >= MAX_REFUSED or not self._handed.take(peer, 1, self._clock()):
-                self.counts["over_budget.handed"] += 1
-                return
-            try:
-                signed = open_envelope(self._domain, self._pool, raw)
-                self._authorise(signed)
-            except ProtocolError as error:
-                self._refuse(error, "handed")
-                self._refused[name] = self._clock()
-                refused += 1
-                continue
-            if self._is_future(signed):
-                self._refused[name] = self._clock()
-            else:
-                self.counts["caught_up"] += self._take(signed, by=peer)
-
-    async def _answer_catch_up(self, asker: Address, data: bytes) -> bytes:
-        if not self._asked.take(asker, 1, self._clock()):
-            self.counts["over_budget.asked"] += 1
-            return msgspec.msgpack.encode([])
-        asked = decode_msgpack(data, CatchUp, limit=MAX_QUESTION, error=MalformedMessage, what="bad catch-up")
-        if not 0 <= asked.at <= NAME - SHORT:
-            raise MalformedMessage("bad catch-up", "it names a part that no name has")
-        known, part = set(asked.known[:MAX_KNOWN]), slice(asked.at, asked.at + SHORT)
-        return msgspec.msgpack.encode(self._shelf.share(lambda name: name[part] in known, MAX_CATCH_UP_BYTES))
-
-
-def _name(raw: bytes) -> bytes:
-    return blake3(raw).digest(NAME)

@@ -58,6 +58,8 @@ NO, YES = b"n", b"y"
 class Prover(Protocol):
     """Multiplies, in a process of its own (node.hardware.multiplier). Everything raises IntellectError."""
 
+    async def run(self) -> None: ...
+
     async def warm(self) -> None: ...
 
     async def digests(self, challenge: Challenge) -> bytes: ...
@@ -126,13 +128,14 @@ class Claims:
         self,
         network: Network,
         may_ask: Callable[[Address], bool],
+        prover: Prover | None = None,
         clock: Seconds = trio.current_time,
         size: int = MOST_SIZE,
         seconds: float = SECONDS,
     ) -> None:
         self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
-        self.prover: Prover | None = None
+        self.prover = prover
         self.trials: Recent[Address, Trial] = Recent(MEMBERS, refresh=True)
         """Of others, by this node."""
         self.told: Recent[Address, bool] = Recent(MEMBERS, refresh=True)

@@ -7,11 +7,12 @@ Bounded: one small record per member, the newest decisions, and the works whose 
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from node.recent import Recent
+from node.status_schema import ContributionPart, ContributionsPart, DecisionPart
 from node.swarm.ballots import Ballots, FileState
 from node.swarm.register import Register, Work, WorkId
 from protocol.checks import reason_name
@@ -92,17 +93,16 @@ class Contributions:
                     del waiting[id]
                 self.look(id)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ContributionsPart:
         """For /status."""
-        members = {address: msgspec.structs.asdict(one) for address, one in self.members.items()}
-        return {
-            "since": round(self.since, 1),
-            "accepted": sum(one.accepted for one in self.members.values()),
-            "rejected": sum(one.rejected for one in self.members.values()),
-            "by_reason": dict(self.reasons),
-            "members": members,
-            "recent": [msgspec.structs.asdict(one) for one in self.recent],
-        }
+        return ContributionsPart(
+            since=round(self.since, 1),
+            accepted=sum(one.accepted for one in self.members.values()),
+            rejected=sum(one.rejected for one in self.members.values()),
+            by_reason=dict(self.reasons),
+            members={address: ContributionPart(**asdict(one)) for address, one in self.members.items()},
+            recent=[DecisionPart(**asdict(one)) for one in self.recent],
+        )
 
     def _count(self, work: Work, state: FileState | None, by: int) -> None:
         one = self.members.setdefault(work.node, Contribution())

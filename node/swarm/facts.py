@@ -1,11 +1,12 @@
 """What is so in a pool, as this node sees it: typed facts with their whole identity, and who is told of them.
 
-`PoolState` makes facts from words; services read facts and post words. A fact stands until `Undone` takes it back: a
-later term does, or a replaced block. Who comes late gets what stands.
+`PoolState` makes facts from words; services read facts and post words. A word that counts and says no more than its
+author meant is told as it was signed (`subscribe(DueSigned)`). A fact stands until `Undone` takes it back: a later term
+does, or a replaced block. Who comes late gets what stands.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, overload
 
 import msgspec
 import structlog
@@ -13,25 +14,26 @@ import trio
 
 from node.clock import Seconds
 from node.recent import Recent
-from node.swarm.readers import Reader
+from node.swarm.readers import Readers
 from node.swarm.terms import Term
 from protocol.identity import Address
 from protocol.liveness import MAX_MEMBERS
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
     Certificate,
+    CertificatesShown,
     CheckpointOffered,
     CutSigned,
-    DueSigned,
     EarningsSigned,
-    EpochShown,
+    EnvironmentPublished,
+    M,
+    Message,
     PolicyAnnounced,
+    Signed,
     SilenceSigned,
-    StepJudged,
-    StepObjected,
     VerdictIssued,
-    VerdictRechecked,
 )
+from protocol.tasks import TaskId
 
 log = structlog.get_logger()
 KEPT_SECONDS = 240.0
@@ -98,6 +100,13 @@ class TermBegan(Fact, frozen=True):
     lasting: ClassVar[bool] = True
 
 
+class TermMoved(Fact, frozen=True):
+    """The lease of the running term was renewed, or it ended. author: its holder."""
+
+    term: Term
+    keep: ClassVar[int] = 0
+
+
 class LeaderDisbelieved(Fact, frozen=True):
     """The holder of a term said what cannot be true together, or a quorum found a step of it bad."""
 
@@ -106,36 +115,26 @@ class LeaderDisbelieved(Fact, frozen=True):
     lasting: ClassVar[bool] = True
 
 
-class CheckpointOf(Fact, frozen=True):
-    """Its author says that it has the state of a followed policy. All are tried: the bytes say whether it is so."""
+class WorkKnown(Fact, frozen=True):
+    """A commitment is work now. author: whose."""
 
-    message: CheckpointOffered
-    lasting: ClassVar[bool] = True
-
-
-class ObjectionRaised(Fact, frozen=True):
-    """A standby came to another state than the followed policy's."""
-
-    message: StepObjected
+    work: WorkId
+    keep: ClassVar[int] = 0
 
 
-class StepAccused(Fact, frozen=True):
-    """A validator found a stated step bad."""
+class ShardClaimed(Fact, frozen=True):
+    """A member says that it does a shard of a task."""
 
-    message: StepJudged
-
-
-class VerdictKnown(Fact, frozen=True):
-    """A validator's verdict, whether its work is known here or not."""
-
-    message: VerdictIssued
-    keep: ClassVar[int] = 1024
+    task: TaskId
+    shard: int
+    keep: ClassVar[int] = 0
 
 
-class RecheckKnown(Fact, frozen=True):
-    """A second look."""
+class WorkSealed(Fact, frozen=True):
+    """A validator has its verdict on a work."""
 
-    message: VerdictRechecked
+    work: WorkId
+    keep: ClassVar[int] = 0
 
 
 class WorkTouched(Fact, frozen=True):
@@ -159,33 +158,6 @@ class Certified(Fact, frozen=True):
     keep: ClassVar[int] = 1024
 
 
-class EpochsShown(Fact, frozen=True):
-    """A node shows the certificates that it holds."""
-
-    shown: tuple[EpochShown, ...]
-    keep: ClassVar[int] = 16
-
-
-class TableSigned(Fact, frozen=True):
-    """A validator signed a table of earnings."""
-
-    message: EarningsSigned
-    keep: ClassVar[int] = 16
-
-
-class DueTold(Fact, frozen=True):
-    """Which works a validator held accepted when it heard of a policy."""
-
-    message: DueSigned
-
-
-class SilenceTold(Fact, frozen=True):
-    """A validator does not hear the leader in its running lease."""
-
-    message: SilenceSigned
-    keep: ClassVar[int] = 1
-
-
 class RunTold(Fact, frozen=True):
     """How the run goes, by the word of its leader. reward: mean held-back reward; None before the first."""
 
@@ -203,14 +175,6 @@ class PeerTold(Fact, frozen=True):
     round: int
     outer: bytes
     keep: ClassVar[int] = 1
-
-
-class RoundVoted(Fact, frozen=True):
-    """A validator's word on a round's list. raw: the envelope, as evidence."""
-
-    message: CutSigned
-    raw: bytes
-    keep: ClassVar[int] = 128
 
 
 class JudgeDisbelieved(Fact, frozen=True):
@@ -238,14 +202,24 @@ class Undone(msgspec.Struct, frozen=True):
         return self.fact.author
 
 
-News = Fact | Undone
-F = TypeVar("F", bound=News)
+News = Fact | Undone | Signed[Any]
+F = TypeVar("F", bound=Fact | Undone)
+KEEP: Mapping[type[Message], int] = {
+    SilenceSigned: 1,
+    CertificatesShown: 16,
+    EarningsSigned: 16,
+    EnvironmentPublished: 16,
+    CutSigned: 128,
+}
+"""Words of one author that are told to who comes late; of other messages as many as of most facts."""
+LASTING = (SilenceSigned, CheckpointOffered)
 
 
 class _Told(msgspec.Struct, frozen=True):
     number: int
     at: float
-    fact: Fact
+    fact: Fact | Signed[Any]
+    lasting: bool
 
 
 _NONE: Mapping[Address, "Recent[int, _Told]"] = {}
@@ -258,46 +232,52 @@ class Facts:
     def __init__(self, clock: Seconds = trio.current_time) -> None:
         self._clock = clock
         self._number = 0
-        self._kept: dict[type[Fact], Recent[Address, Recent[int, _Told]]] = {}
-        self._readers: dict[type[News], list[Reader[News]]] = {}
-        self.lost = 0
+        self._kept: dict[type, Recent[Address, Recent[int, _Told]]] = {}
+        self._readers: Readers[News] = Readers()
 
-    def subscribe(self, *kinds: type[F], by: Callable[[Address], bool] | None = None) -> trio.MemoryReceiveChannel[F]:
+    @overload
+    def subscribe(
+        self, *kinds: type[F], by: Callable[[Address], bool] | None = None
+    ) -> trio.MemoryReceiveChannel[F]: ...
+    @overload
+    def subscribe(
+        self, *kinds: type[M], by: Callable[[Address], bool] | None = None
+    ) -> trio.MemoryReceiveChannel[Signed[M]]: ...
+    def subscribe(
+        self, *kinds: type[Any], by: Callable[[Address], bool] | None = None
+    ) -> trio.MemoryReceiveChannel[Any]:
         """News of some kinds in their order, what stands first. by: whose; None: everybody's.
 
         Who subscribes to policies names `Undone`, too, or says why what is taken back does not matter to it.
         """
-        reader = Reader[F](by)
-        for one in self.standing(*kinds):
-            self.lost += not reader.offer(one.author, one)  # type: ignore[arg-type]
-        for kind in kinds:
-            self._readers.setdefault(kind, []).append(reader)  # type: ignore[arg-type]
-        return reader.channel
+        return self._readers.subscribe(kinds, by, self.standing(*kinds))
 
-    def standing(self, *kinds: type[F]) -> list[F]:
+    def standing(self, *kinds: type[Any]) -> list[Any]:
         """Of some kinds, oldest first."""
         now = self._clock()
-        rows = (row for kind in kinds if issubclass(kind, Fact) for row in self._kept.get(kind, _NONE).values())
-        kept = [one for row in rows for one in row.values() if one.fact.lasting or now - one.at <= KEPT_SECONDS]
-        return cast(list[F], [one.fact for one in sorted(kept, key=lambda one: one.number)])
+        rows = (row for kind in kinds for row in self._kept.get(kind, _NONE).values())
+        kept = [one for row in rows for one in row.values() if one.lasting or now - one.at <= KEPT_SECONDS]
+        return [one.fact for one in sorted(kept, key=lambda one: one.number)]
 
     def tell(self, news: Iterable[News]) -> None:
         for one in news:
             self._keep(one)
-            # A copy: readers that have gone are taken out on the way.
-            for reader in list(self._readers.get(type(one), ())):
-                try:
-                    self.lost += not reader.offer(one.author, one)
-                except trio.BrokenResourceError:
-                    self._readers[type(one)].remove(reader)
+            self._readers.tell(_kind(one), one)
 
     def _keep(self, news: News) -> None:
         if isinstance(news, Undone):
             row = self._kept.get(type(news.fact), _NONE).get(news.author)
             for number in [number for number, told in (row or {}).items() if told.fact == news.fact]:
                 del row[number]  # type: ignore[index]
-        elif news.keep:
+            return
+        kind = _kind(news)
+        word = isinstance(news, Signed)
+        keep, lasting = (KEEP.get(kind, Fact.keep), kind in LASTING) if word else (news.keep, news.lasting)
+        if keep:
             self._number += 1
-            rows = self._kept.setdefault(type(news), Recent(MAX_MEMBERS))
-            row = rows.setdefault(news.author, Recent(news.keep))
-            row[self._number] = _Told(self._number, self._clock(), news)
+            row = self._kept.setdefault(kind, Recent(MAX_MEMBERS)).setdefault(news.author, Recent(keep))
+            row[self._number] = _Told(self._number, self._clock(), news, lasting)
+
+
+def _kind(news: News) -> type:
+    return type(news.message) if isinstance(news, Signed) else type(news)

@@ -16,35 +16,13 @@ from node.clock import Seconds
 from node.state.journal import Journal
 from node.state.kept import cached
 from node.swarm.board import Board
+from node.swarm.counts import COUNTS, Office
 from node.swarm.facts import Facts, Fork, JudgeDisbelieved, LeaderDisbelieved, News, Quarantined
 from node.swarm.membership import Membership
 from node.swarm.pool_state import Heard, Input, Learnt, Passed, PoolState, TermsChanged
 from protocol.errors import ProtocolError
 from protocol.identity import Address
-from protocol.messages import (
-    CertificatesShown,
-    CheckpointOffered,
-    CheckRequested,
-    CutSigned,
-    DisputeRaised,
-    DueSigned,
-    EarningsSigned,
-    Heartbeat,
-    LotsRevealed,
-    Message,
-    PolicyAnnounced,
-    RolloutCommitted,
-    Signed,
-    SilenceSigned,
-    StepJudged,
-    StepObjected,
-    TaskClaimed,
-    TaskOffered,
-    ValidatorSaid,
-    VerdictIssued,
-    VerdictRechecked,
-    open_envelope,
-)
+from protocol.messages import DisputeRaised, Heartbeat, Message, Signed, StepJudged, open_envelope
 from protocol.run import RunSpec
 from protocol.statements import Domain
 
@@ -52,6 +30,13 @@ log = structlog.get_logger()
 QUARANTINE = "quarantined_validators"
 FORKS = "forked_trainers"
 DISPUTES = "open_disputes"
+LINES = (
+    (Office.LEADER, Office.TRAINER),
+    (Office.MEMBER,),
+    # In the order in which they came: a seal that is read after another's verdict looks like a copier's.
+    (Office.VALIDATOR, Office.TRAINER_OR_VALIDATOR),
+)
+"""Whose words are read together: a flood of one office costs the others no room."""
 TICK = 1.0
 """Seconds between two looks at what the clock decides."""
 
@@ -84,16 +69,10 @@ class Jury:
     async def run(self) -> None:
         """Listen until cancelled."""
         await self._recall()
-        lines = (
-            self._board.subscribe(PolicyAnnounced, TaskOffered, CheckpointOffered, StepObjected),
-            self._board.subscribe(TaskClaimed, RolloutCommitted, CertificatesShown, CheckRequested),
-            self._board.subscribe(Heartbeat),
-            # In the order in which they came: a seal that is read after another's verdict looks like a copier's.
-            self._board.subscribe(
-                *(ValidatorSaid, VerdictIssued, VerdictRechecked, DisputeRaised, LotsRevealed, StepJudged, DueSigned),
-                *(EarningsSigned, CutSigned, SilenceSigned),
-            ),
-        )
+        lines: list[trio.MemoryReceiveChannel[Any]] = [self._board.subscribe(Heartbeat)]
+        for offices in LINES:
+            kinds = (kind for kind, row in COUNTS.items() if row.by in offices and kind is not Heartbeat)
+            lines.append(self._board.subscribe(*kinds))
         async with trio.open_nursery() as nursery:
             for line in lines:
                 nursery.start_soon(self._follow, line)
@@ -146,8 +125,8 @@ class Jury:
         kept = await self._recalled(QUARANTINE)
         if kept is not None:
             read = partial(msgspec.msgpack.decode, kept, type=list[Quarantined])
-            self.state.ballots.restore(cached(f"the journal's {QUARANTINE}", read) or [])
-            for one in self.state.ballots.quarantined.values():
+            self.state.disputes.restore(cached(f"the journal's {QUARANTINE}", read) or [])
+            for one in self.state.disputes.quarantined.values():
                 self._board.pin(one.evidence)
         # Evidence is pinned again, since the board of a node that was away has forgotten it.
         kept = await self._recalled(FORKS)
@@ -180,8 +159,8 @@ class Jury:
     def _note(self, news: Sequence[News]) -> None:
         """Whether there is something to remember or to raise."""
         held = any(isinstance(one, JudgeDisbelieved | LeaderDisbelieved) for one in news)
-        counted = self.state.ballots.disputes_raised, self.state.ballots.disputes_resolved
-        if held or self.state.to_raise or counted != self._kept:
+        counted = self.state.disputes.raised, self.state.disputes.resolved
+        if held or self.state.works.to_raise or counted != self._kept:
             self._kept = counted
             self._judged.set()
 
@@ -190,8 +169,8 @@ class Jury:
         while True:
             await self._judged.wait()
             self._judged = trio.Event()
-            while self.state.to_raise:
-                dispute = self.state.to_raise.popleft()
+            while self.state.works.to_raise:
+                dispute = self.state.works.to_raise.popleft()
                 try:
                     await self._board.post(
                         DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw)
@@ -199,8 +178,8 @@ class Jury:
                 except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
                     log.warning("dispute.not_raised", work=dispute.work.hex()[:16], why=error.why)
             kept = {
-                QUARANTINE: list(self.state.ballots.quarantined.values()),
-                DISPUTES: self.state.ballots.in_dispute(),
+                QUARANTINE: list(self.state.disputes.quarantined.values()),
+                DISPUTES: self.state.disputes.in_dispute(),
                 FORKS: self.state.policies.forks,
             }
             if (journal := self._journal) is not None:

@@ -1,9 +1,9 @@
 """Who is in the pool: the chain says who may be, heartbeats say who is.
 
-Feeds the network with the contacts of the members, so that the chain is the only meeting point that a newcomer needs.
+Where they are is for `places.py`.
 """
 
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 import msgspec
@@ -13,7 +13,7 @@ import trio
 from node.clock import Seconds
 from node.network.interface import Network
 from node.swarm.board import Board
-from node.swarm.neighbours import Neighbours
+from node.swarm.places import Places
 from node.swarm.terms import Terms
 from protocol.checks import reason_name
 from protocol.identity import Address
@@ -23,8 +23,6 @@ from protocol.messages import Heartbeat
 log = structlog.get_logger()
 EXPIRED_AT_ONCE = 200
 """Members whose leases ran out, in one stretch of the event loop."""
-LOOK_EVERY = 1.0
-"""Seconds between two looks at who is connected."""
 
 
 class SlashRecord(msgspec.Struct, frozen=True):
@@ -42,18 +40,6 @@ class SlashRecord(msgspec.Struct, frozen=True):
     def reason_name(self) -> str:
         """The name of the reason, whatever number the chain holds."""
         return reason_name(self.reason)
-
-
-class _Place(msgspec.Struct, gc=False):
-    """What is known of where a node is. told: its contacts; registered: as the chain has it; near: what somebody in the
-    local network claims; number: of the heartbeat that told its contacts; lease: until when it is a member, unix
-    seconds of the chain's time, 0 if unknown."""
-
-    told: tuple[str, ...] = ()
-    registered: str | None = None
-    near: str = ""
-    number: tuple[int, int] = (-1, 0)
-    lease: int = 0
 
 
 class Membership:
@@ -74,21 +60,16 @@ class Membership:
         self.table = Members()
         self.slashed: list[SlashRecord] = []
         self.own = own
-        self._network = network
         self.terms = Terms(trainer, clock)
         self._validators = dict.fromkeys(validators)
         self.quorum = quorum
-        self._places: dict[Address, _Place] = {}
-        self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
-        self._neighbours = Neighbours(own, trainer, validators)
+        self.places = Places(own, network, self.table, (trainer, validators), bootnodes or {}, clock)
         # A new leader must be among those that this node stays connected with.
-        self.terms.follow(self._want)
-        self._dialled: Set[Address] = frozenset()
-        self._looked_at = 0.0
+        self.terms.follow(lambda: self.places.want(self.trainer, self._validators))
+        self._leases: dict[Address, int] = {}
+        """Until when each is a member, unix seconds of the chain's time; 0 if unknown."""
         self._awaited: dict[Address, trio.Event] = {}
         self.evicted = trio.Event()
-        for node in self._bootnodes:
-            self._dial(node)
 
     # rights
 
@@ -108,20 +89,11 @@ class Membership:
     def appoint(self, validators: Iterable[Address], quorum: int) -> None:
         """Others take office. What those before them said in theirs stays said."""
         self._validators, self.quorum = dict.fromkeys(validators), quorum
-        self._want()
-
-    def _want(self) -> None:
-        self._neighbours.want(self.trainer, self._validators)
-        self._draw()
+        self.places.want(self.trainer, self._validators)
 
     def is_validator(self, address: Address) -> bool:
         # In office and in the pool: one that left still has its seat on chain.
         return address in self._validators and address in self.table
-
-    @property
-    def has_one_validator(self) -> bool:
-        """Whether the pool names one validator only, in the pool at this moment or not."""
-        return len(self._validators) == 1
 
     def may_validate(self, address: Address) -> bool:
         """Whether the pool names it a validator, in the pool at this moment or not."""
@@ -135,32 +107,15 @@ class Membership:
         """Whether it counts where this is even without a lease: this node, the trainer, a validator."""
         return address == self.own or self.is_trainer(address) or self.may_validate(address)
 
-    def who_uses_work(self) -> list[Address]:
-        """The trainers, who leads first, and the validators that are in the pool."""
-        trainers = dict.fromkeys((self.trainer, *self.terms.trainers))
-        return [*trainers, *(address for address in self._validators if self.is_validator(address))]
-
     def beats(self, now: float, role: str | None = None) -> dict[Address, Heartbeat]:
         """What each member that is alive said last."""
         members = (self.table.get(address) for address in self.table.live(now, role))
         return {one.address: one.beat for one in members if one is not None and one.beat is not None}
 
-    def live_validators(self, now: float) -> list[Address]:
-        """Those that are alive: found without a look at everybody else."""
-        return [address for address in self._validators if self.table.is_live(address, now)]
-
-    def is_silent(self, address: Address, now: float) -> bool:
-        """Whether it is gone, or has missed so many heartbeats that others may do what it had begun."""
-        member = self.table.get(address)
-        return member is None or member.state(now) not in (MemberState.JOINING, MemberState.HEALTHY)
-
     @property
     def trainer(self) -> Address:
         """Who leads now, as far as the chain has told."""
         return self.terms.now.holder
-
-    def leads(self, address: Address) -> bool:
-        return address == self.trainer
 
     def is_trainer(self, address: Address) -> bool:
         """Whether it leads, led, or stands by."""
@@ -170,12 +125,6 @@ class Membership:
         """Whether it is a trainer now: seated, or leading."""
         return self.terms.in_office(address)
 
-    def reached(self, disbelieved: Container[Address] = ()) -> int:
-        """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none."""
-        beats = (self.table.get(one) for one in self._validators if one not in disbelieved)
-        steps = sorted((one.beat.policy_step for one in beats if one is not None and one.beat), reverse=True)
-        return steps[self.quorum - 1] if 0 < self.quorum <= len(steps) else -1
-
     def addresses(self) -> list[Address]:
         """The other members, the ones heard of lately first."""
         now = self._clock()
@@ -184,71 +133,46 @@ class Membership:
         members.sort(key=lambda member: now - (member.seen_at or -1e9))
         return [member.address for member in members]
 
-    def contacts_of(self, node: Address) -> tuple[str, ...]:
-        """Where a member says that it can be dialled."""
-        return self._known(node).told
-
     def registered(self, node: Address) -> tuple[str, int] | None:
         """Of a member: its contact as the chain has it, and until when it is one (as `joined` was told)."""
-        place = self._known(node)
-        return (place.registered or "", place.lease) if self.is_member(node) else None
-
-    def _known(self, node: Address) -> _Place:
-        return self._places.get(node) or _Place()
-
-    def gateways(self) -> list[str]:
-        """Where members serve blobs by HTTP, as they say in their heartbeats."""
-        beats = [member.beat for member in self.table.all() if member.gone is None and member.address != self.own]
-        return [beat.gateway for beat in beats if beat and beat.gateway]
-
-    def is_near(self, node: Address, claim: str) -> bool:
-        """Somebody claims that a member is in the local network; whether that was news. Tried before what it says."""
-        if not self.is_member(node) or self._known(node).near == claim:
-            return False
-        self._places.setdefault(node, _Place()).near = claim
-        self._dial(node)
-        return True
+        return (self.places.registered(node) or "", self._leases.get(node, 0)) if self.is_member(node) else None
 
     # from the chain
 
     def joined(self, node: Address, contact: str, lease_until: int = 0) -> None:
         """A Joined event or a row of the member list. lease_until: unix seconds of the chain's time; 0 if unknown."""
-        known = node in self.table and self._known(node).registered == contact
+        known = node in self.table and self.places.registered(node) == contact
         # A full table gives up its longest silent member, so that ghosts cannot keep newcomers out.
-        displaced = self.table.admit(node, self._looked_at)
+        displaced = self.table.admit(node, self.places.looked_at)
         if displaced is not None:
-            self._forget(displaced)
-            self._place(displaced)
-        place = self._places.setdefault(node, _Place())
-        place.lease = lease_until or place.lease
-        if known:
-            return  # a lease was renewed, as most events say; and a heartbeat may have told a newer place
-        place.registered = contact
-        if contact:
-            place.told = (contact,)
-        self._dial(node)
+            self._part(displaced)
+        self._leases[node] = lease_until or self._leases.get(node, 0)
+        if not known:  # else a lease was renewed, as most events say; and a heartbeat may have told a newer place
+            self.places.register(node, contact)
 
     def left(self, node: Address) -> None:
+        self.table.remove(node, MemberState.LEFT)
         self._part(node)
-        self._draw()
+        self.places.draw()
 
     def expire(self, chain_now: float) -> bool:
         """Part with members whose lease has run out by the chain's time; whether there may be more. While the chain is
         silent its time stands still, and nobody's lease runs out. This node itself renews its own."""
-        over = (node for node, at in self._places.items() if 0 < at.lease < chain_now and node != self.own)
+        over = (node for node, until in self._leases.items() if 0 < until < chain_now and node != self.own)
         # In parts: after a silent hour thousands may run out with one block, and the event loop must not stand still.
         gone = list(islice(over, EXPIRED_AT_ONCE))
         for node in gone:
+            self.table.remove(node, MemberState.LEFT)
             self._part(node)
         if gone:
             log.info("members.leases_over", members=len(gone))
-            self._draw()
+            self.places.draw()
         return len(gone) == EXPIRED_AT_ONCE
 
     def _part(self, node: Address) -> None:
-        self.table.remove(node, MemberState.LEFT)
-        self._forget(node)
-        self._place(node)
+        """Where the trainer and the validators were stays known: without them there is no pool to come back to."""
+        self._leases.pop(node, None)
+        self.places.forget(node, keep=not self.is_evicted(node) and self.must_know(node))
 
     def slash(self, record: SlashRecord) -> None:
         """A Slashed event: the node is out for good."""
@@ -264,58 +188,18 @@ class Membership:
         if all(known.node != node for known in self.slashed):
             self.table.pardon(node)
 
+    def pardoned(self) -> None:
+        """This node is not out, by the chain's own word; an event may say so anew."""
+        self.evicted = trio.Event()
+
     def evict(self, node: Address) -> None:
         # Admitted first, for a node that is slashed before its Joined event was read: it must be known as evicted.
         self.table.admit(node)
         self.table.remove(node, MemberState.EVICTED)
-        self._forget(node)
+        self._part(node)
         if node == self.own:
             self.evicted.set()
-        self._dial(node)
-
-    def _forget(self, node: Address) -> None:
-        """Where the trainer and the validators were stays known: without them there is no pool to come back to."""
-        place = self._places.pop(node, None)
-        if place is not None and place.told and not self.is_evicted(node) and self.must_know(node):
-            # Without its lease and its number: what it says when it comes back counts again.
-            self._places[node] = _Place(place.told)
-
-    def _dial(self, node: Address) -> None:
-        """Tell the network where one member is now, and draw again."""
-        self._place(node)
-        self._draw()
-
-    def _place(self, node: Address) -> None:
-        """Tell the network where one member is now, or that it is gone; it costs the same however many there are."""
-        if node == self.own:
-            return
-        place = self._known(node)
-        told = place.told or self._bootnodes.get(node, ())
-        told = (place.near, *told) if place.near else told
-        # What a neighbour claims is tried first, and the registered place stays.
-        self._network.set_contact(node, told or None)
-        (self._neighbours.add if told else self._neighbours.discard)(node)
-
-    def _draw(self) -> None:
-        # Told only when it differs: this runs with each heartbeat that moves somebody, and walks all dial loops.
-        dialled = (self._neighbours.chosen() | dict.fromkeys(self._bootnodes)).keys()
-        if dialled != self._dialled:
-            self._dialled = dialled
-            self._network.stay_with(dialled)
-
-    async def tend(self) -> None:
-        """Draw again until cancelled, as dials fail and members are heard."""
-        while True:
-            self.look_after()
-            await trio.sleep(LOOK_EVERY)
-
-    def look_after(self) -> None:
-        """Draw again, by who is connected, who did not answer, and how many are heard."""
-        # `joined` goes by the same moment: a full table is searched by what was true at this look.
-        now = self._looked_at = self._clock()
-        alive = frozenset(self.table.live(now))
-        self._neighbours.note(self._network.connected(), self._network.failures(), alive, now)
-        self._draw()
+        self.places.draw()
 
     # heartbeats
 
@@ -324,7 +208,7 @@ class Membership:
         async for signed in board.subscribe(Heartbeat):
             beat = signed.message
             if self.table.beat(signed.author, beat, self._clock()):
-                self.moved(signed.author, beat)
+                self.places.moved(signed.author, beat)
                 if (waiting := self._awaited.pop(signed.author, None)) is not None:
                     waiting.set()
 
@@ -333,20 +217,6 @@ class Membership:
         while (member := self.table.get(node)) is None or member.beat is None:
             await self._awaited.setdefault(node, trio.Event()).wait()
         return member.beat
-
-    def moved(self, node: Address, beat: Heartbeat) -> None:
-        """Where a member says that it is, in its own signed words. A word older than the last one changes nothing."""
-        # Numbers come from the member's own journal: an old heartbeat that is replayed moves nobody back.
-        if not self.is_member(node) or beat.number <= self._known(node).number:
-            return
-        place = self._places.setdefault(node, _Place())
-        place.number = beat.number
-        self._neighbours.heard(node)
-        told = (beat.contact, *beat.also)
-        if beat.contact and place.told != told:
-            place.told = told
-            self._dial(node)
-            self._neighbours.heard(node)
 
 
 # Whether a node still hears those it works for. A connection is no voice: a dead line stays open for half a minute and
@@ -362,10 +232,16 @@ def is_cut_off(voices: Iterable[tuple[float, float]], now: float) -> bool:
     return all(now - heard > max(SHORTEST_SILENCE, MISSED_UNHEALTHY * interval) for heard, interval in voices)
 
 
+def who_uses_work(membership: Membership) -> list[Address]:
+    """The trainers, who leads first, and the validators that are in the pool."""
+    validators = (one for one in membership.validators if membership.is_validator(one))
+    return list(dict.fromkeys((membership.trainer, *membership.terms.trainers, *validators)))
+
+
 def voices(board: Board, membership: Membership) -> list[tuple[float, float]]:
     """(when it was heard last, seconds between its heartbeats as it says) of the trainer and the validators."""
     found: list[tuple[float, float]] = []
-    for author in membership.who_uses_work():
+    for author in who_uses_work(membership):
         heard, member = board.heard.get(author), membership.table.get(author)
         if heard is not None and member is not None and author != membership.own:
             found.append((heard, member.beat.interval if member.beat else 0.0))

@@ -5,7 +5,7 @@ hears it then, and what follows from it is told as facts (`facts.py`). Nothing e
 have a fact before anybody is told of it. Pure: no task, no disk, no network; the clock is an argument.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,79 +14,45 @@ import structlog
 
 from node.clock import Seconds
 from node.recent import Recent
-from node.swarm.ballots import Ballots, Dispute, FileState
 from node.swarm.checkpoints import Checkpoints
 from node.swarm.counts import COUNTS, Admission, may_say
 from node.swarm.facts import (
-    Certified,
-    CheckpointOf,
-    DueTold,
-    EpochsShown,
     Fork,
-    JudgeContradicted,
-    JudgeDisbelieved,
     LeaderDisbelieved,
     News,
-    ObjectionRaised,
     PeerTold,
     PolicyFollowed,
-    RecheckKnown,
-    RoundVoted,
     RunTold,
-    SilenceTold,
-    StepAccused,
-    TableSigned,
+    ShardClaimed,
     TermBegan,
+    TermMoved,
     Undone,
-    VerdictKnown,
-    VerdictWanted,
-    WorkId,
-    WorkTouched,
 )
-from node.swarm.lotbook import BrokenPromise, LotBook
+from node.swarm.lotbook import LotBook
 from node.swarm.membership import Membership
 from node.swarm.policies import PolicyClock
-from node.swarm.register import Register, Work
-from node.swarm.seals import Seals
+from node.swarm.register import Register
 from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Term
+from node.swarm.works import Works
 from protocol.checks import reason_name
-from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.messages import (
-    CertificatesShown,
     CheckpointOffered,
-    CheckRequested,
-    CutSigned,
-    DisputeRaised,
-    DueSigned,
-    EarningsSigned,
-    EnvironmentPublished,
     Heartbeat,
     LotsRevealed,
     Message,
     PolicyAnnounced,
-    RolloutCommitted,
     Signed,
-    SilenceSigned,
     StepJudged,
-    StepObjected,
     TaskClaimed,
     TaskOffered,
-    ValidatorSaid,
-    VerdictIssued,
-    VerdictRechecked,
 )
 from protocol.run import RunSpec
-from protocol.statements import Outcome, work_id
+from protocol.statements import Outcome
 
 log = structlog.get_logger()
-RESULTS = 512
-"""Undecided results of one member."""
-EARLY = 64
-"""Works of which one validator may speak before this node has heard of them."""
-TO_RAISE = 64
 HELD, HELD_SECONDS = 64, 60.0
 """Words of one author that wait for what they speak of, and for how long."""
 
@@ -129,60 +95,33 @@ class PoolState:
         clock: Seconds,
     ) -> None:
         self._membership = membership
-        self._pool = pool
-        self._opened = opened
         self._clock = clock
-        quorum = lambda: membership.quorum  # noqa: E731 - benches change
-        self.policies = PolicyClock(clock, membership.terms, self._reached, membership.own)
-        self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock, membership.in_office)
+        self.policies = PolicyClock(clock, membership.terms, self.reached, membership.own)
+        self.tasks = TaskBook(lambda node: membership.table.is_silent(node, clock()), clock, membership.in_office)
         self.register = Register(run, self.policies, clock, self.tasks)
-        bench = lambda: membership.validators  # noqa: E731
-        self.ballots = Ballots(run, quorum, self.register, self.validators, clock, bench, self._on_judge)
         self.lots = LotBook(run, pool, self.policies)
         self.steps = StepBook(self.lots)
-        windows, is_one, patience = self.lots, lambda: membership.has_one_validator, run.audit.opening_seconds
-        self.seals = Seals(self.register, self.ballots, quorum, is_one, patience, windows, clock)
-        self.checkpoints = Checkpoints()
         self.refused: Counter[str] = Counter()
         """Words that count for nothing, by message and why."""
-        self.to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
-        """Conflicts that this node has seen and may tell others of."""
-        self.prompts_differ = 0
-        """Works whose prompts two validators computed differently."""
+        books = (self.register, self.tasks, self.lots)
+        self.works = Works(membership, run, *books, opened, self.validators, self._tell, self.refused, clock)
+        self.ballots, self.disputes, self.seals = self.works.ballots, self.works.disputes, self.works.seals
+        self.checkpoints = Checkpoints()
         self._news: list[News] = []
         self._term = membership.terms.now
         self._held: dict[Address, Recent[Signed[Any], float]] = {}
         """Words of what is not known yet, with when each came."""
-        self._results: dict[Address, Recent[WorkId, Work]] = {}
-        """Of tasks, that the pool has not decided about; by member."""
-        self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
-        """What is to be done with words on works that are not known yet, by who spoke."""
-        self.register.follow(self._on_work)
-        # A rival is no work, but verdicts on it may come, and its author may be asked about it.
-        self.register.follow_rivals(lambda _, rival: self._on_work(rival))
         # Of a run with rounds nobody announces a policy: one of a step far ahead would make all works stale.
         self._announces = run.diloco is None
         self._acts: dict[type[Message], Callable[[Any], object]] = {
+            **self.works.acts,
             Heartbeat: self._on_heartbeat,
             PolicyAnnounced: self._on_policy,
             CheckpointOffered: self._on_checkpoint,
-            StepObjected: lambda signed: self._tell(ObjectionRaised(signed.author, signed.message)),
-            RolloutCommitted: self.register.commit,
-            ValidatorSaid: self._on_said,
-            VerdictIssued: self._on_verdict,
-            VerdictRechecked: self._on_recheck,
-            DueSigned: lambda signed: self._tell(DueTold(signed.author, signed.message)),
             StepJudged: self._on_step,
             LotsRevealed: self._on_reveal,
-            DisputeRaised: self._on_dispute,
-            CheckRequested: self._on_request,
-            CertificatesShown: lambda signed: self._tell(EpochsShown(signed.author, signed.message.shown)),
-            EarningsSigned: lambda signed: self._tell(TableSigned(signed.author, signed.message)),
-            CutSigned: lambda signed: self._tell(RoundVoted(signed.author, signed.message, signed.raw)),
-            SilenceSigned: lambda signed: self._tell(SilenceTold(signed.author, signed.message)),
             TaskOffered: self._on_offer,
-            TaskClaimed: self.tasks.claimed,
-            EnvironmentPublished: lambda signed: None,  # a view of the board (`catalogue.py`)
+            TaskClaimed: self._on_claim,
         }
 
     # what is asked
@@ -199,10 +138,15 @@ class PoolState:
 
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
-        return self._membership.live_validators(self._clock())
+        now, table = self._clock(), self._membership.table  # without a look at everybody else
+        return [one for one in self._membership.validators if table.is_live(one, now)]
 
-    def _reached(self) -> int:
-        return self._membership.reached(self.ballots.quarantined)
+    def reached(self) -> int:
+        """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none."""
+        members, quorum = self._membership, self._membership.quorum
+        beats = (members.table.get(one) for one in members.validators if one not in self.disputes.quarantined)
+        steps = sorted((one.beat.policy_step for one in beats if one is not None and one.beat), reverse=True)
+        return steps[quorum - 1] if 0 < quorum <= len(steps) else -1
 
     def admits_policy(self, author: Address, message: PolicyAnnounced) -> Admission:
         return self.policies.admits(author, message) if self._announces else Admission.REFUSED
@@ -254,7 +198,7 @@ class PoolState:
         kind = type(message)
         match COUNTS[kind].horizon(self, author, message):
             case Admission.COUNTS:
-                self._acts[kind](signed)
+                self._acts.get(kind, self._tell)(signed)
             case Admission.HELD:
                 self._held.setdefault(author, Recent(HELD)).setdefault(signed, at)
             case Admission.REFUSED:
@@ -281,11 +225,7 @@ class PoolState:
                 self._held.pop(author, None)
 
     def _on_time(self) -> None:
-        """Some states change without a message: a silent validator is gone without after a while."""
-        for results in self._results.values():
-            for work in list(results.values()):
-                self._look_at_result(work)
-        self.ballots.open_disputes()
+        self.works.look_again()
         self._look_again()
         self.register.forget_old()
         if self.newest >= 0:
@@ -309,6 +249,8 @@ class PoolState:
             if now.number < self._term.number:
                 self._tell(Undone(TermBegan(self._term.holder, self._term)))
             self._tell(TermBegan(now.holder, now))
+        elif now != self._term:
+            self._tell(TermMoved(now.holder, now))
         if _place_of(now) != _place_of(self._term):
             for again in self.policies.follow_again():
                 self._follow(again)
@@ -320,12 +262,12 @@ class PoolState:
 
     def _on_heartbeat(self, signed: Signed[Heartbeat]) -> None:
         beat, author = signed.message, signed.author
-        if self._membership.leads(author):
+        if author == self._membership.trainer:
             self._tell(RunTold(author, beat.finished, beat.policy_step, beat.reward))
         if beat.seat >= 0 or beat.outer:
             self._tell(PeerTold(author, beat.seat, beat.policy_step, beat.outer))
         if self._membership.is_validator(author):
-            self._punish(self.lots.beat(signed))
+            self.works.punish(self.lots.beat(signed))
             if self._held:
                 self._look_again()  # a quorum may hold a policy now that goes on from one unknown here
 
@@ -345,7 +287,7 @@ class PoolState:
 
     def _on_checkpoint(self, signed: Signed[CheckpointOffered]) -> None:
         if self.checkpoints.offered(signed):
-            self._tell(CheckpointOf(signed.author, signed.message))
+            self._tell(signed)
 
     def _believe_no_more(self, trainer: Address, term: int, fork: Fork) -> None:
         log.error("trainer.distrusted", trainer=trainer, what=fork.what)
@@ -354,12 +296,12 @@ class PoolState:
     def _on_step(self, signed: Signed[StepJudged]) -> None:
         """A quorum that found a step bad ends the trust in who stated it, for as long as that one leads."""
         first, of = signed.message, signed.message.statement
-        if signed.author in self.ballots.quarantined or not self.steps.add(signed):
+        if signed.author in self.disputes.quarantined or not self.steps.add(signed):
             return
         if first.outcome == Outcome.ACCEPT:
             return
-        self._tell(StepAccused(signed.author, first))
-        against = self.steps.against(of.struct_hash, self.ballots.quarantined)
+        self._tell(signed)
+        against = self.steps.against(of.struct_hash, self.disputes.quarantined)
         if len(against) >= self._membership.quorum and of.term not in self.policies.forks:
             what = f"a quorum found step {of.step - 1} bad: {first.detail or reason_name(first.reason)}"
             fork = self.policies.forks[of.term] = Fork(what, tuple(one.raw for one in against))
@@ -371,133 +313,13 @@ class PoolState:
         if self.tasks.offered(signed) is not None:
             self.register.look_again()
 
-    def _on_work(self, work: Work) -> None:
-        """A commitment is work now: what was said of it before counts."""
-        self.lots.committed(work)
-        if work.task is not None and not work.rival:
-            self._results.setdefault(work.node, Recent(RESULTS))[work.id] = work
-        for early in list(self._early.values()):
-            for act in early.pop(work.id, ()):
-                act(work)
-
-    def _look_at_result(self, work: Work) -> None:
-        """Tell the leases of a task what the pool thinks of a result by now: some of it only time decides."""
-        state = self.ballots.state(work.id)
-        if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED, FileState.UNDECIDED):
-            del self._results[work.node][work.id]
-            accepted = state is FileState.ACCEPTED
-            self.tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
-
-    def _when_known(self, author: Address, id: WorkId, act: Callable[[Work], object]) -> None:
-        """Now, or once this node has heard of the work: verdicts overtake commitments. Whoever speaks of what nobody
-        committed to fills a small table of its own."""
-        work = self.register.get(id)
-        if work is not None:
-            act(work)
-            return
-        # By speaker: one that makes up works crowds out its own words only.
-        waiting = self._early.setdefault(author, Recent(EARLY)).setdefault(id, [])
-        if len(waiting) < EARLY:
-            waiting.append(act)
-
-    def _on_request(self, signed: Signed[CheckRequested]) -> None:
-        try:
-            wanted = self._opened(signed.message.commitment, RolloutCommitted)
-        except ProtocolError as error:
-            log.debug("request.refused", why=error.why)
-            return
-        self.register.commit(wanted)  # gossip may have lost it
-        id = work_id(wanted.message.commitment)
-        if self.register.get(id) is not None:
-            self._tell(VerdictWanted(signed.author, id))
-
-    # verdicts and disputes
-
-    def _on_said(self, signed: Signed[ValidatorSaid]) -> None:
-        for one in signed.message.seals:
-            if self.register.get(one.work) is not None:
-                self.ballots.note(one.work)
-            self.seals.sealed(signed.author, one)
-        if signed.message.certificates:
-            self._tell(Certified(signed.author, signed.message.certificates))
-
-    def _on_verdict(self, signed: Signed[VerdictIssued]) -> None:
-        self.seals.shown(signed)
-        self._tell(VerdictKnown(signed.author, signed.message))
-        self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._count(work, signed))
-
-    def _is_of_its_own(self, work: Work, signed: Signed[VerdictIssued] | Signed[VerdictRechecked]) -> bool:
-        """Whether somebody in two offices judges its own work, in which nobody has a word."""
-        if signed.author != work.node:
-            return False
-        self.refused[f"{type(signed.message).__name__}.own"] += 1
-        return True
-
-    def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
-        if self._is_of_its_own(work, signed):
-            return
-        if not self.lots.is_of_its_window(work, signed.message):
-            log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
-            return
-        known = self.ballots.prompts_differ(work.id)
-        disputes = self.ballots.add(signed)
-        if not known and self.ballots.prompts_differ(work.id):
-            self.prompts_differ += 1
-            log.warning("validators.prompts_differ", node=work.node, work=work.id.hex()[:16])
-        self.seals.note_turn(work, signed.author)
-        self._punish(self.lots.verdict(work, signed))
-        if work.id in self._results.get(work.node, ()):
-            self._look_at_result(work)
-        self._tell(WorkTouched(signed.author, work.id))
-        # One pair is enough: everybody who reads it looks again at the whole work.
-        for dispute in disputes[:1]:
-            log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
-            # Others see it by themselves as soon as they have both verdicts, and may not say it.
-            if may_say(self._membership, self._membership.own, DisputeRaised):
-                self.to_raise.append(dispute)
-
-    def _on_recheck(self, signed: Signed[VerdictRechecked]) -> None:
-        self._tell(RecheckKnown(signed.author, signed.message))
-        self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._look(work, signed))
-
-    def _look(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
-        if self._is_of_its_own(work, signed):
-            return
-        self.ballots.recheck(signed)
-        self.seals.note_turn(work, signed.author)
-        self.lots.covered(work, signed.message)
-        self._tell(WorkTouched(signed.author, work.id))
-
-    def _on_dispute(self, signed: Signed[DisputeRaised]) -> None:
-        try:
-            first = self._opened(signed.message.first, VerdictIssued)
-            second = self._opened(signed.message.second, VerdictIssued)
-        except ProtocolError as error:  # the board checked it; a validator may have left since
-            log.debug("dispute.refused", why=error.why)
-            return
-        id = work_id(first.message.verdict)
-        self._when_known(signed.author, id, lambda work: self._heed(signed.author, work, (first, second)))
-
-    def _heed(self, author: Address, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
-        if any(self._is_of_its_own(work, one) for one in pair):
-            return
-        if all(self.lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
-            self._tell(WorkTouched(author, work.id))
-
-    # lots
+    def _on_claim(self, signed: Signed[TaskClaimed]) -> None:
+        self.tasks.claimed(signed)
+        self._tell(ShardClaimed(signed.author, signed.message.task, signed.message.shard))
 
     def _on_reveal(self, signed: Signed[LotsRevealed]) -> None:
-        self._punish(self.lots.reveal(signed))
+        self.works.punish(self.lots.reveal(signed))
         self.steps.revealed(signed)
-
-    def _punish(self, broken: BrokenPromise | None) -> None:
-        if broken is not None:
-            self.ballots.quarantine(broken.validator, broken.why, broken.evidence)
-
-    def _on_judge(self, one: JudgeDisbelieved | JudgeContradicted) -> None:
-        if isinstance(one, JudgeDisbelieved):
-            log.warning("validator.quarantined", validator=one.author, why=one.why.why)
-        self._tell(one)
 
 
 def _place_of(term: Term) -> tuple[object, ...]:

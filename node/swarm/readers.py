@@ -1,8 +1,8 @@
-"""A subscription with room for every author: one that floods loses its own news, not the others'."""
+"""Subscriptions with room for every author: one that floods loses its own news, not the others'."""
 
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
@@ -50,3 +50,40 @@ class Reader(Generic[T]):
             self._unread[author] -= 1
             if not self._unread[author]:
                 del self._unread[author]
+
+
+class Authored(Protocol):
+    """What is told."""
+
+    @property
+    def author(self) -> Address: ...
+
+
+N = TypeVar("N", bound=Authored)
+
+
+class Readers(Generic[N]):
+    """Who subscribed to which kinds of news. lost: to readers that were too slow."""
+
+    def __init__(self) -> None:
+        self._readers: dict[type, list[Reader[N]]] = {}
+        self.lost = 0
+
+    def subscribe(
+        self, kinds: Iterable[type], by: Callable[[Address], bool] | None, standing: Iterable[N]
+    ) -> trio.MemoryReceiveChannel[N]:
+        """standing: what is told first."""
+        reader = Reader[N](by)
+        for news in standing:
+            self.lost += not reader.offer(news.author, news)
+        for kind in kinds:
+            self._readers.setdefault(kind, []).append(reader)
+        return reader.channel
+
+    def tell(self, kind: type, news: N) -> None:
+        # A copy: readers that have gone are taken out on the way.
+        for reader in list(self._readers.get(kind, ())):
+            try:
+                self.lost += not reader.offer(news.author, news)
+            except trio.BrokenResourceError:
+                self._readers[kind].remove(reader)

@@ -4,11 +4,11 @@ Counts verdicts per statement; one validator has one word about one. What follow
 """
 
 from collections.abc import Container
-from typing import Any
 
 import msgspec
 
 from node.recent import Recent
+from node.status_schema import AuditedPart, BadStepPart
 from node.swarm.facts import PolicyFollowed
 from node.swarm.lotbook import LotBook
 from protocol.checks import reason_name
@@ -83,29 +83,29 @@ class StepBook:
         """What a validator said of steps, newest first."""
         return [one.by[validator] for one in reversed(self._judged.values()) if validator in one.by]
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> AuditedPart:
         """last_step: K of the newest audited step, which turned policy K into the next; held, steps: statements that no
         quorum and nobody found bad, of those that somebody audited; owing: draws without a verdict."""
         audited = [one for one in self._judged.values() if one.by]
         bad = [one for one in audited if one.against]
         last = self._last
-        return {
-            "last_step": last.message.statement.step - 1 if last else None,
-            "last_by": last.author if last else None,
-            "last_says": (reason_name(last.message.reason) if last.message.reason else "held") if last else None,
-            "held": len(audited) - len(bad),
-            "steps": len(audited),
-            "verdicts": self.verdicts,
-            "bad": [self._row(one) for one in bad[-8:]],
-            "owing": sum(len(one.owing) for one in self._judged.values()),
-        }
+        return AuditedPart(
+            last_step=last.message.statement.step - 1 if last else None,
+            last_by=last.author if last else None,
+            last_says=(reason_name(last.message.reason) if last.message.reason else "held") if last else None,
+            held=len(audited) - len(bad),
+            steps=len(audited),
+            verdicts=self.verdicts,
+            bad=[self._row(one) for one in bad[-8:]],
+            owing=sum(len(one.owing) for one in self._judged.values()),
+        )
 
-    def _row(self, judged: _Judged) -> dict[str, Any]:
+    def _row(self, judged: _Judged) -> BadStepPart:
         first = judged.against[0]
-        return {
-            "step": judged.step - 1,
-            "by": [one.author for one in judged.against],
-            "reason": reason_name(first.message.reason),
-            "detail": first.message.detail,
-            "held_by": len(judged.by) - len(judged.against),
-        }
+        return BadStepPart(
+            step=judged.step - 1,
+            by=[one.author for one in judged.against],
+            reason=reason_name(first.message.reason),
+            detail=first.message.detail,
+            held_by=len(judged.by) - len(judged.against),
+        )

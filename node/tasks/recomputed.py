@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
-from node.inference.link import Told
-from node.inference.wire import LoadPolicy, Reply, Request, Taught, Teach
+from node.inference.client import EngineChild
+from node.inference.wire import Teach
 from node.swarm.taskbook import Task
 from node.tasks.reviewing import review_package
 from node.tasks.stock import TaskStock
@@ -29,21 +28,13 @@ MOST_ROWS = 1 << 20
 """Of a result that this node has made."""
 
 
-class Engine(Protocol):
-    """The part of node.inference that computes in a process of its own."""
-
-    async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Reply: ...
-
-
 @dataclass(frozen=True)
 class Means:
     """What a node computes with. scratch: a directory for files that nobody misses; checking: another's result is to be
     compared with it."""
 
     stock: TaskStock
-    engine: Engine
+    engine: EngineChild
     scratch: Path
     checking: bool = False
 
@@ -87,8 +78,7 @@ async def _teach(means: Means, task: Task, shard: int) -> Work:
         with tempfile.TemporaryDirectory(dir=means.scratch) as place:
             out = Path(place) / "taught.arrow"
             order = Teach(path=str(path), file_root=root, task=task.id, out_path=str(out), checking=means.checking)
-            told = await means.engine.ask(order, timeout=TEACH_TIMEOUT)
-            assert isinstance(told, Taught)  # noqa: S101 - the engine client checks the reply's type
+            await means.engine.ask(order, timeout=TEACH_TIMEOUT)
             return await trio.to_thread.run_sync(out.read_bytes)
 
     return work

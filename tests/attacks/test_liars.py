@@ -7,7 +7,6 @@ import pytest
 
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Inspect, Produce
 from protocol.blobs import describe
@@ -21,6 +20,7 @@ from protocol.run import RunSpec
 from protocol.statements import Outcome, Verdict
 from protocol.values import report_fault
 from tests.cheats.liars import LIARS
+from tests.node.inference.work import produced_by
 
 KEY = NodeKey(b"\x07" * 32)
 
@@ -36,7 +36,7 @@ def session(run: RunSpec, assets: Path, roots: list[bytes]) -> Session:
 def order(session: Session, roots: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Inspect:
     """To look at an honest file."""
     path = tmp_path_factory.mktemp("liars") / "file"
-    made = produce(session, Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=str(path)))
+    made = produced_by(session, Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=str(path)))
     return Inspect(
         policy_root=roots[-1],
         node=KEY.address,
@@ -51,7 +51,7 @@ def order(session: Session, roots: list[bytes], tmp_path_factory: pytest.TempPat
 
 @pytest.mark.parametrize(("name", "reason"), [("false accuser", 5), ("statistical accuser", 8)])
 def test_an_accuser_finds_a_fault_in_honest_work(session: Session, order: Inspect, name: str, reason: int) -> None:
-    said = LIARS[name](session, order)
+    said = LIARS[name](session.at(order), order)
     assert said.outcome != Outcome.ACCEPT and Reason(said.reason) == reason and not said.report_path
 
 
@@ -59,7 +59,7 @@ def test_an_accuser_finds_a_fault_in_honest_work(session: Session, order: Inspec
 def test_a_stamp_accepts_with_values_that_look_complete(
     session: Session, order: Inspect, run: RunSpec, name: str
 ) -> None:
-    said = LIARS[name](session, order)
+    said = LIARS[name](session.at(order), order)
     groups = run.rollout.prompts_per_file
     verdict = Verdict(3, KEY.address, order.policy_root, 5, order.file_root, order.units, said.outcome, said.reason)
     message = VerdictIssued(

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from node.changes import Changes
 from node.services.books import HEARD, Books
 from node.services.certifying import MOST, TO_SAY, Certifying
 from node.services.judging.fetching import Candidate, Fetching
@@ -19,7 +20,7 @@ from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.contributions import KEPT, OPEN, Contributions
 from node.swarm.facts import PeerTold
-from node.swarm.pool_state import RESULTS
+from node.swarm.works import RESULTS
 from protocol.decision import DecisionSpec, Level
 from protocol.earnings import encode_table, table_after
 from protocol.identity import Address
@@ -116,12 +117,12 @@ async def test_who_commits_to_many_results_of_tasks_has_nobody_else_s_forgotten(
     jury = Court([Validator] * 2).trainer.jury
     made = [SimpleNamespace(id=n.to_bytes(32), node=WORKER.address, task=object(), rival=False) for n in range(9000)]
     other: Any = SimpleNamespace(id=b"\x07" * 32, node=OTHER.address, task=object(), rival=False)
-    jury.state._on_work(other)
+    jury.state.works._on_work(other)
     for work in made:
-        jury.state._on_work(work)  # type: ignore[arg-type]
+        jury.state.works._on_work(work)  # type: ignore[arg-type]
     await trio.lowlevel.checkpoint()
-    assert other.id in jury.state._results[OTHER.address]
-    assert list(jury.state._results[WORKER.address]) == [work.id for work in made[-RESULTS:]]
+    assert other.id in jury.state.works._results[OTHER.address]
+    assert list(jury.state.works._results[WORKER.address]) == [work.id for work in made[-RESULTS:]]
 
 
 def test_a_member_with_many_files_has_nobody_else_s_decision_counted_twice() -> None:
@@ -150,7 +151,7 @@ def test_a_member_with_many_files_has_nobody_else_s_decision_counted_twice() -> 
     counts.look(decided)
     states[waiting] = FileState.ACCEPTED
     counts.look_again()
-    assert counts.status()["members"][OTHER.address]["accepted"] == 2
+    assert counts.status().members[OTHER.address].accepted == 2
     assert len(counts._states[WORKER.address]) == KEPT and len(counts._open[WORKER.address]) <= OPEN
 
 
@@ -168,7 +169,7 @@ async def test_a_dispute_that_finds_no_room_is_looked_at_again_when_there_is(aut
         full = Fetching(court.seats[0].context, fetching._lots, lambda: None)
         for _ in range(URGENT):
             assert full.queue.hurry(Candidate(found))
-        jury.state.ballots.open_disputes = lambda: [id]  # type: ignore[method-assign]
+        jury.state.disputes.open = lambda: [id]  # type: ignore[method-assign]
         nursery.start_soon(full._heed_disputes)
         await trio.sleep(3)
         assert id not in full._rechecked
@@ -219,9 +220,9 @@ async def test_a_peer_that_hops_from_seat_to_seat_has_nobody_else_s_contribution
         for seat in range(9000):
             yield PeerTold(WORKER.address, seat, 0, b"")
 
-    facts = SimpleNamespace(subscribe=lambda kind: beats())
+    facts, rounds = SimpleNamespace(subscribe=lambda *kinds: beats()), SimpleNamespace(moved=Changes())
     context: Any = SimpleNamespace(facts=facts, run=SimpleNamespace(root=bytes(32)))
-    looks = Looks(context, NONE)
-    await looks.hear_seats()
+    looks = Looks(context, cast(Any, rounds))
+    await looks.hear()
     assert not looks._is_anothers(OTHER.address, b"", 7)
     assert looks._is_anothers(WORKER.address, b"", 0) and not looks._is_anothers(WORKER.address, b"", 8999)

@@ -11,8 +11,6 @@ import pytest
 
 from node.environments.base import Problem, Transcript
 from node.inference.engines import torch_engine
-from node.inference.inspect import inspect
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.settings import EngineSettings
 from node.inference.wire import Inspect, Inspected, Produce, Produced
@@ -25,6 +23,7 @@ from protocol.run import RunSpec
 from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of
 from tests.cheats.catalogue import CHEATS, Cheat
 from tests.cheats.sessions import Renamed
+from tests.node.inference.work import produced_by, seen_by
 
 KEY = NodeKey(b"\x07" * 32)
 HONEST = Cheat("nothing", frozenset())
@@ -45,7 +44,7 @@ def validator(run: RunSpec, assets: Path, roots: list[bytes]) -> Session:
 def submit(cheat: Cheat, run: RunSpec, assets: Path, roots: list[bytes], out: Path) -> Produced:
     session = open_session(cheat.session, run, assets, roots)
     order = Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=str(out / "file"))
-    return cheat.produce(session, order)
+    return cheat.produce(session.at(order), order)
 
 
 def judge(validator: Session, roots: list[bytes], made: Produced, *, second_look: bool = False) -> Inspected:
@@ -59,7 +58,7 @@ def judge(validator: Session, roots: list[bytes], made: Produced, *, second_look
         report_path=f"{made.path}.report",
         second_look=second_look,
     )
-    return inspect(validator, order)
+    return seen_by(validator, order)
 
 
 def test_honest_work_is_accepted(
@@ -100,7 +99,9 @@ def test_honest_bfloat16_is_met_in_bfloat16(
     session = Session(run, assets, functools.partial(torch_engine, settings=EngineSettings(dtype="bfloat16")))
     for step, root in enumerate(roots):
         session.keep(root, str(assets / "images" / str(step)))
-    made = produce(session, Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=f"{tmp_path}/f"))
+    made = produced_by(
+        session, Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=f"{tmp_path}/f")
+    )
     seen = judge(validator, roots, made)
     assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "") and "/bfloat16/" in seen.verifier
     crossed = judge(validator, roots, made, second_look=True)
@@ -223,7 +224,7 @@ def seen_under(
     session = open_session(cheat.session, validator.run, assets, roots)
     session.engine = Renamed(session.engine, name)
     order = Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=str(out / "file"))
-    made = cheat.produce(session, order)
+    made = cheat.produce(session.at(order), order)
     return [judge(validator, roots, made, second_look=second) for second in (False, True)]
 
 

@@ -7,13 +7,12 @@ about it is honest: tokens, activations, sampling.
 from node.environments.base import Problem
 from node.inference.process import main
 from node.inference.session import Session
-from protocol.identity import Address
 
 CANDIDATES = 2000
 
 
 class OwnProblems(Session):
-    def problems(self, policy_root: bytes, node: Address, index: int) -> list[Problem]:
+    def problems(self) -> list[Problem]:
         candidates = (self.environment.problem(i) for i in range(min(CANDIDATES, self.environment.size)))
         return sorted(candidates, key=_effort)[: self.run.rollout.prompts_per_file]
 

@@ -15,7 +15,6 @@ from node.inference.engine import MOST_IN_FLIGHT, Completion, Engine, Request, W
 from node.inference.session import EngineFactory, Session
 from protocol.audit import MAX_ANSWER_CHARACTERS
 from protocol.engines import arithmetic, with_arithmetic
-from protocol.identity import Address
 from protocol.run import RunSpec
 from tests.cheats.hostile import HOSTILE
 
@@ -109,10 +108,9 @@ def stale(steps: int) -> type[Session]:
     """Uses the weights that it loaded `steps` policies earlier, to save itself the download."""
 
     class Stale(Session):
-        def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
+        def adjust(self, weights: Weights) -> Weights:
             kept = self.policies.roots()
-            place = kept.index(policy_root)
-            (engine or self.engine).load(self.policies.get(kept[max(0, place - steps)]).weights)
+            return self.policies.get(kept[max(0, kept.index(self.policy) - steps)]).weights
 
     return Stale
 
@@ -122,17 +120,18 @@ class SmallModel(Session):
 
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
         super().__init__(run, assets, factory)
-        self._right: Weights = {}
+        self._right: list[Weights] = []
         self.engine = Resampling(self.engine, self._draw)
 
     def adjust(self, weights: Weights) -> Weights:
-        self._right = weights
+        self._right[:] = [weights]  # in place: a job has a copy of its session
         return weights
 
     def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
-        engine.load(half_of_the_layers(self._right))
+        (right,) = self._right
+        engine.load(half_of_the_layers(right))
         drawn = generate(engine, requests, temperature)
-        engine.load(self._right)
+        engine.load(right)
         return measure.prefilled(engine, requests, [completion.output for completion in drawn], temperature)
 
 
@@ -183,8 +182,8 @@ class BestOfMany(Session):
         self._drawn: list[Problem] = []
         self.engine = Resampling(self.engine, self._draw)
 
-    def problems(self, policy_root: bytes, node: Address, index: int) -> list[Problem]:
-        self._drawn[:] = super().problems(policy_root, node, index)  # in place: a job has a copy of its session
+    def problems(self) -> list[Problem]:
+        self._drawn[:] = super().problems()  # in place: a job has a copy of its session
         return self._drawn
 
     def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:

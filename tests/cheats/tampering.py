@@ -39,7 +39,8 @@ class Scene:
     def made_for(self, **other: object) -> RolloutBatch:
         """An honest file for another slot: another node, index or policy."""
         path = Path(self.order.out_path).with_suffix(".other")
-        produce(self.session, msgspec.structs.replace(self.order, out_path=str(path), **other))
+        order = msgspec.structs.replace(self.order, out_path=str(path), **other)
+        produce(self.session.at(order), order)
         data = path.read_bytes()
         path.unlink()
         return decode(data, self.session.run.rollout.samples_per_file)
@@ -64,7 +65,7 @@ def careful(scene: Scene, batch: RolloutBatch) -> bytes:
 def with_freshness(scene: Scene, batch: RolloutBatch) -> bytes:
     root, content = bytes.fromhex(batch.header.policy_root), freshness.content_digest(batch.rows)
     key = freshness.challenge(root, batch.header.node, batch.header.index, content)
-    header = msgspec.structs.replace(batch.header, freshness=scene.session.answer(scene.order.policy_root, key))
+    header = msgspec.structs.replace(batch.header, freshness=scene.session.answer(key))
     return encode(msgspec.structs.replace(batch, header=header))
 
 

@@ -91,7 +91,7 @@ def _with_a_turn(scene: Scene, row: SampleRow) -> SampleRow:
     limit = max(scene.session.run.rollout.max_output_tokens, row.units + 1)
     place = scene.order.policy_root, scene.batch.header.node, scene.batch.header.index, row.group, row.sample
     left = uniforms(sample_seed(*place), limit)[row.units :]
-    scene.session.use(scene.order.policy_root)
+    scene.session.put()
     (made,) = generate(
         scene.session.engine, [Request([*row.prompt, *said], left)], scene.session.run.rollout.temperature
     )
@@ -103,7 +103,7 @@ def _with_a_turn(scene: Scene, row: SampleRow) -> SampleRow:
 def _proven(scene: Scene, batch: RolloutBatch, forged: SampleRow) -> RolloutBatch:
     """With the activations that the policy has over the forged tokens."""
     session, cuts = scene.session, scene.session.run.verification
-    session.use(scene.order.policy_root)
+    session.put()
     sequence = Finished(forged.prompt, forged.output, forged.segments)
     (seen,) = session.engine.prefill([sequence], session.run.rollout.temperature)
     (core,) = prove_all([seen.rows], cuts.toploc_k, cuts.toploc_batch)

@@ -193,3 +193,22 @@ def test_what_may_not_be_pushed_is_told_before_anything_is_sent(
     assert main(["push", str(run), "me/sums", "--dry-run", "--licence", "mit"]) == 0
     told = capsys.readouterr()
     assert 'license: "mit"' in told.out and "model.safetensors" in told.err and "models/me/sums" not in hub.repositories
+
+
+def test_an_exported_adapter_is_pushed_without_a_place_of_this_machine(hub: Hub, tmp_path: Path) -> None:
+    """A directory as `weights export` writes it, of an adapter to a model that lies somewhere here."""
+    run = trained(tmp_path, hub, adapter=True)
+    assert main(["weights", "export", str(tmp_path / "Sums"), "--trained", str(run)]) == 0
+    export = tmp_path / "Sums"
+    (export / "policy").mkdir()
+    (export / "policy" / "model.safetensors").write_bytes(
+        (run / "spool" / "out" / "policy-000009.safetensors").read_bytes()
+    )
+    assert str(tmp_path) in (export / "adapter" / "adapter_config.json").read_text(), "the control"
+    assert main(["push", str(export), "me/sums", "--yes", "--licence", "mit"]) == 0
+    files = now(hub)
+    assert {"adapter_config.json", "adapter_model.safetensors", "policy/model.safetensors"} <= set(files)
+    assert not [name for name, data in files.items() if str(tmp_path).encode() in data]
+    # Of a training, too.
+    assert main(["push", str(run), "me/others", "--yes"]) == 0
+    assert not [name for name, data in now(hub, "me/others").items() if str(tmp_path).encode() in data]

@@ -26,7 +26,7 @@ KNOWN = {
     "node/web/front.py": "control",
     "node/services/tasking/wishes.py": "control",
     "node/services/cataloguing.py": "control",
-    "node/services/auditing.py": "control",
+    "node/services/auditing/steps.py": "control",
     "node/services/answering.py": "control",
     "node/web/page/page.py": "page",
     "node/blobs/http/server.py": "gateway",

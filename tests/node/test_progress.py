@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.blobs.transfer import Progress, describe, fraction
+from node.blobs.headway import Progress, describe, fraction
 from node.progress import AGAIN, MOST_EVENTS, ProgressRecord
 
 

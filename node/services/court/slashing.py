@@ -33,7 +33,7 @@ from node.services.context import Context
 from node.services.court.turns import seconds_to_wait
 from node.state.kept import cached
 from node.swarm.ballots import FileState
-from node.swarm.facts import Certified, JudgeContradicted, RecheckKnown, VerdictKnown
+from node.swarm.facts import Certified, JudgeContradicted
 from node.swarm.register import Work, WorkId
 from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, STEP_PROOF, Reason
 from protocol.engines import kind
@@ -42,6 +42,8 @@ from protocol.identity import Address
 from protocol.messages import (
     PolicyAnnounced,
     StepJudged,
+    VerdictIssued,
+    VerdictRechecked,
     of_kind,
     open_envelope,
 )
@@ -178,7 +180,7 @@ class Slashing:
     # what a quorum says
 
     async def _collect(self) -> None:
-        async for signed in self._context.facts.subscribe(VerdictKnown):
+        async for signed in self._context.facts.subscribe(VerdictIssued):
             message = signed.message
             if message.verdict.outcome != Outcome.ACCEPT:
                 verdict, signature, work = message.verdict, message.signature, work_id(message.verdict)
@@ -190,7 +192,7 @@ class Slashing:
             self._consider(signed.author, message.verdict)
 
     async def _collect_rechecks(self) -> None:
-        async for signed in self._context.facts.subscribe(RecheckKnown):
+        async for signed in self._context.facts.subscribe(VerdictRechecked):
             self._consider(signed.author, signed.message.verdict)
 
     def _consider(self, author: Address, verdict: Verdict) -> None:

@@ -27,8 +27,9 @@ from node.services.certifying import Certifying
 from node.services.court.turns import seconds_to_wait
 from node.services.workplace import Workplace
 from node.state.kept import cached
+from node.status_schema import TablePart
 from node.swarm.ballots import FileState
-from node.swarm.facts import EpochsShown, WorkTouched
+from node.swarm.facts import WorkTouched
 from node.swarm.membership import is_cut_off, voices
 from protocol.earnings import (
     MAX_SHOWN_BYTES,
@@ -47,7 +48,7 @@ from protocol.earnings import (
 )
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.messages import MAX_SHOWN, EarningsSigned, EpochShown
+from protocol.messages import MAX_SHOWN, CertificatesShown, EarningsSigned, EpochShown
 from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, sign, signer_of
 
 log = structlog.get_logger()
@@ -116,8 +117,7 @@ class Tabling(Keeping):
         return cls(place.books, place.certifying)
 
     def status(self) -> dict[str, Any]:
-        told = {"tabled_before": self._first, "posted": self.posted, "waiting": self.waiting}
-        return {"audit": {"earnings": told}}
+        return {"audit": {"earnings": TablePart(self._first, self.posted, self.waiting)}}
 
     def begin(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._follow_shown, nursery)
@@ -127,14 +127,14 @@ class Tabling(Keeping):
     # what nodes show
 
     async def _follow_shown(self, nursery: trio.Nursery) -> None:
-        async for signed in self._context.facts.subscribe(EpochsShown):
+        async for signed in self._context.facts.subscribe(CertificatesShown):
             queue = self._queues.get(signed.author)
             if queue is None:
                 # One queue and one fetcher for each node: a slow or huge blob holds up its author's next one only.
                 queue, work = trio.open_memory_channel[EpochShown](QUEUE)
                 self._queues[signed.author] = queue
                 nursery.start_soon(self._fetch_all, signed.author, work)
-            for shown in signed.shown:
+            for shown in signed.message.shown:
                 try:
                     queue.send_nowait(shown)
                 except trio.WouldBlock:

@@ -16,7 +16,7 @@ def seconds_to_wait(context: Context, work: WorkId) -> float:
     """How long this node lets others act on a work before it does so itself; 0 where it is alone."""
     own = context.key.address
     others = [one for one in context.state.ballots.electorate() if one != own]
-    if own in context.state.ballots.quarantined:  # the others do not count on it
+    if own in context.state.disputes.quarantined:  # the others do not count on it
         return TURN * len(others)
     return TURN * sum(place(work, one) < place(work, own) for one in others)
 

@@ -6,6 +6,7 @@ then come to it at about the same time, however long their queues are. Behind th
 is filled up by rank. Each worker's files wait in a queue of their own, so one who does not deliver delays nobody else.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +16,13 @@ import trio
 from blake3 import blake3
 
 from node.recent import Recent
-from node.services.base import wait_until
+from node.services.base import Bell
 from node.services.context import Context
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
 from node.services.judging.queue import FileQueue, Place
 from node.swarm.ballots import FileState
-from node.swarm.facts import VerdictWanted, WorkTouched
+from node.swarm.facts import ShardClaimed, VerdictWanted, WorkKnown, WorkTouched
 from node.swarm.register import Work, WorkId
 from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
@@ -33,7 +34,6 @@ FETCH_TIMEOUT = 30.0
 FETCH_PAUSE = 1.0
 LAST_TRY = 5.0
 """Seconds for a file that has been due for long, of a worker who did not hand over the one before it."""
-GAP_POLL = 0.5
 CLAIM_PATIENCE = 8.0
 """Seconds that the claim may come behind the result of a task's shard."""
 QUEUE = 64
@@ -41,9 +41,9 @@ REMEMBERED = 4096
 MOST_ASKED = 16
 """Files that are fetched at one time because the trainer asked."""
 RECHECK_POLL = 1.0
-FILL_AFTER, FILL_STEP, FILL_POLL = 4.0, 1.0, 0.25
-"""Seconds until a file that too few have looked at is anybody's, seconds between ranks, seconds between two looks. They
-count from when this validator passed the file's place: before that, those who are drawn wait for it just as long."""
+FILL_AFTER, FILL_STEP = 4.0, 1.0
+"""Seconds until a file that too few have looked at is anybody's, and seconds between ranks. They count from when this
+validator passed the file's place: before that, those who are drawn wait for it just as long."""
 FILL_PATIENCE = 60.0
 """Seconds more for which a validator that has files of its own draw to look at leaves such a file to others. Validators
 that are busy drift apart by minutes: who is ahead would look at all that the others have not come to yet."""
@@ -87,10 +87,10 @@ class Fetching:
         self._skipped = skipped
         self._audit = context.run.spec.audit
         self._register = context.state.register
-        self.queue: FileQueue[Candidate] = FileQueue()
+        self._spared = Bell()
+        self.queue: FileQueue[Candidate] = FileQueue(self._spared.ring)
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
-        self._spared = trio.Event()
         self._lined: dict[WorkId, None] = {}  # in the workers' queues, which are bounded
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
@@ -121,7 +121,7 @@ class Fetching:
         else:
             # Not drawn here. It is kept, since those who drew it may be away (`_fill_up`).
             self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, _place(work))
-            self._spared.set()
+            self._spared.ring()
 
     async def _heed_rejections(self, nursery: trio.Nursery) -> None:
         """Look at once where somebody found a fault: a stake is taken only when everybody has looked."""
@@ -133,33 +133,42 @@ class Fetching:
                 self._put_in_line(work, nursery)
 
     async def _fill_up(self, nursery: trio.Nursery) -> None:
-        """Look at what too few others look at, by rank."""
+        """Look at what too few others look at, by rank. A spared file wakes it, a queue that moves on, and a time."""
         while True:
-            if not any(self._spare.values()):
-                self._spared = trio.Event()
-                await self._spared.wait()
-            await trio.sleep(FILL_POLL)
+            due = math.inf
             for left in list(self._spare.values()):
                 # Files of many workers may lie here: the event loop goes on between two of them.
                 await trio.lowlevel.checkpoint()
-                for id, spare in list(left.items()):
-                    if spare.due is None and not self.queue.has_passed(spare.place):
-                        break  # one worker's next ones come after it
-                    if self._context.state.ballots.state(id) is not FileState.OPEN:
-                        del left[id]
-                    elif self._is_due(spare):
-                        del left[id]
-                        self._put_in_line(spare.work, nursery)
+                due = min(due, self._fill_up_of(left, nursery))
+            await self._spared.wait(due - self._context.clock.monotonic())
 
-    def _is_due(self, spare: _Spare) -> bool:
-        """Whether those who are drawn have had the time to look, and too few of them did."""
-        now, id = self._context.clock.monotonic(), spare.work.id
+    def _fill_up_of(self, left: Recent[WorkId, _Spare], nursery: trio.Nursery) -> float:
+        """Of one worker's; when the next one is due."""
+        now, next_one = self._context.clock.monotonic(), math.inf
+        for id, spare in list(left.items()):
+            if spare.due is None and not self.queue.has_passed(spare.place):
+                break  # one worker's next ones come after it
+            due = self._due(spare, now)
+            if now < due:
+                next_one = min(next_one, due)
+            elif self._context.state.ballots.state(id) is not FileState.OPEN:
+                del left[id]
+            elif len(self._context.state.seals.sealing(id)) < self._context.quorum:
+                del left[id]
+                self._put_in_line(spare.work, nursery)
+            else:  # enough have sealed, who may not show it
+                spare.due = now + FILL_STEP
+                next_one = min(next_one, spare.due)
+        return next_one
+
+    def _due(self, spare: _Spare, now: float) -> float:
+        """When those who are drawn have had the time to look."""
         if spare.due is None:
             # By rank, one second apart: all at once would all look, though one is missing.
-            rank = sum(place(id, one) < place(id, self._own) for one in self._context.state.validators())
+            id, validators = spare.work.id, self._context.state.validators()
+            rank = sum(place(id, one) < place(id, self._own) for one in validators)
             spare.due = now + FILL_AFTER + rank * FILL_STEP
-        due = spare.due + FILL_PATIENCE if self.queue else spare.due
-        return now >= due and len(self._context.state.seals.sealing(id)) < self._context.quorum
+        return spare.due + FILL_PATIENCE if self.queue else spare.due
 
     def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
@@ -204,7 +213,7 @@ class Fetching:
     async def _heed_disputes(self) -> None:
         """Look again, at everything, wherever two validators disagree."""
         while True:
-            for id in self._context.state.ballots.open_disputes():
+            for id in self._context.state.disputes.open():
                 work = self._register.get(id)
                 # Marked only where it found room: else it is put on top once there is some.
                 if work and id not in self._rechecked and self.queue.hurry(Candidate(work, recheck=True)):
@@ -225,14 +234,19 @@ class Fetching:
         if await self._context.journal.do(self._context.journal.said, "verdict", work.id):
             return Candidate(work)
         # Messages overtake each other: a claim comes behind the result of its shard, a submission before the last one.
-        fault = await _lasting(self._register.fault, work, CLAIM_PATIENCE if work.task else 0.0)
-        fault = fault or await _lasting(self._register.gap, work, self._audit.delivery_seconds)
+        fault = await self._lasting(self._register.fault, work, CLAIM_PATIENCE if work.task else 0.0)
+        fault = fault or await self._lasting(self._register.gap, work, self._audit.delivery_seconds)
         if fault:
             return Candidate(work, fault=fault)
         path = await self.deliver(work)
         if path is None:
             fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
         return Candidate(work, path=path, fault=fault)
+
+    async def _lasting(self, find: Callable[[Work], Fault | None], work: Work, seconds: float) -> Fault | None:
+        """A fault that nothing has mended after so many seconds."""
+        await self._context.until(lambda: find(work) is None, WorkKnown, ShardClaimed, seconds=seconds)
+        return find(work)
 
     async def deliver(self, work: Work) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time."""
@@ -243,7 +257,7 @@ class Fetching:
                     path = await self._context.blobs.fetch(
                         root, self._holders(work), max_size=limit, timeout=FETCH_TIMEOUT
                     )
-                    work.delivered = True
+                    self._register.was_delivered(work)
                     self._owing.discard(work.node)
                     return path
                 except IntellectError as error:
@@ -265,9 +279,3 @@ class Fetching:
         of them serves all."""
         others = [*self._context.state.validators(), self._context.membership.trainer]
         return [work.node, *(one for one in others if one != self._own)]
-
-
-async def _lasting(find: Callable[[Work], Fault | None], work: Work, seconds: float) -> Fault | None:
-    """A fault that nothing has mended after so many seconds."""
-    await wait_until(lambda: not find(work), seconds, GAP_POLL)
-    return find(work)

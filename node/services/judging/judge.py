@@ -17,13 +17,13 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.inference.client import EngineChild
 from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
 from node.services.base import Service
 from node.services.certifying import Certifying
 from node.services.context import Context, Rate
 from node.services.court.slashing import OnChainCourt, Slashing
-from node.services.generating import EngineChild
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.peer_audit import PeerAudit
@@ -35,7 +35,7 @@ from node.services.training.values import Rows, own_rows
 from node.services.workplace import Workplace
 from node.state.tally import Tally
 from node.swarm.ballots import FileState
-from node.swarm.facts import PolicyFollowed, VerdictKnown
+from node.swarm.facts import PolicyFollowed
 from node.swarm.register import Work, WorkId
 from node.tasks.recomputed import Means
 from node.tasks.stock import TaskStock
@@ -43,6 +43,7 @@ from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
 from protocol.decision import Level, Standing
 from protocol.errors import IntellectError
+from protocol.messages import VerdictIssued
 from protocol.statements import Outcome
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class Validator(Service):
             self.own_lots.policy(policy.step)
 
     async def _heed_others(self) -> None:
-        async for said in self._context.facts.subscribe(VerdictKnown):
+        async for said in self._context.facts.subscribe(VerdictIssued):
             message = said.message
             if said.author != self._context.key.address:
                 self._records.heard(said.author, message.verdict.node, message.standing, message.verifier)
@@ -160,7 +161,7 @@ class Validator(Service):
             # One queue for all, in an order that all validators share: so their looks meet at the same files, and
             # quorums form.
             candidate = await self._queue.take()
-            self.own_lots.waiting = self._fetching.waiting
+            self.own_lots.took(self._fetching.waiting)
             if self._context.state.distrust:
                 continue  # there is no telling what this trainer's policies are
             if not self._context.membership.may_validate(self._context.key.address):
@@ -309,7 +310,6 @@ class Validator(Service):
             Inspect.of(work.commitment, path, self._scratch / report), groups=groups, second_look=second_look, task=task
         )
         inspected = await _here(self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load))
-        assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
         return inspected
 
     async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:

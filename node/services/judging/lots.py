@@ -93,7 +93,7 @@ class OwnLots:
         self.prepared = trio.Event()
         self._arrived: deque[tuple[float, Address]] = deque()
         self._seconds_per_group: float | None = None
-        self.waiting = 0
+        self._waiting = 0
 
     @property
     def pledges(self) -> tuple[LotPledge, ...]:
@@ -155,6 +155,10 @@ class OwnLots:
         self._arrived.append((self._clock(), node))
         self._forget()
 
+    def took(self, waiting: int) -> None:
+        """A file was taken from a queue in which so many wait."""
+        self._waiting = waiting
+
     def worked(self, groups: int, seconds: float) -> None:
         """The engine recomputed so many groups in so many seconds."""
         if groups > 0:
@@ -172,7 +176,7 @@ class OwnLots:
         return Load(
             arriving=len(self._arrived) * per_file / span,
             capacity=1.0 / max(self._seconds_per_group, 1e-9),
-            backlog=self.waiting * per_file * self._seconds_per_group,
+            backlog=self._waiting * per_file * self._seconds_per_group,
         )
 
     def _forget(self) -> None:

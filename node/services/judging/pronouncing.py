@@ -18,8 +18,10 @@ import trio
 from blake3 import blake3
 
 from node.inference.wire import Inspected
+from node.services.base import Bell
 from node.services.context import Context
 from node.services.judging.lots import Lot
+from node.swarm.facts import WorkSealed, WorkTouched
 from node.swarm.register import Work, WorkId
 from node.swarm.seals import SEAL_SECONDS
 from protocol.checks import Fault
@@ -41,8 +43,8 @@ SEALED_WITHIN, BUSY_SEALED_WITHIN = 0.3, 2.0
 """Seconds that a seal waits for other words of this node; the second where files wait longer than that anyway."""
 AT_ONCE, SHOWN_WITHIN = 0.05, 1.0
 """Likewise a verdict that may be shown; the second where a quorum of others decides the file without it."""
-POLL, LONGEST_POLL = 0.05, 0.25
-"""Seconds between two looks at who has sealed. They grow by a tenth: where much waits, each verdict waits for long."""
+LOOK_AGAIN = 1.0
+"""Seconds after which it is looked again for whom to wait: no fact tells who has fallen silent."""
 WAITING = 1024
 
 
@@ -55,20 +57,29 @@ class Pronouncing:
         self._is_calm = is_calm
         self._late: Counter[Address] = Counter()
         """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
+        self._unshown: dict[WorkId, Bell] = {}
+        """Rung when somebody else has its verdict on a work, too."""
         self._send, self._receive = trio.open_memory_channel[tuple[WorkId, VerdictIssued]](WAITING)
 
     async def run(self) -> None:
         """Seal and show what `say` was given."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_others)
             async for id, message in self._receive:
                 # Each waits for others' seals by itself; one slow file must not hold up the rest.
                 nursery.start_soon(self._seal_and_show, id, message)
+
+    async def _hear_others(self) -> None:
+        async for said in self._context.facts.subscribe(WorkSealed, WorkTouched):
+            if said.work in self._unshown:
+                self._unshown[said.work].ring()
 
     async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
         """Say a verdict as soon as nobody can copy it any more, or has had the time to seal its own. Whoever is the
         last of those that are awaited needs no seal: its verdict is the first to be shown."""
         board, state, audit = self._context.board, self._context.state, self._context.run.spec.audit
-        over, pause, seal = math.inf, POLL, Seal(id, seal_of(message, self._own))
+        over, seal, another = math.inf, Seal(id, seal_of(message, self._own)), Bell()
+        self._unshown[id] = another
         board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
         with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
@@ -78,8 +89,8 @@ class Pronouncing:
                     patience.deadline = min(patience.deadline, over)
                 if self._enough_sealed(id, sealed):
                     break
-                await trio.sleep(pause)
-                pause = min(1.1 * pause, LONGEST_POLL)
+                await another.wait(LOOK_AGAIN)
+        del self._unshown[id]
         awaited = board.withdraw(seal) or self._is_needed(id)
         board.say([message], within=AT_ONCE if awaited else SHOWN_WITHIN)
         # Not when this verdict was shown but when the time is over: until then a slower one is not late.
@@ -122,7 +133,7 @@ class Pronouncing:
         step, task = work.place
         await journal.promise(journal.say, kind, work.id, raw, self._context.time.now(), step=step, task=task)
         # In a dispute everybody knows the first words already, and with one validator there is nobody who could copy.
-        if isinstance(message, VerdictRechecked) or self._context.membership.has_one_validator:
+        if isinstance(message, VerdictRechecked) or len(self._context.membership.validators) == 1:
             await self._context.board.post_raw(raw)
         else:
             await self._send.send((work.id, message))

@@ -23,10 +23,12 @@ MOST_WAITING = 64
 class FileQueue(Generic[T]):
     """A priority queue with a fast lane. Each ordinary item has a place; the lowest is taken first.
 
-    Every author puts one item at a time and waits until it is taken, so the queue is bounded by their number.
+    Every author puts one item at a time and waits until it is taken, so the queue is bounded by their number. taken:
+    told after each item that is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Callable[[], object] = lambda: None) -> None:
+        self._taken = taken
         self._ordinary: list[tuple[Place, int, T, trio.Event]] = []
         self._urgent: deque[T] = deque()
         self._filled = trio.Semaphore(0)
@@ -54,6 +56,7 @@ class FileQueue(Generic[T]):
     async def take(self) -> T:
         """The next item, urgent ones first."""
         await self._filled.acquire()
+        self._taken()
         if self._urgent:
             return self._urgent.popleft()
         _, _, item, taken = heapq.heappop(self._ordinary)

@@ -72,7 +72,7 @@ def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit
             report_path="",
             file_root=root,
         )
-        found = inspect(session, order)
+        found = inspect(session.at(order), order)
     finally:
         session.close()
     return SelfAudit(

@@ -22,12 +22,12 @@ from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.progress import TROUBLE, ProgressRecord
 from node.recent import Recent
-from node.services.base import Service, wait_until
+from node.services.base import Service
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import Address
 
 FIRST_LOOK = 60.0
-WATCH_EVERY = 2.0
+WATCH_EVERY, AGAIN = 2.0, 1.0
 REMEMBERED = 1024
 """Joinings and leavings of which it is known what they changed, the newest; and benches."""
 
@@ -50,7 +50,10 @@ class Events(Service):
     async def start(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.run)
         await nursery.start(self._follower.run)
-        await wait_until(lambda: self._follower.block is not None or self._goes_on_without(), FIRST_LOOK, 0.05)
+        with trio.move_on_after(FIRST_LOOK):
+            while self._follower.block is None and not self._goes_on_without():
+                with trio.move_on_after(AGAIN):  # members that are known from before may come a little later
+                    await self._follower.looked.wait()
 
     def _goes_on_without(self) -> bool:
         """The chain was asked in vain, and what was known of the pool before is more than ourselves."""

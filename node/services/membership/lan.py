@@ -165,6 +165,6 @@ class Lan(Service):
         known = membership.is_member(contact.member) and contact.member != membership.own
         if CIRCUIT in text or not known or ip is None or not _is_lan(ip) or not any(near(ip, one) for one in here):
             return
-        if membership.is_near(contact.member, text):
+        if membership.places.is_near(contact.member, text):
             self.found.add(contact.member)
             log.info("lan.found", peer=contact.member, contact=text)

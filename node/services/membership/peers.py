@@ -114,7 +114,7 @@ class Peers(Service):
         for raw in self.book.unknown(data):
             signed = self.book.read(raw, time.time())
             if signed is not None:
-                self._member.membership.moved(signed.author, signed.message)
+                self._member.membership.places.moved(signed.author, signed.message)
             await trio.lowlevel.checkpoint()  # a signature each
 
 

@@ -16,6 +16,7 @@ from node.network.contacts import CIRCUIT, ip_of
 from node.progress import ProgressRecord
 from node.recent import Recent
 from node.services.base import Service
+from node.status_schema import ReachPart
 from node.swarm.dialback import Look
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -78,9 +79,8 @@ class Reach(Service):
 
     def status(self) -> dict[str, Any]:
         seen = f"{self.seen[0]}:{self.seen[1]}" if self.seen else ""
-        part = {"tried": self.tried, "reached": self.reached, "seen": seen, "way": self.way}
-        holes = {"punched": len(self._network.punched()), "unpunched": len(self._network.unpunched())}
-        return {"node": {"reach": part | holes | {"relays": sorted(self._held())}}}
+        relays, holes = sorted(map(str, self._held())), (len(self._network.punched()), len(self._network.unpunched()))
+        return {"node": {"reach": ReachPart(self.tried, self.reached, seen, self.way, relays, *holes)}}
 
     @property
     def way(self) -> str:

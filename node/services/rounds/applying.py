@@ -21,6 +21,7 @@ from node.services.rounds.adding import Adding, Figures, Outer
 from node.services.rounds.states import OuterFiles, made_policy
 from node.services.rounds.votes import Votes
 from node.state.files import write_whole
+from node.status_schema import ProcessPart
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from node.training.client import TrainerProcess
@@ -292,7 +293,7 @@ class Rounds(Service):
             "losses": [(one.round, one.loss) for one in self.figures.values() if one.loss is not None],
         }
         run = {"step": self.outer.round, "policy_root": self.outer.root.hex()}
-        process = {"name": self._process.name, "pid": self._process.pid, "restarts": self._process.restarts}
+        process = ProcessPart(self._process.name, self._process.pid, self._process.restarts)
         return {"pretraining": told, "run": run, "processes": [process]}
 
     def _peers(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from node.services.rounds.adding import Outer
 from node.services.rounds.applying import Rounds
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import RoundVoted, WorkTouched
+from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
@@ -91,7 +91,7 @@ class Cutting(Service):
 
     def _note(self, own: Signed[CutSigned]) -> None:
         """A word of this validator, as others hear it."""
-        self._rounds.votes.note(RoundVoted(own.author, own.message, own.raw))
+        self._rounds.votes.note(own)
 
     async def _look(self, round_: int, outer: Outer | None) -> float:
         """Say what there is to say of a round; when there may be more although nothing is heard. outer: of the one that

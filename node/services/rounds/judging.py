@@ -18,12 +18,12 @@ import structlog
 import trio
 
 from node.changes import Changes
+from node.inference.client import EngineChild
 from node.inference.link import Told
-from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request, ShardOrder
+from node.inference.wire import Asked, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
 from node.recent import Recent
 from node.services.certifying import Certifying
 from node.services.context import Context
-from node.services.generating import EngineChild
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
@@ -82,11 +82,11 @@ class Looks:
             self._changed.tell()
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Inspected:
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R:
         """request: Inspect, whose groups are (0,) or None for a replay. Raises TrainingError."""
-        assert isinstance(request, Inspect) and policy is not None  # noqa: S101 - as the judge asks
-        order = request
+        order: Any = request
+        assert isinstance(order, Inspect) and policy is not None  # noqa: S101 - as the judge asks
         others = tuple(
             path
             for root, (place, path, _, _) in self._seen.items()
@@ -97,7 +97,7 @@ class Looks:
         found = await self._look(order, job)
         if "seat" in found:
             await self._hear_claim(parse_address(order.node), found["seat"])
-        return self._inspected(order, found)
+        return answer_to(request, self._inspected(order, found))
 
     async def _look(self, order: Inspect, job: Check) -> dict[str, Any]:
         """What the learner finds. Where the steps begin with a state of the peer's own, `state` says what is wrong with
@@ -282,10 +282,11 @@ class BothKinds:
         return getattr(self._engine, "engine_name", "")
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Reply:
-        known = self._policies.find(request.policy_root) if isinstance(request, Inspect) else None
-        which = self._looks if known is not None and known.outer else self._engine
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R:
+        order: Any = request
+        known = self._policies.find(order.policy_root) if isinstance(order, Inspect) else None
+        which: EngineChild = self._looks if known is not None and known.outer else self._engine
         return await which.ask(request, timeout=timeout, policy=policy, told=told)
 
 

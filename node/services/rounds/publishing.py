@@ -54,7 +54,7 @@ class Publishing(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
         context, spool = place.context, place.rounds.spool
-        if not context.membership.leads(context.key.address):
+        if context.membership.trainer != context.key.address:
             return None
         observing = partial(open_observer, context.run.spec, place.directory, place.config.metrics_log)
         evaluator = None

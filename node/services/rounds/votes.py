@@ -2,7 +2,7 @@
 
 from node.changes import Changes
 from node.services.context import Context
-from node.swarm.facts import PeerTold, RoundVoted
+from node.swarm.facts import PeerTold
 from node.swarm.roundbook import RoundBook
 from protocol.agreement import Bench, quorum_of
 from protocol.messages import CutSigned, Signed, openers, signature_of
@@ -31,26 +31,26 @@ class Votes:
 
     async def run(self) -> None:
         """Hear until cancelled; also in which round others are."""
-        async for told in self._context.facts.subscribe(RoundVoted, PeerTold):
-            if isinstance(told, RoundVoted):
+        async for told in self._context.facts.subscribe(CutSigned, PeerTold):
+            if not isinstance(told, PeerTold):
                 self.note(told)
             else:
                 self.heard.tell()
 
-    def note(self, vote: RoundVoted) -> None:
+    def note(self, vote: Signed[CutSigned]) -> None:
         """Who says two things in one place is believed no more in what it finds; both envelopes show it."""
-        message, author, ballots = vote.message, vote.author, self._context.state.ballots
+        message, author, disputes = vote.message, vote.author, self._context.state.disputes
         book, word = self.book, message.word
         # Each is a recovery on the event loop: of more than there are validators nothing is looked at.
         few = 0 < len(message.shown) <= len(self._context.membership.validators)
         if few and message.round <= self._last and not book.of(message.round).knows(word):
             for opener, proof in openers(self._context.domain, message):
                 book.hear(opener, message.round, word._replace(closed=False), proof)
-        proof = signature_of(Signed(author, message, vote.raw))
-        if not book.hear(author, message.round, word, proof) and author not in ballots.quarantined:
-            others = [one for one in self._context.facts.standing(RoundVoted) if one.author == author]
+        proof = signature_of(vote)
+        if not book.hear(author, message.round, word, proof) and author not in disputes.quarantined:
+            others = [one for one in self._context.facts.standing(CutSigned) if one.author == author]
             same = dict.fromkeys(one.raw for one in (*others, vote) if _place(one.message) == _place(message))
-            ballots.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
+            disputes.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
         self.heard.tell()
 
 

@@ -13,13 +13,14 @@ from typing import Any, Self
 import structlog
 import trio
 
-from node.inference.wire import Produce, Produced
+from node.inference.client import EngineChild
+from node.inference.wire import Produce
 from node.recent import Recent
 from node.services.base import Bell, Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
-from node.services.generating import EngineChild
 from node.services.workplace import Workplace
+from node.swarm.facts import ShardClaimed
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import MOST_TASKS, Task
 from node.tasks.recomputed import Means, prepared
@@ -162,7 +163,6 @@ class TaskWork(Service):
             task=order,
         )
         produced = await self._engine.ask(asked, timeout=max(PRODUCE_DEADLINE, task.spec.lease_seconds), policy=load)
-        assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self.seconds += produced.seconds
         await self._deliver(task, shard, Path(produced.path), produced.units)
 
@@ -185,7 +185,7 @@ class TaskWork(Service):
             now = time.time_ns() // 1_000_000
             claim = TaskClaimed(pool=self._context.pool, task=task.id, shard=shard, sequence=now)
             await self._context.board.post(claim)
-            await self._bell.until(lambda: self._holds(task, shard), HEARD_IN)
+            await self._context.until(lambda: self._holds(task, shard), ShardClaimed, seconds=HEARD_IN)
             await trio.sleep(SETTLE)
         held = self._holds(task, shard)
         self.counts["claimed"] += held

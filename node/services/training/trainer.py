@@ -24,7 +24,8 @@ from node.services.training.record import Record
 from node.services.training.standing_by import StandingBy
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
-from node.swarm.facts import CheckpointOf, PolicyFollowed, StepAccused, Undone
+from node.status_schema import ProcessPart
+from node.swarm.facts import PolicyFollowed, Undone
 from node.training import adoption
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.evaluations import Evaluations
@@ -32,6 +33,7 @@ from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
 from node.weights.publish import Publisher
+from protocol.messages import CheckpointOffered, StepJudged
 
 
 class Trainer(Service):
@@ -143,7 +145,7 @@ class Trainer(Service):
 
     async def _hear(self) -> None:
         """What others say of policies is waited for together with what the learner writes."""
-        async for _ in self._context.facts.subscribe(PolicyFollowed, CheckpointOf, StepAccused, Undone):
+        async for _ in self._context.facts.subscribe(PolicyFollowed, CheckpointOffered, StepJudged, Undone):
             self._watch.tell()
 
     async def _until_lost(self, stint: trio.CancelScope) -> None:
@@ -169,9 +171,7 @@ class Trainer(Service):
         dropped = self.groups.ready.stale_rollouts + self.intake.lost + self._feeding.lost
         told["staleness"] |= {"dropped": dropped}
         run = {"over": record.done, "final_reward": record.reward if record.done else None, "reward": record.reward}
-        processes = [
-            {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._learner, self._evaluator)
-        ]
+        processes = [ProcessPart(one.name, one.pid, one.restarts) for one in (self._learner, self._evaluator)]
         chair = self.leading.chair.status() if self.leading.chair is not None else {}
         chair = {name: part | self.others.status() for name, part in chair.items()}
         training = {**told, **self.groups.status(), **self.intake.status()}

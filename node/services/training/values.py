@@ -23,7 +23,7 @@ from node.recent import Recent
 from node.services.context import Context
 from node.services.training.sources import Source, in_order, whose
 from node.state.kept import cached
-from node.swarm.ballots import STRIKES
+from node.swarm.disputes import STRIKES
 from node.swarm.register import Work, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
 from protocol.disputes import UNDECIDED, Conflict, Finding
@@ -94,7 +94,6 @@ class OwnLook:
             if self._broken:
                 return None
             found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
-            assert isinstance(found, Inspected)  # noqa: S101 - the engine client checks the reply's type
             return found, await own_rows(found, self._context.run.spec.rollout)
         except IntellectError as error:
             log.warning("own_look.failed", work=work.id.hex()[:16], why=error.why)

@@ -106,6 +106,6 @@ async def test_two_liars_of_five_that_dispute_an_old_file_and_wait_convict_nobod
             await seat.board.post(invented(VerdictRechecked, Rechecked, work, key))
         await trio.sleep(200)
         assert ballots.state(id) is FileState.ACCEPTED
-        assert not {key.address for key in keys[2:]} & set(ballots.quarantined)
-        assert gone or {key.address for key in keys[:2]} == set(ballots.quarantined)
+        assert not {key.address for key in keys[2:]} & set(ballots.disputes.quarantined)
+        assert gone or {key.address for key in keys[:2]} == set(ballots.disputes.quarantined)
         nursery.cancel_scope.cancel()

@@ -32,7 +32,8 @@ from node.member import Member, Stock
 from node.preflight import reach
 from node.processes.forkserver import Anew
 from node.run.assets import Run
-from node.services.auditing import Auditing, Unavailable
+from node.services.auditing.replaying import Replaying, Unavailable
+from node.services.auditing.steps import Auditing
 from node.services.certifying import Certifying
 from node.services.chairing import Chairing, Ready
 from node.services.context import PoolTime, make_context
@@ -276,7 +277,7 @@ class OnChain:
         await self._note("end by silence")
 
 
-class TruthfulAuditing(Auditing):
+class TruthfulReplaying(Replaying):
     """With a replay that knows what the leader computed, and that begins only from a true checkpoint."""
 
     truth: "History"
@@ -326,7 +327,7 @@ class Node:
         self.chairing = Chairing(self.context, chain, candidate if name == "standby" else None)
         self.validator: Validator | None = None
         self.certifying: Certifying | None = None
-        self.auditing: TruthfulAuditing | None = None
+        self.auditing: Auditing | None = None
         self.judge = Court()
         if name in VALIDATORS:
             self._take_office(world, heard)
@@ -344,8 +345,9 @@ class Node:
         self.validator = Validator(
             self.context, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
         )
-        self.auditing = TruthfulAuditing(self.context, lots, scratch, Anew(), dropped)
-        self.auditing.truth = world.history
+        replaying = TruthfulReplaying(self.context, scratch, Anew())
+        replaying.truth = world.history
+        self.auditing = Auditing(self.context, lots, replaying, dropped)
 
     async def _hear_dropped(self) -> None:
         async for statement, how in self.dropped:
@@ -842,7 +844,7 @@ def _each(world: World) -> Iterator[Node]:
     return (node for node in world.nodes.values() if node.name not in world.liar.names)
 
 
-def _judges(world: World) -> Iterator[tuple[Node, Validator, Certifying, TruthfulAuditing]]:
+def _judges(world: World) -> Iterator[tuple[Node, Validator, Certifying, Auditing]]:
     for node in _each(world):
         if node.validator is not None and node.certifying is not None and node.auditing is not None:
             yield node, node.validator, node.certifying, node.auditing
@@ -923,7 +925,7 @@ def checkpoints(world: World) -> Facts:
     return frozenset(
         (node.name, "leader", step, offers[0].message.root == own[step])
         for node, _, _, auditing in _judges(world)
-        for step, offers in auditing._offered().items()
+        for step, offers in auditing._replaying.offered().items()
         if step in own
     )
 
@@ -1005,7 +1007,7 @@ def alone(world: World) -> Facts:
 
 
 def disbelieved(world: World) -> Facts:
-    return frozenset((node.name, name_of(who)) for node in _each(world) for who in node.jury.state.ballots.quarantined)
+    return frozenset((node.name, name_of(who)) for node in _each(world) for who in node.jury.state.disputes.quarantined)
 
 
 def slashed(world: World) -> Facts:
@@ -1028,7 +1030,7 @@ def chair(world: World) -> Facts:
     silence = {
         (node.name, "leader", name_of(who), "does not hear it")
         for node in _each(world)
-        for who in node.chairing._words
+        for who in [one.author for one in node.context.facts.standing(SilenceSigned)]
         if name_of(who) not in world.liar.names
     }
     return frozenset(done | silence)
@@ -1067,7 +1069,7 @@ def members(world: World) -> Facts:
             member = node.membership.table.get(address)
             role = member.beat.role if member and member.beat else ""
             lives = address in alive or name == node.name
-            found.add((node.name, name, lives, role, node.membership.contacts_of(address)))
+            found.add((node.name, name, lives, role, node.membership.places.contacts_of(address)))
     return frozenset(found)
 
 
@@ -1080,7 +1082,7 @@ def packages(world: World) -> Facts:
 
 
 def disputes(world: World) -> Facts:
-    return frozenset((node.name, "", node.jury.state.ballots.disputes_raised) for node in _each(world))
+    return frozenset((node.name, "", node.jury.state.disputes.raised) for node in _each(world))
 
 
 def faults(world: World) -> Facts:

@@ -376,7 +376,7 @@ class Court:
 
     def quarantined(self) -> list[set[Address]]:
         """Whom each node does not believe."""
-        return [set(seat.jury.state.ballots.quarantined) for seat in (self.trainer, *self.workers, *self.seats)]
+        return [set(seat.jury.state.disputes.quarantined) for seat in (self.trainer, *self.workers, *self.seats)]
 
     def slashed(self) -> list[tuple[Address, int, int]]:
         return [one for judge in self.judges for one in judge.slashed]

@@ -45,14 +45,14 @@ async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
         seat = await arrive(court, nursery)
         root = await court.commit(step=1, key=NEWCOMER)
         await trio.sleep(40)  # longer than a dispute that nobody hears of would take to fail
-        assert set(seat.jury.state.ballots.quarantined) == {VALIDATORS[0].address}
+        assert set(seat.jury.state.disputes.quarantined) == {VALIDATORS[0].address}
         assert seat.jury.state.ballots.state(root) is FileState.ACCEPTED
         assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
 async def test_a_newcomer_catches_up_with_more_than_fits_one_answer(autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("node.swarm.board.MAX_CATCH_UP_BYTES", MAX_MESSAGE_BYTES)
+    monkeypatch.setattr("node.swarm.catchup.MAX_CATCH_UP_BYTES", MAX_MESSAGE_BYTES)
     court = Court([Validator, Validator, Validator])
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
@@ -73,9 +73,9 @@ async def test_a_dispute_that_nobody_looks_at_ends_without_being_asked_about(aut
             validator._fetching._rechecked[root] = None  # nobody makes a second look
         await trio.sleep(5)
         ballots = court.seats[1].jury.state.ballots
-        assert ballots.open_disputes() == [root]
+        assert ballots.disputes.open() == [root]
         await trio.sleep(60)
-        assert ballots.open_disputes() == [] and ballots.disputes_resolved == 1
+        assert ballots.disputes.open() == [] and ballots.disputes.resolved == 1
         nursery.cancel_scope.cancel()
 
 
@@ -90,7 +90,7 @@ async def test_who_was_found_out_by_the_clock_alone_is_remembered_over_a_restart
         root = await court.commit()
         court.validators[3]._fetching._rechecked[root] = None  # it does not look again, so there is no majority of four
         await trio.sleep(15)
-        assert not court.trainer.jury.state.ballots.quarantined
+        assert not court.trainer.jury.state.disputes.quarantined
         await trio.sleep(25)
         ballots = court.trainer.jury.state.ballots
         assert ballots.state(root) is FileState.ACCEPTED

@@ -49,7 +49,7 @@ async def test_a_second_look_outside_a_dispute_counts_for_nothing(autojump_clock
         id = await court.commit()
         await trio.sleep(10)
         ballots = court.trainer.jury.state.ballots
-        assert ballots.state(id) is FileState.ACCEPTED and ballots.disputes_raised == 0
+        assert ballots.state(id) is FileState.ACCEPTED and ballots.disputes.raised == 0
         said = ballots.accepting(id)
         assert all(isinstance(one, VerdictIssued) and one.report_root != b"\x07" * 32 for one in said.values())
         assert {author for author, one in said.items() if one.checked.strip(b"\0")} >= {
@@ -71,10 +71,10 @@ async def test_who_turns_round_takes_no_stake_even_where_an_honest_validator_was
         ballots = court.trainer.jury.state.ballots
         assert court.slashed() == []
         assert ballots.state(id) is not FileState.REJECTED
-        assert not ballots.open_disputes()
+        assert not ballots.disputes.open()
         if not issubclass(kind, LookingTurncoat):
             assert all(names == {LIAR} for names in court.quarantined() if names)
-            assert LIAR in ballots.quarantined and len(ballots.quarantined[LIAR].evidence) == 4
+            assert LIAR in ballots.disputes.quarantined and len(ballots.disputes.quarantined[LIAR].evidence) == 4
         nursery.cancel_scope.cancel()
 
 

@@ -66,10 +66,10 @@ async def test_where_prompts_differ_nobody_loses_anything(words: tuple[bytes, ..
     """A template that prints an address: each process reads another prompt, and none that of the worker."""
     court = reading(*words)
     found = await states(court)
-    assert set(found) == {FileState.OPEN}
+    assert set(found) == {FileState.UNDECIDED}
     assert court.slashed() == [] and not any(court.quarantined())
     assert [told(court, seat) for seat in court.seats] == [1] * len(words)
-    assert all(seat.jury.state.ballots.disputes_raised == 0 for seat in court.seats)
+    assert all(seat.jury.state.disputes.raised == 0 for seat in court.seats)
 
 
 async def test_a_prompt_that_all_compute_alike_and_the_worker_does_not_costs_the_stake(autojump_clock) -> None:
@@ -85,6 +85,14 @@ async def test_a_liar_about_prompts_vetoes_no_file(autojump_clock) -> None:
     court = reading(b"", b"", b"liar")
     assert set(await states(court)) == {FileState.ACCEPTED}
     assert court.slashed() == [] and not any(court.quarantined())
+
+
+async def test_a_liar_about_prompts_may_shield_a_stake_and_never_has_the_file_paid(autojump_clock) -> None:
+    """It says that it computed the worker's prompts: to the others a template is not the same everywhere (ADR 101)."""
+    court = reading(b"a", b"a", b"")
+    assert set(await states(court)) == {FileState.UNDECIDED}
+    assert court.slashed() == [] and not any(court.quarantined())
+    assert [told(court, seat) for seat in court.seats] == [1] * 3
 
 
 async def test_a_liar_about_prompts_shields_no_worker_from_other_faults(autojump_clock) -> None:

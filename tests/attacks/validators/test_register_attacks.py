@@ -119,7 +119,7 @@ async def test_copied_roots_under_a_real_policy_cost_the_copiers_stake(autojump_
         await trio.sleep(20)
         assert (state(court, original), state(court, copy)) == (FileState.ACCEPTED, FileState.REJECTED)
         assert {(node, reason) for node, reason, _ in court.slashed()} == {(OTHER.address, Reason.WRONG_IDENTITY)}
-        assert not any(court.quarantined()) and court.trainer.jury.state.ballots.disputes_raised == 0
+        assert not any(court.quarantined()) and court.trainer.jury.state.disputes.raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -167,7 +167,7 @@ async def test_two_commitments_that_differ_in_units_contradict_nobody_and_are_ev
         first = VALIDATORS[0].address
         assert said[first, 900] == Reason.UNITS and (first, 100) not in said, "the control: it judged the other one"
         assert {said[key.address, 100] for key in VALIDATORS[1:]} == {Reason.NONE}
-        assert not any(court.quarantined()) and court.trainer.jury.state.ballots.disputes_raised == 0
+        assert not any(court.quarantined()) and court.trainer.jury.state.disputes.raised == 0
         assert [judge.equivocations for judge in court.judges if judge.equivocations], "the attacker pays"
         work = court.trainer.jury.state.register.get(true)
         assert work is not None and court.trainer.jury.state.register.is_contested(work), "nothing of it is trained on"
@@ -194,7 +194,7 @@ async def test_a_liar_whose_worker_copies_the_root_is_the_only_one_not_believed(
         work = await honest(court)
         await court.commit(key=OTHER, root=root_of(), policy=policy)
         await trio.sleep(40)
-        assert court.trainer.jury.state.ballots.disputes_raised == 1, "the control: there was something to settle"
+        assert court.trainer.jury.state.disputes.raised == 1, "the control: there was something to settle"
         assert state(court, work) is FileState.ACCEPTED
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
         assert WORKER.address not in {node for node, _, _ in court.slashed()}

@@ -61,7 +61,7 @@ async def test_eight_validators_look_at_three_eighths_of_the_files_and_all_are_d
         said = speakers(court)
         looks = sum(len(said[id]) for id in works) / len(works)
         assert all(len(said[id]) >= 2 for id in works) and 2.0 <= looks < 4.5, looks
-        assert court.trainer.jury.state.ballots.disputes_raised == 0 and not any(court.quarantined())
+        assert court.trainer.jury.state.disputes.raised == 0 and not any(court.quarantined())
         each = Counter(author for id in works for author in said[id])
         assert len(each) == 8  # everybody has its share
         nursery.cancel_scope.cancel()

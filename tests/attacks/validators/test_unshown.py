@@ -215,7 +215,7 @@ async def test_a_second_look_that_denies_the_own_verdict_waits_for_the_dispute_t
         await trio.sleep(0.2)
         assert jury.state.seals.turned(HONEST[0]) == {0} and jury.state.seals.turned(HONEST[1]) == set()
         if not believed:
-            jury.state.ballots.quarantine(LIAR, "it lied elsewhere", ())
+            jury.state.disputes.quarantine(LIAR, "it lied elsewhere", ())
         accusing = signed(msgspec.structs.replace(word.message, verdict=denied), accuser.key, DOMAIN)
         raised = DisputeRaised(pool=POOL, first=word.raw, second=accuser.board.sealed(accusing))
         await court.seats[2].board.post(raised)

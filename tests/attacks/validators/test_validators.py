@@ -11,7 +11,9 @@ from node.inference.wire import Inspected
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.swarm.ballots import EVIDENCE, FileState, Quarantined
+from node.swarm.ballots import FileState
+from node.swarm.disputes import EVIDENCE
+from node.swarm.facts import Quarantined
 from node.swarm.jury import Jury
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
@@ -122,7 +124,7 @@ async def test_engines_that_differ_in_the_last_digits_do_not_quarrel(autojump_cl
         root = await court.commit()
         await trio.sleep(5)
         assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
-        assert court.trainer.jury.state.ballots.disputes_raised == 0
+        assert court.trainer.jury.state.disputes.raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -138,7 +140,7 @@ async def test_a_validator_that_lies_about_facts_is_believed_no_more(autojump_cl
         assert court.trainer.jury.state.ballots.state(first) is FileState.ACCEPTED
         assert court.trainer.jury.state.ballots.state(second) is FileState.ACCEPTED
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
-        assert court.trainer.jury.state.ballots.quarantined[VALIDATORS[0].address].evidence
+        assert court.trainer.jury.state.disputes.quarantined[VALIDATORS[0].address].evidence
         assert court.slashed() == []
         nursery.cancel_scope.cancel()
 
@@ -152,7 +154,7 @@ async def test_who_accuses_by_arithmetic_is_believed_no_more_after_three_times(a
             root = await court.commit(index=index)
             await trio.sleep(20)
             assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
-            seen.append(len(court.trainer.jury.state.ballots.quarantined))
+            seen.append(len(court.trainer.jury.state.disputes.quarantined))
         assert seen == [0, 0, 1, 1]
         assert court.slashed() == []
         nursery.cancel_scope.cancel()
@@ -274,7 +276,7 @@ async def test_who_recomputes_less_than_its_lots_demand_is_found_out_by_its_own_
             await court.announce(step + 1)
             await trio.sleep(2)
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
-        why = court.trainer.jury.state.ballots.quarantined[VALIDATORS[0].address].why
+        why = court.trainer.jury.state.disputes.quarantined[VALIDATORS[0].address].why
         assert "drawn groups were not recomputed" in why
         assert court.trainer.jury.state.lots.kept > 0
         nursery.cancel_scope.cancel()
@@ -333,7 +335,7 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         assert reasons == {skipped: Reason.GAP, late: Reason.STALE, missing: Reason.UNAVAILABLE}
         assert {ballots.state(root) for root in reasons} == {FileState.REJECTED}
         assert court.slashed() == []
-        assert ballots.disputes_raised == 0
+        assert ballots.disputes.raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -451,7 +453,7 @@ async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypat
         reasons = {one.message.verdict.reason for one in court.trainer.board.messages(VerdictIssued)}
         assert reasons == {Reason.SUSPECTED}
         assert court.slashed() == []
-        assert court.trainer.jury.state.ballots.disputes_raised == 0
+        assert court.trainer.jury.state.disputes.raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -488,17 +490,17 @@ async def test_a_dispute_outlives_a_restart_of_everybody(autojump_clock: Any, se
         await court.open(nursery)
         if not settled:
             for seat in court.seats:
-                seat.jury.state.ballots.open_disputes = list  # nobody looks again
+                seat.jury.state.disputes.open = list  # nobody looks again
         id = await court.commit()
         await trio.sleep(10)
         blank = Seat(court, NodeKey(b"\x21" * 32), "worker")  # it tells nobody
         for seat in (court.trainer, *court.workers, *court.seats):
             blank.membership.joined(seat.key.address, "")
         again = Jury(blank.board, blank.membership, court.run, 1, court.seats[1].jury._journal)
-        assert again.state.ballots.open_disputes() == []
+        assert again.state.disputes.open() == []
         nursery.start_soon(again.run)
         await trio.sleep(0.01)
-        assert again.state.ballots.open_disputes() == ([] if settled else [id])
+        assert again.state.disputes.open() == ([] if settled else [id])
         nursery.cancel_scope.cancel()
 
 
@@ -512,7 +514,7 @@ async def test_a_restart_does_not_make_a_liar_credible(autojump_clock) -> None:
         again = Jury(blank.board, blank.membership, court.run, 1, court.trainer.jury._journal)
         nursery.start_soon(again.run)
         await trio.sleep(0.01)
-        (one,) = again.state.ballots.quarantined.values()
+        (one,) = again.state.disputes.quarantined.values()
         assert one.validator == VALIDATORS[0].address
         assert len(one.evidence) == 4  # the policy's announcement, the commitment, both verdicts
         nursery.cancel_scope.cancel()
@@ -523,11 +525,11 @@ async def test_liars_of_benches_long_gone_keep_nobody_believed(autojump_clock) -
     keys = [NodeKey(bytes([100 + number]) * 32) for number in range(EVIDENCE)]
     gone = [Quarantined(key.address, "it lied", 0.0, ()) for key in keys]
     async with trio.open_nursery() as nursery:
-        court.trainer.jury.state.ballots.restore(gone)
+        court.trainer.jury.state.disputes.restore(gone)
         await court.open(nursery)
         await court.commit()
         await trio.sleep(40)
-        believed_no_more = court.trainer.jury.state.ballots.quarantined
+        believed_no_more = court.trainer.jury.state.disputes.quarantined
         assert VALIDATORS[0].address in believed_no_more and len(believed_no_more) == EVIDENCE
         assert gone[0].validator not in believed_no_more and gone[1].validator in believed_no_more
         nursery.cancel_scope.cancel()

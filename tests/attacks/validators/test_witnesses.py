@@ -26,7 +26,8 @@ async def state_of(otherwise: tuple[int, ...], absent: tuple[int, ...], witnesse
             court.engines[number].bad = court.bad
         await trio.sleep(120)
         ballots = court.trainer.jury.state.ballots
-        assert not ballots.quarantined and not ballots.disputes_raised and not any(one.slashed for one in court.judges)
+        assert not ballots.disputes.quarantined and not ballots.disputes.raised
+        assert not any(one.slashed for one in court.judges)
         said = [court.trainer.jury.state.ballots.verdict_of(work, court.seats[n].key.address) for n in otherwise]
         assert all(one and one.message.verdict.outcome == Outcome.REJECT for one in said)
         state = ballots.state(work)

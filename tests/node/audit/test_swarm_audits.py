@@ -21,8 +21,9 @@ from node.audit.order import ORDER, RESULT, Ruling, StepOrder, ruling
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
 from node.run.assets import Run
-from node.services import auditing
-from node.services.auditing import Auditing, _Wanted
+from node.services.auditing import replaying, steps
+from node.services.auditing.replaying import Replaying
+from node.services.auditing.steps import Auditing, _Wanted
 from node.services.judging.lots import OwnLots
 from node.services.showing import Showing
 from node.services.training.stating import word_on
@@ -98,10 +99,10 @@ class Bench:
         for seat in (self.trainer, *self.seats):
             seat.context.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
-        self.audits = [
-            Auditing(seat.context, lots, desk.directory / f"audit-{number}", starter or InThread())
-            for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
-        ]
+        self.audits = []
+        for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True)):
+            replaying = Replaying(seat.context, desk.directory / f"audit-{number}", starter or InThread())
+            self.audits.append(Auditing(seat.context, lots, replaying))
         self.showing = Showing(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:
@@ -203,10 +204,10 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
             assert secret_hash(secret, VALIDATORS[0].address, POOL, window) == pledge.hash
             assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
             assert one.verdict.work == work_id(one.statement.commitment(TRAINER.address)), "the Court reads it as any"
-        await bench.until(lambda: bench.trainer.jury.state.steps.status()["steps"] == 2)  # after the board
-        await bench.until(lambda: bench.audits[0].status()["auditing"]["audits"]["held"] == 2)
+        await bench.until(lambda: bench.trainer.jury.state.steps.status().steps == 2)  # after the board
+        await bench.until(lambda: bench.audits[0].status()["auditing"].audits["held"] == 2)
         shown = bench.trainer.jury.state.steps.status()
-        assert (shown["last_step"], shown["held"], shown["last_says"]) == (1, 2, "held")
+        assert (shown.last_step, shown.held, shown.last_says) == (1, 2, "held")
         assert not bench.trainer.jury.state.distrust
         nursery.cancel_scope.cancel()
 
@@ -270,7 +271,7 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
 async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded_twice(
     trained: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "REFUTED", 1)
+    monkeypatch.setattr(steps, "REFUTED", 1)
     bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
@@ -317,13 +318,13 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
     with monkeypatch.context() as patch:
         gradient(hidden, at=0)(desk, patch)
         desk.train(TrainerSettings(checkpoint_every=2, keep_checkpoints=9))
-    monkeypatch.setattr(auditing, "CHECKPOINT_PATIENCE", 0.2)
+    monkeypatch.setattr(replaying, "CHECKPOINT_PATIENCE", 0.2)
     bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         await bench.until(lambda: all(seat.jury.state.policies.newest_step == 2 for seat in bench.seats))
         audit = bench.audits[0]
-        audit._want(_Wanted(audit._statement(2)))
+        audit._want(_Wanted(audit._replaying.statement(2)))
         everybody = [bench.trainer, *bench.seats]
         await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
         assert bench.said()[:2] == [(0, Outcome.REJECT, Reason.DISTANCE)] * 2
@@ -342,9 +343,9 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
         await bench.until(lambda: bench.said() == [(0, Outcome.ACCEPT, 0)])
         assert not bench.trainer.jury.state.distrust
-        assert not bench.audits[0].status()["auditing"]["why_not"]
-        bench.seats[0].jury.state.policies.newest_step = 2 + auditing.MOST_REPLAYED + 1  # and no checkpoint since
-        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"]["why_not"]
+        assert not bench.audits[0].status()["auditing"].why_not
+        bench.seats[0].jury.state.policies.newest_step = 2 + steps.MOST_REPLAYED + 1  # and no checkpoint since
+        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"].why_not
         nursery.cancel_scope.cancel()
 
 
@@ -352,7 +353,7 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
     trained: Desk, assets: Path
 ) -> None:
     bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
-    bench.audits[1]._starter = Forking()  # a real child, once
+    bench.audits[1]._replaying._starter = Forking()  # a real child, once
     liar = bench.audits[0]
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
@@ -393,9 +394,9 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
         await bench.until(lambda: len(bench.said()) == 3)
         await liar._say(_Wanted(real), Ruling(Outcome.ACCEPT, Reason.NONE, ""), "")
         await bench.until(
-            lambda: bench.trainer.jury.state.steps.status()["steps"] == 1
+            lambda: bench.trainer.jury.state.steps.status().steps == 1
         )  # the control: of the trainer's own
-        assert bench.trainer.jury.state.steps.status()["bad"] == []
+        assert bench.trainer.jury.state.steps.status().bad == []
         assert [audit.counts["bad"] + audit.counts["undecided"] for audit in bench.audits] == [0, 0, 0]
         nursery.cancel_scope.cancel()
 

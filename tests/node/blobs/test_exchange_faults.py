@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import trio
 
-from node.blobs import transfer
+from node.blobs import circle
 from node.blobs import wire as wire
 from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.exchange import BlobExchange, Limits
+from node.blobs.headway import Progress
 from node.blobs.scheduling import bitfield
 from node.blobs.store import BlobStore
-from node.blobs.transfer import Progress
 from node.network.interface import Answer
 from protocol.blobs import BlobInfo, describe, encode_info
 from protocol.identity import Address, NodeKey
@@ -171,7 +171,7 @@ async def test_a_map_with_pieces_that_do_not_exist_is_refused(swarm, folders) ->
 
 @over_memory
 async def test_the_only_source_is_asked_again_until_it_has_the_blob(swarm, folders, monkeypatch) -> None:
-    monkeypatch.setattr(transfer, "MISSED", (0.01, 0.1))
+    monkeypatch.setattr(circle, "MISSED", (0.01, 0.1))
     one, two = (Node(swarm, next(folders)) for _ in range(2))
     await _start(swarm, one, two)
     data = os.urandom(MIB)

@@ -11,7 +11,7 @@ import trio
 from contracts.bindings import Joined
 from node.chain import follower as follower_module
 from node.chain.client import ChainClient
-from node.chain.errors import RpcRefused
+from node.chain.errors import EndpointsDisagree, RpcRefused
 from node.chain.follower import EventFollower
 from node.chain.refusals import RESTS, Kind
 from tests.node.chain.gateway import Gateway
@@ -143,3 +143,96 @@ async def test_an_endpoint_that_tells_no_logs_is_found_out_by_the_nodes_own(
     async with following(through, tmp_path / "g.sqlite") as follower:
         told = await take(follower, 3)  # the other endpoint's
         assert isinstance(told[2], Joined)
+
+
+def with_second(through: Any, connect: Callable[..., ChainClient], *urls: str) -> None:
+    """Its client asks the gateway first, and these beside it."""
+    through.client = connect(
+        msgspec.structs.replace(through.client.profile, rpc_urls=(through.client.url, *urls)), through.node
+    )
+
+
+async def test_an_event_that_one_endpoint_invents_is_never_told(
+    through: Any, meddler: Any, tmp_path: Path, connect: Callable[..., ChainClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: with that endpoint alone it is."""
+
+    def rewritten(answer: dict[str, Any]) -> dict[str, Any]:
+        found = answer.get("result")
+        if isinstance(found, list) and found and "logIndex" in found[0]:
+            answer["result"] = [*found, found[-1] | {"logIndex": hex(int(found[-1]["logIndex"], 16) + 1)}]
+        return answer
+
+    meddler.rewrite = rewritten
+    async with following(through, tmp_path / "alone.sqlite") as follower:
+        assert len(await take(follower, 3)) == 3
+    with_second(through, connect, *through.direct.profile.rpc_urls)
+    async with following(through, tmp_path / "f.sqlite") as follower:
+        with trio.fail_after(30):
+            while not follower.unanswered:  # noqa: ASYNC110 - it asks by itself
+                await trio.sleep(0.02)
+        assert await nothing_more(follower) and follower.unanswered
+        meddler.rewrite = lambda answer: answer
+        assert len(await take(follower, 2)) == 2, "once they agree, it goes on"
+
+
+async def test_of_three_endpoints_the_one_that_lies_is_passed_over(
+    through: Any, meddler: Any, tmp_path: Path, connect: Callable[..., ChainClient]
+) -> None:
+    def emptied(answer: dict[str, Any]) -> dict[str, Any]:
+        found = answer.get("result")
+        if isinstance(found, list) and len(found) > 1 and "logIndex" in found[0]:
+            answer["result"] = found[1:]
+        return answer
+
+    meddler.rewrite = emptied
+    honest = through.direct.profile.rpc_urls[0]
+    with_second(through, connect, honest, honest.replace("127.0.0.1", "localhost"))
+    async with following(through, tmp_path / "f.sqlite") as follower:
+        assert len(await take(follower, 2)) == 2
+
+
+async def test_events_that_an_endpoint_keeps_back_are_found_by_another_and_told(
+    through: Any,
+    meddler: Any,
+    chain_rpc: Any,
+    tmp_path: Path,
+    connect: Callable[..., ChainClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not at once, but within LOOK_BACK: an endpoint that says that nothing happened is not asked twice each time."""
+    monkeypatch.setattr(follower_module, "LOOK_BACK", 0.3)
+    honest = through.direct.profile.rpc_urls[0]
+    with_second(through, connect, honest, honest.replace("127.0.0.1", "localhost"))
+    async with following(through, tmp_path / "f.sqlite") as follower:
+        await take(follower, 2)
+        meddler.before["eth_getLogs"] = {"result": []}
+        await through.direct.join(through.pool, "here", key=through.node)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", hex(2 * follower_module.AGAIN))
+        (joined,) = await take(follower, 1)
+        assert isinstance(joined, Joined) and joined.contact == "here"
+
+
+async def test_a_second_endpoint_that_is_out_of_reach_stops_nobody(
+    through: Any, tmp_path: Path, connect: Callable[..., ChainClient]
+) -> None:
+    with_second(through, connect, "http://127.0.0.1:9")
+    async with following(through, tmp_path / "f.sqlite") as follower:
+        assert len(await take(follower, 2)) == 2
+
+
+async def test_a_pool_whose_people_one_endpoint_invents_is_not_read(
+    through: Any, meddler: Any, connect: Callable[..., ChainClient]
+) -> None:
+    manager = (await through.client.pool(through.pool)).manager.lower().removeprefix("0x")
+    liar = (manager[:-1] + ("0" if manager[-1] != "0" else "1")).lower()
+
+    def rewritten(answer: dict[str, Any]) -> dict[str, Any]:
+        found = answer.get("result")
+        return answer | {"result": found.replace(manager, liar)} if isinstance(found, str) else answer
+
+    meddler.rewrite = rewritten
+    assert (await through.client.pool(through.pool, agreed=True)).manager.lower().endswith(liar), "the control"
+    with_second(through, connect, *through.direct.profile.rpc_urls)
+    with pytest.raises(EndpointsDisagree, match="tell different things"):
+        await through.client.pool(through.pool, agreed=True)

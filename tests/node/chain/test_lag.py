@@ -9,8 +9,9 @@ from web3 import Web3
 
 from node.chain.errors import FeeTooHigh, TransactionReplaced, TransactionUnconfirmed
 from node.chain.outbox import Fate
+from node.chain.receipts import use_of
 from node.chain.rpc import FallbackProvider
-from node.chain.sender import SendLimits, use_of
+from node.chain.sender import SendLimits
 from tests.node.chain.test_sender import SEND, Sending, no_blocks, offers, sending, until
 
 __all__ = ["sending"]
@@ -141,7 +142,7 @@ async def test_a_receipt_ends_the_time_for_which_nothing_was_known(sending: Send
     meddler.lags = {RECEIPT: 0.5, BY_HASH: 3600.0, BLOCK: 3600.0}
     client = sending.client(meddler.url, limits=WAITS)
     await client.faucet(sending.gets, 5)
-    assert client._sender._missing == {}
+    assert client._sender._receipts._missing == {}
 
 
 async def test_an_endpoint_that_shows_blocks_without_transactions_is_no_proof(sending: Sending, meddler: Any) -> None:

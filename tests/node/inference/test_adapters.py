@@ -17,7 +17,6 @@ from node.inference.engine import Completion, Finished, Request, generate
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError, ModelError
 from node.inference.fixed import model_for
-from node.inference.inspect import inspect
 from node.inference.language_model import LanguageModel
 from node.inference.lora import merged
 from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
@@ -39,6 +38,7 @@ from protocol.statements import Outcome
 from tests.node.inference.engine_kinds import write_image
 from tests.node.inference.launches import count
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, transformers_model
+from tests.node.inference.work import put, seen_by
 from tests.pretended_cuda import PretendedGPU, pretended_cuda
 
 NODE = NodeKey(b"\x07" * 32).address
@@ -158,7 +158,7 @@ def test_a_long_prompt_that_two_policies_have_is_kept_for_each(monkeypatch: pyte
     decoder = TorchDecoder(model, END, 1 << 15, 1.0)
     numbers = [decoder.submit(one) for one in asked]
     done = dict(decoder.step())
-    assert len(decoder._shared) == 2
+    assert len(decoder._prompts.shared) == 2
     while len(decoder):
         done |= dict(decoder.step())
     monkeypatch.setattr(decoding, "SHARED_TOKENS", 1 << 20)
@@ -350,7 +350,7 @@ def test_an_adapter_that_cannot_be_held_leaves_nobody_with_the_start_models_weig
     expected = engine.prefill(seen, 1.0)[0].logprobs
     broken = {name: torch.full_like(one, torch.nan) for name, one in adapter(start, 1, 2).items()}
     with pytest.raises(ModelError, match="not finite"):
-        bench.hold(engine, engine.name, ROOTS[1], broken)
+        bench.hold(engine, engine.name, ROOTS[1], lambda: broken)
     bench.load(engine, ROOTS[0], lambda: whole)
     assert np.array_equal(engine.prefill(seen, 1.0)[0].logprobs, expected)
 
@@ -398,7 +398,7 @@ class Office:
         def work(number: int, root: bytes) -> None:
             desk = Desk(self.owner, Ticket(number, "rollout" if number else "task"))
             order = Produce(policy_root=root, node=NODE, pool=3, index=5, out_path=str(folder / root.hex()))
-            made[root] = produce(self.of[root].at(None, 0, desk), order)
+            made[root] = produce(self.of[root].at(order, desk), order)
             self.owner.wake()
 
         jobs = [threading.Thread(target=work, args=(i, root), daemon=True) for i, root in enumerate(ROOTS)]
@@ -426,7 +426,7 @@ def judged(run: RunSpec, assets: Path, image: Path, root: bytes, made: Produced)
         path=made.path,
         report_path=f"{made.path}.report",
     )
-    return inspect(validator, order)
+    return seen_by(validator, order)
 
 
 def test_two_runs_share_an_engine_and_validators_accept_both(
@@ -449,8 +449,8 @@ def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets
     results: dict[int, object] = {}
 
     def draw(number: int, root: bytes) -> None:
-        put = lambda: office.of[root].use(root)  # noqa: E731
-        policy, requests = EnginePolicy(office.engine, root, put, beside=True), [Request([3, 4], np.full(6, 0.4))] * 3
+        load = lambda: put(office.of[root], root)  # noqa: E731
+        policy, requests = EnginePolicy(office.engine, root, load, beside=True), [Request([3, 4], np.full(6, 0.4))] * 3
         try:
             results[number] = office.owner.draw(Ticket(number, "rollout"), policy, requests, 1.0)
         except (EngineError, KeyError) as error:
@@ -468,7 +468,7 @@ def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets
         job.join(20)
     assert isinstance(results[1], KeyError)
     for number, root in ((0, ROOTS[0]), (2, ROOTS[1])):
-        office.of[root].use(root)
+        put(office.of[root], root)
         expected = generate(office.engine, [Request([3, 4], np.full(6, 0.4), adapter=root)], 1.0)[0].output
         found = results[number]
         assert isinstance(found, list) and [one.output for one in found] == [expected] * 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference import decoding, engine
+from node.inference import decoding, engine, prompts
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Finished, Request
 from node.inference.errors import EngineError
@@ -122,7 +122,7 @@ def test_a_long_prompt_goes_through_in_chunks(model: LanguageModel, monkeypatch:
     asked = requests(3)
     expected = alone(model, asked)
     monkeypatch.setattr(model, "pass_tokens", 4)
-    monkeypatch.setattr(decoding, "CHUNK_TOKENS", 3)
+    monkeypatch.setattr(prompts, "CHUNK_TOKENS", 3)
     seen: Any = Passes(model)
     assert [one.output for one in run(TorchDecoder(seen, END, 1 << 15, 1.0), asked)] == expected
     assert max(seen.prompts) == 4 and 3 in seen.prompts

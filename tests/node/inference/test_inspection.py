@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 
 from node.inference.engines import torch_engine
-from node.inference.inspect import inspect
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Inspect, Inspected, Produce, Produced
-from protocol import freshness
 from protocol.checks import Reason, subject_of
 from protocol.disputes import UNDECIDED
-from protocol.draw import draw_problems
 from protocol.envelope import ENVELOPE_BYTES, seal
 from protocol.identity import NodeKey
 from protocol.messages import DIGEST
@@ -27,6 +23,7 @@ from protocol.statements import Outcome
 from protocol.values import prompts_hash
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
+from tests.node.inference.work import produced_by, seen_by
 
 ROOT = bytes(range(32))
 NODE = NodeKey(b"\x07" * 32).address
@@ -49,7 +46,7 @@ def honest(make: Callable[[type[Session]], Session]) -> Session:
 
 @pytest.fixture(scope="module")
 def produced(honest: Session, tmp_path_factory: pytest.TempPathFactory) -> Produced:
-    return produce(honest, order(tmp_path_factory.mktemp("files") / "honest.arrow"))
+    return produced_by(honest, order(tmp_path_factory.mktemp("files") / "honest.arrow"))
 
 
 def order(path: Path) -> Produce:
@@ -60,7 +57,7 @@ def judge(session: Session, path: str | Path, units: int, **changes: Any) -> Ins
     asked = Inspect(
         policy_root=ROOT, node=NODE, pool=3, index=5, units=units, path=str(path), report_path=f"{path}.report"
     )
-    return inspect(session, msgspec.structs.replace(asked, **changes))
+    return seen_by(session, msgspec.structs.replace(asked, **changes))
 
 
 def test_an_honest_file_is_accepted_with_a_report(honest: Session, produced: Produced, tiny_run: RunSpec) -> None:
@@ -84,7 +81,7 @@ def test_an_honest_file_is_accepted_with_a_report(honest: Session, produced: Pro
 def test_a_cheating_engine_is_rejected(
     make: Callable[[type[Session]], Session], honest: Session, tmp_path: Path, kind: type[Session], reasons: set[Reason]
 ) -> None:
-    made = produce(make(kind), order(tmp_path / "cheat.arrow"))
+    made = produced_by(make(kind), order(tmp_path / "cheat.arrow"))
     seen = judge(honest, made.path, made.units)
     assert seen.reason in reasons
     assert seen.outcome == (Outcome.SLASH if reasons == {Reason.WRONG_DRAW} else Outcome.REJECT)
@@ -204,11 +201,11 @@ def test_a_fault_is_seen_where_it_is_looked_for(
     make: Callable[[type[Session]], Session], honest: Session, produced: Produced, tmp_path: Path
 ) -> None:
     """The second group of the file comes from other weights."""
-    made = produce(make(OtherWeights), order(tmp_path / "cheat.arrow"))
+    made = produced_by(make(OtherWeights), order(tmp_path / "cheat.arrow"))
     ours, theirs = (decode(Path(path).read_bytes(), 8) for path in (produced.path, made.path))
     rows = ours.rows[:4] + theirs.rows[4:]
-    key = freshness.challenge(ROOT, NODE, 5, freshness.content_digest(rows))
-    header = msgspec.structs.replace(ours.header, freshness=honest.answer(ROOT, key))
+    there = honest.at(order(tmp_path))
+    header = msgspec.structs.replace(ours.header, freshness=there.answer(there.challenge(rows)))
     path = tmp_path / "mixed.arrow"
     path.write_bytes(encode(RolloutBatch(header, rows)))
     units = sum(len(row.output) for row in rows)
@@ -248,7 +245,7 @@ def test_of_a_group_with_an_undecided_answer_no_more_is_asked(
 def test_where_judges_are_to_say_the_reward_the_report_has_all_but_that(
     honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problems = honest.problems(ROOT, NODE, 5)
+    problems = honest.at(order(tmp_path)).problems()
     _cannot_tell(honest, monkeypatch, judged=problems[1].problem_id)
     seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
     assert (seen.outcome, seen.rewards) == (Outcome.ACCEPT, 2 * UNDECIDED)
@@ -263,6 +260,7 @@ def _cannot_tell(session: Session, monkeypatch: pytest.MonkeyPatch, judged: str 
 
     class Unsure:
         gave_up, turns, determinism, asked = 0, 1, "exact", 0
+        size, problem = inner.size, inner.problem
 
         def score(self, problems: Any, transcripts: Any) -> list[float]:
             self.gave_up += not knows
@@ -279,9 +277,3 @@ def _cannot_tell(session: Session, monkeypatch: pytest.MonkeyPatch, judged: str 
             return False
 
     monkeypatch.setattr(session, "environment", Unsure())
-    monkeypatch.setattr(session, "problems", lambda *place: _problems(inner, session, *place))
-
-
-def _problems(environment: Any, session: Session, policy_root: bytes, node: Any, index: int) -> list[Any]:
-    numbers = draw_problems(policy_root, node, index, session.run.rollout.prompts_per_file, environment.size)
-    return [environment.problem(number) for number in numbers]

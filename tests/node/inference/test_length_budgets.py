@@ -7,8 +7,6 @@ import pytest
 
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
-from node.inference.inspect import inspect
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.budgets import draw_targets
@@ -18,6 +16,7 @@ from protocol.rollout import RolloutBatch, decode, decode_report, encode
 from protocol.run import RunSpec
 from protocol.sections import LengthBudget
 from protocol.statements import Outcome
+from tests.node.inference.work import produced_by, seen_by
 
 ROOT = b"\x11" * 32
 NODE = address_from_bytes(b"\x05" * 20)
@@ -34,12 +33,12 @@ def session(tiny_run: RunSpec, tiny_assets: Path) -> Session:
 
 def make(session: Session, path: Path, capacity: int) -> tuple[Produced, RolloutBatch]:
     order = Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(path), capacity=capacity)
-    produced = produce(session, order)
+    produced = produced_by(session, order)
     return produced, decode(path.read_bytes(), 48)
 
 
 def judge(session: Session, path: Path, units: int) -> Inspected:
-    return inspect(
+    return seen_by(
         session,
         Inspect(
             policy_root=ROOT, node=NODE, pool=3, index=5, units=units, path=str(path), report_path=f"{path}.report"

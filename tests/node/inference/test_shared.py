@@ -23,7 +23,6 @@ from node.inference.client import EngineProcess
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.host import MOST_UNREAD, Benches, Host, _Unblocked
-from node.inference.inspect import inspect
 from node.inference.session import Session
 from node.inference.start_weights import StartWeights
 from node.inference.watchdog import LOADING
@@ -36,6 +35,7 @@ from protocol.run import Asset, RunSpec, encode_run
 from protocol.statements import Outcome
 from tests.node.inference.engine_kinds import write_image
 from tests.node.inference.test_adapters import adapter
+from tests.node.inference.work import seen_by
 
 NODE = NodeKey(b"\x07" * 32).address
 ROOTS = (bytes([1]) * 32, bytes([2]) * 32)
@@ -119,7 +119,7 @@ async def test_two_daemons_have_one_engine_whose_work_validators_accept_and_neit
         for number, run in enumerate(runs):
             validator = Session(run, tiny_assets, torch_engine)
             validator.keep(ROOTS[number], str(images[number]))
-            seen = inspect(validator, looked_at(made[number], ROOTS[number]))
+            seen = seen_by(validator, looked_at(made[number], ROOTS[number]))
             assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "") and arithmetic(seen.verifier)[1] == LORA
         async with daemons(command, runs[:1], tiny_assets) as (third,):  # a third daemon, of the first run
             await produce_with(third, ROOTS[0], images[0], tmp_path / "again")

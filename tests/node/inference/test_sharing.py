@@ -54,11 +54,11 @@ class Watched:
         numbers, done = [self.decoder.submit(request) for request in asked], dict[int, Completion]()
         while len(self.decoder):
             done |= dict(self.decoder.step())
-            caches = self.decoder._cache, self.decoder._prompts
+            caches = self.decoder._cache, self.decoder._prompts.cache
             tensors = [one for cache in caches for one in (*cache.keys, *cache.values)]
             self.bytes = max(self.bytes, sum(one.numel() * one.element_size() for one in tensors))
             self.tokens = max(self.tokens, sum(cache.rows * cache.span for cache in caches))
-            self.shared = max(self.shared, len(self.decoder._shared))
+            self.shared = max(self.shared, len(self.decoder._prompts.shared))
         self.made = [done[number] for number in numbers]
         return self.made
 
@@ -89,7 +89,8 @@ def test_what_is_decoded_is_what_a_copy_for_each_gives(name: str, monkeypatch: p
         u = request.uniforms[: len(one.output)]
         assert ((seen.lo - 1e-6 <= u) & (u <= seen.hi + 1e-6)).all()
         assert seen.experts is None or (seen.experts == one.experts).all()
-    assert not watched.decoder._shared and watched.decoder._prompts.rows == 0, "their memory is given back"
+    prompts = watched.decoder._prompts
+    assert not prompts.shared and prompts.cache.rows == 0, "their memory is given back"
 
 
 @torch.inference_mode()
@@ -141,12 +142,12 @@ def test_a_long_prompt_after_many_short_ones_takes_room_for_itself(
     decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
     asked = requests(((64, 2),) * 6 + ((300, 2),), most=12)
     numbers, done = [decoder.submit(request) for request in asked[:12]], dict[int, Completion]()
-    while len(decoder._shared) != 1:
+    while len(decoder._prompts.shared) != 1:
         done |= dict(decoder.step())
     numbers += [decoder.submit(request) for request in asked[12:]]
     while len(decoder):
         done |= dict(decoder.step())
-        assert decoder._prompts.rows * decoder._prompts.span <= max(6 * 64, 2 * 300)
+        assert decoder._prompts.cache.rows * decoder._prompts.cache.span <= max(6 * 64, 2 * 300)
     expected = apart(model, asked, monkeypatch, frozenset()).made
     assert [done[number].output for number in numbers] == [one.output for one in expected]
 
@@ -161,7 +162,7 @@ def test_who_is_cancelled_leaves_the_beginning_to_the_others(
     done |= dict(decoder.step())
     for number in numbers[:3]:
         decoder.cancel(number)
-    assert [one.length for one in decoder._shared] == [70] or not decoder._shared
+    assert [one.length for one in decoder._prompts.shared] == [70] or not decoder._prompts.shared
     late = decoder.submit(asked[3])
     while len(decoder):
         done |= dict(decoder.step())
@@ -209,7 +210,7 @@ def test_captured_steps_share_and_wait_once(monkeypatch: pytest.MonkeyPatch) -> 
         decoder.step()
         gpu.waits.clear()
         decoder.step()
-        assert gpu.waits == {"a copy to the CPU": 1} and len(decoder._prompts.captured) == 1
+        assert gpu.waits == {"a copy to the CPU": 1} and len(decoder._prompts.cache.captured) == 1
 
 
 def test_batch_invariant_arithmetic_shares_nothing() -> None:

@@ -23,8 +23,6 @@ from node.environments.retry import RetryEnvironment
 from node.inference.engine import Completion, Request, generate
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
-from node.inference.inspect import inspect
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.turns import Bounds, Rollout, play
 from node.inference.wire import Inspect, Inspected, Produce, Produced
@@ -37,6 +35,7 @@ from protocol.messages import DIGEST
 from protocol.rollout import STATE_BYTES, decode, decode_report, encode
 from protocol.run import EnvironmentSpec, RunSpec
 from protocol.statements import Outcome
+from tests.node.inference.work import produced_by, put, seen_by
 
 PROBLEM = Problem("p", "", ("12",))
 END = 1
@@ -166,7 +165,7 @@ def session(tiny_assets: Path, tiny_run: RunSpec) -> Session:
 @pytest.fixture(scope="module")
 def produced(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Produced:
     path = str(tmp_path_factory.mktemp("turns") / "file")
-    return produce(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=path))
+    return produced_by(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=path))
 
 
 def judge(session: Session, made: Produced, **change: Any) -> Inspected:
@@ -179,7 +178,7 @@ def judge(session: Session, made: Produced, **change: Any) -> Inspected:
         path=made.path,
         report_path=f"{made.path}.report",
     )
-    return inspect(session, msgspec.structs.replace(order, **change))
+    return seen_by(session, msgspec.structs.replace(order, **change))
 
 
 def test_honest_turns_are_accepted_with_a_log_prob_for_each_sampled_token(session: Session, produced: Produced) -> None:
@@ -249,7 +248,7 @@ def test_the_machine_of_a_session_is_compared_turn_by_turn(
     retry = session.environment
     monkeypatch.setattr(session, "environment", Remembers(retry))
     path = tmp_path / "file"
-    made = produce(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(path)))
+    made = produced_by(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(path)))
     batch = decode(path.read_bytes(), 8)
     row = max(batch.rows, key=lambda one: len(one.segments))
     assert len(row.states) == 2 * STATE_BYTES
@@ -346,7 +345,7 @@ def test_whoever_asks_for_answers_plays_all_turns(
         return score(self, problems, transcripts)
 
     monkeypatch.setattr(RetryEnvironment, "score", watched)
-    session.use(ROOT)
+    put(session, ROOT)
     who(session, tiny_assets)
     assert 5 in scored and all(length in (1, 3, 5) for length in scored)
 

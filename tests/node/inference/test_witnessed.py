@@ -12,8 +12,6 @@ import pytest
 from node.environments.server.dial import LOCAL_SERVERS
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
-from node.inference.inspect import inspect
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from node.training.warmstart import SORT_ALPHABET, create_model
@@ -26,6 +24,7 @@ from protocol.sections import EnvironmentPart
 from protocol.segments import pieces
 from protocol.statements import Outcome
 from tests.node.environments.servers import openenv
+from tests.node.inference.work import produced_by, seen_by
 
 ROOT, NODE = bytes(range(32)), NodeKey(b"\x07" * 32).address
 LETTERS = "".join(dict.fromkeys(SORT_ALPHABET + "<result>/not guessright\n"))
@@ -88,7 +87,7 @@ def open_session(url: str, tiny_run: RunSpec, tmp_path_factory: pytest.TempPathF
 def produced(open_session: Callable[[], Session], tmp_path_factory: pytest.TempPathFactory) -> Produced:
     path = str(tmp_path_factory.mktemp("files") / "file")
     session = open_session()
-    made = produce(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=path))
+    made = produced_by(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=path))
     session.environment.close()
     return made
 
@@ -99,7 +98,7 @@ def judge(session: Session, made: Produced, path: str = "") -> Inspected:
         order = Inspect(
             policy_root=ROOT, node=NODE, pool=3, index=5, units=made.units, path=path, report_path=f"{path}.report"
         )
-        return inspect(session, order)
+        return seen_by(session, order)
     finally:
         session.environment.close()
 
@@ -148,7 +147,7 @@ def test_a_secret_that_one_member_alone_is_told_gains_it_nothing(
 
     monkeypatch.setattr(server, "change", telling)
     session = open_session()
-    made = produce(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(tmp_path / "file")))
+    made = produced_by(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(tmp_path / "file")))
     batch = decode(Path(made.path).read_bytes(), 8)
     session.environment.close()
     found = [part for row in batch.rows for part, sampled in pieces(row.output, row.segments) if not sampled]
@@ -182,7 +181,7 @@ def test_who_hears_nothing_has_no_word(
         judge(open_session(), produced)
     with pytest.raises(EngineError):
         session = open_session()
-        produce(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(tmp_path / "none")))
+        produced_by(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(tmp_path / "none")))
     assert not (tmp_path / "none").exists()
 
 

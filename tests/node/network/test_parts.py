@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.blobs.transfer import FIRST_BAN, LONGEST_BAN, Reputation
+from node.blobs.circle import FIRST_BAN, LONGEST_BAN, Reputation
 from node.network import requests
 from node.network.budget import Budgets, TokenBucket
 from node.network.contacts import MAX_CONTACT, Contact, parse_bootnode, parse_contact

@@ -53,3 +53,14 @@ def test_a_vpn_that_leads_to_the_internet_hides_no_public_address(
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [card] for name, (card, _) in cards.items()})
     monkeypatch.setattr("psutil.net_if_stats", lambda: {name: stats for name, (_, stats) in cards.items()})
     assert reachable("/ip4/0.0.0.0/tcp/4001") == f"/ip4/{told}/tcp/4001"
+
+
+def test_where_no_more_files_may_be_open_a_node_is_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each heartbeat says it, and one that could not ended the daemon."""
+    known = reachable("/ip4/0.0.0.0/tcp/4001")
+
+    def none_left(*_: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("node.network.announcing.socket.socket", none_left)
+    assert reachable("/ip4/0.0.0.0/tcp/4001") == known

@@ -36,7 +36,7 @@ from node.services.court.tabling import Tabling
 from node.services.paying import Paying
 from node.services.settling import Settling
 from node.swarm.ballots import FileState
-from node.swarm.facts import Certified, EpochsShown, Facts, PolicyFollowed, TableSigned, VerdictKnown, WorkTouched
+from node.swarm.facts import Certified, Facts, PolicyFollowed, WorkTouched
 from protocol.blobs import BlobInfo, describe
 from protocol.earnings import Line, leaf_hash, verify
 from protocol.identity import Address, NodeKey, address_bytes
@@ -239,12 +239,8 @@ class Board:
         match signed.message:
             case ValidatorSaid(certificates=certificates):
                 self.facts.tell([Certified(signed.author, certificates)])
-            case VerdictIssued() as message:
-                self.facts.tell([VerdictKnown(signed.author, message)])
-            case CertificatesShown(shown=shown):
-                self.facts.tell([EpochsShown(signed.author, shown)])
-            case EarningsSigned() as message:
-                self.facts.tell([TableSigned(signed.author, message)])
+            case VerdictIssued() | CertificatesShown() | EarningsSigned():
+                self.facts.tell([signed])
             case PolicyAnnounced() as message:
                 self.facts.tell([PolicyFollowed(signed.author, message, signed.raw)])
 
@@ -296,7 +292,7 @@ class Jury:
         self._listeners: list[Callable[[Any], None]] = []
         self.facts = owner.board.facts
         self.quarantined: dict[Address, Any] = {}
-        self.ballots = self.register = self.seals = self
+        self.ballots = self.disputes = self.register = self.seals = self
         said = SimpleNamespace(author=TRAINER.address)
         self.policies = SimpleNamespace(
             fork=None, find=lambda root: True, announcement=lambda root: said, is_orphan=lambda root: False
@@ -341,7 +337,8 @@ class Membership:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.evicted: set[Address] = set()
-        self.own = ""
+        self.own, self.trainer = "", TRAINER.address
+        self.terms = SimpleNamespace(trainers=())
         self.table = {address: SimpleNamespace(beat=None) for address in world.nodes}
 
     def is_evicted(self, node: Address) -> bool:
@@ -356,8 +353,12 @@ class Membership:
     def addresses(self) -> list[Address]:
         return list(self._world.nodes)
 
-    def who_uses_work(self) -> list[Address]:
+    @property
+    def validators(self) -> list[Address]:
         return [node.key.address for node in self._world.nodes.values() if node.role == "validator"]
+
+    def is_validator(self, node: Address) -> bool:
+        return node in self.validators
 
 
 class Heard:
@@ -367,7 +368,7 @@ class Heard:
         self._world = world
 
     def get(self, author: Address) -> float | None:
-        return trio.current_time() if self._world.nodes[author].lives else None
+        return trio.current_time() if author in self._world.nodes and self._world.nodes[author].lives else None
 
 
 class Node:

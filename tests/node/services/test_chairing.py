@@ -1,22 +1,25 @@
 """The chair, node by node: who says silence, who carries it, who takes, and what a leader does without the chain."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
 from node.services.chairing import STALL_BATCHES, Chairing, Ready
+from node.services.context import Context
 from node.swarm.ballots import FileState
-from node.swarm.facts import SilenceTold, WorkTouched
+from node.swarm.facts import Facts, TermMoved, WorkTouched
 from node.swarm.terms import Terms
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
-from protocol.messages import SilenceSigned, StepJudged
+from protocol.messages import Signed, SilenceSigned, StepJudged
 from protocol.run import RunError
 from protocol.sections import ChairRules
 from protocol.statements import Domain, Outcome, TermSilent, sign, signer_of, work_id
@@ -50,7 +53,7 @@ class World:
         self.heard = [900.0, 950.0, 1000.0]
         self.works: dict[bytes, Any] = {}
         self.bad: set[bytes] = set()
-        self.tell_of, self.watched = trio.open_memory_channel[WorkTouched](1000)
+        self.facts = Facts(lambda: self.time)
         self.away = False
         self.first: NodeKey | None = None
         self.unfit: Address | None = None
@@ -81,7 +84,7 @@ class World:
             pool=7,
             membership=members,
             jury=SimpleNamespace(step_verdicts=lambda domain, term: self.verdicts if term == 0 else {}),
-            facts=SimpleNamespace(subscribe=lambda *kinds: self.watched),
+            facts=self.facts,
             state=SimpleNamespace(
                 policies=SimpleNamespace(newest_step=5, heard_at=lambda count: self.heard[-count:]),
                 register=SimpleNamespace(get=self.works.get),
@@ -92,6 +95,8 @@ class World:
             time=SimpleNamespace(now=lambda: self.time),
             progress=ProgressRecord(),
         )
+        context.until = partial(Context.until, context)
+        context.on_news = partial(Context.on_news, context)
         candidate = SimpleNamespace(holds=lambda: True, ready=lambda: ready, at=lambda: (0, bytes(32)))
         return Chairing(context, Door(self, key), candidate)  # type: ignore[arg-type]
 
@@ -101,6 +106,7 @@ class World:
     def tell(self, change: Any) -> None:
         for terms in self.nodes:
             change(terms)
+        self.facts.tell([TermMoved(A.address, self.nodes[0].now)])
 
 
 class Door:
@@ -140,9 +146,9 @@ class Door:
         self.world.tell(lambda terms: terms.end(silent[0].term, int(self.world.time)))
 
 
-def hears(chair: Chairing, *validators: NodeKey, world: World) -> None:
+def hears(world: World, *validators: NodeKey) -> None:
     for one, said in zip(validators, world.said, strict=True):
-        chair._hear(SilenceTold(one.address, said))  # noqa: SLF001
+        world.facts.tell([Signed(one.address, said, b"")])
 
 
 async def silence(world: World, *validators: Chairing) -> None:
@@ -182,13 +188,16 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
         id = number.to_bytes(32)
         world.works[id] = SimpleNamespace(task=b"t" if but == "a task's" else None)
         world.bad |= {id} if but == "refused ones" else set()
-        world.tell_of.send_nowait(WorkTouched(W.address, id))
     if but == "steps are long":
         world.heard = [0.0, 500.0, 1000.0]
     if but == "the run is over":
         context.state.policies.newest_step = RUN.recipe.steps
-    with trio.move_on_after(1):
-        await judge._count_accepted()  # noqa: SLF001
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(judge._count_accepted)  # noqa: SLF001
+        await trio.testing.wait_all_tasks_blocked()
+        world.facts.tell(WorkTouched(W.address, id) for id in world.works)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     if but == "a policy came":
         context.state.policies.newest_step += 1
     for later, gone in ((RUN.chair.stall_seconds, False), (RUN.chair.stall_seconds + 1, not but)):
@@ -223,7 +232,7 @@ async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> N
     judges, standby = (world.node(V), world.node(W)), world.node(B, Ready(6, ROOT))
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
-    hears(standby, V, W, world=world)
+    hears(world, V, W)
     await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == [("end", sorted([V.address, W.address]))]
     await standby._act(standby._candidate)  # noqa: SLF001
@@ -316,7 +325,7 @@ async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_
     judges[0]._context.state.policies.newest_step = 10**9  # noqa: SLF001
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
-    hears(standby, V, W, C, world=world)
+    hears(world, V, W, C)
     await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == [("end", sorted([W.address, C.address]))] and world.steps == [5, 5]
 
@@ -326,7 +335,7 @@ async def test_one_word_of_two_ends_nothing() -> None:
     judge, standby = world.node(V), world.node(B, Ready(6, ROOT))
     world.time += SILENCE_SECONDS + 1
     await silence(world, judge)
-    hears(standby, V, world=world)
+    hears(world, V)
     await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == []
 
@@ -337,10 +346,10 @@ async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_wo
     judges, standby = [world.node(V), world.node(W)], world.node(B, Ready(6, ROOT))
     for until in range(5000, 5100):
         flood = SilenceSigned(pool=7, term=9, until=until, step=0, signature=bytes(65))
-        standby._hear(SilenceTold(C.address, flood))  # noqa: SLF001
+        world.facts.tell([Signed(C.address, flood, b"")])
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
-    hears(standby, V, W, world=world)
+    hears(world, V, W)
     await standby._act(standby._candidate)  # noqa: SLF001
     assert [what for what, _ in world.sent] == ["end"]
 
@@ -350,7 +359,7 @@ async def test_words_about_a_lease_that_was_held_again_count_for_nothing() -> No
     leader, judges, standby = world.node(A), (world.node(V), world.node(W)), world.node(B, Ready(6, ROOT))
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
-    hears(standby, V, W, world=world)
+    hears(world, V, W)
     world.tell(lambda terms: terms.hold(0, int(world.time) + LEASE))
     await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == [] and leader.leads(6)

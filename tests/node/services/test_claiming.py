@@ -39,7 +39,7 @@ class Seat:
         self.claims = Claims(network, self.membership.may_challenge)
         self.sequence = 0
         member: Any = SimpleNamespace(membership=self.membership, claims=self.claims, key=VALIDATOR)
-        self.service = Claiming(member, None, asks=True)
+        self.service = Claiming(member, asks=True)
         for key in (VALIDATOR, GPU, CPU, SILENT):
             self.membership.joined(key.address, "")
 

@@ -55,7 +55,7 @@ async def test_what_validators_accept_is_paid_once_after_the_window(autojump_clo
         assert world.chain.posts == [(0, 33)]
         status = world.workers[0].settling.status()
         pay = status["pay"]
-        assert (pay["paid_wei"], pay["due_wei"], pay["waiting_wei"]) == (str(10 * PRICE), "0", "0")
+        assert (pay.paid_wei, pay.due_wei, pay.waiting_wei) == (str(10 * PRICE), "0", "0")
         assert status["stake"] == {"bonded_wei": "5"}
         nursery.cancel_scope.cancel()
 
@@ -108,7 +108,7 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
     assert world.chain.free * PRICE == 10**12 * PRICE - earned.total()
     for worker in world.workers:
         pay = worker.settling.status()["pay"]
-        assert pay["paid_wei"] == str(world.accepted[worker.key.address] * PRICE) and pay["missed_wei"] == "0"
+        assert pay.paid_wei == str(world.accepted[worker.key.address] * PRICE) and pay.missed_wei == "0"
 
 
 async def restart(world: World, nursery: trio.Nursery, nodes: list[Node]) -> None:
@@ -249,11 +249,11 @@ async def test_each_file_s_pay_is_told_as_it_goes_and_what_misses_its_table_is_t
         await trio.sleep(100)
         assert (states(shown), states(hidden)) == (["claimed", "missed"], ["missed"])
         pay = [node.settling.status()["pay"] for node in (shown, hidden)]
-        assert [(one["epochs"][0]["state"], one["epochs"][0]["missed_units"]) for one in pay] == [
+        assert [(one.epochs[0].state, one.epochs[0].missed_units) for one in pay] == [
             ("claimed", 0),
             ("missed", 20),
         ]
-        assert [one["missed_wei"] for one in pay] == [str(7 * PRICE), str(20 * PRICE)]
+        assert [one.missed_wei for one in pay] == [str(7 * PRICE), str(20 * PRICE)]
         assert [one.name for one in shown.progress.events] == ["certified", "in the table", "claimed"]
         assert "missed the table" in hidden.progress.events[0].text
         await restart(world, nursery, [shown, hidden])
@@ -308,7 +308,7 @@ async def test_nothing_is_signed_beyond_what_is_funded_and_it_is_paid_once_there
         world.make(world.workers[1], 50)
         await trio.sleep(1500)
         assert world.paid() == {WORKERS[0].address: 50}
-        assert "50 units are certified" in world.validators[0].tabling.status()["audit"]["earnings"]["waiting"]
+        assert "50 units are certified" in world.validators[0].tabling.status()["audit"]["earnings"].waiting
         world.chain.free += 1000
         await trio.sleep(300)
         assert world.paid() == world.accepted

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import trio
 
+from node.changes import Changes
 from node.processes.forkserver import Anew
-from node.services.auditing import Auditing
+from node.services.auditing.replaying import Replaying
+from node.services.auditing.steps import Auditing
 from node.services.judging.judge import OwnTrouble, Validator, _here
 from node.services.rounds.judging import Looks
 from protocol.identity import NodeKey
@@ -37,7 +39,8 @@ async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributi
         await trio.lowlevel.checkpoint()
         return {"inner": ("", ""), "batches": (), "seat": 0}
 
-    rounds: Any = SimpleNamespace(jobs=SimpleNamespace(ask=checked), own_bytes=0, spool=SimpleNamespace(root=tmp_path))
+    jobs, spool = SimpleNamespace(ask=checked), SimpleNamespace(root=tmp_path)
+    rounds: Any = SimpleNamespace(jobs=jobs, own_bytes=0, spool=spool, moved=Changes())
     context: Any = SimpleNamespace(
         state=SimpleNamespace(policies=policies_of(TRAINER.address), validators=list), key=SimpleNamespace(address=OWN)
     )
@@ -52,8 +55,8 @@ async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_pat
     court = Court([Validator])
     seat = court.seats[0]
     seat.jury.state.policies.announce(Signed(TRAINER.address, announced(1), b""), anchored=True)
-    audit = Auditing(seat.context, None, tmp_path, Anew())
+    audit = Auditing(seat.context, None, Replaying(seat.context, tmp_path, Anew()))
     statement = announced(1).statement
-    audit._audited = full
+    audit._replaying.audited = full
     assert await audit._tried(statement) is None
     assert audit.counts["undecided"] == 1 and "No space left" in audit.undecided

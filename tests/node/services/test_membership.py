@@ -182,7 +182,7 @@ async def test_a_lease_that_runs_out_by_the_chains_time_is_a_departure_and_a_sil
         follower.read_until += 1
         await trio.sleep(5)
         assert not members.is_member(OTHER.address) and members.is_member(OWN.address)
-        assert members.contacts_of(OTHER.address) == (CONTACT,), "where the trainer was stays known"
+        assert members.places.contacts_of(OTHER.address) == (CONTACT,), "where the trainer was stays known"
         members.joined(OTHER.address, CONTACT, 3000)
         await trio.sleep(5)
         assert members.is_member(OTHER.address)
@@ -333,15 +333,15 @@ def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
     contacts = Contacts()
     members = Membership(OWN.address, contacts, OTHER.address, ())
     members.joined(OTHER.address, "registered")
-    members.moved(OTHER.address, beat(5, "moved"))
+    members.places.moved(OTHER.address, beat(5, "moved"))
     members.joined(OTHER.address, "registered")
-    members.moved(OTHER.address, beat(4, "older"))
+    members.places.moved(OTHER.address, beat(4, "older"))
     assert contacts.told == [(OTHER.address, ("registered",)), (OTHER.address, ("moved",))]
-    members.moved(OTHER.address, msgspec.structs.replace(beat(6, "moved"), also=("second",)))
+    members.places.moved(OTHER.address, msgspec.structs.replace(beat(6, "moved"), also=("second",)))
     assert contacts.told.pop() == (OTHER.address, ("moved", "second"))
     members.joined(OTHER.address, "registered anew")
-    assert members.contacts_of(OTHER.address) == ("registered anew",)
-    members.moved(OWN.address, beat(9, "a stranger"))
+    assert members.places.contacts_of(OTHER.address) == ("registered anew",)
+    members.places.moved(OWN.address, beat(9, "a stranger"))
     assert len(contacts.told) == 3
 
 

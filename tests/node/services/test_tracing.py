@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from node.processes.forkserver import Anew
-from node.services.auditing import Auditing
+from node.services.auditing.replaying import Replaying
+from node.services.auditing.steps import Auditing
 from node.services.judging.judge import Validator
 from node.services.tracing import Tracing
 from node.swarm.uses import BATCHES, IN_A_ROW
@@ -140,7 +141,7 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
         for seat, judge in zip(court.seats, court.validators, strict=True):
             send, receive = trio.open_memory_channel[Any](16)
             tracing = Tracing(seat.context, send)
-            audit = Auditing(seat.context, judge.own_lots, tmp_path / "audit", Anew(), receive)
+            audit = Auditing(seat.context, judge.own_lots, Replaying(seat.context, tmp_path / "audit", Anew()), receive)
             nursery.start_soon(tracing.run)
             nursery.start_soon(audit._say_dropped, receive)
         await court.open(nursery)

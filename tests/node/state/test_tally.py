@@ -11,6 +11,7 @@ from node.services.base import Crew, Service
 from node.services.tallying import Tallying
 from node.state.journal import RUNS_COUNTED, Journal
 from node.state.tally import Tally
+from node.status_schema import ProcessPart
 
 RUN = b"r" * 32
 
@@ -24,7 +25,7 @@ class Child(Service):
         self.restarts = restarts
 
     def status(self) -> dict[str, Any]:
-        return {"processes": [{"name": "engine", "pid": 1, "restarts": self.restarts}]}
+        return {"processes": [ProcessPart("engine", 1, self.restarts)]}
 
 
 class Place:

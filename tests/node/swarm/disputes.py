@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from node.swarm.ballots import Ballots, FileState
+from node.swarm.disputes import Disputes
 from node.swarm.register import Work
 from protocol.audit import AuditSpec
 from protocol.checks import Reason
@@ -91,7 +92,8 @@ class Node:
         bench = KEYS[: sides.office]
         self.books = Books()
         books: Any = self.books
-        self.ballots = Ballots(RUN, lambda: sides.quorum, books, live, now, lambda: bench)
+        disputes = Disputes(RUN, books, live, now, lambda: bench)
+        self.ballots = Ballots(RUN, lambda: sides.quorum, books, live, now, lambda: bench, disputes)
 
     def hear(self, signed: Signed[Any]) -> None:
         (self.ballots.recheck if isinstance(signed.message, VerdictRechecked) else self.ballots.add)(signed)
@@ -108,7 +110,8 @@ def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> l
     nodes = {one: Node(sides, lambda: time[0], lambda: [*lying, *honest]) for one in [*honest, WORKER]}
     for node in nodes.values():
         for name, instead in (ballots or {}).items():
-            setattr(node.ballots, name, instead.__get__(node.ballots))
+            owner = node.ballots if hasattr(node.ballots, name) else node.ballots.disputes
+            setattr(owner, name, instead.__get__(owner))
     words: list[tuple[float, Any, Signed[Any]]] = []
 
     def say(author: Any, message: Any, at: float) -> None:
@@ -146,19 +149,19 @@ def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> l
             nodes[next_word[1]].hear(next_word[2])
         for one in honest:
             # Whoever sees a dispute looks again, at all of it, and nobody else tells it to.
-            if one in served and nodes[one].ballots.open_disputes() and one not in asked:
+            if one in served and nodes[one].ballots.disputes.open() and one not in asked:
                 asked.add(one)
                 say(one, word(VerdictRechecked, accept=truth), time[0] + 1.0)
         for name, node in nodes.items():
             found += _wrong(sides, name, node, honest)
     for name, node in nodes.items():
-        disputed = node.ballots.disputes_raised > 0
+        disputed = node.ballots.disputes.raised > 0
         most = (
             2 * len(asked) > sides.office
             and len(asked) >= 2
             and sides.liar in ("denies", "denies once", "says nothing again")
         )
-        if disputed and most and not set(lying) <= node.ballots.quarantined.keys():
+        if disputed and most and not set(lying) <= node.ballots.disputes.quarantined.keys():
             found.append(f"{name}: believes who denied what most of the office saw")
         node.books.policies_since = 10**3
         state = node.ballots.state(WORK)
@@ -171,7 +174,7 @@ def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> l
 
 def _wrong(sides: Sides, name: Any, node: Node, honest: list[Any]) -> list[str]:
     state = node.ballots.state(WORK)
-    found = [f"{name}: {one} is honest and disbelieved" for one in honest if one in node.ballots.quarantined]
+    found = [f"{name}: {one} is honest and disbelieved" for one in honest if one in node.ballots.disputes.quarantined]
     if state is FileState.ACCEPTED and not sides.good:
         found.append(f"{name}: a bad work is accepted")
     if state is FileState.REJECTED and sides.good and not node.ballots.rejecting(WORK).keys() & set(honest):

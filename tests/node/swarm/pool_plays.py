@@ -166,7 +166,7 @@ def unrightful(seed: int) -> list[str]:
         holder = next((NAME[one.holder] for one in terms.all() if one.number == term), "")
         if holder not in liars:
             found.append(f"{holder} is not believed")
-    found += [f"{NAME[who]} is not believed" for who in state.ballots.quarantined if NAME[who] not in liars]
+    found += [f"{NAME[who]} is not believed" for who in state.disputes.quarantined if NAME[who] not in liars]
     found += [f"a file of {NAME[state.register._works[id].node]} by one voice" for id in alone(pool)]
     for (_, step), offers in state.checkpoints._offered.items():
         found += [f"checkpoint {step} by {NAME[who]}" for who in offers if not pool.membership.is_trainer(who)]

@@ -403,7 +403,7 @@ def stands(pool: Pool) -> Stands:
             (NAME[who], window, one.pledge.hash) for (who, window), one in state.lots._pledged.items()
         ),
         "tasks": frozenset(("", one.id, one.open) for one in state.tasks.tasks()),
-        "disbelieved": frozenset((NAME[who],) for who in state.ballots.quarantined),
+        "disbelieved": frozenset((NAME[who],) for who in state.disputes.quarantined),
     }
 
 

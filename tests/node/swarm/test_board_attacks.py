@@ -8,7 +8,9 @@ import pytest
 import trio
 
 from node.swarm import board as board_module
-from node.swarm.board import CATCH_UP_EVERY, Board, CatchUp
+from node.swarm import catchup
+from node.swarm.board import Board
+from node.swarm.catchup import CATCH_UP_EVERY, CatchUp
 from node.swarm.rules import ELSE, ENTRIES, MUTED, PATIENCE, RULES
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
@@ -189,7 +191,7 @@ async def test_evidence_stays_pinned_through_a_flood_by_its_author(autojump_cloc
     evidence = sealed(nodes["flooder"], committed(FLOODER, 10**6), beat(5))
     board.pin(evidence)
     await say(nodes["flooder"], *sealed(nodes["flooder"], beat(9), *(committed(FLOODER, n) for n in range(500))))
-    await trio.sleep(board_module.CATCH_UP_EVERY)
+    await trio.sleep(catchup.CATCH_UP_EVERY)
     assert 10**6 in by(nodes["trainer"], FLOODER)
     beats = [one.message.count for one in board.messages(Heartbeat) if one.author == FLOODER.address]
     assert beats == [5, 9]
@@ -202,60 +204,61 @@ async def test_a_newcomer_is_told_the_honest_although_one_flooded(autojump_clock
     honest = sealed(nodes["worker"], *(committed(WORKER, n) for n in range(8)))
     await say(nodes["worker"], *honest)
     await say(nodes["flooder"], *sealed(nodes["flooder"], *(committed(FLOODER, n) for n in range(BURST))))
-    monkeypatch.setattr(board_module, "MAX_CATCH_UP_BYTES", 24 * len(honest[0]))
-    answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp([], 0)))
+    monkeypatch.setattr(catchup, "MAX_CATCH_UP_BYTES", 24 * len(honest[0]))
+    answer = await trainer.board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp([], 0)))
     told = msgspec.msgpack.decode(answer, type=list[bytes])
-    assert {*honest} < {*told} and sum(map(len, told)) <= board_module.MAX_CATCH_UP_BYTES
-    for at in (0, 7, board_module.NAME - board_module.SHORT):
-        known = [board_module._name(raw)[at : at + board_module.SHORT] for raw in told]
-        answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp(known, at)))
+    assert {*honest} < {*told} and sum(map(len, told)) <= catchup.MAX_CATCH_UP_BYTES
+    for at in (0, 7, catchup.NAME - catchup.SHORT):
+        known = [catchup.name_of(raw)[at : at + catchup.SHORT] for raw in told]
+        answer = await trainer.board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp(known, at)))
         assert not {*told} & {*msgspec.msgpack.decode(answer, type=list[bytes])}
 
 
-@pytest.mark.parametrize("at", [-1, board_module.NAME - board_module.SHORT + 1, 2**40])
+@pytest.mark.parametrize("at", [-1, catchup.NAME - catchup.SHORT + 1, 2**40])
 async def test_a_question_names_a_part_that_names_have(at: int, autojump_clock, nodes) -> None:
     with pytest.raises(MalformedMessage):
-        await nodes["trainer"].board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp([], at)))
+        await nodes["trainer"].board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(CatchUp([], at)))
 
 
 async def test_of_two_messages_whose_names_agree_in_a_part_both_are_kept_and_handed_over(
     autojump_clock, nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight equal bytes are some hours of a few cores; what was made to look alike is evidence that nobody hands on."""
-    true = board_module._name
-    monkeypatch.setattr(board_module, "_name", lambda raw: bytes(board_module.SHORT) + true(raw)[board_module.SHORT :])
+    true = catchup.name_of
+    for module in (board_module, catchup):
+        monkeypatch.setattr(module, "name_of", lambda raw: bytes(catchup.SHORT) + true(raw)[catchup.SHORT :])
     board = nodes["worker"].board
     for number in range(2):
         await board.post(committed(WORKER, number))
-    asked = CatchUp([board_module._name(board.messages(RolloutCommitted)[0].raw)[:8]], 0)
+    asked = CatchUp([catchup.name_of(board.messages(RolloutCommitted)[0].raw)[:8]], 0)
     assert (
         board_module.msgspec.msgpack.decode(
-            await board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(asked))
+            await board.catching_up.answer(STRANGER.address, msgspec.msgpack.encode(asked))
         )
         == []
     ), "the control: in that part both are one"
-    other = CatchUp([board_module._name(board.messages(RolloutCommitted)[0].raw)[9:17]], 9)
-    answer = await board._answer_catch_up(FLOODER.address, msgspec.msgpack.encode(other))
+    other = CatchUp([catchup.name_of(board.messages(RolloutCommitted)[0].raw)[9:17]], 9)
+    answer = await board.catching_up.answer(FLOODER.address, msgspec.msgpack.encode(other))
     assert len(msgspec.msgpack.decode(answer)) == 1
 
 
 async def test_a_peer_is_answered_only_so_often(autojump_clock, nodes) -> None:
     board, asked = nodes["trainer"].board, msgspec.msgpack.encode(CatchUp([], 0))
     await nodes["trainer"].board.post(POLICY)
-    answers = [await board._answer_catch_up(FLOODER.address, asked) for _ in range(100)]
+    answers = [await board.catching_up.answer(FLOODER.address, asked) for _ in range(100)]
     empty = msgspec.msgpack.encode([])
     assert answers[0] != empty and answers[-1] == empty and board.counts["over_budget.asked"] > 50
-    assert await board._answer_catch_up(WORKER.address, asked) != empty
+    assert await board.catching_up.answer(WORKER.address, asked) != empty
 
 
 async def test_a_peer_that_hands_over_rubbish_is_not_listened_to_for_long(autojump_clock, nodes) -> None:
     board = nodes["trainer"].board
     rubbish = [b"rubbish %d" % n for n in range(5000)]
     good = nodes["worker"].board.sealed(committed(WORKER))
-    await board.take_missed(FLOODER.address, [*rubbish, good])
-    assert board.counts["refused"] == board_module.MAX_REFUSED and by(nodes["trainer"], WORKER) == []
-    await board.take_missed(FLOODER.address, [*rubbish[: board_module.MAX_REFUSED], good])
-    assert board.counts["refused"] == board_module.MAX_REFUSED  # what was refused a moment ago costs nothing
+    await board.catching_up.take(FLOODER.address, [*rubbish, good])
+    assert board.counts["refused"] == catchup.MAX_REFUSED and by(nodes["trainer"], WORKER) == []
+    await board.catching_up.take(FLOODER.address, [*rubbish[: catchup.MAX_REFUSED], good])
+    assert board.counts["refused"] == catchup.MAX_REFUSED  # what was refused a moment ago costs nothing
     assert by(nodes["trainer"], WORKER) == [0]
 
 
@@ -287,10 +290,10 @@ async def test_nothing_that_a_stranger_sends_raises(autojump_clock, nodes) -> No
         raw = mutated(source.choice(honest), source, NUMBERS)
         board._accept(source.choice(publishers).address, raw)
         if count % 100 == 0:
-            await board.take_missed(FLOODER.address, [raw, b"", b"\xc0"])
+            await board.catching_up.take(FLOODER.address, [raw, b"", b"\xc0"])
             await trio.sleep(60)
         try:
-            await board._answer_catch_up(FLOODER.address, raw)
+            await board.catching_up.answer(FLOODER.address, raw)
         except ProtocolError:
             pass
     assert board.counts["refused"] > 100

@@ -26,6 +26,9 @@ class Reference:
         self.seconds, self.share = seconds, share
         self.asked = 0
 
+    async def run(self) -> None:
+        raise AssertionError("nobody runs it")
+
     async def warm(self) -> None:
         await trio.sleep(60.0)  # off the clock
 
@@ -67,9 +70,9 @@ class Pair:
         self.networks = [MemoryNetwork(key, hub) for key in (VERIFIER, PROVER, OTHER)]
         members = {VERIFIER.address, PROVER.address}
         self.asking, self.answering, self.stranger = (
-            Claims(network, members.__contains__, size=SIZE, seconds=SECONDS) for network in self.networks
+            Claims(network, members.__contains__, shows, size=SIZE, seconds=SECONDS)
+            for network, shows in zip(self.networks, (None, prover, None), strict=True)
         )
-        self.answering.prover = prover
 
     async def open(self, nursery: trio.Nursery) -> None:
         for network in self.networks:
@@ -164,8 +167,8 @@ async def test_questions_out_of_turn_cost_nothing(autojump_clock: MockClock) -> 
 
 async def test_a_challenge_travels_over_libp2p() -> None:
     verifier, prover = (Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0") for key in (VERIFIER, PROVER))
-    asking, answering = (Claims(one, lambda _: True, size=SIZE, seconds=60.0) for one in (verifier, prover))
-    answering.prover = AtOnce()
+    parts = ((verifier, None), (prover, AtOnce()))
+    asking, answering = (Claims(one, lambda _: True, shows, size=SIZE, seconds=60.0) for one, shows in parts)
     async with trio.open_nursery() as nursery:
         for network in (verifier, prover):
             await nursery.start(network.run)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from node.status_schema import ContributionPart
 from node.swarm.ballots import FileState
 from node.swarm.contributions import Contributions
 from protocol.checks import Reason
@@ -50,10 +51,10 @@ def test_a_file_counts_once_however_often_it_is_spoken_of() -> None:
         counts.look(id)
         counts.look(id)
     told = counts.status()
-    assert (told["accepted"], told["rejected"]) == (2, 1)
-    assert told["members"][A] == {"accepted": 2, "rejected": 0, "units": 20, "reason": ""}
-    assert told["members"][B]["reason"] == "sampling" == told["recent"][-1]["reason"]
-    assert told["recent"][-1]["detail"] == "reward of group 2" and told["by_reason"] == {"sampling": 1}
+    assert (told.accepted, told.rejected) == (2, 1)
+    assert told.members[A] == ContributionPart(accepted=2, units=20)
+    assert told.members[B].reason == "sampling" == told.recent[-1].reason
+    assert told.recent[-1].detail == "reward of group 2" and told.by_reason == {"sampling": 1}
 
 
 def test_a_decision_that_changes_is_counted_anew() -> None:
@@ -61,8 +62,8 @@ def test_a_decision_that_changes_is_counted_anew() -> None:
     for state in (FileState.ACCEPTED, FileState.DISPUTED, FileState.REJECTED):
         court.states[b"1"] = state
         counts.look(b"1")
-    told = counts.status()["members"][A]
-    assert (told["accepted"], told["rejected"], told["units"]) == (0, 1, 0)
+    told = counts.status().members[A]
+    assert (told.accepted, told.rejected, told.units) == (0, 1, 0)
 
 
 def test_what_the_clock_decides_is_counted_without_another_word() -> None:
@@ -71,7 +72,7 @@ def test_what_the_clock_decides_is_counted_without_another_word() -> None:
     court.states[b"1"] = FileState.ACCEPTED
     counts.look_again()
     counts.look_again()
-    assert counts.status()["accepted"] == 1
+    assert counts.status().accepted == 1
 
 
 def test_what_the_register_has_forgotten_is_no_error() -> None:
@@ -80,4 +81,4 @@ def test_what_the_register_has_forgotten_is_no_error() -> None:
     del court.works[b"1"]
     counts.look_again()
     counts.look(b"unheard of")
-    assert counts.status()["members"] == {}
+    assert counts.status().members == {}

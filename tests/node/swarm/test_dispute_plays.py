@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from node.swarm.ballots import Ballots
+from node.swarm.disputes import Disputes
 from protocol.disputes import resolve
 from tests.node.swarm.disputes import Sides, cells, play
 
@@ -14,19 +15,19 @@ def test_nobody_honest_is_disbelieved_and_no_bad_work_accepted_whoever_waits_or_
         assert play(sides, number) == [], (sides, number)
 
 
-def _time_decides(self: Ballots, case: Any) -> None:
+def _time_decides(self: Disputes, case: Any) -> None:
     """As it was: once its time is over a dispute is decided by those who looked again alone."""
     if not case.disputed or case.ruled is not None:
         return
     votes = {author: one.message for author, one in case.votes.items()}
     rechecks = {a: one.message for a, one in case.rechecks.items() if a not in self.quarantined}
-    electorate = len(rechecks) if self._is_over(case) else len(votes.keys() | rechecks.keys())
+    electorate = len(rechecks) if self.is_over(case) else len(votes.keys() | rechecks.keys())
     result = resolve(votes, rechecks, electorate, case.work.groups, 0.05)
     if result is not None:
         case.ruled, case.winner = result.ruling, result.winner
         self._open.pop(case.work.id, None)
         for validator, finding in result.wrong.items():
-            self._punish(case, validator, finding)
+            self.punish(case, validator, finding)
 
 
 def _one_decides(self: Ballots, case: Any, rejecting: Any) -> int:
@@ -38,7 +39,7 @@ def _one_decides(self: Ballots, case: Any, rejecting: Any) -> int:
 @pytest.mark.parametrize(
     ("fault", "what"),
     [
-        ({"_settle": _time_decides}, "honest and disbelieved"),
+        ({"settle": _time_decides}, "honest and disbelieved"),
         ({"_needed": _one_decides}, "a bad work is accepted"),
     ],
 )

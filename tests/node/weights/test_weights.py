@@ -13,6 +13,7 @@ from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.files import is_sound
 from node.blobs.store import BlobStore
 from node.weights import fetch, images, records
+from node.weights import workshop as workshop_module
 from node.weights.errors import WeightsDiskError
 from node.weights.keeper import HeldPolicy
 from node.weights.records import PolicyRecords
@@ -200,13 +201,13 @@ async def test_an_image_that_arrives_with_the_step_before_is_not_built_again(
     run, origin, peer, wire, monkeypatch
 ) -> None:
     built: list[int] = []
-    honest = fetch.build_image
+    honest = workshop_module.build_image
 
     def build(manifest, *arguments) -> None:
         built.append(manifest.step)
         honest(manifest, *arguments)
 
-    monkeypatch.setattr(fetch, "build_image", build)
+    monkeypatch.setattr(workshop_module, "build_image", build)
     async with trio.open_nursery() as nursery:
         trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
         trainer.board.muted = True
@@ -399,9 +400,9 @@ async def test_a_base_stays_while_others_are_built_first_whatever_leaves_the_she
         nursery.start_soon(follower.follower.run)
         base = await trainer.publish(0, run.step())
         await until(lambda: follower.shelf.newest is not None)
-        async with follower.follower._building:
+        async with follower.follower._workshop._building:
             held = await trainer.publish(1, run.step())
-            await until(lambda: follower.follower._building.statistics().tasks_waiting == 1)
+            await until(lambda: follower.follower._workshop._building.statistics().tasks_waiting == 1)
             newer = msgspec.structs.replace(held.manifest, step=9, image_root=b"n" * 32, patches=(), anchor=None)
             follower.shelf.put(HeldPolicy(9, b"n" * 32, follower.directory, newer))
             assert follower.shelf.by_root(base.root) is None
@@ -431,13 +432,14 @@ async def test_an_image_that_rotted_here_is_fetched_again_and_nobody_is_blamed(r
 async def test_an_image_that_has_just_arrived_is_not_hashed_twice_and_one_that_was_here_is(
     run, origin, peer, monkeypatch
 ) -> None:
-    honest, blobs = fetch.verify_file, []
+    honest, blobs = workshop_module.verify_file, []
 
     def verify(manifest, path, blob=None) -> None:
         blobs.append(blob and blob.root)
         honest(manifest, path, blob)
 
-    monkeypatch.setattr(fetch, "verify_file", verify)
+    for module in (fetch, workshop_module):
+        monkeypatch.setattr(module, "verify_file", verify)
     async with trio.open_nursery() as nursery:
         trainer, follower, held = await published(run, origin, peer, nursery, steps=1)
         assert blobs == [held.manifest.image_root]
@@ -453,7 +455,7 @@ async def test_an_image_that_has_just_arrived_is_not_hashed_twice_and_one_that_w
 async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer, monkeypatch) -> None:
     full, tries = [True], [0]
     monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
-    honest = fetch.build_image
+    honest = workshop_module.build_image
 
     def build(*arguments) -> None:
         tries[0] += 1
@@ -461,7 +463,7 @@ async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer,
             raise WeightsDiskError("cannot be written", "No space left on device", "free some")
         honest(*arguments)
 
-    monkeypatch.setattr(fetch, "build_image", build)
+    monkeypatch.setattr(workshop_module, "build_image", build)
     async with trio.open_nursery() as nursery:
         trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
         await trainer.publish(1, run.step())
@@ -533,9 +535,10 @@ async def test_a_fetch_that_fails_as_the_time_is_up_is_one_error(origin, peer) -
         finally:
             time_is_up.cancel()
 
-    follower._blobs = SimpleNamespace(fetch=fetch)
+    workshop = follower._workshop
+    workshop._blobs = SimpleNamespace(fetch=fetch)
     with trio.CancelScope() as time_is_up, pytest.raises(BlobUnavailable):
-        await follower._fetch_all([(one, 1), (two, 1)], [], 0, 0)
+        await workshop._fetch_all([(one, 1), (two, 1)], [], 0, 0)
     assert time_is_up.cancel_called
 
 

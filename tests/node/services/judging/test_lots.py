@@ -97,7 +97,7 @@ async def test_a_busy_validator_keeps_to_its_pledge_and_looks_at_suspects_entire
     mine = await own_lots(InlineJournal(), Posted())
     mine.arrived(ME)
     mine.worked(groups=1, seconds=10.0)
-    mine.waiting = 50
+    mine.took(50)
     lot = mine.draw(ROOT, 0, verified=10**6, suspect=False)
     assert lot.rate == mine.pledges[0].rate < RATE_ONE
     assert mine.draw(ROOT, 0, verified=10**6, suspect=True).groups == tuple(range(32))

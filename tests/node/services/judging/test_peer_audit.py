@@ -78,7 +78,7 @@ class Auditor:
         jury = self.trainer.context.jury
         assert (
             not jury.state.seals.is_withheld(VALIDATORS[0].address, work())
-            and BEN not in jury.state.ballots.quarantined
+            and BEN not in jury.state.disputes.quarantined
         )
         return jury.state.seals.is_withheld(BEN, work())
 

@@ -10,7 +10,6 @@ import pytest
 from cli.main import main
 from node.errors import RunFileError
 from node.inference.engines import torch_engine
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Produce
 from node.services.judging.self_audit import audit_file
@@ -25,6 +24,7 @@ from protocol.rollout import decode, encode
 from protocol.run import RunSpec, encode_run
 from protocol.statements import Outcome
 from tests.cheats.own_problems import OwnProblems
+from tests.node.inference.work import produced_by
 
 NODE = NodeKey(b"\x07" * 32).address
 
@@ -38,7 +38,7 @@ def made_by(kind: type[Session], run: RunSpec, assets: Path, path: Path, step: i
     image, root = image_of(assets, step)
     session = kind(run, assets, torch_engine)
     session.keep(root, str(image))
-    produce(session, Produce(policy_root=root, node=NODE, pool=3, index=5, out_path=str(path)))
+    produced_by(session, Produce(policy_root=root, node=NODE, pool=3, index=5, out_path=str(path)))
     session.close()
     return path
 

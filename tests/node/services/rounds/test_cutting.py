@@ -81,7 +81,7 @@ async def test_a_validator_that_rushes_rounds_changes_nothing_in_what_they_come_
         ends[kind.__name__] = [each.contributions for each in figures], trio.current_time() - began
         roots[kind.__name__] = town.roots()
         assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 4
-        assert not one.context.state.ballots.quarantined and not [x for node in town.nodes for x in node.court.slashed]
+        assert not one.context.state.disputes.quarantined and not [x for node in town.nodes for x in node.court.slashed]
     assert ends["NobodyLies"][0] == ends["WithLiar"][0] == [2, 2, 2], ends
     assert roots["NobodyLies"] == roots["WithLiar"], "the same run to the bit"
     assert ends["WithLiar"][1] < ends["NobodyLies"][1] + 3, ends
@@ -132,7 +132,7 @@ async def test_a_validator_that_missed_a_liars_words_learns_from_who_is_bound_by
     for message, known in ((false, False), (closed, True)):
         away.rounds.votes.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
         assert away.rounds.votes.book.of(1).knows(message.word) is known
-    assert not away.context.state.ballots.quarantined.keys() - {judges[0].address}
+    assert not away.context.state.disputes.quarantined.keys() - {judges[0].address}
 
 
 async def test_a_validator_that_starts_again_is_bound_by_what_it_has_signed(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
 from node.state import files
-from node.swarm.facts import RoundVoted
+from node.state.pen import Pen
 from node.swarm.membership import Membership
 from node.training.contributing import blob_root
 from node.training.errors import TrainingError
@@ -43,7 +43,7 @@ from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.identity import Address, NodeKey
-from protocol.messages import CutSigned, Envelope, VerdictIssued
+from protocol.messages import CutSigned, Envelope, Signed, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.services.tasking.town import Files, at_once
@@ -158,7 +158,7 @@ class Node:
                 self.town.introduce(self)
                 nursery.start_soon(self.member.listen)
                 nursery.start_soon(self.context.jury.run)
-                beating = Beating(self.context, self.crew, self.role, self.network.contacts, 2.0, 1)
+                beating = Beating(self.context, self.crew, self.role, self.network.contacts, 2.0, Pen(generation=1))
                 nursery.start_soon(beating.run)
                 await self.crew.start(self.rounds, nursery)
                 for service in self.services():
@@ -476,7 +476,7 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
             await liar.context.board.post(cut)
 
     await town.play(story)
-    assert set(worker.context.state.ballots.quarantined) == {town.nodes[-1].key.address}
+    assert set(worker.context.state.disputes.quarantined) == {town.nodes[-1].key.address}
     assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 3
 
 
@@ -499,7 +499,7 @@ def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) 
     cut = CutSigned(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    rounds.votes.note(RoundVoted(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
+    rounds.votes.note(Signed(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
 
 
 async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:

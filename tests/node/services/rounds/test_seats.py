@@ -40,8 +40,8 @@ from protocol.pretraining import Diloco
 from protocol.run import RunSpec, encode_run
 from protocol.seats import share
 from tests.attacks.validators.court import POOL, announcement
+from tests.node.local.test_rollouts import BUDGET, EngineInProcess
 from tests.node.services.rounds.test_rounds import Lab, Node, Town, nothing, until, without_threads  # noqa: F401
-from tests.node.services.test_local import BUDGET, EngineInProcess
 
 ROUNDS, SEATS, INNER, PROMPTS, SIZE = 3, 2, 2, 2, 4
 

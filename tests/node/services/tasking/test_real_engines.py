@@ -12,8 +12,6 @@ from trio.testing import MockClock
 from cli.task.asking import Wish, with_model
 from node.environments.base import one_answer
 from node.inference.engines import torch_engine
-from node.inference.inspect import inspect
-from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Inspect, LoadPolicy, Produce, Reply, Request
 from node.run.assets import Run
@@ -29,6 +27,7 @@ from protocol.policy import bf16_bits, bf16_values, decode_image, encode_image
 from protocol.run import Asset, RunSpec
 from protocol.statements import Outcome
 from protocol.tasks import WEIGHTS, TaskError, TaskSpec
+from tests.node.inference.work import produced_by, seen_by
 from tests.node.services.tasking.town import POLICY, Town, at_once, opened
 
 
@@ -48,10 +47,10 @@ class InProcess:
         await trio.sleep(1.0)
         assert isinstance(request, Produce | Inspect) and request.task is not None
         if isinstance(request, Inspect):
-            return inspect(self._session.at(request.task, request.index), request)
+            return seen_by(self._session, request)
         self.made.append(request.index)
         order = msgspec.structs.replace(request.task, policy_root=self._other)
-        return produce(self._session.at(order, request.index), request)
+        return produced_by(self._session, msgspec.structs.replace(request, task=order))
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import trio
 
+from node.inference.client import EngineChild
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request, ShardOrder
 from node.services.certifying import Certifying
-from node.services.generating import EngineChild
 from node.services.judging.judge import Validator
 from node.services.tasking.offering import Offering
 from node.services.tasking.wishes import TaskWish

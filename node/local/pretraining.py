@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from node.services.local import DeskRun, until
+from node.local.rollouts import DeskRun, until
 from node.state.files import write_whole
 from protocol.run import RunSpec
 

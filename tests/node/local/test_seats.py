@@ -13,10 +13,10 @@ from blake3 import blake3
 
 from node.audit.desk import audit_at_desk
 from node.audit.findings import Says
+from node.local.seats import LocalSeats
 from node.metrics.observer import Observer
 from node.recipe.desk import desk_root
 from node.run.file import load_run_file
-from node.services.local_seats import LocalSeats
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError
 from node.training.length import without_length
@@ -31,7 +31,7 @@ from protocol.manifest import ComposedBatch, MalformedManifest, decode_composed
 from protocol.pretraining import Diloco
 from protocol.run import RunSpec, encode_run
 from protocol.seats import share
-from tests.node.services.test_local import BUDGET, EngineInProcess, Examiner, story
+from tests.node.local.test_rollouts import BUDGET, EngineInProcess, Examiner, story
 
 ROUNDS, PEERS, INNER = 2, 2, 2
 PER_ROUND = PEERS * INNER

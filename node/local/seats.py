@@ -10,8 +10,8 @@ from typing import Any
 
 import trio
 
+from node.local.rollouts import LocalRun, until
 from node.recipe.pool import Selection
-from node.services.local import LocalRun, until
 from node.state.files import write_whole
 from protocol.run import RunSpec
 from protocol.seats import share

@@ -17,10 +17,10 @@ from node.inference.process import share_of
 from node.inference.server import Server
 from node.inference.session import Session
 from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_request, encode
+from node.local.rollouts import Doing, LocalRun
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.requirements import LEAST_BARREN
-from node.services.local import Doing, LocalRun
 from node.state.files import write_whole
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError

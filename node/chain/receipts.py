@@ -1,0 +1,148 @@
+"""What became of a transaction's number: whose it is, and whether enough blocks stand on that.
+
+Who asks by hash and by block is not misled by an endpoint whose parts lag. Blocking.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from web3 import Web3
+from web3.exceptions import BlockNotFound, TransactionNotFound
+
+from contracts.asking import at_once
+from node.chain.errors import RpcUnreachable
+from node.chain.outbox import Fate, Outbox, Pending
+from node.chain.refusals import Refused
+
+LAG_LOOKS = 0.2
+"""Seconds between two looks while that is waited out."""
+
+
+class Receipts:
+    """confirmations: blocks on top of a receipt's before it counts; lag: seconds that an endpoint's counts may run
+    ahead of its receipts."""
+
+    def __init__(self, web3: Web3, outbox: Outbox, confirmations: int, lag: float) -> None:
+        self._web3, self._outbox = web3, outbox
+        self._confirmations, self._lag = confirmations, lag
+        self._missing: dict[tuple[str, int], float] = {}
+        """(sender, nonce) -> since when the number is used and nobody knows by what."""
+
+    def took(self, pending: Pending, *, wait: bool) -> bool:
+        """Whether it was this one that used its number, though an endpoint refused it; waits until that is known."""
+        until = time.monotonic() + (self._lag if wait else 0.0)
+        while True:
+            use = use_of(self._web3, pending.sender, pending.nonce)
+            if use is not None:
+                return use.transaction == pending.hash
+            if is_known(self._web3, pending.hash):
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(LAG_LOOKS)
+
+    def is_replaced(self, variants: list[Pending]) -> bool:
+        """Whether a used number that has no receipt of ours is somebody else's: a block says so that is deep enough,
+        or nobody has known anything of ours for as long as an endpoint may lag."""
+        slot = (variants[0].sender, variants[0].nonce)
+        use = use_of(self._web3, *slot)
+        ours = {pending.hash for pending in variants}
+        if use is not None and use.transaction not in ours:
+            # A shallow block can be replaced, and our own transaction may come back with the next one.
+            return use.depth >= self._confirmations
+        if use is not None or any(is_known(self._web3, digest) for digest in ours):
+            self._missing.pop(slot, None)
+            return False
+        # One endpoint's count may come from a newer block than its receipts: only lasting silence is believed.
+        return time.monotonic() - self._missing.setdefault(slot, time.monotonic()) >= self._lag
+
+    def _receipt(self, variants: list[Pending]) -> Any | None:
+        # The newest variant pays most, so it is the likeliest to have been mined.
+        for pending in reversed(variants):
+            try:
+                receipt = self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
+            except TransactionNotFound:
+                continue
+            self._missing.pop((pending.sender, pending.nonce), None)
+            return receipt
+        return None
+
+    def settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
+        """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.
+
+        Of one that seems deep enough the receipt is asked for again, after the height: blocks that are replaced between
+        the two questions only make us wait longer.
+        """
+        wanted = self._confirmations
+        if wanted:
+            height, receipt = at_once(lambda: int(self._web3.eth.block_number), lambda: self._receipt(variants))
+            if receipt is None or height < int(receipt["blockNumber"]) + wanted:
+                return receipt, False
+        receipt = self._receipt(variants)
+        if receipt is None:
+            return None, False
+        block = int(receipt["blockNumber"])
+        if wanted and height < block + wanted:
+            return receipt, False
+        winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
+        if receipt["status"] != 1:
+            fate = Fate.REVERTED
+        self._outbox.settle(variants[0].sender, variants[0].nonce, fate, winner=winner, block=block)
+        return receipt, True
+
+
+REMEMBERED_BLOCKS = 120
+"""So far back every full node counts an account's transactions."""
+
+
+class Use(msgspec.Struct, frozen=True):
+    """The transaction (0x hex) that used a number, and how many blocks stand on its own."""
+
+    transaction: str
+    depth: int
+
+
+def count(web3: Web3, sender: str, block: Any = "latest") -> int:
+    """Transactions of a sender up to a block."""
+    return int(web3.eth.get_transaction_count(Web3.to_checksum_address(sender), block))
+
+
+def is_known(web3: Web3, transaction: str) -> bool:
+    """Whether the endpoint has heard of it, in a block or not."""
+    try:
+        web3.eth.get_transaction(transaction)  # pyright: ignore[reportArgumentType]
+    except TransactionNotFound:
+        return False
+    return True
+
+
+def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
+    """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
+    try:
+        head = int(web3.eth.block_number)
+        # Older states are on archive nodes only.
+        low, high = max(0, head - REMEMBERED_BLOCKS), head
+        if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
+            return None
+        # Bisects: seven calls find the block among REMEMBERED_BLOCKS.
+        while low < high:
+            middle = (low + high) // 2
+            if count(web3, sender, middle) > nonce:
+                high = middle
+            else:
+                low = middle + 1
+        block: Any = web3.eth.get_block(low, full_transactions=True)
+    except (BlockNotFound, Refused):
+        return None
+    except RpcUnreachable as error:
+        if not error.refused:
+            raise
+        return None
+    for row in block["transactions"]:
+        if not isinstance(row, Mapping):
+            return None  # an endpoint that shows hashes only
+        if str(row["from"]).lower() == sender.lower() and int(row["nonce"]) == nonce:
+            return Use("0x" + bytes(row["hash"]).hex(), head - low)
+    return None

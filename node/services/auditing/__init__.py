@@ -1,0 +1,1 @@
+"""Audits of the trainer's steps."""

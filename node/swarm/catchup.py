@@ -1,0 +1,165 @@
+"""Catching up: what gossip lost is asked of any member, by the names of what one has.
+
+Each new peer is asked at once, and one of the others at random now and then. A peer is charged for what it hands over,
+whoever wrote it.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+import trio
+from blake3 import blake3
+
+from node.clock import Seconds
+from node.network.budget import Budgets
+from node.network.interface import Network
+from node.recent import Recent
+from node.swarm.counts import Authority
+from node.swarm.rules import HANDED
+from node.swarm.shelf import MAX_MESSAGES, Shelf
+from protocol.codec import decode_msgpack
+from protocol.errors import ProtocolError
+from protocol.identity import Address
+from protocol.liveness import MAX_MEMBERS
+from protocol.messages import MalformedMessage
+
+log = structlog.get_logger()
+CATCH_UP_PROTOCOL = "/intellect-node/board/1"
+CATCH_UP_EVERY = 2.0
+CATCH_UP_TIMEOUT = 5.0
+SOON, MUCH = 0.2, 16
+"""Seconds until the next question after an answer that brought so many messages: who was away lacks more than gossip
+loses, and whoever was asked may have been away, too."""
+NAMED_PER_SECOND = 500.0
+"""Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
+MAX_CATCH_UP_BYTES = 256 * 1024
+NAME, SHORT = 32, 8
+"""Bytes of a message's name, and of the part of it that stands in a question. Which part is drawn anew for each: two
+messages that agree in one of them are easily made, and the second would never be handed over."""
+MAX_KNOWN = 2 * MAX_MESSAGES + MAX_MEMBERS
+"""Names in a question: fewer than a board can keep would bring the others again with every answer."""
+MAX_QUESTION = 10 * MAX_KNOWN + 64
+MAX_REFUSED = 128
+"""Refused messages in one answer after which the rest is left: an honest peer knows a few members more than we."""
+REFUSED_FOR = 20.0
+"""Seconds for which we do not ask for a refused message again: its author may be a member by then."""
+ASKED = (1.0, 20.0)
+"""Answers per second, and in a burst, that one peer gets: it asks each of us at most once in CATCH_UP_EVERY."""
+
+
+class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """known: SHORT bytes of the name of each message that the asker has, or wants no more; at: where in the names."""
+
+    known: list[bytes]
+    at: int
+
+
+def name_of(raw: bytes) -> bytes:
+    return blake3(raw).digest(NAME)
+
+
+class CatchingUp:
+    """handed: takes a message that a peer hands over; whether it was news, None where its time has not come, and
+    ProtocolError where it is refused; counts: the board's; clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        wire: Network,
+        authority: Authority,
+        shelf: Shelf,
+        handed: Callable[[Address, bytes], bool | None],
+        counts: Counter[str],
+        clock: Seconds,
+    ) -> None:
+        self._wire, self._authority, self._shelf = wire, authority, shelf
+        self._handed, self.counts, self._clock = handed, counts, clock
+        self._budgets, self._asked = Budgets(*HANDED), Budgets(*ASKED)
+        self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
+        wire.serve(CATCH_UP_PROTOCOL, self.answer, max_request=MAX_QUESTION)
+
+    async def run(self) -> None:
+        greeted: set[Address] = set()
+        while True:
+            # Of strangers nothing is asked: their answers could not be charged to anybody.
+            peers = {peer for peer in self._wire.connected() if self._authority.is_member(peer)}
+            # A peer that was away is greeted anew: it may bring what was said meanwhile.
+            greeted &= peers
+            # Each new peer at once, and of the others one at random: so all boards converge, at the price of one
+            # question.
+            fresh, brought = list(peers - greeted), 0
+            for peer in fresh or random.sample(list(peers), min(1, len(peers))):  # noqa: S311 - load spreading
+                brought += await self._ask(peer)
+                greeted.add(peer)
+            await trio.sleep(SOON if fresh or brought >= MUCH else self._pause())
+
+    async def now(self, most: int) -> None:
+        """Ask so many members at once what was missed."""
+        peers = [peer for peer in self._wire.connected() if self._authority.is_member(peer)]
+        async with trio.open_nursery() as nursery:
+            for peer in random.sample(peers, min(most, len(peers))):
+                nursery.start_soon(self._ask, peer)
+
+    def _pause(self) -> float:
+        """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
+        return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)
+
+    async def _ask(self, peer: Address) -> int:
+        """How many messages that brought."""
+        # What was refused is named, too, or the same peer would hand it over with every answer.
+        names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
+        # The newest names, where there are too many: old messages are soon forgotten at the other end as well.
+        at = random.randrange(NAME - SHORT + 1)  # noqa: S311 - a new one for each question is enough
+        asked = msgspec.msgpack.encode(CatchUp([name[at : at + SHORT] for name in names[-MAX_KNOWN:]], at))
+        try:
+            answer = await self._wire.request(
+                peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=CATCH_UP_TIMEOUT
+            )
+            missed = decode_msgpack(
+                answer, list[bytes], limit=2 * MAX_CATCH_UP_BYTES, error=MalformedMessage, what="bad catch-up"
+            )
+        except Exception as error:  # whatever a peer does ends here, as a count
+            self.counts["catch_up_failed"] += 1
+            log.debug("board.catch_up_failed", peer=peer, why=str(error)[:200])
+            return 0
+        before = self.counts["caught_up"]
+        await self.take(peer, missed)
+        return self.counts["caught_up"] - before
+
+    def _unwanted(self) -> list[bytes]:
+        """What was refused a moment ago."""
+        while self._refused and next(iter(self._refused.values())) < self._clock() - REFUSED_FOR:
+            self._refused.popitem(last=False)
+        return list(self._refused)
+
+    async def take(self, peer: Address, missed: Sequence[bytes]) -> None:
+        """What a peer hands over is charged to that peer, whoever wrote it."""
+        refused = 0
+        for raw in missed:
+            await trio.lowlevel.checkpoint()  # each one is two signatures' work
+            name = name_of(raw)
+            if self._shelf.seen(name) or name in self._refused:
+                continue
+            # A peer may hold it in good faith, so a few refusals are free; a stream of them ends the answer.
+            if refused >= MAX_REFUSED or not self._budgets.take(peer, 1, self._clock()):
+                self.counts["over_budget.handed"] += 1
+                return
+            try:
+                fresh = self._handed(peer, raw)
+            except ProtocolError:
+                fresh, refused = None, refused + 1
+            if fresh is None:
+                self._refused[name] = self._clock()
+            self.counts["caught_up"] += bool(fresh)
+
+    async def answer(self, asker: Address, data: bytes) -> bytes:
+        if not self._asked.take(asker, 1, self._clock()):
+            self.counts["over_budget.asked"] += 1
+            return msgspec.msgpack.encode([])
+        asked = decode_msgpack(data, CatchUp, limit=MAX_QUESTION, error=MalformedMessage, what="bad catch-up")
+        if not 0 <= asked.at <= NAME - SHORT:
+            raise MalformedMessage("bad catch-up", "it names a part that no name has")
+        known, part = set(asked.known[:MAX_KNOWN]), slice(asked.at, asked.at + SHORT)
+        return msgspec.msgpack.encode(self._shelf.share(lambda name: name[part] in known, MAX_CATCH_UP_BYTES))

@@ -1,0 +1,237 @@
+"""Words about works: commitments, verdicts, seals, second looks and disputes, and what becomes of results of tasks.
+
+Verdicts overtake commitments, so who speaks of a work that is not known yet is heard once it is. Part of `PoolState`,
+which asks before whether a word counts.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from node.clock import Seconds
+from node.recent import Recent
+from node.swarm.ballots import Ballots, FileState
+from node.swarm.counts import may_say
+from node.swarm.disputes import Dispute, Disputes
+from node.swarm.facts import (
+    Certified,
+    JudgeContradicted,
+    JudgeDisbelieved,
+    News,
+    VerdictWanted,
+    WorkId,
+    WorkKnown,
+    WorkSealed,
+    WorkTouched,
+)
+from node.swarm.lotbook import BrokenPromise, LotBook
+from node.swarm.membership import Membership
+from node.swarm.register import Register, Work
+from node.swarm.seals import Seals
+from node.swarm.taskbook import TaskBook
+from protocol.errors import ProtocolError
+from protocol.identity import Address
+from protocol.messages import (
+    CheckRequested,
+    DisputeRaised,
+    Message,
+    RolloutCommitted,
+    Signed,
+    ValidatorSaid,
+    VerdictIssued,
+    VerdictRechecked,
+)
+from protocol.run import RunSpec
+from protocol.statements import work_id
+
+log = structlog.get_logger()
+RESULTS = 512
+"""Undecided results of one member."""
+EARLY = 64
+"""Works of which one validator may speak before this node has heard of them."""
+TO_RAISE = 64
+
+
+class Works:
+    """One per node. opened: reads a message that another one carries, as the board checks it; validators: those that
+    are alive; tell: takes what is so; refused: counts words that
+    count for nothing; clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        run: RunSpec,
+        register: Register,
+        tasks: TaskBook,
+        lots: LotBook,
+        opened: Callable[..., Signed[Any]],
+        validators: Callable[[], list[Address]],
+        tell: Callable[[News], None],
+        refused: Counter[str],
+        clock: Seconds,
+    ) -> None:
+        self._refused = refused
+        self._membership = membership
+        self._opened = opened
+        self._tell = tell
+        self._register, self._tasks, self._lots = register, tasks, lots
+        quorum = lambda: membership.quorum  # noqa: E731 - benches change
+        bench = lambda: membership.validators  # noqa: E731
+        self.disputes = Disputes(run, register, validators, clock, bench, self._on_judge)
+        self.ballots = Ballots(run, quorum, register, validators, clock, bench, self.disputes)
+        is_one, patience = lambda: len(membership.validators) == 1, run.audit.opening_seconds
+        self.seals = Seals(register, self.ballots, quorum, is_one, patience, lots, clock)
+        self.to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
+        """Conflicts that this node has seen and may tell others of."""
+        self.prompts_differ = 0
+        """Works whose prompts two validators computed differently."""
+        self._results: dict[Address, Recent[WorkId, Work]] = {}
+        """Of tasks, that the pool has not decided about; by member."""
+        self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
+        """What is to be done with words on works that are not known yet, by who spoke."""
+        register.follow(self._on_work)
+        # A rival is no work, but verdicts on it may come, and its author may be asked about it.
+        register.follow_rivals(lambda _, rival: self._on_work(rival))
+        self.acts: Mapping[type[Message], Callable[[Any], object]] = {
+            RolloutCommitted: register.commit,
+            ValidatorSaid: self._on_said,
+            VerdictIssued: self._on_verdict,
+            VerdictRechecked: self._on_recheck,
+            DisputeRaised: self._on_dispute,
+            CheckRequested: self._on_request,
+        }
+
+    def look_again(self) -> None:
+        """Some states change without a message: a silent validator is gone without after a while."""
+        for results in self._results.values():
+            for work in list(results.values()):
+                self._look_at_result(work)
+        self.disputes.open()
+
+    # a work
+
+    def _is_of_its_own(self, work: Work, signed: Signed[VerdictIssued] | Signed[VerdictRechecked]) -> bool:
+        """Whether somebody in two offices judges its own work, in which nobody has a word."""
+        if signed.author != work.node:
+            return False
+        self._refused[f"{type(signed.message).__name__}.own"] += 1
+        return True
+
+    def _on_work(self, work: Work) -> None:
+        """A commitment is work now: what was said of it before counts."""
+        self._tell(WorkKnown(work.node, work.id))
+        self._lots.committed(work)
+        if work.task is not None and not work.rival:
+            self._results.setdefault(work.node, Recent(RESULTS))[work.id] = work
+        for early in list(self._early.values()):
+            for act in early.pop(work.id, ()):
+                act(work)
+
+    def _look_at_result(self, work: Work) -> None:
+        """Tell the leases of a task what the pool thinks of a result by now: some of it only time decides."""
+        state = self.ballots.state(work.id)
+        if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED, FileState.UNDECIDED):
+            del self._results[work.node][work.id]
+            accepted = state is FileState.ACCEPTED
+            self._tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
+
+    def _when_known(self, author: Address, id: WorkId, act: Callable[[Work], object]) -> None:
+        """Now, or once this node has heard of the work: verdicts overtake commitments. Whoever speaks of what nobody
+        committed to fills a small table of its own."""
+        work = self._register.get(id)
+        if work is not None:
+            act(work)
+            return
+        # By speaker: one that makes up works crowds out its own words only.
+        waiting = self._early.setdefault(author, Recent(EARLY)).setdefault(id, [])
+        if len(waiting) < EARLY:
+            waiting.append(act)
+
+    def _on_request(self, signed: Signed[CheckRequested]) -> None:
+        try:
+            wanted = self._opened(signed.message.commitment, RolloutCommitted)
+        except ProtocolError as error:
+            log.debug("request.refused", why=error.why)
+            return
+        self._register.commit(wanted)  # gossip may have lost it
+        id = work_id(wanted.message.commitment)
+        if self._register.get(id) is not None:
+            self._tell(VerdictWanted(signed.author, id))
+
+    # verdicts and disputes
+
+    def _on_said(self, signed: Signed[ValidatorSaid]) -> None:
+        for one in signed.message.seals:
+            if self._register.get(one.work) is not None:
+                self.ballots.note(one.work)
+            self.seals.sealed(signed.author, one)
+            self._tell(WorkSealed(signed.author, one.work))
+        if signed.message.certificates:
+            self._tell(Certified(signed.author, signed.message.certificates))
+
+    def _on_verdict(self, signed: Signed[VerdictIssued]) -> None:
+        self.seals.shown(signed)
+        self._tell(signed)
+        self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._count(work, signed))
+
+    def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
+        if not self._lots.is_of_its_window(work, signed.message):
+            log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
+            return
+        known = self.ballots.prompts_differ(work.id)
+        disputes = self.ballots.add(signed)
+        if not known and self.ballots.prompts_differ(work.id):
+            self.prompts_differ += 1
+            log.warning("validators.prompts_differ", node=work.node, work=work.id.hex()[:16])
+        self.seals.note_turn(work, signed.author)
+        self.punish(self._lots.verdict(work, signed))
+        if work.id in self._results.get(work.node, ()):
+            self._look_at_result(work)
+        self._tell(WorkTouched(signed.author, work.id))
+        # One pair is enough: everybody who reads it looks again at the whole work.
+        for dispute in disputes[:1]:
+            log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
+            # Others see it by themselves as soon as they have both verdicts, and may not say it.
+            if may_say(self._membership, self._membership.own, DisputeRaised):
+                self.to_raise.append(dispute)
+
+    def _on_recheck(self, signed: Signed[VerdictRechecked]) -> None:
+        self._tell(signed)
+        self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._look(work, signed))
+
+    def _look(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
+        self.ballots.recheck(signed)
+        self.seals.note_turn(work, signed.author)
+        self._lots.covered(work, signed.message)
+        self._tell(WorkTouched(signed.author, work.id))
+
+    def _on_dispute(self, signed: Signed[DisputeRaised]) -> None:
+        try:
+            first = self._opened(signed.message.first, VerdictIssued)
+            second = self._opened(signed.message.second, VerdictIssued)
+        except ProtocolError as error:  # the board checked it; a validator may have left since
+            log.debug("dispute.refused", why=error.why)
+            return
+        id = work_id(first.message.verdict)
+        self._when_known(signed.author, id, lambda work: self._heed(signed.author, work, (first, second)))
+
+    def _heed(self, author: Address, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
+        if any(self._is_of_its_own(work, one) for one in pair):
+            return
+        if all(self._lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
+            self._tell(WorkTouched(author, work.id))
+
+    def punish(self, broken: BrokenPromise | None) -> None:
+        if broken is not None:
+            self.disputes.quarantine(broken.validator, broken.why, broken.evidence)
+
+    def _on_judge(self, one: JudgeDisbelieved | JudgeContradicted) -> None:
+        if isinstance(one, JudgeDisbelieved):
+            log.warning("validator.quarantined", validator=one.author, why=one.why.why)
+        self._tell(one)

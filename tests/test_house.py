@@ -1,0 +1,238 @@
+"""Rules of the house that imports do not show: who sets whose attributes, who looks again and again, how large a class
+may be. Each exception is named here with its reason, and one that is none any more fails, so that the lists shrink.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_METHODS = 25
+WIRED = ("node/services", "node/daemon.py", "node/member.py")
+
+TOO_LARGE = {
+    "node/chain/views.py": "Views",
+    "node/services/continuity.py": "Continuity",
+    "node/services/rounds/applying.py": "Rounds",
+    "node/state/journal.py": "Journal",
+    "node/training/learner.py": "Learner",
+}
+"""Classes that still are several concerns. Whoever splits one takes it out here."""
+
+SET_FROM_OUTSIDE = {
+    "node/services/continuity.py": "_pen.generation pen.generation",
+}
+"""Attributes that somebody else sets after construction."""
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def modules(*below: str) -> Iterator[tuple[str, ast.Module]]:
+    for name in below:
+        place = ROOT / name
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            yield path.relative_to(ROOT).as_posix(), tree(path)
+
+
+def classes(module: ast.AST) -> Iterator[ast.ClassDef]:
+    return (at for at in ast.walk(module) if isinstance(at, ast.ClassDef))
+
+
+# how large a class may be
+
+
+def test_no_class_has_more_than_so_many_methods_but_those_that_are_named() -> None:
+    large: dict[str, list[str]] = {}
+    for name, module in modules("node"):
+        for one in classes(module):
+            if sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in one.body) > MOST_METHODS:
+                large.setdefault(name, []).append(one.name)
+    assert {name: " ".join(sorted(found)) for name, found in large.items()} == TOO_LARGE
+
+
+# who sets whose attributes
+
+ALLOWED = ("deadline",)
+"""What trio asks callers to set: of a cancel scope."""
+GROWING = ("append", "appendleft", "extend", "insert")
+
+
+def own_fields(module: ast.Module) -> set[str]:
+    """Attributes of classes that a module defines itself: its records are its own to change."""
+    found = set[str]()
+    for one in classes(module):
+        for at in ast.walk(one):
+            match at:
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    found.add(name)
+                case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                    found.add(name)
+    return found
+
+
+def rewired(module: ast.Module) -> list[str]:
+    """What a module sets, or grows, that belongs to an object of another module."""
+    own, found = own_fields(module), list[str]()
+    for at in ast.walk(module):
+        match at:
+            case ast.Attribute(value=holder, attr=name, ctx=ast.Store()):
+                target = holder
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=target, attr=name), attr=how)) if how in GROWING:
+                pass
+            case ast.Call(func=ast.Name(id="setattr"), args=[target, ast.Constant(value=str(name)), *_]):
+                pass
+            case _:
+                continue
+        mine = isinstance(target, ast.Name) and (target.id in ("self", "cls") or name in own)
+        if not mine and name not in ALLOWED:
+            found.append(f"{ast.unparse(target).removeprefix('self.')}.{name}")
+    return found
+
+
+@cache
+def services() -> frozenset[str]:
+    """The names of all services."""
+    every = [one for _, module in modules("node/services") for one in classes(module)]
+    bases = {one.name: [ast.unparse(base) for base in one.bases] for one in every}
+    found = {"Service"}
+    while more := {name for name, of in bases.items() if found & {*of}} - found:
+        found |= more
+    return frozenset(found)
+
+
+def searched(module: ast.Module) -> list[str]:
+    """Where it is asked whether something is a certain service."""
+    calls = (at for at in ast.walk(module) if isinstance(at, ast.Call) and ast.unparse(at.func) == "isinstance")
+    return [ast.unparse(at) for at in calls if services() & {*ast.unparse(at.args[1]).replace("|", " ").split()}]
+
+
+def test_nobody_sets_or_grows_what_belongs_to_another_object() -> None:
+    found = {name: " ".join(sorted(rewired(module))) for name, module in modules(*WIRED)}
+    assert {name: what for name, what in found.items() if what} == SET_FROM_OUTSIDE
+
+
+def test_nobody_searches_the_services_for_one() -> None:
+    assert [one for _, module in modules(*WIRED) for one in searched(module)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self._docket.fresh = self._fresh",
+        "chair.ready = self._ready",
+        "self._member.claims.prover = self._multiplier",
+        "own_lots.waiting += 1",
+        "self._tally.parts.append(self)",
+        "auditing.accusers.extend([self])",
+        "setattr(work, 'delivered', True)",
+        "a, (other.b, c) = 1, (2, 3)",
+    ],
+)
+def test_a_planted_wire_is_found(line: str) -> None:
+    """The control."""
+    assert rewired(ast.parse(f"class Planted:\n    def open(self, chair, own_lots, work):\n        {line}\n"))
+
+
+def test_a_planted_search_is_found() -> None:
+    assert searched(ast.parse("[one for one in place.crew.services if isinstance(one, Generating | Validator)]"))
+
+
+def test_a_modules_own_records_are_its_own_to_change() -> None:
+    source = (
+        "class _Mine:\n    due: float\n\nclass Planted:\n    def look(self, mine):\n        mine.due = self.at = 1.0\n"
+    )
+    assert rewired(ast.parse(source)) == []
+
+
+# who looks again and again
+
+MOST_LOOKS = 8
+LOOKS = {
+    "node/local/rollouts.py until": "learner and evaluator, other processes, write the spool and tell nobody",
+    "node/services/membership/lan.py _listen": "no look: claims of anybody in the local network are taken slowly",
+    "node/services/paying.py _keep": "no look: certificates that come together are journaled together",
+}
+"""Where a loop waits for less than a second, and why."""
+WAITS = ("sleep", "move_on_after", "fail_after", "wait", "every", "on_news")
+
+
+def numbers(module: ast.Module) -> dict[str, float]:
+    """What a module names its numbers."""
+    found: dict[str, float] = {}
+    for at in module.body:
+        match at:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int() | float() as number)):
+                found[name] = float(number)
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = zip(names, values, strict=True)
+                for name, one in pairs:
+                    if isinstance(one, ast.Constant) and isinstance(one.value, int | float):
+                        found[ast.unparse(name)] = float(one.value)
+    return found
+
+
+def short(expression: ast.expr, known: dict[str, float]) -> bool:
+    """Whether it is a time below a second, whatever happens: what is computed is a deadline."""
+    match expression:
+        case ast.Constant(value=int() | float() as number):
+            return number < 1
+        case ast.Name(id=name):
+            return known.get(name, 1.0) < 1
+        case ast.BinOp(left=ast.Name(id=name), op=ast.Div(), right=ast.Constant(value=int() | float() as part)):
+            return known.get(name, 1.0) / part < 1
+    return False
+
+
+def looks(module: ast.Module) -> list[str]:
+    """Functions of a module that look at something again within a second."""
+    known, found = numbers(module), list[str]()
+
+    def walk(at: ast.AST, function: str, looping: bool) -> None:
+        for part in ast.iter_child_nodes(at):
+            inner, loops = function, looping or isinstance(part, ast.While | ast.AsyncFor | ast.For)
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                inner, loops = part.name, False
+            if isinstance(part, ast.Call):
+                name = part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
+                given = [*part.args, *(one.value for one in part.keywords)]
+                repeats = loops or name in ("every", "on_news")
+                if name in WAITS and repeats and any(short(one, known) for one in given):
+                    found.append(inner)
+            walk(part, inner, loops)
+
+    walk(module, "", False)
+    return found
+
+
+def test_nobody_looks_again_within_a_second_but_where_a_reason_says_so() -> None:
+    found = {f"{name} {one}" for name, module in modules("node/services", "node/local") for one in looks(module)}
+    assert found == LOOKS.keys() and len(found) <= MOST_LOOKS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "await trio.sleep(POLL)",
+        "await trio.sleep(POLL / 5)",
+        "await trio.sleep(0.25)",
+        "with trio.move_on_after(QUICK):\n            await self._news.wait()",
+        "await self._bell.wait(0.5)",
+    ],
+)
+def test_a_planted_look_is_found(line: str) -> None:
+    """The control."""
+    source = "POLL = 0.9\nSLOW, QUICK = 5.0, 0.2\nasync def run(self):\n    while True:\n        "
+    assert looks(ast.parse(source + line)) == ["run"]
+
+
+def test_what_waits_for_an_event_a_deadline_or_seconds_is_no_look() -> None:
+    lines = ("await self._bell.wait(due - now)", "await trio.sleep(1.0)", "await trio.sleep(SLOW)", "await bell.wait()")
+    for line in lines:
+        assert looks(ast.parse(f"SLOW = 5.0\nasync def run(self):\n    while True:\n        {line}")) == []
+    assert looks(ast.parse("async def run(self):\n    await every(0.5, self.look)")) == ["run"]
