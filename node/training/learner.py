@@ -132,7 +132,7 @@ class Learner:
         # A row that cannot be used is counted, not raised: one bad file must not end a run.
         good, refused = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         with timing("pack"):
-            updates = self._planned(good, step)
+            updates = self._planned(self._updates.of(good, step))
         passes = [members for update in updates for together in update.rounds for members in together]
         self.divisible = any(len(members) > 1 for members in passes)
         tally = Tally(self._functions.metrics)
@@ -169,13 +169,13 @@ class Learner:
         sum is what a step with one update applies. No parameter changes; the tensors are valid until the next one."""
         good, _ = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         # Runs with several updates a step have none: audits say undecided of them before they come here.
-        (update,) = self._planned(good, step)
+        (update,) = self._updates.of(good, step)
         groups = np.array([row.group_key for row in update.rows])
         for group in np.unique(groups):
             own = np.flatnonzero(groups == group)
             # Weights were made over the whole batch, so the parts add up to its gradient.
-            part = Update([update.rows[i] for i in own], update.advantages[own], update.weights[own])
-            part.rounds = self._plan(part.rows)
+            rows_of = [update.rows[i] for i in own]
+            (part,) = self._planned([Update(rows_of, update.advantages[own], update.weights[own])])
             self.optimizer.zero_grad(set_to_none=True)
             with self.published():
                 for place in range(len(part.rounds)):
@@ -185,18 +185,16 @@ class Learner:
 
     # What each update learns from
 
-    def _planned(self, rows: list[BatchRow], step: int) -> list[Update]:
-        updates = self._updates.of(rows, step)
+    def _planned(self, updates: list[Update]) -> list[Update]:
+        """The same, with the rounds of passes that each is made of."""
+        settings, ranks = self._settings, self._world.size
         for update in updates:
-            update.rounds = self._plan(update.rows)
+            fed = np.array([row.fed for row in update.rows], dtype=np.int64)
+            if settings.packing:
+                update.rounds = plan(fed, self.micro_batch_tokens, ranks, int(self.model.config.hidden_size))
+            else:
+                update.rounds = plan_padded(fed, self.micro_batch_tokens, ranks)
         return updates
-
-    def _plan(self, rows: Sequence[BatchRow]) -> list[list[NDArray[np.int64]]]:
-        fed = np.array([row.fed for row in rows], dtype=np.int64)
-        settings = self._settings
-        if settings.packing:
-            return plan(fed, self.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
-        return plan_padded(fed, self.micro_batch_tokens, self._world.size)
 
     def _find_proximal(self, updates: Sequence[Update]) -> None:
         """For losses that keep to the policy before the first update: its log-probs for all later ones."""

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from node.changes import Changes
 from node.services.books import HEARD, Books
 from node.services.certifying import MOST, TO_SAY, Certifying
 from node.services.judging.fetching import Candidate, Fetching
@@ -219,9 +220,9 @@ async def test_a_peer_that_hops_from_seat_to_seat_has_nobody_else_s_contribution
         for seat in range(9000):
             yield PeerTold(WORKER.address, seat, 0, b"")
 
-    facts = SimpleNamespace(subscribe=lambda kind: beats())
+    facts, rounds = SimpleNamespace(subscribe=lambda *kinds: beats()), SimpleNamespace(moved=Changes())
     context: Any = SimpleNamespace(facts=facts, run=SimpleNamespace(root=bytes(32)))
-    looks = Looks(context, NONE)
-    await looks.hear_seats()
+    looks = Looks(context, cast(Any, rounds))
+    await looks.hear()
     assert not looks._is_anothers(OTHER.address, b"", 7)
     assert looks._is_anothers(WORKER.address, b"", 0) and not looks._is_anothers(WORKER.address, b"", 8999)

@@ -79,9 +79,10 @@ class System:
         """The one of that name, as the guest calls it. narrow: which of its arguments have 32 bits."""
         fixed = FIXED.get(name)
         handler = self.handler(name) if fixed is None else None
+        charge, done = self._meter.charge, int(Errno.SUCCESS)
 
         def call(*arguments: int) -> int | None:
-            self._meter.charge(CALL_FUEL)
+            charge(CALL_FUEL)
             if handler is None:
                 return fixed
             try:
@@ -90,7 +91,7 @@ class System:
                 )
             except WasiError as error:
                 return int(error.errno)
-            return int(Errno.SUCCESS)
+            return done
 
         return call
 

@@ -25,7 +25,7 @@ from node.status_schema import ProcessPart
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from node.training.client import TrainerProcess
-from node.training.jobs import Jobs, Start, Train
+from node.training.jobs import Jobs, Start
 from node.training.outer import StateFile
 from node.training.spool import Spool
 from node.weights.keeper import HeldPolicy
@@ -164,13 +164,6 @@ class Rounds(Service):
                     return round_, begins
             await moved.wait()
         return None
-
-    async def train(
-        self, round_: int, seat: int, until: float, *, fresh: bool = False, steps: int = 0
-    ) -> dict[str, Any]:
-        """Make a seat's steps of a round; what the learner says of them. until: unix seconds; steps: at most, 0: the
-        run's. Raises TrainingError."""
-        return await self.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh, steps))
 
     def has_accepted(self, work: Work) -> bool:
         """Whether the pool accepted a contribution, going by verdicts or by the cut that names it."""

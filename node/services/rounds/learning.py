@@ -17,6 +17,7 @@ from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.register import Work
+from node.training.jobs import Train
 from node.weights.keeper import Pins
 from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
@@ -119,7 +120,7 @@ class Learning(Service):
             return
         self._training = round_
         fresh = not self._stands(round_ - 1)
-        found = await self._rounds.train(round_, seat, until, fresh=fresh, steps=steps)
+        found = await self._rounds.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh, steps))
         if found["began"]:
             await self._changed.until(lambda: not self._is_undecided(round_ - 1))
         if self._is_past(round_):  # the node was stopped meanwhile

@@ -99,11 +99,10 @@ class Bench:
         for seat in (self.trainer, *self.seats):
             seat.context.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
-        by = starter or InThread()
-        self.audits = [
-            Auditing(seat.context, lots, Replaying(seat.context, desk.directory / f"audit-{number}", by))
-            for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
-        ]
+        self.audits = []
+        for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True)):
+            replaying = Replaying(seat.context, desk.directory / f"audit-{number}", starter or InThread())
+            self.audits.append(Auditing(seat.context, lots, replaying))
         self.showing = Showing(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:

@@ -237,7 +237,7 @@ def test_a_pull_is_taken_beside_a_signal_only_update_by_update(
     learner = make_learner(preset("dppo", updates_per_step=count))
     told = learner.step(one, 0)
     assert told["updates"] == 1
-    share = [{row.group_key for row in update.rows} for update in learner._planned(one, 0)]
+    share = [{row.group_key for row in update.rows} for update in learner._updates.of(one, 0)]
     assert told["trained_tokens"] == sum(row.length for row in one if any({row.group_key, 2} <= keys for keys in share))
 
 
@@ -253,10 +253,10 @@ def test_several_updates_share_out_whole_groups(make_learner: Callable[..., Lear
     recipe = preset("tis", updates_per_step=3, learning_rate=1e-2)
     learner = make_learner(recipe)
     rows = made_up_rows(48)
-    updates = learner._planned(rows, 5)
+    updates = learner._updates.of(rows, 5)
     groups = [{row.group_key for row in update.rows} for update in updates]
     assert len(groups) == 3 and not groups[0] & groups[1] and not groups[1] & groups[2] and not groups[0] & groups[2]
-    again = [[row.group_key for row in update.rows] for update in learner._planned(rows, 5)]
+    again = [[row.group_key for row in update.rows] for update in learner._updates.of(rows, 5)]
     assert again == [[row.group_key for row in update.rows] for update in updates], "a replay deals alike"
     metrics = learner.step(rows, 5)
     assert metrics["updates"] == 3 and learner.updates == 3
@@ -282,12 +282,12 @@ def test_masked_and_punished_samples(make_learner: Callable[..., Learner]) -> No
     rows = made_up_rows(8)
     cut = [msgspec.structs.replace(row, finished=i % 2 == 0) for i, row in enumerate(rows)]
     learner = make_learner(preset("dapo"))
-    (update,) = learner._planned(cut, 0)
+    (update,) = learner._updates.of(cut, 0)
     assert all(row.finished for row in update.rows)
     long = [msgspec.structs.replace(rows[0], output=[5] * n, sampler_logprobs=[-1.0] * n) for n in (4, LIMIT)]
     long = [msgspec.structs.replace(row, reward=1.0, group_key=99) for row in long]
-    assert learner._planned(long, 0)[0].rows == [], "length alone is no signal"
-    (update,) = learner._planned([*rows, *long], 0)
+    assert learner._updates.of(long, 0)[0].rows == [], "length alone is no signal"
+    (update,) = learner._updates.of([*rows, *long], 0)
     assert update.advantages[-2] > 0 > update.advantages[-1]
 
 

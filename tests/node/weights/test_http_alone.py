@@ -14,11 +14,13 @@ from contracts.bindings import PoolParams
 from contracts.deploy import TOKEN
 from node import sdk, visitor
 from node.blobs.http.server import Gateway, ServedPolicy
+from node.blobs.http.sources import parse_source
 from node.blobs.store import BlobStore
 from node.network.host import Libp2pNetwork
 from node.services.gateway import served
 from node.state.journal import Journal
 from node.swarm import policies
+from node.visitor import Visitor
 from node.web.host import bind
 from node.web.listener import Listener
 from node.weights.errors import PolicyUnknown
@@ -107,7 +109,8 @@ async def pool(people, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery:
     def trainer(name: str, key: NodeKey = leader, pool: int = number) -> Trainer:
         return Trainer(tmp_path / name, key, people.client.domain, pool)
 
-    yield SimpleNamespace(number=number, serve=serve, trainer=trainer, directory=tmp_path / "cache", called=called)
+    cache, profile = tmp_path / "cache", people.client.profile
+    yield SimpleNamespace(profile=profile, number=number, serve=serve, trainer=trainer, directory=cache, called=called)
 
 
 def follow(pool, *gateways: str, after: int = -1):
@@ -139,6 +142,18 @@ async def test_a_program_of_asyncio_follows_by_http(pool) -> None:
             return [policy.step async for policy in policies]
 
     assert (await trio.to_thread.run_sync(asyncio.run, program()))[-1] == 2
+
+
+@pytest.mark.parametrize("step", [None, 1])
+async def test_one_policy_is_fetched_by_http(pool, step: int | None) -> None:
+    trainer = pool.trainer("honest")
+    await trainer.publish()
+    source = parse_source(await pool.serve(trainer), private=True)
+    guest = Visitor(pool.profile, pool.number, pool.directory, quota=10**8, sources=[source], alone=True)
+    with trio.fail_after(30):
+        visit = await guest.fetch(step)
+    assert visit.policy.step == (2 if step is None else step) and visit.trainer == trainer.key.address
+    assert visit.policy.announcement and not pool.called
 
 
 def altered(**fields: object) -> Lie:
