@@ -9,8 +9,9 @@ import pytest
 from node.swarm.ballots import FileState
 from node.swarm.counts import COUNTS
 from node.swarm.facts import JudgeDisbelieved
-from node.swarm.pool_state import EARLY, HELD_SECONDS
+from node.swarm.pool_state import HELD_SECONDS
 from node.swarm.register import KEPT_SECONDS
+from node.swarm.works import EARLY
 from protocol.errors import ProtocolError
 from protocol.messages import (
     DisputeRaised,
