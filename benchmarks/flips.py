@@ -115,11 +115,11 @@ def _write_journal(path: Path, rng: random.Random, rows: int) -> None:
     for row in range(rows):
         root, node = rng.randbytes(32), Address(f"0x{row % 7:040x}")
         journal.say("verdict", root, rng.randbytes(300), float(row))
-        journal.add_file(root, rng.randbytes(32), row, 1000 + row, float(row), b"r" * 32, row, row // 50, root)
-        journal.certify(node, Accepted(4, node, row // 50, root, 1000 + row), rng.randbytes(65))
-        journal.note_earned(row // 50, node, [(root, 1000 + row)], (rng.randbytes(32), 500), 10_000)
+        journal.files.add_file(root, rng.randbytes(32), row, 1000 + row, float(row), b"r" * 32, row, row // 50, root)
+        journal.pay.certify(node, Accepted(4, node, row // 50, root, 1000 + row), rng.randbytes(65))
+        journal.earned.note_earned(row // 50, node, [(root, 1000 + row)], (rng.randbytes(32), 500), 10_000)
         journal.remember(f"lot_pledge_{row}", b"1000 20")
-        journal.consume([root], row)
+        journal.used.consume([root], row)
     journal.close()
 
 

@@ -302,7 +302,7 @@ class Play:
         commitment = WorkCommitment(POOL, key.address, policy_root(step), 0, root, 100, epoch)
         id, journal = work_id(commitment), seat.context.journal
         await journal.do(journal.commit_file, id, b"", root, commitment.policy_root, 0, 100, wall(), b"", 0, epoch, id)
-        await journal.do(journal.judge_file, root, "accepted")
+        await journal.do(journal.files.judge_file, root, "accepted")
         self._made[id] = trio.current_time(), seat
         message = RolloutCommitted(pool=POOL, commitment=commitment, signature=sign(key, DOMAIN, commitment), size=9)
         await seat.board.post(message)

@@ -15,7 +15,8 @@ from cli.output import AsJson, clean, console, date, print_json
 from cli.places import StateDir, chosen_directory
 
 if TYPE_CHECKING:
-    from node.state.journal import FileRecord, PayRecord
+    from node.state.made import FileRecord
+from node.state.pay import PayRecord
 
 EXAMPLES = (
     "Examples:  intellect-node contributions   |   intellect-node contributions --since 2h --limit 20   |   "

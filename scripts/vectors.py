@@ -16,7 +16,7 @@ import numpy as np
 
 from node.blobs import wire
 from node.blobs.http.sources import PolicyRow, encode_listing
-from node.swarm.board import CATCH_UP_PROTOCOL, CatchUp
+from node.swarm.catchup import CATCH_UP_PROTOCOL, CatchUp
 from protocol.blobs import BlobInfo, describe, encode_info
 from protocol.identity import NodeKey
 from protocol.manifest import POLICY_STATEMENT, PolicyStatement

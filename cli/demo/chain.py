@@ -40,10 +40,10 @@ async def open_chain(
     one that runs already, and goes on."""
     from node.chain.client import ChainClient
     from node.chain.devnet import Devnet
-    from node.chain.profile import local_profile_path
+    from node.chain.profile import local_profile_path, read_profile
 
     if network is not None:
-        with closing(ChainClient(playground(network))) as client:
+        with closing(ChainClient(read_profile(network))) as client:
             await client.connect()
             _say_where(client.profile, view)
             yield DemoChain(network, client)
@@ -69,12 +69,14 @@ async def open_chain(
         await supervisor.stop()
 
 
-def playground(network: Path) -> "NetworkProfile":
-    """The profile of a chain to play on. Raises ProfileError, and CommandError where coin and tokens are no toys."""
+def playground(network: str) -> Path:
+    """The file of a chain's profile to play on. Raises ProfileError, and CommandError where coin and tokens are no
+    toys."""
     from node.chain.faucet import is_devnet
-    from node.chain.profile import read_profile
+    from node.chain.profile import load_profile, profile_path
+    from node.config import default_home
 
-    profile = read_profile(network)
+    profile = load_profile(network, home=default_home())
     if not is_devnet(profile):
         raise CommandError(
             f"the demo does not play on {profile.name}",
@@ -82,7 +84,9 @@ def playground(network: Path) -> "NetworkProfile":
             "leave --network out, or name the profile of a local chain: anvil's or Hardhat's, chain id 31337",
             USAGE,
         )
-    return profile
+    place = profile_path(network, home=default_home())
+    assert place is not None  # noqa: S101 - it was just read
+    return place.resolve()
 
 
 def _say_where(profile: "NetworkProfile", view: View) -> None:

@@ -10,6 +10,7 @@ import typer
 from cli.errors import USAGE, CommandError
 from cli.options import Sets
 from cli.output import console, duration, ether
+from cli.places import complete_networks
 
 if TYPE_CHECKING:
     from cli.demo.view import View
@@ -88,9 +89,10 @@ def command(
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
     sets: Sets = None,
     network: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="The profile (TOML) of a local chain that runs already, anvil's or Hardhat's. Default: its own."
+            help="The profile of a local chain that runs already, a name or file. Default: a chain of its own.",
+            autocompletion=complete_networks,
         ),
     ] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),
@@ -172,11 +174,11 @@ def command(
     if led_by and (seats or pretrains):
         why = "its trainers learn in rounds, and none of them leads"
         raise CommandError("this run has no leader that could cheat", why, "leave --leader out", USAGE)
-    stage = network.resolve() if network else Path(before.network) if before.network else None
-    if stage is not None:
+    stage: Path | None = None
+    if (named := network or before.network) is not None:
         from cli.demo.chain import playground
 
-        playground(stage)
+        stage = playground(named)
     require_training("the demo trains a model here, and torch is not installed", "demo")
     options = DemoOptions(
         directory=directory,

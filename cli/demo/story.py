@@ -112,7 +112,7 @@ async def _perform(
             if latecomer:
                 nursery.start_soon(_lose_peer, participants[1], participants[0], latecomer, *around)
             trainers = [one for one in participants if one.role == "trainer"]
-            if trainers[0].cheat:
+            if trainers and trainers[0].cheat:
                 nursery.start_soon(_find_out, trainers, scene, view)
             elif options.kills and len(trainers) > 1 and options.seats:
                 nursery.start_soon(_lose_peer, trainers[-1], trainers[0], trainers[-1], *around)

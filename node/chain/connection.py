@@ -86,6 +86,11 @@ class Connection:
         """The RPC endpoint in use."""
         return self._provider.endpoints.url
 
+    @property
+    def has_second(self) -> bool:
+        """Whether there is another endpoint to ask what one has told."""
+        return len(self.profile.rpc_urls) > 1
+
     async def connect(self) -> None:
         """Check chain id and contracts, and send again what an earlier process left unfinished."""
         # Nothing is read: the check of the contracts comes before any first read.

@@ -184,11 +184,6 @@ class Views(Connection):
             view = partial(self._agreed, "read logs", LOGS, view, _as_told)
         return await self._read("read logs", view)
 
-    @property
-    def has_second(self) -> bool:
-        """Whether there is another endpoint to ask what one has told."""
-        return len(self.profile.rpc_urls) > 1
-
     def distrust_logs(self, why: str) -> ChainError:
         """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""
         place = self._provider.endpoints.pass_over(LOGS)

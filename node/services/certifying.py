@@ -129,7 +129,7 @@ class Certifying(Service):
         restart."""
         # Asked for all at once: a node shows hundreds, and each visit to the journal's thread costs a turn.
         kept = await self._journal.do(
-            lambda: [self._journal.certificate(self._own, self._context.pool, one.work) for one in lacking]
+            lambda: [self._journal.pay.certificate(self._own, self._context.pool, one.work) for one in lacking]
         )
         for statement, before in zip(lacking, kept, strict=True):
             if before is not None:
@@ -283,10 +283,10 @@ class Certifying(Service):
                 if not self._context.time.may_certify(one.epoch, found_at) or not one.units:
                     log.info("work.not_certified", node=one.node, epoch=one.epoch, why="it is not of this time")
                 # An own rejection stands in the journal, though the quorum said otherwise.
-                elif not journal.is_refused(one.work):
+                elif not journal.earned.is_refused(one.work):
                     # The journal has the last word: there are never two different statements of this validator for one
                     # work.
-                    kept = journal.certify(self._own, one, sign(self._context.key, self._context.domain, one))
+                    kept = journal.pay.certify(self._own, one, sign(self._context.key, self._context.domain, one))
                     if kept is None:
                         log.warning("work.certified_otherwise", work=one.work.hex()[:16])
                     else:

@@ -12,7 +12,7 @@ import trio
 from node.chain.errors import tokens
 from node.recent import Recent
 from node.services.context import Context
-from node.state.journal import WorkDone
+from node.state.made import WorkDone
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
@@ -71,7 +71,7 @@ class OwnWorks:
         self.done = WorkDone({}, Counter(), 0)
 
     async def count(self) -> None:
-        self.done = await self._journal.do(self._journal.work_done, self._context.run.root)
+        self.done = await self._journal.do(self._journal.files.work_done, self._context.run.root)
 
     async def repeat(self) -> None:
         """After a restart: say again what was committed last; the files are still in the store."""
@@ -109,9 +109,9 @@ class OwnWorks:
             votes = self._context.state.ballots.rejecting(work.id).values()
             reasons = sorted({reason_name(vote.verdict.reason) for vote in votes} or {"disputed"})
             details = sorted({vote.detail for vote in votes if vote.detail})
-            await self._journal.do(self._journal.note_reasons, root, ", ".join(reasons))
+            await self._journal.do(self._journal.files.note_reasons, root, ", ".join(reasons))
             why = ", ".join(reasons) + (f" ({details[0]})" if details else "")
             progress.tell("refused", f"{work.title}: {why}")
             log.warning("work.refused", root=root.hex(), reasons=reasons, details=details[:3])
-        await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
+        await self._journal.do(self._journal.files.judge_file, root, "accepted" if accepted else "rejected")
         await self.count()

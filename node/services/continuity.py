@@ -19,6 +19,7 @@ from node.network.interface import Network
 from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
+from node.services.judging.lots import pledge_fact
 from node.services.workplace import Workplace
 from node.state.journal import BOOT
 from node.state.pen import Fence, TwinError
@@ -286,7 +287,7 @@ class Continuity(Service):
             return answer(iter(()), [])
         self._told[asker] = now
         journal, pool = self._journal, self._context.pool
-        kept = await journal.do(journal.certificates_by, asker, pool, MOST_CERTIFICATES)
+        kept = await journal.do(journal.pay.certificates_by, asker, pool, MOST_CERTIFICATES)
         signed = [Certificate(one.node, one.epoch, one.work, one.units, signature) for one, signature in kept]
         return answer(self._words_of(asker), signed)
 
@@ -332,14 +333,14 @@ class Continuity(Service):
                 if promise is not None and journal.adopt(*promise):
                     found += 1
                     if one.raw in files:
-                        journal.add_file(*files[one.raw])
+                        journal.files.add_file(*files[one.raw])
                 elif isinstance(one.message, Heartbeat):
                     for pledge in one.message.lots:
-                        found += journal.pledge(pledge.window, (pledge.rate, pledge.steps))
+                        found += journal.note_once(*pledge_fact(pledge.window, (pledge.rate, pledge.steps)))
             for one in certificates:
                 statement = one.statement(self._context.pool)
-                if journal.certificate(own, statement.pool, one.work) is None:
-                    found += journal.certify(own, statement, one.signature) is not None
+                if journal.pay.certificate(own, statement.pool, one.work) is None:
+                    found += journal.pay.certify(own, statement, one.signature) is not None
         return found
 
     async def _close_fence(self) -> None:

@@ -129,4 +129,4 @@ class Mending(Service):
 
 
 def _open_files(journal: Journal) -> list[bytes]:
-    return [one.root for one in journal.records(REPEATED) if one.state == "pending"]
+    return [one.root for one in journal.files.records(REPEATED) if one.state == "pending"]

@@ -55,7 +55,7 @@ class Paying(Keeping):
             await self._news.wait()
             await trio.sleep(TOGETHER)
             self._news, rows, self._heard = trio.Event(), self._heard, []
-            await self._journal.do(self._journal.take_certificates, rows, MOST)
+            await self._journal.do(self._journal.pay.take_certificates, rows, MOST)
 
     # showing
 
@@ -66,7 +66,7 @@ class Paying(Keeping):
         last = self._context.time.epoch() - 1
         self._shown = {epoch: known for epoch, known in self._shown.items() if epoch >= first}
         due: list[EpochShown] = []
-        for epoch in await self._journal.do(self._journal.own_epochs, self._own, first):
+        for epoch in await self._journal.do(self._journal.pay.own_epochs, self._own, first):
             # Nobody tables an epoch that is not over, and its certificates are still coming.
             if epoch > last:
                 continue
@@ -86,12 +86,12 @@ class Paying(Keeping):
         """What the last table but one covers: the newest may still be in a block that is replaced."""
         tables = self._ledger.tables
         if len(tables) > 1:
-            await self._journal.do(self._journal.forget_epochs, tables[-2].epoch)
+            await self._journal.do(self._journal.pay.forget_epochs, tables[-2].epoch)
 
     def _blob(self, epoch: int) -> bytes:
         """Of two claims about one work the one that more validators make. In the journal's thread."""
-        works = {work: ShownWork(work, units, ()) for work, units in self._journal.own_works(epoch)}
-        for (work, units), said in self._journal.certificates(self._own, epoch).items():
+        works = {work: ShownWork(work, units, ()) for work, units in self._journal.files.own_works(epoch)}
+        for (work, units), said in self._journal.pay.certificates(self._own, epoch).items():
             if work not in works or len(said) > len(works[work].signatures):
                 works[work] = ShownWork(work, units, tuple(signature for _, signature in said[:MAX_SIGNATURES]))
         return encode_certificates(self._own, epoch, [one for one in works.values() if one.units])

@@ -19,8 +19,9 @@ from node.chain.faucet import is_devnet
 from node.progress import TROUBLE
 from node.services.books import Books, Keeping, Seen
 from node.services.workplace import Workplace
-from node.state.journal import PAY, UNCLEAR, PayRecord, Tabled
 from node.state.kept import cached
+from node.state.made import UNCLEAR
+from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, PaidUnitsPart, PayPart
 from protocol.earnings import Table, decode_certificates
 from protocol.errors import IntellectError
@@ -185,13 +186,13 @@ class Settling(Keeping):
     async def _sum(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
         pool, journal = seen.pool, self._journal
         self._certified, kept = await journal.do(
-            lambda: (journal.certified_units(self._own, pool.threshold), journal.recall(PAY))
+            lambda: (journal.pay.certified_units(self._own, pool.threshold), journal.recall(PAY))
         )
         read = partial(msgspec.msgpack.decode, kept or b"", type=PayRecord)
         self._record = cached(f"the journal's {PAY}", read) if kept else None
         if table is not None or not seen.posted.total:
             await self._note(seen, table, line, claimed)
-        self._tabled, missed = await journal.do(lambda: (journal.tabled(EPOCHS_TOLD), journal.missed_units()))
+        self._tabled, missed = await journal.do(lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.missed_units()))
         waiting = self._waiting()
         until = min((pool.maturity(epoch) for epoch in waiting), default=0)
         self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, self._ledger.paid)
@@ -227,7 +228,7 @@ class Settling(Keeping):
         # If neither explains the rise, nobody can say which works the table has: told as unclear, not guessed.
         clear = works is None or sum(works.values()) == rise
         chosen = frozenset(works) if clear and works is not None else None
-        await self._journal.do(self._journal.settle, self._own, record, chosen, clear)
+        await self._journal.do(self._journal.pay.settle, self._own, record, chosen, clear)
         log.info("pay.tabled", through=record.through, units=rise, certified=certified, clear=clear)
         which = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
         if rise:

@@ -6,7 +6,7 @@ import trio
 
 from node.services.base import Crew, Service
 from node.services.workplace import Workplace
-from node.state.journal import WorkDone
+from node.state.made import WorkDone
 from node.state.tally import Tally
 
 EVERY = 5.0
@@ -33,7 +33,7 @@ class Tallying(Service):
         starts["daemon"] += 1
         place.tally.part("restarts")["daemon"] = starts["daemon"] - 1
         journal, run = place.context.journal, place.context.run.root
-        return cls(place.tally, place.crew, await journal.do(journal.work_done, run))
+        return cls(place.tally, place.crew, await journal.do(journal.files.work_done, run))
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

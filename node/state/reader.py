@@ -14,8 +14,10 @@ import msgspec
 
 from node.errors import StateError
 from node.state.directory import JOURNAL_NAME
-from node.state.journal import FORM, PAY, TABLE, FileRecord, PayRecord, read_records
+from node.state.journal import FORM, TABLE
 from node.state.kept import kept
+from node.state.made import FileRecord, read_records
+from node.state.pay import PAY, PayRecord
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
 from protocol.earnings import Table

@@ -136,6 +136,7 @@ class CatchingUp:
 
     async def take(self, peer: Address, missed: Sequence[bytes]) -> None:
         """What a peer hands over is charged to that peer, whoever wrote it."""
+        self._unwanted()  # forgets what may be taken by now: a visitor by HTTP asks no peer, and hands over again
         refused = 0
         for raw in missed:
             await trio.lowlevel.checkpoint()  # each one is two signatures' work

@@ -10,7 +10,9 @@ from rich.cells import cell_len
 
 from cli.contributions import pay_state, row_of
 from cli.main import main
-from node.state.journal import UNCLEAR, FileRecord, Journal, PayRecord
+from node.state.journal import Journal
+from node.state.made import UNCLEAR, FileRecord
+from node.state.pay import PayRecord
 
 RUN = b"r" * 32
 
@@ -22,10 +24,10 @@ def state(tmp_path: Path, runtime: Path) -> Path:
     now = time.time()
     for number, name in enumerate(("old", "refused", "new")):
         made_at, epoch = now - 7200 + 3600 * number, 41 + number
-        journal.add_file(name.encode() * 4, b"policy", number, 1000, made_at, RUN, 7 + number, epoch)
-    journal.judge_file(b"old" * 4, "accepted")
-    journal.judge_file(b"refused" * 4, "rejected")
-    journal.note_reasons(b"refused" * 4, "copied, \x1b[31mlate" + "x" * 200)
+        journal.files.add_file(name.encode() * 4, b"policy", number, 1000, made_at, RUN, 7 + number, epoch)
+    journal.files.judge_file(b"old" * 4, "accepted")
+    journal.files.judge_file(b"refused" * 4, "rejected")
+    journal.files.note_reasons(b"refused" * 4, "copied, \x1b[31mlate" + "x" * 200)
     journal.close()
     return tmp_path
 

@@ -167,8 +167,8 @@ class Tabling(Keeping):
         node, others = address_from_bytes(source.node), self._context.membership.addresses()
         read = partial(decode_certificates, node=node, epoch=source.epoch)
         shown = await self._books.fetch(source.root, min(source.size, MAX_SHOWN_BYTES), [*holders, *others], read)
-        known = await self._journal.do(self._journal.earned_works, source.epoch, node)
-        kept = await self._journal.do(self._journal.certificates, node, source.epoch)
+        known = await self._journal.do(self._journal.earned.earned_works, source.epoch, node)
+        kept = await self._journal.do(self._journal.pay.certificates, node, source.epoch)
         checked = {signature for said in kept.values() for _, signature in said}
         looked = _Looked()
         fresh = [one for one in shown.works if (one.work, one.units) not in known]
@@ -182,7 +182,7 @@ class Tabling(Keeping):
         if looked.earned:
             works = [(one.work, one.units) for one in shown.works if (one.work, one.units) in known] + looked.earned
             noted = (source.epoch, node, works, (source.root, source.size), MAX_WORKS)
-            await self._journal.do(self._journal.note_earned, *noted)
+            await self._journal.do(self._journal.earned.note_earned, *noted)
         if looked.useless > USELESS:
             raise ProtocolError("useless certificates", "they are of nobody who may certify, or doubled")
         if looked.lacking and self._certifying is not None:
@@ -201,16 +201,18 @@ class Tabling(Keeping):
             said = [(one.verdict, one.signature) for one in ballots.rejecting(id).values()]
             if len(said) >= self._quorum:
                 proof = msgspec.msgpack.encode(refusal_of(said))
-                await self._journal.do(self._journal.refuse, id, said[0][0].epoch, proof)
+                await self._journal.do(self._journal.earned.refuse, id, said[0][0].epoch, proof)
 
     async def _heed_refusals(self, refusals: Sequence[Refusal]) -> None:
         for refusal in refusals:
             work = refusal.work(self._pool)
-            if await self._journal.do(self._journal.is_refused, work):
+            if await self._journal.do(self._journal.earned.is_refused, work):
                 continue
             given = (refusal.statements(self._pool), self._context.domain, self._bench.of(refusal.epoch))
             if await trio.to_thread.run_sync(_against, *given) >= self._quorum:
-                await self._journal.do(self._journal.refuse, work, refusal.epoch, msgspec.msgpack.encode(refusal))
+                await self._journal.do(
+                    self._journal.earned.refuse, work, refusal.epoch, msgspec.msgpack.encode(refusal)
+                )
 
     # the table
 
@@ -270,7 +272,7 @@ class Tabling(Keeping):
         if posted.total and before is None:
             self.waiting = f"the table of epoch {posted.epoch} cannot be had from anybody"
             return None
-        earned = await self._journal.do(self._journal.earned_between, first, last)
+        earned = await self._journal.do(self._journal.earned.earned_between, first, last)
         # who is slashed by judgement stays in: the contract keeps its pay until the case is final, and the arbiter may
         # overturn it long after this table
         # Their own two signatures prove it, so nothing can give them their pay back.
@@ -291,9 +293,9 @@ class Tabling(Keeping):
         units: Counter[Address] = Counter()
         for at, node, more in earned:
             units[node] += more if at <= epoch else 0
-        rows = await self._journal.do(self._journal.sources, first, epoch)
+        rows = await self._journal.do(self._journal.earned.sources, first, epoch)
         sources = [Source(at, address_bytes(node), root, size) for at, node, root, size in rows]
-        proofs = await self._journal.do(self._journal.refusals, first, epoch)
+        proofs = await self._journal.do(self._journal.earned.refusals, first, epoch)
         where = "a refusal in the journal"
         read = [cached(where, partial(msgspec.msgpack.decode, proof, type=Refusal)) for proof in proofs]
         refusals = [one for one in read if one is not None]
@@ -351,7 +353,7 @@ class Tabling(Keeping):
         read = partial(decode_table, pool=self._pool)
         table = await self._books.fetch(message.table, min(message.size, MAX_TABLE_BYTES), [author], read)
         log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
-        rows = await self._journal.do(self._journal.sources, first, table.epoch)
+        rows = await self._journal.do(self._journal.earned.sources, first, table.epoch)
         known = {root for _, _, root, _ in rows}
         misses = 0
         for source in table.sources:

@@ -60,6 +60,11 @@ class Lot(msgspec.Struct, frozen=True):
     groups: tuple[int, ...]
 
 
+def pledge_fact(window: int, rates: tuple[int, int] = (0, 0)) -> tuple[str, bytes]:
+    """(name, value) of what the journal has of a pledge. rates: of groups and of steps."""
+    return f"lot_pledge_{window}", " ".join(map(str, rates)).encode()
+
+
 class OwnLots:
     """One validator's. Call `prepare` before anything else. clock: monotonic seconds; steps: the share of the trainer's
     steps to pledge, 0 without the memory for one."""
@@ -193,7 +198,7 @@ class OwnLots:
     async def _recall(self, windows: range) -> None:
         """After a restart: what was pledged for windows that are not revealed yet."""
         for window in windows:
-            if window not in self._pledged and await self._journal.do(self._journal.pledged, window):
+            if window not in self._pledged and await self._journal.do(self._journal.recall, pledge_fact(window)[0]):
                 await self._pledge(window)
 
     async def _pledge(self, *windows: int) -> None:
@@ -201,16 +206,16 @@ class OwnLots:
             if window in self._pledged:
                 continue
             journal = self._journal
-            rates = await journal.do(journal.pledged, window)
+            name, wanted = pledge_fact(window, (as_rate(self._promise()), as_rate(self._steps)))
+            raw = await journal.do(journal.recall, name)
             fence = journal.fence.step
             # A window ahead: so far a daemon pledges.
-            if rates is None and fence >= 0 and window <= window_of(fence, self._audit) + 1:
+            if raw is None and fence >= 0 and window <= window_of(fence, self._audit) + 1:
                 continue  # another daemon may have pledged otherwise with this key
-            if rates is None:
-                await journal.promise(journal.pledge, window, (as_rate(self._promise()), as_rate(self._steps)))
-                rates = await journal.do(journal.pledged, window)
-            if rates is None:
-                continue
+            if raw is None:
+                await journal.promise(journal.note_once, name, wanted)
+                raw = await journal.do(journal.recall, name)
+            rates = map(int, (raw or wanted).split())
             hashed = secret_hash(self._secret(window), self._own, self._pool, window)
             self._pledged[window] = LotPledge(window, hashed, *rates)
         for window in sorted(self._pledged)[:-64]:

@@ -32,11 +32,11 @@ class UsedUp:
 
     async def recall(self, first: int) -> None:
         """What the journal has of `first` and later steps, and nothing else."""
-        found = await self._journal.do(self._journal.consumed, max(first, 0))
+        found = await self._journal.do(self._journal.used.consumed, max(first, 0))
         self._steps = {(name[:-4], int.from_bytes(name[-4:])): step for name, step in found.items()}
 
     async def use(self, keys: Sequence[Key], step: int) -> None:
-        await self._journal.do(self._journal.consume, [_name(key) for key in keys], step)
+        await self._journal.do(self._journal.used.consume, [_name(key) for key in keys], step)
         self.note(keys, step)
 
     def note(self, keys: Iterable[Key], step: int) -> None:
@@ -69,7 +69,7 @@ class Groups:
         """After a restart, or a term that took steps back: which groups are used up. The works of those that are free
         again, since the batch that they were journaled for was never written, or is no more."""
         first = self._next_batch()
-        freed = await self._journal.do(self._journal.forget_consumed, first)
+        freed = await self._journal.do(self._journal.used.forget_consumed, first)
         await self.used.recall(first - self._most)
         return {name[:-4] for name in freed}
 

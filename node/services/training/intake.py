@@ -112,8 +112,8 @@ class Intake:
         """Take in files until cancelled."""
         journal = self._context.journal
         # A rejection may still come for a file that trained a step before this start.
-        self._trained = set(await journal.do(journal.trained_by, REMEMBERED))
-        self.invalidated = len(await journal.do(journal.invalidated))
+        self._trained = set(await journal.do(journal.used.trained_by, REMEMBERED))
+        self.invalidated = len(await journal.do(journal.used.invalidated))
         await self.values.recall()
         async with trio.open_nursery() as nursery:
             if self._look is not None:
@@ -268,7 +268,7 @@ class Intake:
         # Before the journal: between the two the groups must not slip into a batch.
         self._taken_back(id)
         journal = self._context.journal
-        if await journal.do(journal.invalidate, id, "rejected by the quorum after it was used"):
+        if await journal.do(journal.used.invalidate, id, "rejected by the quorum after it was used"):
             self.invalidated += 1
             log.warning("rollout.invalidated", work=id.hex()[:16])
 

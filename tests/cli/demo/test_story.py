@@ -16,8 +16,10 @@ from cli.demo.supervise import start_anew
 from cli.demo.view import View
 from cli.errors import CommandError
 from cli.main import main
+from contracts.bindings import Addresses
 from node.chain.profile import NetworkProfile, write_profile
 from node.state.files import write_whole
+from protocol.identity import Address
 
 LAST = Snapshot(rewards=((0, 0.25), (1, 0.5)))
 
@@ -143,9 +145,14 @@ def test_a_demo_is_gone_on_with_by_those_who_began_it(tmp_path: Path, asked: lis
 def test_a_demo_plays_on_a_local_chain_that_is_named_and_on_no_other(
     tmp_path: Path, asked: list[DemoOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    there = Addresses(*(Address(f"0x{digit:040x}") for digit in range(1, 6)))
     local, public = tmp_path / "local.toml", tmp_path / "public.toml"
-    write_profile(local, NetworkProfile(name="mine", chain_id=31337, rpc_urls=("http://127.0.0.1:8545",)))
-    write_profile(public, NetworkProfile(name="shared", chain_id=31337, rpc_urls=("https://rpc.example",)))
+    write_profile(
+        local, NetworkProfile(name="mine", chain_id=31337, rpc_urls=("http://127.0.0.1:8545",), contracts=there)
+    )
+    write_profile(
+        public, NetworkProfile(name="shared", chain_id=31337, rpc_urls=("https://rpc.example",), contracts=there)
+    )
     place = ["--dir", str(tmp_path / "demo"), "--no-page", "--no-view"]
     assert main(["demo", *place, "--network", str(public)]) == 2
     assert "the demo does not play on shared" in capsys.readouterr().err and not asked

@@ -469,7 +469,7 @@ class World:
         id = work_id(commitment)
         slot, made_at = policy + self.made.to_bytes(8), trio.current_time()
         worker.journal.commit_file(slot, b"raw", root, policy, self.made, units, made_at, b"", 0, epoch, id)
-        worker.journal.judge_file(root, "accepted")
+        worker.journal.files.judge_file(root, "accepted")
         work = SimpleNamespace(id=id, node=worker.key.address, commitment=commitment, task=None)
         fields = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
         for judge in [node for node in self.validators if node.lives] if judges is None else judges:

@@ -38,7 +38,7 @@ class Bench:
         for key in (TRAINER, OTHER):
             for step in range(1, 5):
                 work = of_policy(run, POOL, key.address, step, policy_root(step), 0).work
-                if journal.certificate(own, POOL, work) is not None:
+                if journal.pay.certificate(own, POOL, work) is not None:
                     found.add((key.address, step))
         return found
 
@@ -96,6 +96,6 @@ async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it
                 certifying._context.state.seals.withhold(VALIDATORS[0].address, 0)
             certifying.shown([Claim(VALIDATORS[0].address, work, statement, at)])
             await certifying.decide()
-            kept.append(certifying._journal.certificate(certifying._own, POOL, statement.work) is not None)
+            kept.append(certifying._journal.pay.certificate(certifying._own, POOL, statement.work) is not None)
         assert kept == [True, False, False]
         nursery.cancel_scope.cancel()

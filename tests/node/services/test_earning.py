@@ -13,7 +13,7 @@ import trio
 
 from cli.contributions import pay_state
 from node.services.court import tabling
-from node.state.journal import PAY, PayRecord
+from node.state.pay import PAY, PayRecord
 from protocol.earnings import Line, ShownWork, Source, Table, encode_certificates, encode_table
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import CertificatesShown, EarningsSigned, EpochShown, ValidatorSaid
@@ -151,7 +151,7 @@ async def test_certificates_that_gossip_lost_are_said_again(autojump_clock: Any,
         await trio.sleep(5)
         world.make(world.workers[0], 50)
         await trio.sleep(90)
-        assert lost[0] and not world.workers[0].journal.certified_units(WORKERS[0].address, 1)
+        assert lost[0] and not world.workers[0].journal.pay.certified_units(WORKERS[0].address, 1)
         await trio.sleep(1200)
         assert world.paid() == world.accepted
         nursery.cancel_scope.cancel()
@@ -221,7 +221,7 @@ def states(worker: Node) -> list[str]:
     """Where the pay of each of its files is, in the order in which they were made, as `contributions` says it."""
     kept = worker.journal.recall(PAY)
     record = msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
-    return [pay_state(one, record) for one in sorted(worker.journal.records(100), key=lambda one: one.index)]
+    return [pay_state(one, record) for one in sorted(worker.journal.files.records(100), key=lambda one: one.index)]
 
 
 async def test_each_file_s_pay_is_told_as_it_goes_and_what_misses_its_table_is_told_so(
@@ -341,11 +341,11 @@ async def test_work_is_not_certified_too_late_too_early_or_against_an_own_word(
         liar = world.make(world.workers[1], 5, judges=world.validators)
         VERDICTS[liar.id + VALIDATORS[0].address.encode()].message.verdict.outcome = 1
         await trio.sleep(5)
-        own = world.validators[0].journal.certificates
+        own = world.validators[0].journal.pay.certificates
         certified = {epoch for epoch in (0, 1, 3, 8, 9, 2**40) if own(WORKERS[0].address, epoch)}
         assert certified == {3, 8}
         assert not own(WORKERS[1].address, 7)
-        assert world.validators[1].journal.certificates(WORKERS[1].address, 7), "who accepted it certified it"
+        assert world.validators[1].journal.pay.certificates(WORKERS[1].address, 7), "who accepted it certified it"
         nursery.cancel_scope.cancel()
 
 
@@ -375,7 +375,7 @@ async def test_what_was_accepted_in_time_just_before_all_validators_vanished_is_
                 VERDICTS[raw].message.verdict.outcome = again
                 node.journal.say("recheck", work.id, raw)
         await trio.sleep(back_at - made_at)
-        assert not world.validators[0].journal.certificates(WORKERS[0].address, 0)
+        assert not world.validators[0].journal.pay.certificates(WORKERS[0].address, 0)
         for node in world.validators:
             nursery.start_soon(node.live)
         await trio.sleep(1500)

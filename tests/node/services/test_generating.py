@@ -236,7 +236,7 @@ async def made_beside_one_that_makes_nothing(folder: Path, *, every: float, poli
         await swarm.run(nursery)
         await trio.sleep(policies * every)
         nursery.cancel_scope.cancel()
-    return Counter(work.step for work in swarm.own.context.journal.records(100))
+    return Counter(work.step for work in swarm.own.context.journal.files.records(100))
 
 
 async def test_who_lives_and_makes_nothing_has_a_share_in_the_first_steps_only(
@@ -259,9 +259,9 @@ async def test_a_worker_that_starts_again_counts_on(tmp_path: Path, autojump_clo
         await swarm.run(nursery)
         nursery.cancel_scope.cancel()
     journal = swarm.own.context.journal
-    refused = journal.records(1)[0]
-    journal.judge_file(refused.root, "rejected")
-    journal.note_reasons(refused.root, "copied, late")
+    refused = journal.files.records(1)[0]
+    journal.files.judge_file(refused.root, "rejected")
+    journal.files.note_reasons(refused.root, "copied, late")
     again = Generating(swarm.own.context, swarm.engine, tmp_path, CapacityGauge(RUN, Machine(1, 0)))
     await again.works.count()
     work = again.status()["work"]

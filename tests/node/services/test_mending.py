@@ -97,8 +97,8 @@ async def test_own_files_that_wait_for_a_verdict_are_looked_at_at_once(tmp_path:
     data = [os.urandom(50_000) for _ in range(3)]
     roots = [(await home.store.add(one)).root for one in data]
     for place, root in enumerate(roots):
-        home.journal.add_file(root, b"p" * 32, place, 1, float(place))
-    home.journal.judge_file(roots[2], "accepted")
+        home.journal.files.add_file(root, b"p" * 32, place, 1, float(place))
+    home.journal.files.judge_file(roots[2], "accepted")
     for root in roots[1:]:
         flip(home.store.path(root), 4321)
     again = Home(tmp_path)

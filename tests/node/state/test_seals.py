@@ -26,7 +26,7 @@ def written(path: Path) -> None:
     journal = Journal(path)
     for number in range(3):
         journal.say("commitment", bytes([number]) * 32, b"said %d" % number, 5.0)
-        journal.add_file(bytes([number]) * 32, b"p" * 32, number, 10, 1.5, b"r" * 32, 4)
+        journal.files.add_file(bytes([number]) * 32, b"p" * 32, number, 10, 1.5, b"r" * 32, 4)
     journal.note_tallies(b"r" * 32, [("work", "files", 3), ("work", "units", 30)])
     journal.remember("lot_master", b"m" * 32)
     journal.close()
@@ -82,7 +82,7 @@ def test_a_journal_of_the_form_before_gets_its_seals_and_keeps_its_order(tmp_pat
             )
         db.execute("INSERT INTO tabled VALUES (4, 10, 10, 1)")
     journal = Journal(path)
-    assert journal.said("cut", b"7") == b"r" and [row.epoch for row in journal.tabled(9)] == [4]
+    assert journal.said("cut", b"7") == b"r" and [row.epoch for row in journal.pay.tabled(9)] == [4]
     journal.say("cut", b"8", b"new")
     assert journal.last_said("cut", 1) == [b"new"]
     journal.close()

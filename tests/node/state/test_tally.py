@@ -76,10 +76,10 @@ async def test_each_run_counts_for_itself_and_only_the_newest_are_kept(tmp_path:
 async def test_what_a_worker_did_is_told_before_its_engine_is_ready(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     for number in range(3):
-        journal.add_file(bytes([number]), b"policy", number, 10, 0.0, RUN, 1)
-    journal.judge_file(b"\x00", "accepted")
-    journal.judge_file(b"\x01", "rejected")
-    journal.note_reasons(b"\x01", "copied, late")
+        journal.files.add_file(bytes([number]), b"policy", number, 10, 0.0, RUN, 1)
+    journal.files.judge_file(b"\x00", "accepted")
+    journal.files.judge_file(b"\x01", "rejected")
+    journal.files.note_reasons(b"\x01", "copied, late")
     work = (await Tallying.open(Place(journal, 0))).status()["work"]  # type: ignore[arg-type]
     assert (work["files_committed"], work["files_accepted"], work["files_rejected"]) == (3, 1, 1)
     assert work["rejected_by_reason"] == {"copied": 1, "late": 1} and work["units"] == 30

@@ -25,6 +25,7 @@ from protocol.messages import (
     Seal,
     ValidatorSaid,
     VerdictIssued,
+    seal,
     signed,
     topic,
 )
@@ -249,6 +250,18 @@ async def test_a_peer_is_answered_only_so_often(autojump_clock, nodes) -> None:
     empty = msgspec.msgpack.encode([])
     assert answers[0] != empty and answers[-1] == empty and board.counts["over_budget.asked"] > 50
     assert await board.catching_up.answer(WORKER.address, asked) != empty
+
+
+async def test_what_was_refused_is_looked_at_again_when_it_is_handed_over_later(autojump_clock, nodes) -> None:
+    board = nodes["trainer"].board
+    early = seal(STRANGER, DOMAIN, committed(STRANGER))
+    await board.catching_up.take(FLOODER.address, [early])
+    board._authority.joined(STRANGER.address, "")  # type: ignore[attr-defined]
+    await board.catching_up.take(FLOODER.address, [early])
+    assert by(nodes["trainer"], STRANGER) == [], "who repeats it at once has it looked at no sooner"
+    await trio.sleep(catchup.REFUSED_FOR + 1)
+    await board.catching_up.take(FLOODER.address, [early])
+    assert by(nodes["trainer"], STRANGER) == [0]
 
 
 async def test_a_peer_that_hands_over_rubbish_is_not_listened_to_for_long(autojump_clock, nodes) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import trio
 
-from node.services.judging.lots import OwnLots
+from node.services.judging.lots import OwnLots, pledge_fact
 from node.state.pen import Fence
 from protocol.audit import RATE_ONE, AuditSpec, as_rate, needed_share
 from protocol.identity import NodeKey
@@ -59,7 +59,7 @@ async def test_a_pledge_stands_before_its_window_and_holds_after_a_restart() -> 
 async def test_windows_that_may_have_been_pledged_elsewhere_are_not_pledged_again_but_for_what_was_heard() -> None:
     journal = InlineJournal()
     journal.close_fence(Fence(step=5))  # in window 1: a daemon pledges one ahead
-    journal.pledge(1, (77, 0))
+    journal.note_once(*pledge_fact(1, (77, 0)))
     mine = await own_lots(journal, Posted())
     mine.newest = 5
     await mine._pledge(1, 2, 3)

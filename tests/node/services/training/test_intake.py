@@ -45,7 +45,7 @@ class Bystander(Intake):
     async def _fetch_accepted(self) -> None:
         async for work in self._accepted:
             self.taken.append(work.id)
-            await self._context.journal.do(self._context.journal.consume, [work.id + b"group"], 3)
+            await self._context.journal.do(self._context.journal.used.consume, [work.id + b"group"], 3)
 
 
 def intake_of(court: Court) -> Bystander:
@@ -89,7 +89,7 @@ async def test_a_file_whose_batch_was_taken_back_is_taken_in_again(autojump_cloc
         root, other = await court.commit(), await court.commit(index=1)
         await trio.sleep(10)
         assert sorted(trainer.taken) == sorted([root, other])
-        trainer._context.journal.forget_consumed(3)
+        trainer._context.journal.used.forget_consumed(3)
         trainer.take_again({root, b"\1" * 32})
         await trio.sleep(10)
         assert trainer.taken[2:] == [root]
@@ -105,7 +105,7 @@ async def test_what_the_quorum_rejects_after_it_trained_is_on_record(autojump_cl
         await trio.sleep(60)
         assert court.trainer.jury.state.ballots.state(root) is FileState.REJECTED
         assert trainer.invalidated == 1
-        assert [(one, step) for one, step, _ in trainer._context.journal.invalidated()] == [(root, 3)]
+        assert [(one, step) for one, step, _ in trainer._context.journal.used.invalidated()] == [(root, 3)]
 
 
 async def test_a_silent_validator_is_asked_once_more(autojump_clock) -> None:

@@ -648,7 +648,7 @@ async def _restored(pool: Pool, nursery: trio.Nursery, at: int, stated: int, cha
     pool.seats.remove(leader.seat)
     shutil.rmtree(leader.spool.root)
     shutil.copytree(backup, leader.spool.root, symlinks=True)
-    used = journal.consumed()  # what the intake leaves out when it takes files in again
+    used = journal.used.consumed()  # what the intake leaves out when it takes files in again
     pool.groups = [one for one in pool.groups if one.key[0] + one.key[1].to_bytes(4, "big") not in used]
     again = Desk(pool, TRAINER, "same", 1.0)
     pool.desks[0] = again
