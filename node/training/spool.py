@@ -125,6 +125,8 @@ class Spool(Places):
         link = self.root / "assets.new"
         link.unlink(missing_ok=True)
         link.symlink_to(assets.resolve(), target_is_directory=True)
+        if self.assets.is_dir() and not self.assets.is_symlink():
+            shutil.rmtree(self.assets)  # a backup that followed the link: copies of what the run has
         # In one step: whoever reads meanwhile finds the old assets or the new ones, never none.
         os.replace(link, self.assets)
         # What made an earlier process give up stops this one only if it happens again.

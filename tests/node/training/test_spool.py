@@ -80,3 +80,13 @@ def test_what_was_evaluated_and_is_cut_is_due_again_for_whoever_had_counted_beyo
     assert left.next() == 5
     ours.cut(0)
     assert left.next() == 0
+
+
+def test_a_backup_that_followed_the_link_to_the_assets_is_used_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "assets" / "model").mkdir(parents=True)
+    spool = Spool(tmp_path / "spool")
+    spool.prepare(b"run", tmp_path / "assets")
+    spool.assets.unlink()
+    (spool.assets / "model").mkdir(parents=True)
+    spool.prepare(b"run", tmp_path / "assets")
+    assert spool.assets.is_symlink() and spool.assets.resolve() == (tmp_path / "assets").resolve()
