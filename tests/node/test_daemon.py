@@ -77,7 +77,7 @@ def test_a_daemon_that_ends_closes_its_way_to_the_chain(
         def __init__(self, *_: object, **__: object) -> None:
             said.append("opened")
 
-        async def pool(self, number: int) -> None:
+        async def pool(self, number: int, *, agreed: bool = False) -> None:
             if ends == "failed":
                 raise NotDeployed(["swarm"], 1)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -156,7 +156,7 @@ def _seen(town: LiarsTown, seconds: float, usual: Facts | None, *, stuck: bool) 
         "late": late if seconds <= allowed else frozenset({("", "", seconds)}),
         "stuck": frozenset({("", "", "it never ends")} if stuck else ()),
         "disbelieved": frozenset(
-            (town.name(one), names[who]) for one in honest for who in one.context.state.ballots.quarantined
+            (town.name(one), names[who]) for one in honest for who in one.context.state.disputes.quarantined
         ),
         "slashed": frozenset(("", names[who], reason) for one in honest for who, reason, _ in one.court.slashed),
         "muted": frozenset((town.name(one), names[who]) for one in honest for who in one.network._muted),

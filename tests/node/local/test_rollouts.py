@@ -1,9 +1,9 @@
 """Training at a desk, with the real engine's work in this process and a learner that only pretends to learn."""
 
+import io
 import itertools
 import json
 import threading
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class EngineInProcess:
             await self.ask(policy, timeout=timeout)
         self.asked.append(type(request).__name__)
         ticket = Ticket(0, share_of(request) or "rollout")
-        request = next(requests(BytesIO(encode(request))))
+        (request,) = requests(io.BytesIO(encode(request)))
         reply = await trio.to_thread.run_sync(self._server.answer, request, ticket, self._owner)
         return decode_reply(encode(reply)[4:])
 

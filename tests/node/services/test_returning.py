@@ -81,7 +81,7 @@ class Chain:
         if self.silent >= 0:
             raise SILENT
 
-    async def pool(self, number: int) -> PoolInfo:
+    async def pool(self, number: int, *, agreed: bool = False) -> PoolInfo:
         await trio.lowlevel.checkpoint()
         return POOL
 
@@ -122,7 +122,10 @@ async def test_nobody_waits_for_a_silent_chain_who_knows_the_pool(
         members.joined(OTHER.address, "")
     _, never = trio.open_memory_channel[Any](0)
     follower: Any = SimpleNamespace(
-        **{"block": None, "unanswered": unanswered, "healthy": False, "now": 0, "read_until": 0}, events=never, run=run
+        **{"block": None, "unanswered": unanswered, "healthy": False, "now": 0, "read_until": 0},
+        events=never,
+        run=run,
+        looked=trio.Event(),
     )
     async with trio.open_nursery() as nursery:
         started = trio.current_time()
