@@ -7,16 +7,15 @@ disputes in `tests/node/swarm/test_dispute_plays.py`, of a state alone in `tests
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from node.recent import Recent
 from node.services.certifying import WAITING, Certifying
 from node.services.ending import Ending
-from node.swarm import pool_state
+from node.swarm import board, pool_state, works
 from node.swarm.ballots import Ballots
-from node.swarm.board import Board
 from node.swarm.checkpoints import Checkpoints
 from node.swarm.facts import PolicyFollowed, RunTold
 from node.swarm.membership import Membership
@@ -67,7 +66,9 @@ def anybody_closes_a_task() -> Iterator[None]:
 
 @contextmanager
 def every_member_says_everything() -> Iterator[None]:
-    with patch.object(Board, "_may_say", lambda *_: True), patch.object(pool_state, "may_say", lambda *_: True):
+    with ExitStack() as held:
+        for module in (board, pool_state, works):
+            held.enter_context(patch.object(module, "may_say", lambda *_: True))
         yield
 
 
