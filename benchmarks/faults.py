@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,9 @@ def full_disk(demo: Demo) -> Iterator[None]:
     if not os.path.ismount(demo.directory.parent):
         raise NotHere("nothing may be mounted here")
     filler = demo.directory.parent / "filler"
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(filler).free - (1 << 16))
+    with filler.open("wb", buffering=0) as file, suppress(OSError):  # until nothing fits any more
+        while True:
+            file.write(bytes(1 << 20))
     time.sleep(SECONDS)
     yield
     filler.unlink()

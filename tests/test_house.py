@@ -15,7 +15,6 @@ WIRED = ("node/services", "node/daemon.py", "node/member.py")
 
 TOO_LARGE = {
     "node/services/continuity.py": "Continuity",
-    "node/state/journal.py": "Journal",
 }
 """Classes that still are several concerns. Whoever splits one takes it out here."""
 
@@ -151,7 +150,6 @@ def test_a_modules_own_records_are_its_own_to_change() -> None:
 
 MOST_LOOKS = 8
 LOOKS = {
-    "node/local/rollouts.py until": "learner and evaluator, other processes, write the spool and tell nobody",
     "node/services/membership/lan.py _listen": "no look: claims of anybody in the local network are taken slowly",
     "node/services/paying.py _keep": "no look: certificates that come together are journaled together",
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from node.local.rollouts import DeskRun, until
+from node.local.rollouts import DeskRun
 from node.state.files import write_whole
 from protocol.run import RunSpec
 
@@ -23,8 +23,12 @@ class LocalPretraining(DeskRun):
         await trio.to_thread.run_sync(self._prepare)
         self._doing("the learner loads the model")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._learner.run)
-            await self._follow()
+            nursery.start_soon(self._watch.run)
+            # The learner ends by itself after the last round.
+            async with trio.open_nursery() as inner:
+                inner.start_soon(self._learner.run)
+                await self._follow()
+            nursery.cancel_scope.cancel()
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -37,7 +41,7 @@ class LocalPretraining(DeskRun):
         """Record each round when it is complete; end the run where it has to end before its last one."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            await until(lambda step=step: self._spool.is_complete(step))
+            await self._watch.until(lambda step=step: self._spool.is_complete(step))
             record = await trio.to_thread.run_sync(self._record, step)
             self._told(record)
             self._spool.forget_policies(step)

@@ -34,6 +34,7 @@ from node.training.client import EvaluatorProcess, SpoolProcess, TrainerProcess
 from node.training.evaluations import Evaluations
 from node.training.length import same_but_for_length
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from protocol.blobs import describe
 from protocol.budgets import highest_capacity
 from protocol.identity import Address, address_bytes, address_from_bytes
@@ -43,7 +44,8 @@ from protocol.run import RunSpec
 from protocol.statements import Outcome, WorkCommitment
 
 log = structlog.get_logger()
-POLL = 0.02
+LOOK_EVERY = 0.02
+"""Seconds between two looks at the spool: a small model's step takes little more."""
 WORK_DEADLINE = 3600.0
 ENGINE_TRIES = 3
 """Of a file, each of which the engine's client repeats by itself."""
@@ -73,6 +75,7 @@ class DeskRun:
         what goes on meanwhile."""
         self._run, self._encoded, self._assets = run, encoded, assets
         self._learner, self._spool, self._observer = learner, spool, observer
+        self._watch = SpoolWatch(spool, LOOK_EVERY)
         self._processes = (learner, *others)
         self._told, self._doing = told, doing
         self._tokens = 0
@@ -162,6 +165,7 @@ class LocalRun(DeskRun):
         """Train until the last step, the goal, or the end of the budget."""
         await trio.to_thread.run_sync(self._prepare)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch.run)
             nursery.start_soon(self._make_batches, nursery)
             # Learner and evaluator end by themselves after the last step. The engine does not, and is cancelled.
             async with trio.open_nursery() as inner:
@@ -176,7 +180,7 @@ class LocalRun(DeskRun):
         """Record each step when it is learnt and evaluated; end the run where it has to end before its last step."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            await until(lambda step=step: self._evaluations.complete(step) or self._is_vain(step))
+            await self._watch.until(lambda step=step: self._evaluations.complete(step) or self._is_vain(step))
             if self._is_vain(step):
                 self.ended_by = self._vain
             else:
@@ -227,7 +231,9 @@ class LocalRun(DeskRun):
             policy = max(0, step - self._level)
             if not self._spool.is_complete(policy):
                 self._doing(f"policy {policy} is being learnt")
-            await until(lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind)
+            await self._watch.until(
+                lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind
+            )
             self._seconds = {}
             if not await self._make_step(step, policy):
                 return
@@ -256,6 +262,7 @@ class LocalRun(DeskRun):
         self._observer.wait(step, barren)
         self._told({"step": step, "updates": 0, "barren_batches": barren})
         self._vain = hopeless(self._run, step, barren) or self._why_now(self._before + time.monotonic() - self._began)
+        self._watch.tell()
         return self._vain is not None
 
     async def _sample(self, step: int, policy: int, need: int) -> None:
@@ -385,12 +392,6 @@ class LocalRun(DeskRun):
         for path in self._rollouts.glob("[0-9]*"):  # what begins with a dot is being written
             if int(path.name.partition("-")[0]) < before:
                 path.unlink(missing_ok=True)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Other processes write the spool: it can only be looked at again and again."""
-    while not true():  # noqa: ASYNC110
-        await trio.sleep(POLL)
 
 
 def group_name(group: Group) -> str:

@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from node.inference.client import EngineChild
-from node.inference.wire import LoadPolicy, Produce, Produced, Progress
+from node.inference.wire import LoadPolicy, Produce, Produced, Progress, Said
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.speed import measured
 from node.services.base import Service
@@ -278,8 +278,9 @@ class Generating(Service):
             self._signal |= produced.informative > 0
         return produced
 
-    def _note_progress(self, progress: Progress) -> None:
-        self._progress = progress
+    def _note_progress(self, told: Progress | Said) -> None:
+        if isinstance(told, Progress):  # of a file no token is said
+            self._progress = told
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
         commitment = await commit(self._context, policy.root, index, Path(produced.path), produced.units, policy.step)

@@ -18,7 +18,7 @@ import trio
 from node.swarm.counts import COUNTS, Office
 from protocol.errors import ProtocolError
 from protocol.messages import CutSigned, Heartbeat, Message
-from tests.attacks.matrix import words
+from tests.attacks.matrix import rounds, words
 from tests.attacks.matrix.expected import SAFE, row_of
 from tests.attacks.matrix.world import (
     NATIVE,
@@ -55,12 +55,14 @@ AUTHORS: dict[Office, tuple[str, ...]] = {
 }
 AUTHORS[Office.TRAINER_OR_VALIDATOR] = (*AUTHORS[Office.TRAINER], *AUTHORS[Office.VALIDATOR])
 EVERYBODY = tuple(dict.fromkeys(name for names in AUTHORS.values() for name in names))
+PAIRS = (("standby", "dismissed"), ("standby", "validator 4"), ("leader", "validator 4"), ("worker 2", "validator 4"))
 SOME = ("validator 1", "validator 2", "worker 1")
 """Who gets a word that goes to some only."""
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """history: "honest", or "drops": the leader drops a worker, which validators find out."""
+    """history: "honest"; "drops": the leader drops a worker, which validators find out; "rounds": nobody leads
+    (`rounds.py`). author: of two liars both, with a + between them."""
 
     author: str
     kind: str
@@ -68,7 +70,7 @@ class Cell(msgspec.Struct, frozen=True):
     period: Period = "once"
     moment: Moment = "apart"
     audience: Literal["all", "some"] = "all"
-    history: Literal["honest", "drops"] = "honest"
+    history: Literal["honest", "drops", "rounds"] = "honest"
 
     def __str__(self) -> str:
         return "/".join(getattr(self, one) for one in self.__struct_fields__)
@@ -99,6 +101,26 @@ def _all() -> Iterator[Cell]:
                 continue
             for name in _differing(kind, author):
                 yield from _of(author, kind, name)
+    yield from _in_rounds()
+    yield from _in_pairs()
+
+
+def _in_rounds() -> Iterator[Cell]:
+    for name in (*_differing(CutSigned, rounds.LIAR), *rounds.SPECIAL):
+        for moment in ("before", "instead"):
+            yield Cell(rounds.LIAR, "CutSigned", name, "every", moment, history="rounds")
+    for name in (words.UNCHANGED, words.FRESH):
+        yield Cell(rounds.MEMBER, "CutSigned", name, "every", "before", history="rounds")
+
+
+def _in_pairs() -> Iterator[Cell]:
+    """Two that say the same lie: one in office with one that was, a validator with whom it may lie for."""
+    for kind, row in COUNTS.items():
+        for one, other in PAIRS:
+            may = [name for name in (one, other) if name in AUTHORS[row.by] and name not in OUT_OF_OFFICE]
+            if len(may) == 2:
+                for name in _differing(kind, one):
+                    yield Cell(f"{one}+{other}", kind.__name__, name, "every", "before")
 
 
 def _differing(kind: type[Message], author: str) -> Iterator[str]:
@@ -183,7 +205,8 @@ class Speaker:
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
-        self.name, self.names = cell.author, frozenset({cell.author})
+        self.authors = tuple(cell.author.split("+"))
+        self.name, self.names = self.authors[0], frozenset(self.authors)
         self.said = self.refused = 0
         self._heard = -1
         self._salt = 0
@@ -211,7 +234,7 @@ class Speaker:
         cell, step = self.cell, world.step
         if step < FIRST or step == self._heard:
             return None
-        found = template(world, cell.message, name, word, cell.author)
+        found = template(world, cell.message, name, word, self.name)
         if found is None:
             return None
         self._heard = step
@@ -221,15 +244,16 @@ class Speaker:
     async def _say(self, world: World, word: Message) -> None:
         cell = self.cell
         self._salt += 1
-        special = extras(world, cell.deviation, word, cell.author)
-        made = special if special is not None else words.deviated(word, cell.deviation, self._salt)
-        for one in made:
-            try:
-                signed = resigned(one, cell.author, word)
-                await world.say(cell.author, signed, to=SOME if cell.audience == "some" else None)
-                self.said += 1
-            except (ProtocolError, OverflowError, ValueError):  # nothing that can be written at all
-                self.refused += 1
+        for author in self.authors:
+            special = extras(world, cell.deviation, word, author)
+            made = special if special is not None else words.deviated(word, cell.deviation, self._salt)
+            for one in made:
+                try:
+                    signed = resigned(one, author, word)
+                    await world.say(author, signed, to=SOME if cell.audience == "some" else None)
+                    self.said += 1
+                except (ProtocolError, OverflowError, ValueError):  # nothing that can be written at all
+                    self.refused += 1
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -247,13 +271,16 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine(cell: Cell, seed: int = 0) -> list[Finding]:
     """What a liar moved that it may not move; empty where the product holds."""
-    drops = 4 if cell.history == "drops" else 0
+    drops, in_rounds = 4 if cell.history == "drops" else 0, cell.history == "rounds"
     try:
         with tempfile.TemporaryDirectory() as folder:
-            seen = play(Speaker(cell), Path(folder), drops=drops, seed=seed)
+            if in_rounds:
+                seen = rounds.play(Path(folder), cell.author, cell.deviation, cell.moment, seed)
+            else:
+                seen = play(Speaker(cell), Path(folder), drops=drops, seed=seed)
     except (BaseExceptionGroup, Stuck) as error:
         return [Finding(str(cell), "stopped", (_innermost(error),), ())]
-    return list(_compare(cell, without(drops, seed), seen))
+    return list(_compare(cell, rounds.without(seed) if in_rounds else without(drops, seed), seen))
 
 
 def _innermost(error: BaseException) -> str:
@@ -273,8 +300,8 @@ def without(drops: int, seed: int) -> Seen:
 
 
 def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
-    row = row_of(cell.message)
-    has_right = cell.author in row.by
+    row, authors = row_of(cell.message), cell.author.split("+")
+    has_right = any(one in row.by for one in authors)
     convicted = has_right and row.evidence and len(seen["forks"]) > len(base["forks"])
     for probe in seen:
         more = _others(seen[probe] - base[probe], cell, has_right)
@@ -287,10 +314,10 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
             continue
         if probe not in SAFE and (convicted or (has_right and probe in row.may)):
             continue
-        if has_right and probe in row.adds and not fewer and all(one[-1] is True for one in more):
+        if has_right and probe in row.adds and not fewer:
             continue
         if probe == "muted":  # who shouts is not heard for a while
-            more, fewer = (frozenset(one for one in facts if one[1] != cell.author) for facts in (more, fewer))
+            more, fewer = (frozenset(one for one in facts if one[1] not in authors) for facts in (more, fewer))
         if more or fewer:
             yield Finding(str(cell), probe, _told(more), _told(fewer))
 
@@ -306,7 +333,8 @@ def _goes_on(base: Seen, seen: Seen) -> bool:
 
 def _others(facts: Facts, cell: Cell, has_right: bool) -> Facts:
     """Without what the liar itself knows, and, where it may speak at all, what is about itself."""
-    return frozenset(one for one in facts if one[0] != cell.author and not (has_right and cell.author in one[1:3]))
+    authors = set(cell.author.split("+"))
+    return frozenset(one for one in facts if one[0] not in authors and not (has_right and authors & set(one[1:3])))
 
 
 def _told(facts: Facts) -> tuple[str, ...]:

@@ -2,20 +2,24 @@
 
 A defect is a context manager in which the product has the fault; `FOUND_BY` names it and the cell that finds it, with
 the probe in which it shows. The same cell finds less without it. A new defect is a function here and a line there.
+Faults of rounds are put back in `tests/node/services/rounds/test_cutting.py` and `tests/protocol/test_agreement.py`, of
+disputes in `tests/node/swarm/test_dispute_plays.py`, of a state alone in `tests/node/swarm/pool_plays.py`.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from node.recent import Recent
 from node.services.certifying import WAITING, Certifying
 from node.services.ending import Ending
-from node.swarm import pool_state
-from node.swarm.board import Board
-from node.swarm.facts import RunTold
+from node.swarm import board, pool_state, works
+from node.swarm.ballots import Ballots
+from node.swarm.checkpoints import Checkpoints
+from node.swarm.facts import PolicyFollowed, RunTold
 from node.swarm.membership import Membership
+from node.swarm.policies import PolicyClock
 from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
@@ -62,7 +66,9 @@ def anybody_closes_a_task() -> Iterator[None]:
 
 @contextmanager
 def every_member_says_everything() -> Iterator[None]:
-    with patch.object(Board, "_may_say", lambda *_: True), patch.object(pool_state, "may_say", lambda *_: True):
+    with ExitStack() as held:
+        for module in (board, pool_state, works):
+            held.enter_context(patch.object(module, "may_say", lambda *_: True))
         yield
 
 
@@ -95,6 +101,53 @@ def who_left_office_is_still_a_validator() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_announcement_moves_the_clock() -> Iterator[None]:
+    with patch.object(PolicyClock, "_is_reached", lambda *_: True):
+        yield
+
+
+@contextmanager
+def who_led_offers_tasks() -> Iterator[None]:
+    with patch.object(Membership, "in_office", Membership.is_trainer):
+        yield
+
+
+@contextmanager
+def the_last_checkpoint_replaces_the_leaders() -> Iterator[None]:
+    def of(checkpoints: Checkpoints, first: Any) -> Any:
+        return {step: list(offers.values())[-1:] for (_, step), offers in checkpoints._offered.items()}
+
+    with patch.object(Checkpoints, "of", of):
+        yield
+
+
+@contextmanager
+def one_voice_accepts() -> Iterator[None]:
+    needed = Ballots._needed
+
+    def alone(ballots: Ballots, case: Any, rejecting: Any) -> int:
+        waited = ballots._clock() - case.heard >= ballots._audit.verdict_seconds
+        return 1 if waited and len(case.votes) else needed(ballots, case, rejecting)
+
+    with patch.object(Ballots, "_needed", alone):
+        yield
+
+
+@contextmanager
+def a_policy_of_another_epoch_is_another_work() -> Iterator[None]:
+    announce = PolicyClock.announce
+
+    def announced(clock: PolicyClock, signed: Any, *, anchored: bool = False) -> Any:
+        known = clock.of_step(signed.message.step)
+        if known is not None and known.root == signed.message.policy_root and known.author == signed.author:
+            return PolicyFollowed(signed.author, signed.message, signed.raw)
+        return announce(clock, signed, anchored=anchored)
+
+    with patch.object(PolicyClock, "announce", announced):
+        yield
+
+
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
@@ -105,6 +158,20 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
     a_policy_is_paid_to_whoever_announces_it: (
         "dismissed/PolicyAnnounced/unchanged/once/apart/all/honest",
         "certificates",
+    ),
+    one_announcement_moves_the_clock: (
+        "leader/PolicyAnnounced/statement.step+999 fresh/once/apart/all/honest",
+        "policies",
+    ),
+    who_led_offers_tasks: ("dismissed/TaskOffered/another task/once/apart/all/honest", "tasks"),
+    the_last_checkpoint_replaces_the_leaders: (
+        "standby/CheckpointOffered/root other/every/after/all/honest",
+        "audits",
+    ),
+    one_voice_accepts: ("worker 2/RolloutCommitted/withheld from all but one/every/before/all/honest", "alone"),
+    a_policy_of_another_epoch_is_another_work: (
+        "leader/PolicyAnnounced/statement.epoch+1/once/apart/all/honest",
+        "overpaid",
     ),
     who_left_office_is_still_a_validator: ("former/StepJudged/unchanged/every/before/all/honest", "step_book"),
 }

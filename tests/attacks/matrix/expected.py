@@ -39,8 +39,8 @@ NOBODY = frozenset[str]()
 
 
 class Row(msgspec.Struct, frozen=True):
-    """by: who has the right now; may: probes that others' facts may change in; adds: probes in which more may be true
-    for others, and nothing less; evidence: whether its author may convict itself, which ends its term."""
+    """by: who has the right now; may: probes that others' facts may change in; adds: probes in which others may see
+    more, and nothing less; evidence: whether its author may convict itself, which ends its term."""
 
     by: frozenset[str]
     may: frozenset[str] = NOBODY
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
 ROWS: dict[type[Message], Row] = {
     Heartbeat: Row(MEMBERS),
     PolicyAnnounced: Row(LEADER, evidence=True),
-    # Of a step that nobody offers a standby may hold the true state; what it invents is no more.
+    # Of a step that nobody else offers its offers stand alone: true or not, their bytes say.
     CheckpointOffered: Row(IN_OFFICE, adds=frozenset({"checkpoints"})),
     StepObjected: Row(STANDBY),
     RolloutCommitted: Row(MEMBERS),
@@ -72,9 +72,9 @@ ROWS: dict[type[Message], Row] = {
     EnvironmentPublished: Row(MEMBERS),
 }
 
-SAFE = ("overpaid", "alone", "disbelieved", "slashed", "muted", "faults")
+SAFE = ("overpaid", "alone", "disbelieved", "slashed", "muted", "faults", "forked", "stuck")
 """Nobody honest is disbelieved, slashed, muted or stopped, work is paid once and
-decided by two at least, nothing raises: whatever is said."""
+decided by two at least, a round comes to one list and ends, nothing raises: whatever is said."""
 
 
 def row_of(kind: type[Message]) -> Row:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from node.inference.owner import Owner, Ticket
 from node.inference.process import share_of
 from node.inference.server import Server
 from node.inference.session import Session
-from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_request, encode
+from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode, requests
 from node.local.rollouts import Doing, LocalRun
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
@@ -55,7 +56,7 @@ class EngineInProcess:
             await self.ask(policy, timeout=timeout)
         self.asked.append(type(request).__name__)
         ticket = Ticket(0, share_of(request) or "rollout")
-        request = decode_request(encode(request)[4:])
+        request = next(requests(BytesIO(encode(request))))
         reply = await trio.to_thread.run_sync(self._server.answer, request, ticket, self._owner)
         return decode_reply(encode(reply)[4:])
 

@@ -9,8 +9,9 @@ import pytest
 from node.swarm.ballots import FileState
 from node.swarm.counts import COUNTS
 from node.swarm.facts import JudgeDisbelieved
-from node.swarm.pool_state import EARLY, HELD_SECONDS
+from node.swarm.pool_state import HELD_SECONDS
 from node.swarm.register import KEPT_SECONDS
+from node.swarm.works import EARLY
 from protocol.errors import ProtocolError
 from protocol.messages import (
     DisputeRaised,
@@ -89,7 +90,7 @@ def test_a_policy_again_with_another_epoch_is_evidence_and_no_second_policy() ->
     again = Said(STEPS * PACE + 4.0, "leader", stated(STEPS, 2, epoch=1))
     pool = Pool().play([*history(), again])
     assert pool.state.policies.forks.keys() == {2} and len(pool.state.policies.steps) == STEPS + 1
-    assert not pool.state.ballots.quarantined
+    assert not pool.state.disputes.quarantined
 
 
 @pytest.mark.parametrize("kind", [VerdictIssued, VerdictRechecked], ids=lambda one: one.__name__)
@@ -124,7 +125,7 @@ def test_words_about_what_is_forgotten_count_for_nothing_and_keep_a_small_place(
             pool.hear(name, verdict(VerdictRechecked, old, step, accept=False))
         first, second = (envelope(name, verdict(VerdictIssued, old, step)).raw for name in VALIDATORS[:2])
         pool.hear("validator 1", DisputeRaised(pool=POOL, first=first, second=second))
-    assert not pool.state.ballots.quarantined and not pool.state.ballots.open_disputes()
+    assert not pool.state.disputes.quarantined and not pool.state.disputes.open()
     assert pool.state.register.get(work_id(commitment(0, "worker 1"))) is None
     assert sizes(pool.state) - before <= 10 * len(VALIDATORS) * EARLY
 
@@ -151,9 +152,9 @@ def test_a_thousand_works_that_one_validator_accuses_at_once_cost_it_its_voice_a
     assert states == {FileState.DISPUTED}
     for name in honest:  # who sees a dispute looks again: at the first of them
         pool.hear(name, _accepting(known[0], VerdictRechecked))
-    assert pool.state.ballots.quarantined.keys() == {ADDRESS[liar]}
+    assert pool.state.disputes.quarantined.keys() == {ADDRESS[liar]}
     assert {pool.state.ballots.state(work_id(one)) for one in known} == {FileState.ACCEPTED}
-    assert not pool.state.ballots.open_disputes(), "nobody looks at the others"
+    assert not pool.state.disputes.open(), "nobody looks at the others"
     assert [one.author for one in pool.news if isinstance(one, JudgeDisbelieved)] == [ADDRESS[liar]]
 
 
