@@ -211,7 +211,7 @@ class Ballots:
         case = self._cases.get(id)
         return case.votes.get(validator) if case else None
 
-    def words_of(self, validator: Address) -> list[Signed[Judgement]]:
+    def words_of(self, validator: Address) -> list[Signed[VerdictIssued] | Signed[VerdictRechecked]]:
         """Verdicts and second looks of a validator, newest works first."""
         cases = list(reversed(self._cases.values()))
         return [row[validator] for case in cases for row in (case.votes, case.rechecks) if validator in row]

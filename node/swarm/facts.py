@@ -243,6 +243,10 @@ class Facts:
     def subscribe(
         self, *kinds: type[M], by: Callable[[Address], bool] | None = None
     ) -> trio.MemoryReceiveChannel[Signed[M]]: ...
+    @overload
+    def subscribe(
+        self, *kinds: type[F] | type[M], by: Callable[[Address], bool] | None = None
+    ) -> trio.MemoryReceiveChannel[F | Signed[M]]: ...
     def subscribe(
         self, *kinds: type[Any], by: Callable[[Address], bool] | None = None
     ) -> trio.MemoryReceiveChannel[Any]:
