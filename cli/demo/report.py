@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 from cli.output import rounded
+from node.errors import StateError
 from node.inference.model_files import as_bf16, is_model_file
 from node.state.files import write_whole
 from node.status_schema import PretrainingPart
@@ -140,8 +141,8 @@ def read_metrics(spool: Path) -> list[dict[str, Any]]:
     for path in sorted((spool / "out").glob("step-*.json")):
         try:
             found.append(held.record(int(path.stem.removeprefix("step-"))))
-        except (OSError, ValueError):
-            continue  # no file of the learner's
+        except (OSError, ValueError, StateError):
+            continue  # no file of the learner's, or half of one
     return found
 
 

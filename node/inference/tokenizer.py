@@ -88,6 +88,11 @@ class LocalTokenizer:
         with self._told():
             return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_whole(self, text: str) -> list[int]:
+        """The same with what the tokenizer puts around a text by itself, which no prompt here has."""
+        with self._told():
+            return self._tokenizer.encode(text).ids
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The same of many texts, on as many cores as there are."""
         with self._told():

@@ -108,8 +108,6 @@ def _rope(config: Any) -> Mapping[str, Any]:
 
 def _tokens(model: Path, size: int) -> tuple[list[str], list[int], list[str], str, list[int], tuple[int | None, bool]]:
     """(tokens, their types, merges, the split's name, ends, (the token of beginnings, whether one is put there))."""
-    from tokenizers import Tokenizer
-
     from node.inference.tokenizer import LocalTokenizer
 
     tokenizer = LocalTokenizer(model)  # which refuses what is broken, drawn at random, or grows
@@ -124,8 +122,7 @@ def _tokens(model: Path, size: int) -> tuple[list[str], list[int], list[str], st
         tokens[one["id"]], types[one["id"]] = one["content"], _CONTROL if one["special"] else _USER
     merges = [one if isinstance(one, str) else " ".join(one) for one in bpe["merges"]]
     # What the tokenizer puts before and behind a text by itself.
-    whole = Tokenizer.from_file(str(model / "tokenizer.json"))
-    bare, with_ends = whole.encode("a", add_special_tokens=False).ids, whole.encode("a").ids
+    bare, with_ends = tokenizer.encode("a"), tokenizer.encode_whole("a")
     before = with_ends[: len(with_ends) - len(bare)]
     if len(before) > 1 or with_ends[len(before) :] != bare:
         raise _refused("its tokenizer puts more around a text than one token before it")

@@ -1,6 +1,5 @@
 """Leaving: what is told of the stake and its way back, for every standing on chain."""
 
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,8 @@ def test_nothing_is_stopped_where_the_chain_could_not_be_told(
     Journal(tmp_path / "journal.sqlite").close()
     assert command.__doc__ and main(["leave", "--state-dir", str(tmp_path)]) == 2
     assert "does not say" in capsys.readouterr().err
-    with sqlite3.connect(tmp_path / "journal.sqlite") as journal:
-        journal.execute("INSERT INTO facts VALUES ('network', x'6c6f63616c')")
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.remember("network", b"local")
     journal.close()
     assert main(["leave", "--state-dir", str(tmp_path)]) == 4
     assert "there is no node in" in capsys.readouterr().err

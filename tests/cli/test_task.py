@@ -71,10 +71,11 @@ class Trainer(socketserver.ThreadingUnixStreamServer):
         places = [(g, n, s) for g, n in enumerate(spec.numbers(shard)) for s in range(spec.samples)]
         header = RolloutHeader(1, Address(NODE), folder.path.name, shard)
         rows = tuple(SampleRow(g, s, self.name(n), [2, 3], [4, 1], True, b"") for g, n, s in places)
-        root = f"{shard:064x}"
         values = tuple(ReportRow(g, s, float(s % 2 and n % 2), [-1.0, -1.0]) for g, n, s in places)
         file = self.directory / "file"
-        file.write_bytes(encode(RolloutBatch(header, rows)))
+        data = encode(RolloutBatch(header, rows))
+        file.write_bytes(data)
+        root = describe(data).root.hex()
         record = ShardRecord(shard, NODE, "ef" * 32, root, 10, "01" * 65, (), 1.0)
         folder.add(record, file, encode_report(Report(ReportHeader(root, folder.path.name), values)))
 

@@ -102,6 +102,7 @@ NOBODY_ELSES = {
     "node/environments/verifiers/serve.py": "listens; started by the owner of a server",
     "node/run/package_fetch.py": "the user's --from, and no redirect of it",
     "cli/api.py": "the daemon's unix socket",
+    "cli/serve_node.py": "the daemon's unix socket",
     "cli/demo/story.py": "what it started on this machine",
 }
 

@@ -14,6 +14,7 @@ from node.tasks.exports import write_filtered, write_generated
 from node.tasks.findings import evaluate, judgement, review
 from node.tasks.measures import measure, pass_at_k, solve_rate
 from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
+from protocol.blobs import describe
 from protocol.identity import Address
 from protocol.rollout import (
     Report,
@@ -56,11 +57,12 @@ def add(made: TaskFolder, shard: int, scores: Scores, tmp_path: Path, node: str 
     pairs = [(g, name, s, score) for g, name in enumerate(scores) for s, score in enumerate(scores[name])]
     rows = tuple(SampleRow(g, s, name, [5, 6], [7 + s, 1], True, b"") for g, name, s, _ in pairs)
     values = tuple(ReportRow(g, s, score, [-0.5, -1.5]) for g, _, s, score in pairs if score >= 0)
-    file_root = f"{shard:064x}"
+    data = encode(RolloutBatch(header, rows))
+    file_root = describe(data).root.hex()
     verdicts = (VerdictRecord(NODE, 0, 0, "cd" * 65),)
     record = ShardRecord(shard, node, "ef" * 32, file_root, 10, "01" * 65, verdicts, 1.0)
     file = tmp_path / "file"
-    file.write_bytes(encode(RolloutBatch(header, rows)))
+    file.write_bytes(data)
     return made.add(record, file, encode_report(Report(ReportHeader(file_root, made.path.name), values)))
 
 
@@ -198,10 +200,12 @@ def test_generated_rollouts_of_several_turns_load_as_a_training_set(tmp_path: Pa
 
 def one_answer_task(tmp_path: Path, row: SampleRow, logprobs: list[float]) -> TaskFolder:
     spec = TaskSpec(kind="generate", policy=ROOT, step=7, last=1)
-    made, root = TaskFolder(tmp_path / task_id(encode_task(spec)).hex()), "0" * 64
+    made = TaskFolder(tmp_path / task_id(encode_task(spec)).hex())
     made.create(encode_task(spec))
     file = tmp_path / "file"
-    file.write_bytes(encode(RolloutBatch(RolloutHeader(1, NODE, made.path.name, 0), (row,))))
+    data = encode(RolloutBatch(RolloutHeader(1, NODE, made.path.name, 0), (row,)))
+    file.write_bytes(data)
+    root = describe(data).root.hex()
     report = Report(ReportHeader(root, made.path.name), (ReportRow(0, 0, 1.0, logprobs),))
     made.add(ShardRecord(0, NODE, "ef" * 32, root, 6, "01" * 65, (), 1.0), file, encode_report(report))
     return made
@@ -227,10 +231,9 @@ def test_equal_reports_of_most_reviewers_confirm_each_other(tmp_path: Path) -> N
     made = TaskFolder(tmp_path / task_id(encode_task(spec)).hex())
     made.create(encode_task(spec))
     file = tmp_path / "report"
-    for shard, (root, text) in enumerate(
-        [("a" * 64, b'{"good":true}'), ("b" * 64, b"{}"), ("a" * 64, b'{"good":true}')]
-    ):
+    for shard, text in enumerate([b'{"good":true}', b"{}", b'{"good":true}']):
         file.write_bytes(text)
+        root = describe(text).root.hex()
         assert review(made).confirmed is None
         made.add(ShardRecord(shard, f"0x{shard:040x}", "", root, 0, "", (), 1.0), file, b"")
     assert review(made).confirmed == {"good": True} and len(review(made).reports) == 2
