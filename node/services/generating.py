@@ -120,6 +120,12 @@ class Generating(Service):
             return self.waiting or "the run is over: nothing is left to generate"
         newest = self._context.shelf.newest
         about = f"policy {newest.step}" if newest else "the first policy"
+        if newest and self._journal.fence.covers(newest.step):
+            # A pool whose only worker this is gets no next policy from anybody else.
+            return (
+                f"waits for the policy after {about}: after a start in doubt nothing new is signed for this one "
+                "(the only worker of a pool is started with: join --vouch)"
+            )
         if self._producing:
             sampled = f" ({self._progress.done} of {self._progress.of} answers)" if self._progress else ""
             return f"generating file {self._producing} for {about}{sampled}"

@@ -18,6 +18,7 @@ from node.services.base import Crew
 from node.services.context import make_context
 from node.services.generating import Generating
 from node.services.heartbeat import Beating
+from node.state.pen import Fence
 from node.swarm.membership import Membership
 from node.weights.keeper import HeldPolicy
 from protocol.blobs import BlobInfo, describe
@@ -269,3 +270,19 @@ async def test_a_worker_that_starts_again_counts_on(tmp_path: Path, autojump_clo
     assert work["units"] == 10 * swarm.made
     assert work["rejected_by_reason"] == {"copied": 1, "late": 1}
     assert refused.step is not None and refused.step >= 0
+
+
+async def test_a_worker_behind_its_fence_says_what_it_waits_for_and_makes_the_next_policys_files(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    swarm = Swarm(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        newest = swarm.own.context.shelf.newest
+        assert newest is not None
+        swarm.own.context.journal.close_fence(Fence(newest.step))
+        assert "join --vouch" in swarm.worker.doing() and f"after policy {newest.step}" in swarm.worker.doing()
+        made = swarm.own.commitments
+        await trio.sleep(3 * POLICY_EVERY)
+        assert swarm.own.commitments > made and "join --vouch" not in swarm.worker.doing()
+        nursery.cancel_scope.cancel()
