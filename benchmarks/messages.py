@@ -360,7 +360,8 @@ class KnownToEach(OrderedDict[Any, Any]):
         return super().get((NODE.get(), key), default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__((NODE.get(), key), value)
+        # What a node signs while it is put together, before it has a task, is known to itself: to its signer.
+        super().__setitem__((NODE.get(value), key), value)
 
 
 @contextmanager

@@ -33,8 +33,8 @@ from benchmarks.simulation.fetching import fetch_seconds
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Seat
 from benchmarks.simulation.swarm import Swarm
-from node.swarm import ballots, board, lotbook, pool_state, register, seals
-from protocol import disputes
+from node.swarm import ballots, board, catchup, disputes, lotbook, ownwords, register, seals, works
+from protocol import disputes as conflicts
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.liveness import Members
@@ -344,15 +344,15 @@ REMEMBERED = 65_536
 def computed_once() -> Iterator[None]:
     """Inside, boards, juries and registers share the results of pure functions."""
     parse, authenticate = _once(board.parse_envelope), _once(board.authenticate)
-    names = _once(pool_state.work_id)
+    name, of_work = _once(catchup.name_of), _once(works.work_id)
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
         (board, "parse_envelope", parse),
         (board, "authenticate", authenticate),
         (board, "open_envelope", lambda domain, pool, raw: authenticate(domain, parse(pool, raw))),
         (board, "signer_of", _once(board.signer_of)),
-        (board, "_name", _once(board._name)),
-        *((module, "work_id", names) for module in (ballots, disputes, lotbook, pool_state, register, seals)),
-        (ballots, "compare", _once(ballots.compare)),
+        *((module, "name_of", name) for module in (board, catchup)),
+        *((module, "work_id", of_work) for module in (ballots, conflicts, lotbook, ownwords, register, seals, works)),
+        (disputes, "compare", _once(disputes.compare)),
         (register, "slot_of", _once(register.slot_of)),
         (Members, "live", _once_a_second(Members.live)),
     ]

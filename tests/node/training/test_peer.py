@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from node.changes import Changes
 from node.inference.wire import Inspect
 from node.recent import Recent
 from node.services.rounds.judging import Looks
@@ -39,7 +40,7 @@ class Bench:
         self.ask(Start())
         self.paths = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
         context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
-        rounds: Any = SimpleNamespace(norms={})
+        rounds: Any = SimpleNamespace(moved=Changes(), measured=lambda root, norm: None)
         self.looks = Looks(context, rounds)
         for seat in (0, 1):
             self.looks._claims.setdefault(NODE, Recent(8))[seat] = None
@@ -169,7 +170,7 @@ class KeptBench(Bench):
         self.before, self.after = self.peer._own_path(0, 0), self.peer._own_path(1, 0)
         self.others = self.peer._own_path(0, 1)
         context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
-        rounds: Any = SimpleNamespace(norms={})
+        rounds: Any = SimpleNamespace(moved=Changes(), measured=lambda root, norm: None)
         self.looks = Looks(context, rounds)
         self.looks._claims.setdefault(NODE, Recent(8))[0] = None
 

@@ -7,7 +7,7 @@ import trio
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.state.journal import Journal
-from node.swarm import board as board_module
+from node.swarm import catchup
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from node.weights.fetch import PolicyFollower
@@ -79,7 +79,7 @@ class Node:
 async def test_a_newcomer_catches_up_though_the_trainer_is_gone_and_the_others_restarted(
     run, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(board_module, "CATCH_UP_EVERY", 0.1)
+    monkeypatch.setattr(catchup, "CATCH_UP_EVERY", 0.1)
     hub = MemoryHub()
     trainer = Node(hub, TRAINER, tmp_path / "trainer")
     followers = [Node(hub, key, tmp_path / name) for key, name in ((FIRST, "first"), (SECOND, "second"))]
