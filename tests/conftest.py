@@ -1,12 +1,16 @@
 """The longest files begin first: four processes share the tests file by file, and the last one would run alone. And no
 property fails because the machine is busy. And what is imported and collected is not looked through for garbage, which
-would be done some hundred times."""
+would be done some hundred times. And the log of a daemon that a test ran ends with the test."""
 
 import gc
+import logging
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.processes"]
@@ -31,7 +35,28 @@ LONGEST = (
 )
 """Seconds, most first: 124 to 24, with four processes on two cores."""
 
+OURS = ("node", "cli", "protocol", "contracts", "tests")
+PLAIN = structlog.get_config()
 gc.disable()
+
+
+@pytest.fixture(autouse=True)
+def no_log_outlives_its_test() -> Iterator[None]:
+    """Loggers that were first used while a daemon's log was set up are kept with its processors for good: no later test
+    would see what they say."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    if structlog.get_config() != PLAIN:
+        structlog.configure(**PLAIN)
+        for name, module in list(sys.modules.items()):
+            for one in vars(module).values() if name.partition(".")[0] in OURS else ():
+                if isinstance(one, structlog._config.BoundLoggerLazyProxy):
+                    vars(one).pop("bind", None)
+        for handler in set(root.handlers) - set(handlers):
+            handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -185,13 +185,13 @@ class UnitsFork(Beside):
 
 def peer_of(network: Libp2pNetwork, member: Address) -> bytes:
     """Whom gossip knows by this raw id."""
-    return next(peer for peer in network._gossip.trees.peers if network._links.known.address_of(peer) == member)
+    return next(peer for peer in network._gossip.trees.peers.open() if network._links.known.address_of(peer) == member)
 
 
 async def whisper(network: Libp2pNetwork, hearer: Address, topic: str, data: bytes) -> None:
     """Gossip something that we hand to one peer only; the others hear it from that one."""
-    trees, target, handed = network._gossip.trees, peer_of(network, hearer), False
-    send = trees.send
+    peers, target, handed = network._gossip.trees.peers, peer_of(network, hearer), False
+    send = peers.send
 
     def to_one(peer: bytes, packet: bytes) -> None:
         nonlocal handed
@@ -201,11 +201,11 @@ async def whisper(network: Libp2pNetwork, hearer: Address, topic: str, data: byt
             handed = True
             send(target, packet)
 
-    trees.send = to_one
+    peers.send = to_one
     try:
         await network.publish(topic, data)
     finally:
-        trees.send = send
+        peers.send = send
 
 
 # -- too much --------------------------------------------------------------------------------------

@@ -358,7 +358,7 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
         await bench.until(lambda: all(seat.jury.state.policies.newest_step == 1 for seat in bench.seats))
-        statement = liar._statement(1)
+        statement = liar._replaying.statement(1)
         await liar._say(_Wanted(statement), Ruling(Outcome.SLASH, Reason.STATE, "so I say"), "")
         await bench.until(lambda: len(bench.said()) == 3)
         assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 2 + [(0, Outcome.SLASH, Reason.STATE)]
@@ -375,7 +375,7 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
         await bench.until(lambda: all(seat.jury.state.policies.newest_step == 1 for seat in bench.seats))
-        real, key, domain = liar._statement(1), VALIDATORS[0], bench.seats[0].context.domain
+        real, key, domain = liar._replaying.statement(1), VALIDATORS[0], bench.seats[0].context.domain
         for seat in (bench.trainer, *bench.seats):  # the liar stands by, too
             seat.membership.terms.seat((TRAINER.address, key.address), 60, 60)
         for number in range(3):

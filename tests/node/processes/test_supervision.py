@@ -90,8 +90,8 @@ class StoppedWhileConnecting:
     def __init__(self, *_: object, **__: object) -> None:
         return
 
-    async def pool(self, number: int) -> None:
-        del number
+    async def pool(self, number: int, *, agreed: bool = False) -> None:
+        del number, agreed
         os.kill(os.getpid(), signal.SIGTERM)
         await trio.sleep_forever()
 

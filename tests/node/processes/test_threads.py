@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.processes.threads import TASKS
+from node.processes.threads import POOLS, TASKS
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(not TASKS.exists(), reason="where threads are not files nothing is forked")
@@ -28,11 +28,11 @@ def linger(seconds):
 
 
 def said(program: str, environment: dict[str, str] | None = None) -> tuple[str, str]:
-    """What it prints and what it complains of."""
-    command = [sys.executable, "-c", program]
-    ran = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **(environment or {})}, capture_output=True, text=True, timeout=60
-    )
+    """What it prints and what it complains of. Of this process it does not have POOLS, which whoever imports the fork
+    server's module has from then on."""
+    inherited = {name: value for name, value in os.environ.items() if name not in POOLS}
+    command, given = [sys.executable, "-c", program], inherited | (environment or {})
+    ran = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip(), ran.stderr
 

@@ -1,20 +1,24 @@
 """The control API over its socket, and /metrics over TCP where that is asked for."""
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import trio
 
 from node.config import NodeConfig
+from node.status_schema import DaemonStatus, NodePart, TrainingPart
 from node.web.front import ApiServer, Front
 from node.web.host import AddressUnusable, bind
 from node.web.listener import place_of
 
-STATUS = {"training": {"step": 3, "latest": {"step": 3, "loss": 0.5}, "alarms": []}, "node": {"address": "0x"}}
+STATUS = DaemonStatus(node=NodePart(address="0x"), training=TrainingPart(step=3, latest={"step": 3, "loss": 0.5}))
+FIGURES = msgspec.to_builtins(STATUS)
 
 
 async def get(address: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.Response:
@@ -28,7 +32,7 @@ async def test_the_socket_is_its_owners_and_gone_afterwards(tmp_path: Path) -> N
         await nursery.start(ApiServer(path, lambda: STATUS).run)
         assert path.stat().st_mode & 0o777 == 0o600
         uds = httpx.AsyncHTTPTransport(uds=str(path), verify=False)
-        assert (await get("http://daemon/status", uds)).json() == STATUS
+        assert (await get("http://daemon/status", uds)).json() == json.loads(msgspec.json.encode(STATUS))
         nursery.cancel_scope.cancel()
     assert not path.exists()
 
@@ -37,7 +41,7 @@ async def test_the_socket_is_its_owners_and_gone_afterwards(tmp_path: Path) -> N
 def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
     def make(**settings: Any) -> Front:
         return Front(
-            NodeConfig(home=tmp_path, state_dir=tmp_path, **settings), lambda: STATUS, lambda: STATUS, tmp_path
+            NodeConfig(home=tmp_path, state_dir=tmp_path, **settings), lambda: STATUS, lambda: FIGURES, tmp_path
         )
 
     with tempfile.TemporaryDirectory() as runtime:  # short enough for sockets
