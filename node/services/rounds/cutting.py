@@ -18,7 +18,7 @@ from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
-from protocol.messages import CutSigned, Signed, of_kind, open_envelope
+from protocol.messages import CutSigned, Heartbeat, Signed, of_kind, open_envelope
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
@@ -40,6 +40,8 @@ class Cutting(Service):
         self._accepted_at: Recent[WorkId, float] = Recent(4096)
         self._idle: Recent[Address, int] = Recent(4096, refresh=True)
         """Peers that contributed nothing since a round waited for them in vain, and which one did."""
+        self._seated: Recent[Address, tuple[int, int]] = Recent(4096, refresh=True)
+        """Peers that claimed a seat: in which of their starts, and in which round they were."""
         self._done_at: Recent[int, float] = Recent(4)
         self._recalled: Recent[int, None] = Recent(4)
         self._next = math.inf
@@ -147,8 +149,21 @@ class Cutting(Service):
         """Living peers that are in this round, or were in the one before: a heartbeat may be a little old. Not those
         for which a round waited in vain lately."""
         beats = self._context.membership.beats(self._context.clock.monotonic())
-        there = {node for node, beat in beats.items() if beat.seat >= 0 and beat.policy_step >= outer.round - 1}
+        there = {node for node, beat in beats.items() if self._is_in(node, beat, outer.round - 1)}
         return {node for node in there if outer.round - self._idle.get(node, outer.round - IDLE_ROUNDS) >= IDLE_ROUNDS}
+
+    def _is_in(self, node: Address, beat: Heartbeat, round_: int) -> bool:
+        """Whether a living peer has a seat and is in a round or further."""
+        if beat.seat >= 0:
+            self._seated[node] = beat.boot, beat.policy_step
+            return beat.policy_step >= round_
+        # Who starts again has no seat until its model is loaded. It goes on with the round in which it stopped; a round
+        # that did not wait would take its contribution from it, and with that what its next steps build on.
+        boot, said = self._seated.get(node, (beat.boot, -1))
+        if boot == beat.boot:
+            return False
+        # Several rounds may have begun since it said where it was.
+        return max([said, *(work.round for work in self._context.state.register.of(node))]) >= round_
 
     def _files(self, outer: Outer, accepted: list[Work]) -> tuple[bytes, ...]:
         """Roots of what is in, by this validator's own eyes: none that is far too large; of too many, a lot's."""

@@ -135,7 +135,6 @@ class Node:
         clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
         self.member = member
         self.context = make_context(member, run, journal or InlineJournal(), clock=clock)
-        self.again = journal is not None
         spool = Spool(town.folder / f"node-{key.address[:8]}" / "spool")
         process: Any = Process()
         lab: Any = Lab(town, spool, seconds, bend)
@@ -162,9 +161,7 @@ class Node:
                 self.town.introduce(self)
                 nursery.start_soon(self.member.listen)
                 nursery.start_soon(self.context.jury.run)
-                # The first heartbeat of one that starts again goes unheard, as any may: it has an old number.
-                pen = Pen(generation=1 if self.again else next(STARTS))
-                nursery.start_soon(self._speak_up, pen)
+                pen = Pen(generation=next(STARTS))
                 beating = Beating(self.context, self.crew, self.role, self.network.contacts, 2.0, pen)
                 nursery.start_soon(beating.run)
                 await self.crew.start(self.rounds, nursery)
@@ -172,11 +169,6 @@ class Node:
                     await self.crew.start(service, nursery)
                 await self._watch()
                 nursery.cancel_scope.cancel()
-
-    async def _speak_up(self, pen: Pen) -> None:
-        await trio.sleep(1.0)
-        if self.again:
-            pen.generation = next(STARTS)
 
     async def _watch(self) -> None:
         round_ = -1
