@@ -91,6 +91,8 @@ class Visitor:
         self._quota = quota
         self._sources = tuple(sources)
         self._alone = alone
+        self._listed = trio.Event()
+        """Each source's list was asked for once."""
         self._report = report
 
     async def fetch(self, step: int | None = None) -> Visit:
@@ -113,6 +115,9 @@ class Visitor:
 
             async def tell() -> None:
                 known = after
+                if self._alone:  # what one gateway shows another one may contradict, before any of it counts
+                    with trio.move_on_after(HEARD_WITHIN):
+                        await self._listed.wait()
                 while known < run.recipe.steps:
                     policy = await _soon(shelf, known)
                     if policy is None:
@@ -215,6 +220,7 @@ class Visitor:
                     self._silence = f"{source.url} shows {len(told)} announcements of {len(rows)} policies{refused}"
                 except SourceFailed as error:
                     self._silence = f"{error.what}: {error.why}"
+            self._listed.set()
             await trio.sleep(LIST_EVERY)
 
     async def _visit(self, member: Member, run: RunSpec, policy: HeldPolicy) -> Visit:
@@ -257,6 +263,8 @@ class Visitor:
     async def _heard(self, follower: PolicyFollower, step: int | None = None) -> None:
         """Wait for an announcement: of that step, or of any. Raises PolicyUnknown where there is none that counts."""
         with trio.move_on_after(HEARD_WITHIN):
+            if self._alone:  # what one gateway shows another one may contradict, before any of it counts
+                await self._listed.wait()
             while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110
                 await trio.sleep(0.05)
         if follower.fork is not None:
