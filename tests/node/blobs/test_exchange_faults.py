@@ -234,11 +234,12 @@ async def test_a_full_disk_ends_the_fetch_by_name_and_the_rest_is_resumed(swarm,
         patch.setattr(os, "pwrite", fills)
         await two.exchange.fetch(info.root, [one.address], timeout=60)
     assert not two.store.has(info.root)
-    await trio.testing.wait_all_tasks_blocked(0.05)  # what was under way has been counted
     before = one.exchange.scores()[two.address].sent
     path = await two.exchange.fetch(info.root, [one.address], timeout=60)
     assert path.read_bytes() == data
-    assert one.exchange.scores()[two.address].sent - before == info.size - 5 * info.piece_size
+    # Of the five that were written one may not have been counted when the fetch ended: it is sent again.
+    again = one.exchange.scores()[two.address].sent - before
+    assert info.size - 5 * info.piece_size <= again <= info.size - 4 * info.piece_size
     assert two.store.used == info.size
 
 
