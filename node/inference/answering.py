@@ -25,6 +25,8 @@ from protocol.sampling import uniforms
 
 COLDEST = 1e-4
 """Temperature 0, which has no distribution: the likeliest token, but for ties."""
+ENDING = 30.0
+"""Seconds for what the engine is at when it is closed."""
 _CONTEXT = "intellect-node answer draw v1"
 
 
@@ -102,8 +104,9 @@ class Answerer:
                 engine.hold(name.encode(), weights, names)
         self._owner = Owner()
         self._numbers = itertools.count(1)
-        # A daemon: it is never asked to end, and a program that ends does not wait for it.
-        threading.Thread(target=self._owner.serve, name="engine", daemon=True).start()
+        # A daemon: a program that is interrupted does not wait for it.
+        self._thread = threading.Thread(target=self._owner.serve, name="engine", daemon=True)
+        self._thread.start()
 
     def call(self) -> Call:
         return Call(Ticket(next(self._numbers), "task"))
@@ -157,6 +160,10 @@ class Answerer:
         return EnginePolicy(self._engine, model.encode(), put=lambda: None, beside=True)
 
     def close(self) -> None:
+        """Python ends a thread that comes back from the engine while it ends itself, and C++ ends the program for it:
+        one of sixteen `chat` died so after its last answer."""
+        self._owner.end()
+        self._thread.join(ENDING)
         self._engine.close()
 
 

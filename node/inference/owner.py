@@ -224,7 +224,7 @@ class Owner:
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._works = _Queue()
         self._lane: _Lane | None = None
-        self._closing = False
+        self._closing = self._ends = False
         self.clock = FairClock()
         self.beats = 0
         self.busy = ""
@@ -253,6 +253,11 @@ class Owner:
         """Look again: a ticket was cancelled."""
         self._inbox.put(None)
 
+    def end(self) -> None:
+        """Serve no longer, once what is being done is done."""
+        self._ends = True
+        self.wake()
+
     def _wait(self, work: Work) -> Any:
         if work.ticket.cancelled:
             raise Cancelled
@@ -265,8 +270,8 @@ class Owner:
     # in the owner's thread
 
     def serve(self) -> None:
-        """For ever."""
-        while True:
+        """Until it is told to end."""
+        while not self._ends:
             self.turn()
 
     def turn(self) -> None:

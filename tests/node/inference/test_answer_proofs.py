@@ -121,3 +121,10 @@ def test_a_root_is_of_every_file_that_decides_and_of_the_adapter(model: Model, t
     assert model_root(copy) == model_root(model.folder)
     (copy / "generation_config.json").write_text("{}")
     assert model_root(copy) != model_root(model.folder)
+
+
+def test_whoever_closes_it_waits_for_the_engines_thread(tmp_path: Path) -> None:
+    """Python ends such a thread while it ends itself, and the program dies of that."""
+    model = Model(tmp_path)
+    model.answerer.close()
+    assert not model.answerer._thread.is_alive()
