@@ -1,5 +1,9 @@
-"""Waits for what several causes may bring about: whoever changes something tells, and all who wait look again."""
+"""Waits for what several causes may bring about: whoever changes something tells, and who waits looks again.
 
+`Changes` wakes all who wait, and tells listeners; `Bell` wakes one, and keeps what rang while nobody waited.
+"""
+
+import math
 from collections.abc import Callable
 
 import trio
@@ -31,3 +35,19 @@ class Changes:
         """Return once it is so; looked at again with each change."""
         while not so():
             await self._told.wait()
+
+
+class Bell:
+    """Wakes the one who waits when something has changed. What rang before the wait is not lost."""
+
+    def __init__(self) -> None:
+        self._rang = trio.Event()
+
+    def ring(self, *_: object) -> None:
+        self._rang.set()
+
+    async def wait(self, seconds: float = math.inf) -> None:
+        """Until it rings, or so many seconds have passed."""
+        with trio.move_on_after(max(seconds, 0.0)):
+            await self._rang.wait()
+        self._rang = trio.Event()

@@ -4,7 +4,6 @@ Every service has the same shape, so that the daemon is a list of them, the stat
 and the heartbeat what they say of themselves.
 """
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self
 
@@ -49,22 +48,6 @@ async def every(seconds: float | Callable[[], float], do: Callable[[], Awaitable
     while True:
         await do()
         await trio.sleep(seconds() if callable(seconds) else seconds)
-
-
-class Bell:
-    """Wakes the one who waits when something has changed. What rang before the wait is not lost."""
-
-    def __init__(self) -> None:
-        self._rang = trio.Event()
-
-    def ring(self, *_: object) -> None:
-        self._rang.set()
-
-    async def wait(self, seconds: float = math.inf) -> None:
-        """Until it rings, or so many seconds have passed."""
-        with trio.move_on_after(max(seconds, 0.0)):
-            await self._rang.wait()
-        self._rang = trio.Event()
 
 
 class Crew:

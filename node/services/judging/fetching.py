@@ -15,8 +15,8 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.changes import Bell
 from node.recent import Recent
-from node.services.base import Bell
 from node.services.context import Context
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots

@@ -17,8 +17,8 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.changes import Bell
 from node.inference.wire import Inspected
-from node.services.base import Bell
 from node.services.context import Context
 from node.services.judging.lots import Lot
 from node.swarm.facts import WorkSealed, WorkTouched

@@ -6,8 +6,9 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.changes import Bell
 from node.recent import Recent
-from node.services.base import Bell, Service
+from node.services.base import Service
 from node.services.context import Context
 from node.services.rounds.adding import Outer
 from node.services.rounds.applying import Rounds

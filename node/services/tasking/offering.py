@@ -13,10 +13,11 @@ import msgspec
 import structlog
 import trio
 
+from node.changes import Bell
 from node.recent import Recent
 from node.recipe.docket import Docket
 from node.recipe.lessons import Lessons
-from node.services.base import Bell, Service
+from node.services.base import Service
 from node.services.context import Context
 from node.services.tasking.gathering import gather
 from node.services.tasking.judges import Judges

@@ -13,10 +13,11 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.changes import Bell
 from node.inference.client import EngineChild
 from node.inference.wire import Produce
 from node.recent import Recent
-from node.services.base import Bell, Service
+from node.services.base import Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
 from node.services.workplace import Workplace

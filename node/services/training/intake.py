@@ -18,12 +18,12 @@ import msgspec
 import structlog
 import trio
 
+from node.changes import Bell
 from node.network.budget import TokenBucket
 from node.recent import Recent
 from node.recipe.docket import Unjudged, without_rewards
 from node.recipe.join import join
 from node.recipe.pool import Group, Key, Origin
-from node.services.base import Bell
 from node.services.context import Context
 from node.services.training.journeys import Journeys
 from node.services.training.sources import origins_of
