@@ -135,6 +135,11 @@ class Ledger:
         return {node for node, slashes in self._slashes.items() if any(not slash.case_id for slash in slashes)}
 
     @property
+    def judged(self) -> bool:
+        """Whether judges ever had anybody slashed: then the vault may owe somebody a bond."""
+        return any(slash.case_id for slashes in self._slashes.values() for slash in slashes)
+
+    @property
     def cases(self) -> list[int]:
         """The vault's cases of all slashes that were not overturned; a node may have one beside a later conviction."""
         found = {slash.case_id for slashes in self._slashes.values() for slash in slashes}

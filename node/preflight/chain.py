@@ -262,11 +262,13 @@ def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
 
 
 class Powers(msgspec.Struct, frozen=True):
-    """Who stands above every pool of a deployment. burn_bps: of what a slash takes, in 10,000; min_window: seconds."""
+    """Who stands above every pool of a deployment. burn_bps: of what a slash takes, bond_bps: of it that its
+    carrier puts up, in 10,000; min_window: seconds."""
 
     arbiter: Address
     treasury: Address
     burn_bps: int
+    bond_bps: int
     appeal_seconds: int
     min_window: int
 
@@ -275,7 +277,14 @@ def read_powers(contracts: Contracts) -> Powers:
     """Blocks on the network."""
     vault = contracts.vault.functions
     arbiter, treasury = parse_address(vault.arbiter().call()), parse_address(vault.treasury().call())
-    return Powers(arbiter, treasury, vault.burnBps().call(), vault.appealSeconds().call(), contracts.min_window())
+    return Powers(
+        arbiter,
+        treasury,
+        vault.burnBps().call(),
+        vault.bondBps().call(),
+        vault.appealSeconds().call(),
+        contracts.min_window(),
+    )
 
 
 def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
@@ -283,8 +292,8 @@ def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
     quorum, slash = f"{pool.threshold} of {len(pool.validators)} validators", tokens(pool.slash_amount)
     return [
         f"{quorum} say what everybody has earned, and can take {slash} tokens of a member's stake",
-        f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; then those who "
-        "signed pay as much to whom they wronged",
+        f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; whoever carried "
+        f"the slash then loses its bond, {powers.bond_bps / 100:g} % of it",
         f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
         f"the manager {pool.manager} pauses and ends the pool; it names other validators {_time(pool.window)} ahead",
         f"the opener {pool.opener} ends it, too, and gets what nobody has earned",

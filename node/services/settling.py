@@ -158,6 +158,7 @@ class Settling(Keeping):
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
         await self._sum(seen, head, (line, share.rest if share else 0), claimed)
+        await self._collect()
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
         await self._warn(seen)
@@ -195,6 +196,17 @@ class Settling(Keeping):
         except Reverted as error:  # somebody else carried it, a newer table was posted, or its size allows no more yet
             log.info("pay.not_due", units=units, why=error.why)
         await self._journal.do(self._journal.remember, SENDING, b"")
+
+    async def _collect(self) -> None:
+        """Bonds and shares of cases that are over, of this node and of its provider."""
+        if not self._ledger.judged:
+            return
+        for who in filter(None, (self._own, self._provider)):
+            owed = await self._chain.credit_of(who)
+            if owed:
+                await self._chain.collect(who)
+                log.info("case.collected", who=who, amount=str(owed))
+                self._progress.tell("collected", f"{tokens(owed)} tokens of cases that are over were paid to {who}")
 
     # telling
 
@@ -329,7 +341,7 @@ class Settling(Keeping):
             if not case.appealed and now < case.final_at:
                 told[f"case {case.id}"] = (
                     f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
-                    f"appeals until {_date(case.final_at)}: contract case appeal {case.id}"
+                    f"appeals until {_date(case.final_at)}, with a bond: contract case appeal {case.id}"
                 )
         if frozen > 0:
             told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"

@@ -76,6 +76,8 @@ class Treasury:
         self.claims: list[tuple[Address, int]] = []
         self.slashed: set[Address] = set()
         self.posts: list[tuple[int, int]] = []
+        self.credits: Counter[Address] = Counter()
+        self.collected: list[tuple[Address, int]] = []
         self.ledgers: list[Ledger] = []
         self.told: list[Any] = []
         self.down = self.loses_answers = self.claims_fail = False
@@ -135,6 +137,15 @@ class Treasury:
     async def stake_of(self, provider: Address) -> Stake:
         await self._answer()
         return Stake(5, 0, 0, 0)
+
+    async def credit_of(self, who: Address) -> int:
+        await self._answer()
+        return self.credits[who]
+
+    async def collect(self, who: Address) -> None:
+        await self._answer()
+        assert self.credits[who], "the contract refuses it"
+        self.collected.append((who, self.credits.pop(who)))
 
     async def case(self, case: int) -> CaseInfo:
         raise AssertionError("nobody was slashed")

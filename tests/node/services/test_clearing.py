@@ -42,7 +42,7 @@ class Contract:
         self.asked_of: list[Address] = []
 
     def freeze(self, number: int, final_at: int = 200, state: CaseState = CaseState.FROZEN) -> None:
-        self.cases[number] = CaseInfo(number, PROVIDER, final_at, state, False, 1, POOL, 0)
+        self.cases[number] = CaseInfo(number, PROVIDER, final_at, state, False, 1, POOL, 0, PROVIDER)
 
     async def pool(self, pool: int) -> PoolInfo:
         given = {"started_at": 0, "epoch_seconds": 100, "window": WINDOW, "escrow": self.escrow}

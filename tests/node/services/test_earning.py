@@ -215,6 +215,12 @@ async def test_a_slash_that_is_overturned_after_the_table_costs_no_pay_and_a_con
         nursery.start_soon(world.workers[0].live)
         await trio.sleep(100)
         assert world.paid() == {honest: 50, judged: 50} and world.chain.owed == 0
+        assert not world.chain.collected
+        world.chain.credits[judged] = 9  # of the bond of who carried the slash; and its carrier's, of another case
+        world.chain.credits[world.validators[0].key.address] = 3
+        await trio.sleep(600)
+        assert dict(world.chain.collected) == {judged: 9, world.validators[0].key.address: 3}
+        assert len(world.chain.collected) == 2, "each once"
         nursery.cancel_scope.cancel()
 
 
