@@ -24,8 +24,8 @@ from node.chain.follower import EventStore
 from node.chain.views import Block
 from node.errors import StateError
 from node.state.journal import Journal
-from protocol.identity import Address
-from protocol.statements import Accepted
+from protocol.earnings import Accepted, Leaf
+from protocol.identity import Address, address_bytes
 
 BLOBS = (0, 1, 900, 20_000, 300_000, 1_500_000)
 """Bytes: the run's specification, reports, tokenizers, files, images."""
@@ -116,8 +116,9 @@ def _write_journal(path: Path, rng: random.Random, rows: int) -> None:
         root, node = rng.randbytes(32), Address(f"0x{row % 7:040x}")
         journal.say("verdict", root, rng.randbytes(300), float(row))
         journal.files.add_file(root, rng.randbytes(32), row, 1000 + row, float(row), b"r" * 32, row, row // 50, root)
-        journal.pay.certify(node, Accepted(4, node, row // 50, root, 1000 + row), rng.randbytes(65))
-        journal.earned.note_earned(row // 50, node, [(root, 1000 + row)], (rng.randbytes(32), 500), 10_000)
+        journal.pay.name(node, [Accepted(4, node, row // 50, root, 1000 + row)])
+        leaf = Leaf(address_bytes(node), root, 1000 + row)
+        journal.earned.note_leaves(row // 50, node, row, rng.randbytes(32), rng.randbytes(300), [leaf])
         journal.remember(f"lot_pledge_{row}", b"1000 20")
         journal.used.consume([root], row)
     journal.close()

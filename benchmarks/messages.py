@@ -72,7 +72,7 @@ DRAIN = 10.0
 
 class Cost(msgspec.Struct):
     """Of one run. sent, sizes: messages and bytes by kind; accepted, certified: seconds of each file from its
-    announcement until the trainer's jury accepts it, and until its worker has a quorum's certificates; checked:
+    announcement until the trainer's jury accepts it, and until its worker has a quorum's leaves; checked:
     signatures of all nodes, by the message or service that they were checked for; cpu: seconds, of all nodes."""
 
     nodes: int
@@ -275,7 +275,7 @@ class Play:
             certifying = self._court.certifying[self._court.seats.index(seat)]
             yield certifying
             yield SimpleNamespace(run=books.listen)
-            yield Tabling(books, certifying)
+            yield Tabling(books)
 
     async def _work(self, keys: list[NodeKey]) -> None:
         """A step after the other: its policy, and a file of each worker."""
@@ -308,7 +308,7 @@ class Play:
         await seat.board.post(message)
 
     async def _follow_jury(self) -> None:
-        """When each file is accepted, and when its worker holds enough certificates."""
+        """When each file is accepted, and when its worker holds a quorum's leaves."""
         jury = self._court.trainer.jury
         while True:
             await trio.sleep(0.02)
@@ -328,7 +328,7 @@ class Play:
 
 
 def _holds(seat: Seat, id: bytes) -> bool:
-    rows = seat.context.journal._db.execute("SELECT count(*) FROM certificates WHERE work = ?", (id,))
+    rows = seat.context.journal._db.execute("SELECT count(*) FROM leaves WHERE work = ?", (id,))
     return rows.fetchone()[0] >= QUORUM
 
 

@@ -89,7 +89,7 @@ def pay_state(record: "FileRecord", pay: "PayRecord | None") -> str:
     if record.line is None and record.epoch <= pay.through:
         return "unclear"  # tabled before this node looked for the first time
     if record.line is None:
-        return "certified" if record.certificates >= pay.quorum else "waits for certificates"
+        return "certified" if record.named >= pay.quorum else "waits for roots"
     if record.line <= 0:
         return "missed" if record.line == 0 else "unclear"
     return "claimed" if pay.claimed >= record.line else "in the table"

@@ -19,7 +19,7 @@ from eth_hash.auto import keccak
 from contracts.asking import at_once
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes, parse_address
-from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
+from protocol.statements import Attestation, EpochRoot, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
     from web3.contract.contract import Contract, ContractFunction
@@ -390,7 +390,7 @@ class GivenBack(PoolEvent, frozen=True, kw_only=True):
 
 
 class Slashed(PoolEvent, frozen=True, kw_only=True):
-    """amount: token wei taken; reason: checks.Reason, 200 for contradicting verdicts, or 201 for a certificate that
+    """amount: token wei taken; reason: checks.Reason, 200 for contradicting verdicts, or 201 for a root that
     contradicts another or a verdict; file_root: for these two the work's id; case_id: of the vault's case while the
     slash may be overturned, 0 if it is final.
     """
@@ -1192,14 +1192,23 @@ class Contracts:
             pool, work, _said(first), first_signature, _said(second), second_signature
         )
 
-    def accepted_evidence(
-        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
+    def root_evidence(
+        self, first: EpochRoot, first_signature: bytes, second: EpochRoot, second_signature: bytes
     ) -> "ContractFunction":
-        """A validator's certificate, and another one of the same work or a verdict against it."""
-        one = _words(first)
-        if isinstance(second, Verdict):
-            return self.court.functions.acceptedEvidence(one, first_signature, _said(second), second_signature)
-        return self.court.functions.doubleAcceptedEvidence(one, first_signature, _words(second), second_signature)
+        """Two roots of one validator and epoch with one number."""
+        return self.court.functions.rootEvidence(_words(first), first_signature, _words(second), second_signature)
+
+    def leaf_evidence(
+        self,
+        root: EpochRoot,
+        root_signature: bytes,
+        leaf: tuple[Address, bytes, int, list[bytes]],
+        verdict: Verdict,
+        verdict_signature: bytes,
+    ) -> "ContractFunction":
+        """A validator's root with a leaf (node, work, units, proof), and its verdict against that work."""
+        words = (_words(root), root_signature, leaf, _said(verdict), verdict_signature)
+        return self.court.functions.leafEvidence(*words)
 
     def overturn(self, pool: int, node: Address) -> "ContractFunction":
         return self.swarm.functions.overturn(pool, node)
@@ -1209,7 +1218,7 @@ def _member_state(node: Address, v: Sequence[Any]) -> MemberState:
     return MemberState(node, None if v[0] == NOBODY else v[0], *v[1:])
 
 
-def _words(statement: WorkCommitment | Accepted) -> tuple[Any, ...]:
+def _words(statement: WorkCommitment | EpochRoot) -> tuple[Any, ...]:
     return msgspec.structs.astuple(statement)
 
 

@@ -58,7 +58,7 @@ BY_HAND = (
     ("Court.sol", "rechecked >> i & 1 == 0", "rechecked & 1 == 0"),
     ("Court.sol", "REASON_EQUIVOCATION = 4", "REASON_EQUIVOCATION = 5"),
     ("Court.sol", "REASON_DOUBLE_VERDICT = 200", "REASON_DOUBLE_VERDICT = 201"),
-    ("Court.sol", "REASON_FALSE_CERTIFICATE = 201", "REASON_FALSE_CERTIFICATE = 200"),
+    ("Court.sol", "REASON_FALSE_ROOT = 201", "REASON_FALSE_ROOT = 200"),
     ("Members.sol", "uint32(block.timestamp + pool.leaseSeconds())", "uint32(node.leaseUntil + pool.leaseSeconds())"),
     ("Members.sol", "block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil", "uint40(block.timestamp)"),
     ("Members.sol", "court.attestedUnits(id, node)", "court.attestedUnits(id, entry.provider)"),

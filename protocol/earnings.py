@@ -1,34 +1,44 @@
-"""What counts for pay: certified works, and why one counts no more.
+"""What counts for pay: works, the leaves in which a validator names them, and why one counts no more.
 
-A node shows its certificates as a blob; validators check the signatures, and compute from the union of what all nodes
-show a table (`table.py`).
+After an epoch each validator signs one root over its leaves (`statements.EpochRoot`). Whoever wants a node's finds them
+in one file of the tree. Validators make the table from the leaves of all (`table.py`).
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import msgspec
+from eth_hash.auto import keccak
 
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.pages import Name, Word
+from protocol.pages import PAGE_ROWS, Name, Page, Row, Word, check_order, check_pages, merkle_root, paged, proof
 from protocol.run import RunSpec
-from protocol.statements import Accepted, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import EpochRoot, Rechecked, Verdict, WorkCommitment, work_id
 
-# Far beyond what a node makes in an epoch; it bounds how many signatures a stranger's blob makes us check.
-MAX_WORKS = 65_536
-"""Works of one node in one epoch that a blob may name."""
-MAX_SHOWN_BYTES = 16 * 2**20
+MAX_LEAF_PAGES = 256
+"""Files of one root: a million works."""
+MAX_LEAVES_BYTES = 64 * 1024
 MAX_REFUSALS = 4_096
 MAX_SIGNATURES = 16
 """Of one work: a pool has no more validators."""
 
 Signature = Annotated[bytes, msgspec.Meta(min_length=65, max_length=65)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Signatures = Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MAX_SIGNATURES)]
+WorkUnits = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
 
 # what is paid
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A work that counts. work: its id, 32 bytes; units: what is paid for it."""
+
+    pool: int
+    node: Address
+    epoch: int
+    work: bytes
+    units: int
 
 
 def of_file(commitment: WorkCommitment) -> Accepted:
@@ -81,59 +91,72 @@ def most_files(run: RunSpec) -> int:
     return 1 if run.pretraining is not None else 8 * run.files_per_policy + 32
 
 
-# what a node shows
+# the leaves of a root
 
 
-class ShownWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One work with the signatures that its node has: of Accepted, by different validators."""
+class Leaf(Row, frozen=True):
+    """One work of a node that counts, by one validator's word."""
 
     work: Word
-    units: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
-    signatures: Signatures
+    units: WorkUnits
+    what: ClassVar[str] = "leaves of a root"
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        return (self.node, self.work)
+
+    def leaf(self) -> bytes:
+        """keccak(0x04 | node | work | units as uint64): in the contracts `Statements.workLeaf`."""
+        return keccak(b"\x04" + self.node + self.work + self.units.to_bytes(8, "big"))
 
 
-class Shown(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All that one node shows of one epoch, by rising work."""
+class Leaves(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The file beside a root: those in which its leaves are, by node, then work."""
 
-    node: Name
-    epoch: Epoch
-    works: Annotated[tuple[ShownWork, ...], msgspec.Meta(max_length=MAX_WORKS)]
+    pages: Annotated[tuple[Page, ...], msgspec.Meta(min_length=1, max_length=MAX_LEAF_PAGES)]
 
-    def statement(self, pool: int, work: ShownWork) -> Accepted:
-        """What the signatures of a work are of."""
-        return Accepted(pool, address_from_bytes(self.node), self.epoch, work.work, work.units)
+    def root(self) -> bytes:
+        return merkle_root([page.top for page in self.pages])
 
 
-def encode_certificates(node: Address, epoch: int, works: Iterable[ShownWork]) -> bytes:
-    """The blob that a node shows of an epoch."""
-    # One order, so that the same certificates are the same blob, whoever shows them.
-    ordered = sorted(works, key=lambda one: one.work)[:MAX_WORKS]
-    return msgspec.msgpack.encode(Shown(address_bytes(node), epoch, tuple(ordered)))
+def leaves_of(works: Sequence[Accepted]) -> tuple[Leaves, list[bytes]]:
+    """The file of a root over these works (some, each once), and those that it names."""
+    rows = sorted((Leaf(address_bytes(one.node), one.work, one.units) for one in works), key=lambda row: row.key)
+    files = paged(rows)
+    return Leaves(tuple(page for page, _ in files)), [data for _, data in files]
 
 
-def decode_certificates(data: bytes, node: Address, epoch: int) -> Shown:
-    """Parse what a stranger shows; raises ProtocolError, also where it is another node's, another epoch's or doubled.
-    Checks no signature."""
-    what = "malformed certificates"
-    shown = decode_msgpack(data, Shown, limit=MAX_SHOWN_BYTES, error=ProtocolError, what=what)
-    if shown.node != address_bytes(node) or shown.epoch != epoch:
-        raise ProtocolError(what, "they are another node's or another epoch's")
-    # Strictly rising: one comparison finds both a wrong order and a work that is shown twice.
-    if any(one.work >= two.work for one, two in zip(shown.works, shown.works[1:], strict=False)):
-        raise ProtocolError(what, "the works are doubled or not in order")
-    return shown
+def all_leaves(said: EpochRoot, files: Sequence[Sequence[Leaf]]) -> tuple[Leaf, ...]:
+    """Of a root with all its files; raises ProtocolError where they are not as `leaves_of` makes them."""
+    what = "malformed leaves of a root"
+    if any(len(rows) != PAGE_ROWS for rows in files[:-1]):
+        raise ProtocolError(what, "a file that is not the last one is not full")
+    leaves = tuple(row for rows in files for row in rows)
+    check_order(leaves)
+    if sum(one.units for one in leaves) != said.total:
+        raise ProtocolError(what, "they come to another total")
+    return leaves
 
 
-# what a table rests on
+def proof_of(leaves: Sequence[Leaf], leaf: Leaf) -> tuple[bytes, ...]:
+    """From one of all leaves of a root, in their order, up to it."""
+    at = leaves.index(leaf)
+    page, place = divmod(at, PAGE_ROWS)
+    own = [one.leaf() for one in leaves[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]]
+    return proof(own, place) + proof([each.top for each, _ in paged(leaves)], page)
 
 
-class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """A blob of certificates that went into a table. node: 20 bytes; root, size: of the blob."""
+def decode_leaves(data: bytes, said: EpochRoot) -> Leaves:
+    """Parse a stranger's; raises ProtocolError, also where it is of another root."""
+    what = "malformed leaves of a root"
+    found = decode_msgpack(data, Leaves, limit=MAX_LEAVES_BYTES, error=ProtocolError, what=what)
+    check_pages(found.pages, what)
+    if found.root() != said.root:
+        raise ProtocolError("wrong leaves of a root", "they do not hash to it")
+    return found
 
-    epoch: Epoch
-    node: Name
-    root: Word
-    size: Annotated[int, msgspec.Meta(gt=0, le=MAX_SHOWN_BYTES)]
+
+# what counts no more
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -21,9 +21,9 @@ from protocol.identity import Address, NodeKey, address_bytes, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
 from protocol.manifest import MAX_CARD_BYTES, PolicyStatement
 from protocol.statements import (
-    Accepted,
     Domain,
     Earnings,
+    EpochRoot,
     Rechecked,
     Statement,
     TermSilent,
@@ -58,9 +58,9 @@ NO_PROMPTS = bytes(32)
 MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
 MAX_SHOWN = 64
-"""Epochs in one message, and signatures beside a closed word on a cut."""
+"""Signatures beside a closed word on a cut."""
 MAX_ENTRIES = 32
-"""Seals, certificates, and messages in one: each verdict is a signature to check, on the event loop."""
+"""Seals, and messages in one: each verdict is a signature to check, on the event loop."""
 OVERHEAD = 256
 """Bytes of a message around its entries, at most."""
 # A verdict has few possible values: without a salt its seal could be opened by trying them all.
@@ -305,39 +305,20 @@ class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     seal: bytes
 
 
-class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One work that counts (`statements.Accepted`, of the message's pool), with its signature by the author."""
+class EpochRootSigned(_Message, frozen=True):
+    """A validator signs the root of its leaves of an epoch. signature: over the statement, EIP-712, for the contract;
+    nothing else stands here, so whoever says it again says what its author said."""
 
-    node: Address
-    epoch: int
-    work: bytes
-    units: int
+    statement: EpochRoot
     signature: bytes
 
-    def statement(self, pool: int) -> Accepted:
-        return Accepted(pool, self.node, self.epoch, self.work, self.units)
-
-
-class EpochShown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What a node holds of an epoch. root (32 bytes), size: of the blob (`earnings.encode_certificates`)."""
-
-    epoch: int
-    root: bytes
-    size: int
-
-
-class CertificatesShown(_Message, frozen=True):
-    """A node shows what it holds of the epochs that no table covers yet, each once."""
-
-    shown: tuple[EpochShown, ...]
-
     def fault(self) -> str | None:
-        # Twice one epoch: readers would take one of the two, and not all the same.
-        if not 0 < len(self.shown) <= MAX_SHOWN or len({one.epoch for one in self.shown}) != len(self.shown):
-            return "the epochs are too many, none, or one stands twice"
-        if any(len(one.root) != 32 or not 0 <= one.epoch < 2**63 or one.size <= 0 for one in self.shown):
-            return "a root is not 32 bytes, or a number is out of range"
-        return None
+        said = self.statement
+        if said.pool != self.pool or len(self.signature) != 65:
+            return "the root is another pool's, or its signature not 65 bytes"
+        if max(said.epoch, said.number, said.total) >= 2**63:
+            return "a number is out of range"
+        return _statement_fault(said)
 
 
 class EarningsSigned(_Message, frozen=True):
@@ -373,32 +354,25 @@ class DueSigned(_Message, frozen=True):
         return None if rising else "a work is named twice, or they are not in order"
 
 
-Carried = VerdictIssued | DueSigned | CertificatesShown | EarningsSigned
-Entry = Seal | Certificate | Carried
+Carried = VerdictIssued | DueSigned | EpochRootSigned | EarningsSigned
+Entry = Seal | Carried
 
 
 class ValidatorSaid(_Message, frozen=True):
-    """What a validator has to say by now, in one message: seals, certificates, and messages that would otherwise travel
+    """What a validator has to say by now, in one message: seals, and messages that would otherwise travel
     by themselves, verdicts above all. Each entry counts as much as if it had come alone; one that is not in form, or
     that its author did not sign, refuses the whole, which nobody but its author can have made."""
 
     seals: tuple[Seal, ...] = ()
-    certificates: tuple[Certificate, ...] = ()
     carried: tuple[Carried, ...] = ()
 
     def fault(self) -> str | None:
-        many = len(self.seals), len(self.certificates), len(self.carried)
+        many = len(self.seals), len(self.carried)
         # Empty ones cost a signature and say nothing.
         if not any(many) or max(many) > MAX_ENTRIES:
             return "its entries are none or too many"
         if any(len(one.work) != 32 or len(one.seal) != 32 for one in self.seals):
             return "a work or a seal is not 32 bytes"
-        # A certificate of nothing can never be paid, but takes a place among those that can.
-        if any(not one.units or len(one.signature) != 65 for one in self.certificates):
-            return "a certificate is of no units, or its signature not 65 bytes"
-        statements = (one.statement(self.pool) for one in self.certificates)
-        if why := next((why for one in statements if (why := _statement_fault(one))), None):
-            return why
         if any(one.pool != self.pool for one in self.carried):
             return "what it carries is for another pool"
         return next((why for one in self.carried if (why := one.fault())), None)
@@ -609,7 +583,7 @@ Message = (
     | LotsRevealed
     | DisputeRaised
     | CheckRequested
-    | CertificatesShown
+    | EpochRootSigned
     | EarningsSigned
     | CutSigned
     | SilenceSigned
@@ -617,6 +591,8 @@ Message = (
     | TaskClaimed
     | EnvironmentPublished
 )
+BOUND = (Judgement, EpochRootSigned)
+"""Whose own signature binds all that they say."""
 ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -625,8 +601,9 @@ M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
 class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """payload: an encoded Message; signature: 65 bytes by its author over domain and payload. Empty around a judgement,
-    whose own signature binds all that it says: so it stays evidence outside of the message that carried it."""
+    """payload: an encoded Message; signature: 65 bytes by its author over domain and payload. Empty around a judgement
+    and an epoch's root, whose own signatures bind all that they say: so they stay evidence outside of the message that
+    carried them."""
 
     payload: bytes
     signature: bytes
@@ -664,7 +641,7 @@ def seal(key: NodeKey, domain: Domain, message: Message) -> bytes:
     payload = msgspec.msgpack.encode(message)
     # A judgement's own signature is the one that a contract takes; a second one would be another envelope of the same
     # word.
-    signature = b"" if isinstance(message, Judgement) else key.sign_hash(message_digest(domain, payload))
+    signature = b"" if isinstance(message, BOUND) else key.sign_hash(message_digest(domain, payload))
     raw = msgspec.msgpack.encode(Envelope(payload, signature))
     if len(raw) > MAX_MESSAGE_BYTES:
         raise MalformedMessage("message not sent", f"{len(raw)} bytes is more than {MAX_MESSAGE_BYTES}")
@@ -673,7 +650,7 @@ def seal(key: NodeKey, domain: Domain, message: Message) -> bytes:
 
 def together(pool: int, words: Iterable[Entry]) -> tuple[Message, list[Entry]]:
     """One message of as many of these as fit, and those that do not. What would go alone goes as itself."""
-    taken: dict[type, list[Any]] = {Seal: [], Certificate: [], object: []}
+    taken: dict[type, list[Any]] = {Seal: [], object: []}
     rest: list[Entry] = []
     room = MAX_MESSAGE_BYTES - OVERHEAD
     for word in words:
@@ -683,11 +660,10 @@ def together(pool: int, words: Iterable[Entry]) -> tuple[Message, list[Entry]]:
             room -= size
         else:
             rest.append(word)
-    seals, certificates, carried = taken.values()
-    if len(carried) == 1 and not seals and not certificates:
+    seals, carried = taken.values()
+    if len(carried) == 1 and not seals:
         return carried[0], rest
-    parts = {"seals": tuple(seals), "certificates": tuple(certificates), "carried": tuple(carried)}
-    return ValidatorSaid(pool=pool, **parts), rest
+    return ValidatorSaid(pool=pool, seals=tuple(seals), carried=tuple(carried)), rest
 
 
 def open_envelope(domain: Domain, pool: int, raw: bytes) -> Signed[Message]:
@@ -706,7 +682,7 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     # All that is cheap comes before the signature, which takes the event loop longer than all of it.
     problem = "it is for another pool" if message.pool != pool else message.fault()
     # A cut's signature is shown by others without its bytes.
-    if isinstance(message, Judgement | CutSigned) and msgspec.msgpack.encode(message) != envelope.payload:
+    if isinstance(message, (*BOUND, CutSigned)) and msgspec.msgpack.encode(message) != envelope.payload:
         problem = "the message is not encoded in the shortest way"
     # msgpack has long and short forms of one number: the envelope written anew must give the same bytes.
     if msgspec.msgpack.encode(envelope) != raw:
@@ -723,10 +699,11 @@ def _decode(raw: bytes, kind: type[T]) -> T:
 def authenticate(domain: Domain, parsed: Parsed) -> Signed[Message]:
     """Who wrote it, for the price of one signature; raises MalformedMessage or InvalidSignature."""
     message, envelope = parsed.message, parsed.envelope
-    if isinstance(message, Judgement):
+    if isinstance(message, BOUND):
         if envelope.signature:
-            raise MalformedMessage(_WHAT, "the envelope of a judgement is signed a second time")
-        return Signed(signer_of(domain, message.verdict, message.signature), message, parsed.raw)
+            raise MalformedMessage(_WHAT, "the envelope of a judgement or a root is signed a second time")
+        said = message.verdict if isinstance(message, Judgement) else message.statement
+        return Signed(signer_of(domain, said, message.signature), message, parsed.raw)
     author = recover(message_digest(domain, envelope.payload), envelope.signature)
     # Otherwise anybody could repeat a commitment in a message of their own, and use up its author's places.
     if isinstance(message, RolloutCommitted) and message.commitment.node != author:
@@ -752,27 +729,24 @@ def openers(domain: Domain, message: CutSigned) -> Iterator[tuple[Address, bytes
         yield author, signature
 
 
-def entries(message: Message) -> Iterator[Message | Seal | Certificate | EpochShown]:
+def entries(message: Message) -> Iterator[Message | Seal]:
     """A message and all that it says in one: what each costs its author."""
     yield message
     if isinstance(message, ValidatorSaid):
-        yield from (*message.seals, *message.certificates)
+        yield from message.seals
         for one in message.carried:
             yield from entries(one)
-    elif isinstance(message, CertificatesShown):
-        yield from message.shown
 
 
 def with_carried(signed: Signed[Message]) -> Iterator[Signed[Message]]:
-    """A message, and what it carries as if that had come by itself. Of verdicts the bytes are evidence; what else is
-    carried has those of the whole."""
+    """A message, and what it carries as if that had come by itself. Of verdicts and roots the bytes are evidence; what
+    else is carried has those of the whole."""
     yield signed
     if isinstance(signed.message, ValidatorSaid):
         for one in signed.message.carried:
             raw = signed.raw
-            # A verdict is put into an envelope of its own: as evidence it must stand without the message that brought
-            # it.
-            if isinstance(one, VerdictIssued):
+            # Put into an envelope of its own: as evidence it must stand without the message that brought it.
+            if isinstance(one, BOUND):
                 raw = msgspec.msgpack.encode(Envelope(msgspec.msgpack.encode(one), b""))
             yield Signed(signed.author, one, raw)
 

@@ -7,6 +7,7 @@ prefixes: neither can pass for the other.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -81,8 +82,14 @@ def read_page(data: bytes, page: Page, kind: type[R]) -> tuple[R, ...]:
 def check_order(rows: Sequence[Row]) -> None:
     """Raises ProtocolError unless the keys rise strictly: one comparison finds what is doubled and what is not in
     order."""
-    if any(one.key >= two.key for one, two in zip(rows, rows[1:], strict=False)):
+    if any(one.key >= two.key for one, two in pairwise(rows)):
         raise ProtocolError(f"malformed {rows[0].what}", "they are doubled or not in order")
+
+
+def check_pages(pages: Sequence[Page], what: str) -> None:
+    """Raises ProtocolError unless they are in order. One node's rows may begin in several."""
+    if any(one.first > two.first for one, two in pairwise(pages)):
+        raise ProtocolError(what, "its files are not in order")
 
 
 def pages_of(pages: Sequence[Page], node: bytes) -> range:

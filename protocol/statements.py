@@ -89,17 +89,20 @@ class Rechecked(Verdict, frozen=True):
     own, so that nobody can show the two as a contradiction."""
 
 
-class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The certificate of one work: a validator says for ever that these units of the node count in this epoch.
+class EpochRoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A validator's one word on all works of an epoch that count, those that it has not named before: for ever.
 
-    work: 32 bytes; units: what is paid. Beside a rejection of the same work by the same key it costs the stake.
+    number: rises, and no two of one validator and epoch are alike; root: of the Merkle tree over its leaves
+    (`earnings.Leaf`); total: of their units; blob: of the file that names theirs. Beside another one of that number, or
+    with a leaf beside a word of the same key against the work, it costs the stake.
     """
 
     pool: int
-    node: Address
     epoch: int
-    work: bytes
-    units: int
+    number: int
+    root: bytes
+    total: int
+    blob: bytes
 
 
 class Earnings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +160,7 @@ Statement = (
     WorkCommitment
     | Verdict
     | Rechecked
-    | Accepted
+    | EpochRoot
     | Earnings
     | NodeRegistration
     | Invitation
@@ -173,7 +176,7 @@ _MEMBERS: dict[type[Statement], str] = {
     # The same members under two names: the type's name is hashed, so one can never be shown as the other.
     Verdict: _JUDGEMENT,
     Rechecked: _JUDGEMENT,
-    Accepted: "uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units",
+    EpochRoot: "uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob",
     Earnings: "uint256 pool,uint64 epoch,bytes32 root,uint64 total",
     NodeRegistration: "address provider,address node,uint32 units,uint256 nonce,uint256 deadline",
     Invitation: "uint256 pool,address node,uint256 deadline",

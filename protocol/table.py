@@ -2,26 +2,25 @@
 
 All of it follows from one number: how many units all lines together may say. The oldest epochs come first; inside the
 one that fits in part everybody has the same share; what does not fit stays in the table, owed, and is paid by a later
-one. Equal inputs give equal tables, byte for byte. A table names the blobs that it was made of and the works that it
+one. Equal inputs give equal tables, byte for byte. A table names the roots that it was made of and the works that it
 leaves out, with the proof, so that whoever came to another one can fetch what it lacks. Its rows are in files
 (`pages.py`) under its root; a line that the chain has as claimed is dropped, and comes back with the node's next unit.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import msgspec
 from eth_hash.auto import keccak
 
 from protocol.codec import decode_msgpack
-from protocol.earnings import MAX_REFUSALS, Epoch, Refusal, Source
+from protocol.earnings import MAX_REFUSALS, Epoch, Refusal
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
-from protocol.pages import Page, Pages, Row, check_order, merkle_root, paged, pages_of, proof
+from protocol.pages import Page, Pages, Row, check_order, check_pages, merkle_root, paged, pages_of, proof
 
-MAX_SOURCES = 65_536
+MAX_SOURCES = 16_384
 MAX_HEAD_BYTES = 16 * 2**20
 OWED_EPOCHS = 32
 """Epochs that are told apart in what is owed; the newest ones beyond are owed together."""
@@ -76,6 +75,10 @@ class Owing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return row.units * self.part // self.of if row.epoch == self.epoch else 0
 
 
+Signed = Annotated[bytes, msgspec.Meta(max_length=512)]
+"""The envelope of a validator's signed root (`messages.EpochRootSigned`), of whose leaves a table was made."""
+
+
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The blob beside a signed table: all but its rows. total: of all lines since the pool began, those that were
     dropped too; sources, refusals: what is new in it rests on."""
@@ -85,7 +88,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     total: Units
     pages: Pages
     owing: Owing | None = None
-    sources: Annotated[tuple[Source, ...], msgspec.Meta(max_length=MAX_SOURCES)] = ()
+    sources: Annotated[tuple[Signed, ...], msgspec.Meta(max_length=MAX_SOURCES)] = ()
     refusals: Annotated[tuple[Refusal, ...], msgspec.Meta(max_length=MAX_REFUSALS)] = ()
 
     @property
@@ -133,7 +136,7 @@ class Table(msgspec.Struct, frozen=True):
     lines: tuple[Line, ...]
     owed: tuple[Owed, ...] = ()
     part: int = 0
-    sources: tuple[Source, ...] = ()
+    sources: tuple[bytes, ...] = ()
     refusals: tuple[Refusal, ...] = ()
 
     def files(self) -> tuple[Head, list[bytes]]:
@@ -173,7 +176,7 @@ def table_after(
     most: int,
     claimed: Claims,
     settled: Claims,
-    sources: Iterable[Source] = (),
+    sources: Iterable[bytes] = (),
     refusals: Iterable[Refusal] = (),
 ) -> Table | None:
     """The table that follows `before` (None for the first one) through an epoch; None where no line can grow.
@@ -247,8 +250,7 @@ def decode_head(data: bytes, pool: int) -> Head:
     if head.pool != pool:
         raise ProtocolError(_WHAT, f"it is pool {head.pool}'s")
     for pages in (head.pages, head.debts):
-        if any(one.first > two.first for one, two in pairwise(pages)):
-            raise ProtocolError(_WHAT, "its files are not in order")
+        check_pages(pages, _WHAT)
     if head.owing and (not head.owing.pages or head.owing.part >= head.owing.of):
         raise ProtocolError(_WHAT, "it owes nothing, or what it has paid")
     return head

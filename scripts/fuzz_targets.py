@@ -18,6 +18,7 @@ from protocol.contribution import MAX_TOKENS, ContributionHeader, Expected, deco
 from protocol.delta import PatchError, apply_patch, encode_patch
 from protocol.disputes import compare as compare_verdicts
 from protocol.disputes import values_complete
+from protocol.earnings import Accepted, Leaf, all_leaves, decode_leaves, leaves_of
 from protocol.envelope import ProofSubject, open_envelope, seal
 from protocol.errors import ProtocolError
 from protocol.exchange import ContributionError, Form, form_of
@@ -55,7 +56,17 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import EnvironmentSpec, RolloutSpec, RunError, RunSpec, VerificationSpec, decode_run, encode_run
-from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import (
+    Domain,
+    Earnings,
+    EpochRoot,
+    Statement,
+    Verdict,
+    WorkCommitment,
+    sign,
+    signer_of,
+    work_id,
+)
 from protocol.table import Line, Owed, Table, decode_head, encode_head
 from protocol.text import StreamHeader, TextError, tokens_of
 
@@ -273,7 +284,8 @@ _VERDICT = messages.VerdictIssued(
     verifier="cpu/float32/sdpa",
 )
 VERDICT = messages.signed(_VERDICT, KEY, DOMAIN)
-_CERTIFICATE = Accepted(1, NODE, 1, ROOT, 12)
+_LEAVES, (LEAVES,) = leaves_of([Accepted(1, NODE, 1, bytes([n]) * 32, 12) for n in (1, 2)])
+_ROOTED = EpochRoot(1, 1, 9, _LEAVES.root(), 24, ROOT)
 STATED = PolicyStatement(1, 0, 1, 0, ROOT, ROOT, ROOT, ROOT)
 _EARNED = Earnings(1, 1, ROOT, 12)
 _VERDICT_ENVELOPE = messages.seal(KEY, DOMAIN, VERDICT)
@@ -306,10 +318,9 @@ MESSAGES: tuple[messages.Message, ...] = (
     messages.ValidatorSaid(
         pool=1,
         seals=(messages.Seal(ROOT, messages.seal_of(VERDICT, KEY.address)),),
-        certificates=(messages.Certificate(NODE, 1, ROOT, 12, sign(KEY, DOMAIN, _CERTIFICATE)),),
         carried=(VERDICT,),
     ),
-    messages.CertificatesShown(pool=1, shown=(messages.EpochShown(1, ROOT, 9),)),
+    messages.EpochRootSigned(pool=1, statement=_ROOTED, signature=sign(KEY, DOMAIN, _ROOTED)),
     messages.EarningsSigned(pool=1, earnings=_EARNED, table=ROOT, size=9, signature=sign(KEY, DOMAIN, _EARNED)),
 )
 
@@ -372,6 +383,20 @@ def debts(data: bytes) -> None:
         return
 
 
+def root(data: bytes) -> None:
+    try:
+        decode_leaves(data, _ROOTED)
+    except ProtocolError:
+        return
+
+
+def leaves(data: bytes) -> None:
+    try:
+        all_leaves(_ROOTED, [read_page(data, _LEAVES.pages[0], Leaf)])
+    except ProtocolError:
+        return
+
+
 TARGETS = {
     "contribution": Target(contribution, tuple(map(_contributed, FORMS.values()))),
     "stream": Target(stream, (StreamHeader(2, 1, 9, 4, ROOT, ROOT).encode() + bytes(8),)),
@@ -389,5 +414,7 @@ TARGETS = {
     "table": Target(table, (encode_head(HEAD),)),
     "lines": Target(lines, (LINES,)),
     "debts": Target(debts, (DEBTS,)),
+    "root": Target(root, (msgspec.msgpack.encode(_LEAVES),)),
+    "leaves": Target(leaves, (LEAVES,)),
     "run": Target(run_file, (encode_run(RUN),), JSON_NUMBERS),
 }

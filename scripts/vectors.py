@@ -21,8 +21,8 @@ from protocol.blobs import BlobInfo, describe, encode_info
 from protocol.identity import NodeKey
 from protocol.manifest import POLICY_STATEMENT, PolicyStatement
 from protocol.messages import (
-    Certificate,
     Envelope,
+    EpochRootSigned,
     Heartbeat,
     Message,
     PolicyAnnounced,
@@ -45,10 +45,10 @@ from protocol.policy import (
 )
 from protocol.statements import (
     DOMAIN_TYPE,
-    Accepted,
     Attestation,
     Domain,
     Earnings,
+    EpochRoot,
     Invitation,
     NodeRegistration,
     Outcome,
@@ -83,7 +83,7 @@ def _statements() -> list[tuple[NodeKey, Statement]]:
         (WORKER, work),
         (VALIDATOR, Verdict(**told)),
         (VALIDATOR, Rechecked(**told)),
-        (VALIDATOR, Accepted(POOL, WORKER.address, 21, work.work, 4096)),
+        (VALIDATOR, EpochRoot(POOL, 21, 1_800_000_000, bytes([21]) * 32, 4096, bytes([22]) * 32)),
         (VALIDATOR, Earnings(POOL, 21, bytes([20]) * 32, 123_456)),
         (WORKER, NodeRegistration(PROVIDER.address, WORKER.address, 2, 0, 1_900_000_000)),
         (TRAINER, Invitation(POOL, WORKER.address, 1_900_000_000)),
@@ -128,8 +128,8 @@ def _messages(manifest: PolicyManifest) -> list[tuple[NodeKey, Message]]:
     work = WorkCommitment(POOL, WORKER.address, manifest.policy_root, 3, bytes([18]) * 32, 4096, 21)
     told = msgspec.structs.asdict(work) | {"outcome": Outcome.ACCEPT, "reason": 0}
     verdict = VerdictIssued(pool=POOL, verdict=Verdict(**told), signature=b"", salt=bytes([8]) * 16)
-    certificate = Accepted(POOL, WORKER.address, 21, work.work, 4096)
-    certified = Certificate(WORKER.address, 21, work.work, 4096, sign(VALIDATOR, DOMAIN, certificate))
+    root = EpochRoot(POOL, 21, 1_800_000_000, bytes([21]) * 32, 4096, bytes([22]) * 32)
+    rooted = EpochRootSigned(pool=POOL, statement=root, signature=sign(VALIDATOR, DOMAIN, root))
     beat = Heartbeat(
         pool=POOL,
         boot=1,
@@ -147,7 +147,8 @@ def _messages(manifest: PolicyManifest) -> list[tuple[NodeKey, Message]]:
         (TRAINER, _announcement(manifest)),
         (WORKER, RolloutCommitted(pool=POOL, commitment=work, signature=sign(WORKER, DOMAIN, work), size=70_000)),
         (VALIDATOR, signed(verdict, VALIDATOR, DOMAIN)),
-        (VALIDATOR, ValidatorSaid(pool=POOL, seals=(Seal(work.work, bytes([9]) * 32),), certificates=(certified,))),
+        (VALIDATOR, ValidatorSaid(pool=POOL, seals=(Seal(work.work, bytes([9]) * 32),), carried=(rooted,))),
+        (VALIDATOR, rooted),
     ]
 
 

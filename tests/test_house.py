@@ -151,7 +151,6 @@ def test_a_modules_own_records_are_its_own_to_change() -> None:
 MOST_LOOKS = 8
 LOOKS = {
     "node/services/membership/lan.py _listen": "no look: claims of anybody in the local network are taken slowly",
-    "node/services/paying.py _keep": "no look: certificates that come together are journaled together",
 }
 """Where a loop waits for less than a second, and why."""
 WAITS = ("sleep", "move_on_after", "fail_after", "wait", "every", "on_news")

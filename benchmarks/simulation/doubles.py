@@ -167,7 +167,7 @@ class Chain:
         self._slashed: set[Address] = set()
 
     async def carry(self, case: Case) -> None:
-        """No validator of the simulation says two things of one work, and nobody signs certificates."""
+        """No validator of the simulation says two things of one work, and nobody signs roots."""
         await trio.lowlevel.checkpoint()
         match case:
             case FileCase():

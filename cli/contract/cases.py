@@ -193,7 +193,7 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
 
 @transaction(app, "evidence", example="evidence contradiction.json --network base-sepolia --key me")
 async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
-    """Slash whoever signed two statements that contradict each other: commitments, verdicts, certificates."""
+    """Slash whoever signed two statements that contradict each other: commitments, verdicts, roots."""
     from node.chain.cases import CommitmentContradiction, Contradiction
 
     given = _read_case(case, Contradiction)

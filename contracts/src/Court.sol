@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
-import {Accepted, Judgement, Statements, WorkCommitment} from "./Statements.sol";
+import {EpochRoot, Judgement, Statements, WorkCommitment, WorkLeaf} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
 /// @title Court
@@ -48,8 +48,8 @@ contract Court is ICourt {
     uint8 public constant REASON_EQUIVOCATION = 4;
     /// @notice The reason in `Slashed` when two verdicts of one validator contradict each other.
     uint8 public constant REASON_DOUBLE_VERDICT = 200;
-    /// @notice The reason in `Slashed` when a validator's certificate contradicts another one, or its verdict.
-    uint8 public constant REASON_FALSE_CERTIFICATE = 201;
+    /// @notice The reason in `Slashed` when a validator's root of an epoch contradicts another one, or its verdict.
+    uint8 public constant REASON_FALSE_ROOT = 201;
 
     Swarm public immutable swarm;
 
@@ -224,31 +224,36 @@ contract Court is ICourt {
         );
     }
 
-    /// @notice The same for a certificate and a verdict against the work that it is for.
-    function acceptedEvidence(
-        Accepted calldata accepted,
-        bytes calldata acceptedSignature,
+    /// @notice The same for two roots of one epoch with one number which differ in anything.
+    function rootEvidence(
+        EpochRoot calldata first,
+        bytes calldata firstSignature,
+        EpochRoot calldata second,
+        bytes calldata secondSignature
+    ) external {
+        if (first.pool != second.pool || first.epoch != second.epoch || first.number != second.number) {
+            revert NoContradiction();
+        }
+        _convict(
+            first.pool, first.root, REASON_FALSE_ROOT, Statements.hashEpochRoot(first), firstSignature,
+            Statements.hashEpochRoot(second), secondSignature
+        );
+    }
+
+    /// @notice The same for a root that has a work among its leaves, and a verdict against that.
+    function leafEvidence(
+        EpochRoot calldata root,
+        bytes calldata rootSignature,
+        WorkLeaf calldata leaf,
         Judgement calldata verdict,
         bytes calldata verdictSignature
     ) external {
         if (verdict.outcome == Statements.OUTCOME_ACCEPT) revert NoContradiction();
+        bytes32 top = Statements.climb(Statements.workLeaf(leaf.node, leaf.work, leaf.units), leaf.proof);
+        if (top != root.root) revert NoContradiction();
         _convict(
-            accepted.pool, accepted.work, REASON_FALSE_CERTIFICATE, Statements.hashAccepted(accepted),
-            acceptedSignature, Statements.hashVerdict(accepted.pool, accepted.work, verdict), verdictSignature
-        );
-    }
-
-    /// @notice The same for two certificates of one work which differ in anything.
-    function doubleAcceptedEvidence(
-        Accepted calldata first,
-        bytes calldata firstSignature,
-        Accepted calldata second,
-        bytes calldata secondSignature
-    ) external {
-        if (first.pool != second.pool || first.work != second.work) revert NoContradiction();
-        _convict(
-            first.pool, first.work, REASON_FALSE_CERTIFICATE, Statements.hashAccepted(first), firstSignature,
-            Statements.hashAccepted(second), secondSignature
+            root.pool, leaf.work, REASON_FALSE_ROOT, Statements.hashEpochRoot(root), rootSignature,
+            Statements.hashVerdict(root.pool, leaf.work, verdict), verdictSignature
         );
     }
 

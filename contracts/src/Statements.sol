@@ -25,13 +25,25 @@ struct Judgement {
     bytes32 values;
 }
 
-/// @notice A validator's certificate: these units of the node count in this epoch.
-struct Accepted {
+/// @notice A validator's word on all works of an epoch that count, those that it has not named before.
+struct EpochRoot {
     uint256 pool;
-    address node;
     uint64 epoch;
+    /// no two of one validator and epoch are alike
+    uint64 number;
+    bytes32 root;
+    /// units of all its leaves
+    uint64 total;
+    /// names the file of the leaves; nothing on chain reads it
+    bytes32 blob;
+}
+
+/// @notice One work of a node, as it stands under an EpochRoot.
+struct WorkLeaf {
+    address node;
     bytes32 work;
-    uint32 units;
+    uint64 units;
+    bytes32[] proof;
 }
 
 /// @title Statements
@@ -51,8 +63,8 @@ library Statements {
     bytes32 internal constant RECHECKED_TYPEHASH = keccak256(
         "Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)"
     );
-    bytes32 internal constant ACCEPTED_TYPEHASH = keccak256(
-        "Accepted(uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units)"
+    bytes32 internal constant EPOCH_ROOT_TYPEHASH = keccak256(
+        "EpochRoot(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)"
     );
     bytes32 internal constant EARNINGS_TYPEHASH = keccak256(
         "Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)"
@@ -88,8 +100,8 @@ library Statements {
         return hashJudgement(VERDICT_TYPEHASH, pool, work, v.outcome, v.reason, v.values);
     }
 
-    function hashAccepted(Accepted calldata a) internal pure returns (bytes32) {
-        return keccak256(abi.encode(ACCEPTED_TYPEHASH, a.pool, a.node, a.epoch, a.work, a.units));
+    function hashEpochRoot(EpochRoot calldata r) internal pure returns (bytes32) {
+        return keccak256(abi.encode(EPOCH_ROOT_TYPEHASH, r.pool, r.epoch, r.number, r.root, r.total, r.blob));
     }
 
     function hashEarnings(uint256 pool, uint64 epoch, bytes32 root, uint64 total) internal pure returns (bytes32) {
@@ -137,6 +149,11 @@ library Statements {
     /// @notice The leaf of one node's line: its units since the pool began.
     function leaf(address node, uint64 units) internal pure returns (bytes32) {
         return keccak256(abi.encodePacked(bytes1(0x00), node, units));
+    }
+
+    /// @notice The leaf of one work of a node.
+    function workLeaf(address node, bytes32 work, uint64 units) internal pure returns (bytes32) {
+        return keccak256(abi.encodePacked(bytes1(0x04), node, work, units));
     }
 
     /// @notice The root that `proof` leads to from `node`; siblings are hashed in sorted order under prefix 0x01.

@@ -48,7 +48,7 @@ library Sign {
         keccak256("Verdict(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
     bytes32 constant RECHECKED =
         keccak256("Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
-    bytes32 constant ACCEPTED = keccak256("Accepted(uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units)");
+    bytes32 constant EPOCH_ROOT = keccak256("EpochRoot(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)");
     bytes32 constant EARNINGS = keccak256("Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)");
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address node,uint256 deadline)");
     bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)");

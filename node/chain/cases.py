@@ -16,15 +16,16 @@ from contracts.bindings import Contracts
 from node.chain.errors import ChainError
 from node.state.files import write_whole
 from protocol.errors import IntellectError
-from protocol.identity import parse_address
-from protocol.statements import Accepted, Verdict, WorkCommitment, struct_hash
+from protocol.identity import Address, parse_address
+from protocol.statements import EpochRoot, Verdict, WorkCommitment, struct_hash
 
 MAX_CASE_BYTES = 256 * 1024
+Word = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=65, max_length=65)]
 _HEX = re.compile("(0x)?([0-9a-fA-F]{64}|[0-9a-fA-F]{130})")
 _ADDRESS = re.compile("0x[0-9a-fA-F]{40}")
 _Flat = dict[str, str | int | bool]
-_Text = dict[str, str | int | bool | _Flat | list[_Flat]]
+_Text = dict[str, str | int | bool | _Flat | list[_Flat | str]]
 """A case in JSON: nested no deeper, whatever a file brings."""
 
 
@@ -36,7 +37,7 @@ class Vote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One validator's part of a quorum. values: what it found besides, 32 bytes; rechecked: it is of a Rechecked."""
 
     signature: Signature
-    values: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    values: Word
     rechecked: bool = False
 
 
@@ -77,14 +78,15 @@ class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     def name(self) -> str:
         if isinstance(self.first, WorkCommitment):
             return f"commitments-{_place(self.first)}"  # a quorum may have judged the file, too
-        what = "verdicts" if isinstance(self.first, Verdict) else "certificate"
-        return f"{what}-{self.first.work.hex()[:16]}-{self.first_signature.hex()[:8]}"
+        if isinstance(self.first, Verdict):
+            return f"verdicts-{self.first.work.hex()[:16]}-{self.first_signature.hex()[:8]}"
+        return f"root-{self.first.epoch}-{self.first.number}-{self.first_signature.hex()[:8]}"
 
     @property
     def action(self) -> str:
         if isinstance(self.first, WorkCommitment):
             return f"slash {self.first.node} by its own signatures"
-        return f"slash a validator by its own {'verdicts' if isinstance(self.first, Verdict) else 'certificate'}"
+        return f"slash a validator by its own {'verdicts' if isinstance(self.first, Verdict) else 'root'}"
 
     def call(self, contracts: Contracts) -> ContractFunction:
         pair = self.first, self.first_signature, self.second, self.second_signature
@@ -92,7 +94,7 @@ class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
             return contracts.evidence(*pair)
         if isinstance(self.first, Verdict):
             return contracts.verdict_evidence(self.first.pool, self.first.work, *pair)
-        return contracts.accepted_evidence(*pair)
+        return contracts.root_evidence(*pair)
 
 
 class CommitmentContradiction(Contradiction, frozen=True, tag="commitments"):
@@ -109,22 +111,31 @@ class VerdictContradiction(Contradiction, frozen=True, tag="verdicts"):
     second: Verdict
 
 
-class CertificateContradiction(Contradiction, frozen=True, tag="certificates"):
-    """Two certificates of one work by one validator."""
+class RootContradiction(Contradiction, frozen=True, tag="roots"):
+    """Two roots of one validator and epoch with one number."""
 
-    first: Accepted
-    second: Accepted
+    first: EpochRoot
+    second: EpochRoot
 
 
-class FalseCertificate(Contradiction, frozen=True, tag="certificate and verdict"):
-    """A certificate of one work, and a verdict against it by the same validator."""
+class FalseLeaf(Contradiction, frozen=True, tag="leaf and verdict"):
+    """A root with a work among its leaves, and a verdict against that by the same validator. proof: from the leaf
+    to the root."""
 
-    first: Accepted
+    first: EpochRoot
     second: Verdict
+    node: Address
+    work: Word
+    units: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+    proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=32)]
+
+    def call(self, contracts: Contracts) -> ContractFunction:
+        leaf = (self.node, self.work, self.units, list(self.proof))
+        return contracts.leaf_evidence(self.first, self.first_signature, leaf, self.second, self.second_signature)
 
 
 Case = FileCase | Contradiction
-_KINDS = FileCase | CommitmentContradiction | VerdictContradiction | CertificateContradiction | FalseCertificate
+_KINDS = FileCase | CommitmentContradiction | VerdictContradiction | RootContradiction | FalseLeaf
 
 
 def unhex(text: str) -> bytes:

@@ -115,6 +115,10 @@ class Ledger:
         """Units of each node that were paid or given back; block: of those alone that had the last of it by its end."""
         return {node: units for node, (at, units) in self._taken.items() if units and (block is None or at <= block)}
 
+    def was_seated(self, validator: Address) -> bool:
+        """Whether one of the benches that are remembered has it."""
+        return any(validator in bench.validators for bench in self.benches)
+
     @property
     def paid(self) -> int:
         """Token wei that our node's provider got, since the pool began."""

@@ -3,7 +3,7 @@
 The table is found among what validators signed, and kept in the journal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, cast
@@ -22,7 +22,7 @@ from node.state.journal import TABLE
 from protocol.blobs import describe
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
-from protocol.messages import EarningsSigned
+from protocol.messages import EarningsSigned, M, Signed
 from protocol.pages import Page, Row, pages_of, read_page
 from protocol.table import MAX_HEAD_BYTES, Head, Line, Owed, Share, Table, checked_head, whole
 
@@ -30,6 +30,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 R = TypeVar("R", bound=Row)
 FETCH_TIMEOUT = 30.0
+QUEUE = 64
+"""Words of one author that wait for their blobs."""
 HEARD = 16
 """Tables of one validator that are remembered: others are crowded out by its own."""
 
@@ -210,6 +212,30 @@ class Books:
         others = list(dict.fromkeys(one for one in holders if one != self.context.key.address))
         path = await self.context.blobs.fetch(root, others, max_size=size, timeout=FETCH_TIMEOUT)
         return await trio.to_thread.run_sync(lambda: read(path.read_bytes()))
+
+
+async def by_author(
+    nursery: trio.Nursery,
+    heard: trio.MemoryReceiveChannel[Signed[M]],
+    work: Callable[[Signed[M]], Awaitable[object]],
+) -> None:
+    """Do it with each word that is heard; those of one author in order, beside those of others: a slow or huge blob
+    holds up its author's next one only."""
+    queues: dict[Address, trio.MemorySendChannel[Signed[M]]] = {}
+    async for signed in heard:
+        if (queue := queues.get(signed.author)) is None:
+            queue, words = trio.open_memory_channel[Signed[M]](QUEUE)
+            queues[signed.author] = queue
+            nursery.start_soon(_work_off, words, work)
+        with suppress(trio.WouldBlock):  # it is said again
+            queue.send_nowait(signed)
+
+
+async def _work_off(
+    words: trio.MemoryReceiveChannel[Signed[M]], work: Callable[[Signed[M]], Awaitable[object]]
+) -> None:
+    async for signed in words:
+        await work(signed)
 
 
 class Keeping(Service):

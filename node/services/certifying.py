@@ -1,14 +1,13 @@
-"""What counts for pay, certified: accepted files, verdicts that the pool decided likewise, policies.
+"""What counts for pay, named once an epoch: accepted files, verdicts that the pool decided likewise, policies.
 
-A validator signs, for each work that counts, one certificate for ever; it is in the journal before anybody hears it. A
-file is certified by those who accepted it themselves: nobody can be shown a rejection of its own beside that. A verdict
-counts once the pool has decided as it says and its report was looked at, by lot; a policy once as many groups were
-accepted as its step needs; a standby's window once an audit came to the state that it told. What a node shows that it
-lacks is said again. A file that was accepted in time is certified until a table covers its epoch: all validators may
-have been away.
+Each work that counts is a leaf, in the journal, of the one root that a validator signs when the epoch is over; what
+comes late is in roots with higher numbers. A file is named by those who accepted it themselves: nobody can be shown a
+rejection of its own beside that. A verdict counts once the pool has decided as it says and its report was looked at, by
+lot; a policy once as many groups were accepted as its step needs; a standby's window once an audit came to the state
+that it told. A file that was accepted in time is named until a table covers its epoch: all validators may have been
+away.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -22,33 +21,30 @@ from node.services.context import Context
 from node.swarm.ballots import FileState
 from node.swarm.facts import PolicyFollowed
 from node.swarm.register import BACKLOG_SECONDS, Work, WorkId
-from protocol.earnings import of_file, of_judgement, of_policy, policy_units
+from protocol.earnings import Accepted, leaves_of, of_file, of_judgement, of_policy, policy_units
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.lots import unpack_groups
-from protocol.messages import (
-    DIGEST,
-    MAX_ENTRIES,
-    Certificate,
-    VerdictIssued,
-    VerdictRechecked,
-)
-from protocol.statements import Accepted, Outcome, sign, work_id
+from protocol.messages import DIGEST, EpochRootSigned, VerdictIssued, VerdictRechecked, seal
+from protocol.pages import PAGE_ROWS
+from protocol.statements import EpochRoot, Outcome, sign, work_id
 
 log = structlog.get_logger()
 POLL = 4.0
-"""Seconds between two rounds, or a tenth of the epoch where that is less: nobody needs a certificate before the epoch
-is over. Waiting unsigned loses nothing to a restart."""
+"""Seconds between two rounds, or a tenth of the epoch where that is less: nobody needs a root before the epoch is
+over."""
 WAITING = 512
 """Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided."""
-MOST = 3 * MAX_ENTRIES
-"""Certificates that are said in one POLL. They go with the next words of this validator, or by themselves after two."""
 AT_ONCE = 64
-"""Certificates that are signed while others wait for the journal."""
-TO_SAY = 2048
-"""Certificates of one node that wait to be posted, or posted again."""
+"""Works that are noted while others wait for the journal."""
+MOST_NAMED = 64 * PAGE_ROWS
+"""Works of one root."""
+RECALLED = 2_048
+"""Own verdicts of before this start that are looked at: what was accepted and never noted."""
 BURST = 8.0
 """Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long before."""
+ROOT = "root"
+"""The journal's kind of an own root; its slot: epoch and number."""
 
 
 class Claim(msgspec.Struct, frozen=True, eq=False):
@@ -84,7 +80,8 @@ class Certifying(Service):
         # steps that there was no work for.
         self._steps = self._most_steps
         self._opened = context.clock.monotonic()  # nobody here knows what was accepted before
-        self._to_say: OrderedDict[Address, Recent[WorkId, Certificate]] = OrderedDict()
+        self._said_at: dict[int, float] = {}
+        """Epoch -> when its roots were said last."""
         self.certified = 0
         context.state.register.follow(self._wait_for)
 
@@ -99,20 +96,20 @@ class Certifying(Service):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_verdicts)
             nursery.start_soon(self._hear_policies)
+            await self._recall()
             while True:
                 await self.decide()
-                pause = min(POLL, self._context.time.epoch_seconds / 10)
-                self._context.board.say(self._next(), within=2 * pause)
-                await trio.sleep(pause)
+                await self.root()
+                await trio.sleep(min(POLL, self._context.time.epoch_seconds / 10))
 
     async def decide(self) -> None:
-        """Sign everything that has come to count since the last time."""
+        """Note everything that has come to count since the last time."""
         found = [one for waiting in self._files.values() for one in self._decided_files(waiting)]
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
-        await self._sign([(one, None) for one in found])
-        await self._sign([(one, None) for one in self._trained()], once=True)
-        await self._sign([(one.statement, one.at) for one in self._to_be_paid()])
+        await self._name([(one, None) for one in found])
+        await self._name([(one, None) for one in self._trained()], once=True)
+        await self._name([(one.statement, one.at) for one in self._to_be_paid()])
 
     def claims(self) -> list[list[Claim]]:
         """What waits to be looked at, by validator; taken out. Only what `shown` is given is paid."""
@@ -124,19 +121,6 @@ class Certifying(Service):
         """Nothing speaks against these."""
         for claim in claims:
             self._shown.setdefault(claim.validator, Recent(WAITING))[claim.work.id] = claim
-
-    async def answer(self, lacking: Sequence[Accepted]) -> None:
-        """A node shows works without this validator's certificate: say it again, or sign what was accepted before a
-        restart."""
-        # Asked for all at once: a node shows hundreds, and each visit to the journal's thread costs a turn.
-        kept = await self._journal.do(
-            lambda: [self._journal.pay.certificate(self._own, self._context.pool, one.work) for one in lacking]
-        )
-        for statement, before in zip(lacking, kept, strict=True):
-            if before is not None:
-                self._queue(*before)
-            elif await self._accepted_before(statement):
-                await self._sign([(statement, None)])
 
     # what is heard
 
@@ -246,25 +230,26 @@ class Certifying(Service):
                 found.append(waiting.pop(root))
         return found
 
-    async def _accepted_before(self, statement: Accepted) -> bool:
-        """Whether this validator accepted just this work, as its journal remembers."""
-        raw = await self._journal.do(self._journal.said, "verdict", statement.work)
-        again = await self._journal.do(self._journal.said, "recheck", statement.work)
-        if raw is None or self._context.state.ballots.state(statement.work) in (FileState.REJECTED, FileState.DISPUTED):
-            return False
-        try:
-            verdict = self._context.board.opened(raw, VerdictIssued).message.verdict
-            found = self._context.board.opened(again, VerdictRechecked).message.verdict if again else verdict
-        except ProtocolError as error:
-            log.warning("verdict.unreadable", why=error.why)
-            return False
-        # Compared whole, units and epoch too: a node must not have more certified than was judged.
-        said = Accepted(verdict.pool, verdict.node, verdict.epoch, work_id(verdict), verdict.units)
-        return verdict.outcome == found.outcome == Outcome.ACCEPT and said == statement
+    async def _recall(self) -> None:
+        """What this validator had accepted when it ended, and had not noted."""
+        found: list[tuple[Accepted, float | None]] = []
+        for raw, again in await self._journal.do(self._journal.pay.unnamed, self._own, RECALLED):
+            await trio.lowlevel.checkpoint()  # a signature each
+            try:
+                verdict = self._context.board.opened(raw, VerdictIssued).message.verdict
+                looked = self._context.board.opened(again, VerdictRechecked).message.verdict if again else verdict
+            except ProtocolError as error:
+                log.warning("verdict.unreadable", why=error.why)
+                continue
+            if verdict.outcome == looked.outcome == Outcome.ACCEPT:
+                found.append(
+                    (Accepted(verdict.pool, verdict.node, verdict.epoch, work_id(verdict), verdict.units), None)
+                )
+        await self._name(found)
 
     # saying
 
-    async def _sign(self, wanted: Sequence[tuple[Accepted, float | None]], *, once: bool = False) -> None:
+    async def _name(self, wanted: Sequence[tuple[Accepted, float | None]], *, once: bool = False) -> None:
         """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more. With each:
         when it was found so, None for what the journal knows. once: in one epoch, also after that is tabled."""
         members = self._context.membership
@@ -272,13 +257,11 @@ class Certifying(Service):
         known = [each for each in wanted if members.is_member(each[0].node)]
         fit = [each for each in known if not members.is_evicted(each[0].node)]
         for start in range(0, len(fit), AT_ONCE):
-            for statement, signature in await self._journal.promise(self._signed, fit[start : start + AT_ONCE], once):
-                self.certified += 1
-                self._queue(statement, signature)
+            self.certified += await self._journal.do(self._named, fit[start : start + AT_ONCE], once)
 
-    def _signed(self, wanted: Sequence[tuple[Accepted, float | None]], once: bool) -> list[tuple[Accepted, bytes]]:
+    def _named(self, wanted: Sequence[tuple[Accepted, float | None]], once: bool) -> int:
         """In the journal's thread."""
-        journal, found = self._journal, list[tuple[Accepted, bytes]]()
+        journal, found = self._journal, list[Accepted]()
         with journal.at_once():
             for one, at in wanted:
                 found_at = journal.said_at("verdict", one.work) if at is None else at
@@ -288,27 +271,50 @@ class Certifying(Service):
                     log.warning("policy.announced_again", node=one.node, work=one.work.hex()[:16], epoch=one.epoch)
                 # An own rejection stands in the journal, though the quorum said otherwise.
                 elif not journal.earned.is_refused(one.work):
-                    # The journal has the last word: there are never two different statements of this validator for one
-                    # work.
-                    kept = journal.pay.certify(self._own, one, sign(self._context.key, self._context.domain, one))
-                    if kept is None:
-                        log.warning("work.certified_otherwise", work=one.work.hex()[:16])
-                    else:
-                        found.append((one, kept))
-                        if once:
-                            journal.say("paid policy", one.work, one.epoch.to_bytes(8))
-        return found
+                    found.append(one)
+                    if once:
+                        journal.say("paid policy", one.work, one.epoch.to_bytes(8))
+            return len(journal.pay.name(self._own, found))
 
-    def _queue(self, statement: Accepted, signature: bytes) -> None:
-        certificate = Certificate(statement.node, statement.epoch, statement.work, statement.units, signature)
-        self._to_say.setdefault(statement.node, Recent(TO_SAY))[statement.work] = certificate
+    async def root(self) -> None:
+        """Sign what is not named yet of epochs that are over, and say again what was signed of those that no table
+        covers."""
+        time = self._context.time
+        pay, earned = self._journal.pay, self._journal.earned
+        waiting = await self._journal.do(pay.unsigned, self._own, self._context.pool, time.epoch())
+        for epoch, works in waiting.items():
+            if self._is_due(epoch):
+                await self._sign(epoch, works[:MOST_NAMED])
+        own = await self._journal.do(earned.roots_of, self._own)
+        for epoch in [epoch for epoch in own if self._is_due(epoch)]:
+            self._said_at[epoch] = self._context.clock.monotonic()
+            for raw in own[epoch]:
+                await self._context.board.post_raw(raw)
 
-    def _next(self) -> list[Certificate]:
-        """Of every node one in turn: who lacks thousands delays its own."""
-        batch: list[Certificate] = []
-        while self._to_say and len(batch) < MOST:
-            node, waiting = self._to_say.popitem(last=False)
-            batch.append(waiting.popitem(last=False)[1])
-            if waiting:
-                self._to_say[node] = waiting
-        return batch
+    def _is_due(self, epoch: int) -> bool:
+        """Whether its roots have not been said lately."""
+        at = self._said_at.get(epoch)
+        return at is None or self._context.clock.monotonic() - at >= self._context.time.shown_every
+
+    async def _sign(self, epoch: int, works: Sequence[Accepted]) -> None:
+        leaves, files = await trio.to_thread.run_sync(leaves_of, works)
+        for file in files:
+            await self._context.blobs.add(file)
+        info = await self._context.blobs.add(msgspec.msgpack.encode(leaves))
+        # By the clock: a daemon with an older journal signs no other root of a number that its key has used.
+        newest = await self._journal.do(self._journal.earned.newest_number, self._own, epoch)
+        number = max(int(self._context.time.now()), newest + 1)
+        total = sum(one.units for one in works)
+        said = EpochRoot(self._context.pool, epoch, number, leaves.root(), total, info.root)
+        message = EpochRootSigned(
+            pool=said.pool, statement=said, signature=sign(self._context.key, self._context.domain, said)
+        )
+        raw = seal(self._context.key, self._context.domain, message)
+        await self._journal.promise(self._signed, said, works, raw)
+        log.info("epoch.rooted", epoch=epoch, number=number, works=len(works), total=total)
+
+    def _signed(self, said: EpochRoot, works: Sequence[Accepted], raw: bytes) -> None:
+        """In the journal's thread, before anybody hears it."""
+        self._journal.say(ROOT, said.epoch.to_bytes(8) + said.number.to_bytes(8), raw)
+        self._journal.pay.signed(self._own, works, said.number)
+        self._journal.earned.note_root(said.epoch, self._own, said.number, said.root, raw, whole=False)

@@ -33,7 +33,7 @@ from protocol.statements import Domain
 
 KEPT_POLICIES_EXTRA = 3
 SHOWN_EVERY = (2.0, 3600.0)
-"""Seconds between two times that certificates of one epoch are shown: a quarter of the window, within these."""
+"""Seconds between two times that roots of one epoch are said: a quarter of the window, within these."""
 
 
 class PoolTime:
@@ -63,13 +63,13 @@ class PoolTime:
 
     @property
     def shown_every(self) -> float:
-        """Seconds between two times that a node shows what it has of one epoch."""
+        """Seconds between two times that a validator says its roots of one epoch, and signs another one."""
         shortest, longest = SHOWN_EVERY
         return min(max(self._window / 4, shortest), longest)
 
     @property
     def certified_after(self) -> float:
-        """Seconds that a certificate waits for validators who have not spoken: it must be had, shown and tabled within
+        """Seconds that a leaf waits for validators who have not spoken: it must be signed, heard and tabled within
         the window."""
         return self._window / 4
 

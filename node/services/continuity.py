@@ -27,7 +27,6 @@ from node.swarm.membership import who_uses_work
 from node.swarm.ownwords import (
     ANSWER_EVERY,
     MAX_ASKERS,
-    MOST_CERTIFICATES,
     PROTOCOL,
     answer,
     ask,
@@ -36,8 +35,8 @@ from node.swarm.ownwords import (
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import heartbeat_interval
-from protocol.messages import Certificate, CutSigned, Heartbeat, Message, RolloutCommitted, Signed
-from protocol.statements import is_signed_by, work_id
+from protocol.messages import CutSigned, Heartbeat, Message, RolloutCommitted, Signed
+from protocol.statements import work_id
 
 log = structlog.get_logger()
 AT_ONCE = 24
@@ -74,7 +73,6 @@ class Continuity(Service):
         self._told: Recent[Address, float] = Recent(MAX_ASKERS, refresh=True)
         self._answered: set[Address] = set()
         self._heard: dict[bytes, Signed[Message]] = {}
-        self._certificates: dict[bytes, Certificate] = {}
         self.adopted = self.holds = 0
         network.serve(PROTOCOL, self._answer, max_request=1)
 
@@ -272,24 +270,14 @@ class Continuity(Service):
             except IntellectError as error:
                 log.debug("continuity.not_answered", peer=peer, why=error.why)
                 return
-        own, domain, pool = self._context.key.address, self._context.domain, self._context.pool
-        for one in told.certificates:
-            if one.work in self._certificates:
-                continue
-            await trio.lowlevel.checkpoint()  # a signature each
-            if is_signed_by(own, domain, one.statement(pool), one.signature):
-                self._certificates[one.work] = one
         self._answered.add(peer)
 
     async def _answer(self, asker: Address, _: bytes) -> bytes:
         now = self._context.clock.monotonic()
         if now - self._told.get(asker, -ANSWER_EVERY) < ANSWER_EVERY or not self._context.membership.is_member(asker):
-            return answer(iter(()), [])
+            return answer(iter(()))
         self._told[asker] = now
-        journal, pool = self._journal, self._context.pool
-        kept = await journal.do(journal.pay.certificates_by, asker, pool, MOST_CERTIFICATES)
-        signed = [Certificate(one.node, one.epoch, one.work, one.units, signature) for one, signature in kept]
-        return answer(self._words_of(asker), signed)
+        return answer(self._words_of(asker))
 
     def _words_of(self, asker: Address) -> Iterator[bytes]:
         state = self._context.state
@@ -304,9 +292,7 @@ class Continuity(Service):
     async def _adopt(self) -> int:
         """Into the journal with what it lacks of what was heard; how much that was."""
         self._keep(self._ear.take())
-        words, certificates = list(self._heard.values()), list(self._certificates.values())
-        # What was heard stays in mind only until it is in the journal.
-        self._certificates = {}
+        words = list(self._heard.values())
         register, run = self._context.state.register, self._context.run.root
         files: dict[bytes, tuple[Any, ...]] = {}
         for one in words:
@@ -316,17 +302,15 @@ class Continuity(Service):
                 step = known.step if known is not None and known.task is None else None
                 made = (its.file_root, its.policy_root, its.index, its.units, self._context.clock.wall())
                 files[one.raw] = (*made, run, step, its.epoch, id)
-        found = await self._journal.do(self._taken_in, words, files, certificates)
+        found = await self._journal.do(self._taken_in, words, files)
         self.adopted += found
         if found:
             log.warning("continuity.adopted", words=found)
         return found
 
-    def _taken_in(
-        self, words: Sequence[Signed[Message]], files: dict[bytes, tuple[Any, ...]], certificates: list[Certificate]
-    ) -> int:
+    def _taken_in(self, words: Sequence[Signed[Message]], files: dict[bytes, tuple[Any, ...]]) -> int:
         """In the journal's thread."""
-        journal, own, found = self._journal, self._context.key.address, 0
+        journal, found = self._journal, 0
         with journal.at_once():
             for one in words:
                 promise = promise_in(one)
@@ -337,10 +321,6 @@ class Continuity(Service):
                 elif isinstance(one.message, Heartbeat):
                     for pledge in one.message.lots:
                         found += journal.note_once(*pledge_fact(pledge.window, (pledge.rate, pledge.steps)))
-            for one in certificates:
-                statement = one.statement(self._context.pool)
-                if journal.pay.certificate(own, statement.pool, one.work) is None:
-                    found += journal.pay.certify(own, statement, one.signature) is not None
         return found
 
     async def _close_fence(self) -> None:

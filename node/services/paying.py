@@ -1,85 +1,81 @@
-"""A node's proof of what it earned: certificates of its works, journaled as they come, shown until a table has them.
+"""A node's proof of what it earned: the leaves of its works in validators' roots, journaled as they come.
 
-What k validators certified alike is all that pay rests on. After an epoch's end the node shows what it has of it as a
-blob, works without enough certificates too, so that validators can say again what was lost; and shows it again until a
-posted table covers the epoch.
+After an epoch each validator signs a root over the works that it lets count. A node fetches the file of it in which its
+own are, checks it against the root, and keeps both until a posted table covers the epoch. What somebody signed who is
+not heard any more it says again, so that whoever tables the epoch has it.
 """
 
+from functools import partial
+
+import structlog
 import trio
 
-from node.services.books import Books, Keeping, Seen
-from node.swarm.facts import Certified
-from protocol.earnings import MAX_SIGNATURES, ShownWork, encode_certificates
-from protocol.identity import Address
-from protocol.messages import MAX_SHOWN, CertificatesShown, EpochShown
-from protocol.statements import Accepted, is_signed_by
+from node.recent import Recent
+from node.services.books import Books, Keeping, Seen, by_author
+from protocol.earnings import MAX_LEAVES_BYTES, Accepted, Leaf, decode_leaves
+from protocol.errors import IntellectError
+from protocol.identity import Address, address_bytes
+from protocol.messages import EpochRootSigned, Signed
+from protocol.pages import pages_of, read_page
 
-SAID_WITHIN = 1.0
-"""Seconds that what is shown waits for other words of this node."""
-TOGETHER = 0.5
-"""Seconds in which certificates are gathered before they are journaled: each visit to its thread costs a turn."""
+log = structlog.get_logger()
+KNOWN = 4_096
+"""Roots that are not read again."""
 MOST = 262_144
-"""Certificates of one validator that are kept: a day of three a second."""
+"""Leaves of one validator that are kept: a day of three a second."""
 
 
 class Paying(Keeping):
     name = "paying"
-    trouble = "certificates.not_shown"
+    trouble = "roots.not_kept"
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._heard: list[tuple[Address, Accepted, bytes]] = []
-        self._news = trio.Event()
-        self._shown: dict[int, tuple[bytes, float]] = {}
-        """By epoch: the blob that was shown last, and when."""
+        self._said_at = books.context.clock.monotonic()
+        self._known: Recent[bytes, bool] = Recent(KNOWN)
 
     def begin(self, nursery: trio.Nursery) -> None:
-        nursery.start_soon(self._hear)
-        nursery.start_soon(self._keep)
+        heard = self._context.facts.subscribe(EpochRootSigned, by=self._is_anothers)
+        nursery.start_soon(by_author, nursery, heard, self._hear)
 
-    # having
+    def _is_anothers(self, author: Address) -> bool:
+        """More than a quorum's are kept: if a validator loses its seat just before a table is made, others are too
+        late."""
+        return author != self._own and self._ledger.was_seated(author)
 
-    async def _hear(self) -> None:
-        """Of all certificates of a pool only a node's own are worth the check of a signature to it. More than a
-        quorum's are kept: if a validator loses its seat just before a table is made, others are too late."""
-        async for said in self._context.facts.subscribe(Certified):
-            for one in said.certificates:
-                if one.node == self._own and said.author != self._own:
-                    statement = one.statement(self._pool)
-                    if is_signed_by(said.author, self._context.domain, statement, one.signature):
-                        self._heard.append((said.author, statement, one.signature))
-                        self._news.set()
+    async def _hear(self, signed: Signed[EpochRootSigned]) -> None:
+        """Of all leaves of a pool only its own are of use to a node."""
+        if signed.raw in self._known:
+            return
+        try:
+            await self._journal.do(self._keep, signed, await self._works(signed))
+            self._known[signed.raw] = True
+        except (IntellectError, OSError) as error:  # it is said again
+            log.info("root.unusable", validator=signed.author, epoch=signed.message.statement.epoch, why=str(error))
 
-    async def _keep(self) -> None:
-        while True:
-            await self._news.wait()
-            await trio.sleep(TOGETHER)
-            self._news, rows, self._heard = trio.Event(), self._heard, []
-            await self._journal.do(self._journal.pay.take_certificates, rows, MOST)
+    async def _works(self, signed: Signed[EpochRootSigned]) -> list[Accepted]:
+        """What a root names of this node. Raises IntellectError, OSError."""
+        said, name = signed.message.statement, address_bytes(self._own)
+        holders = [signed.author, *self._context.membership.addresses()]
+        leaves = await self._books.fetch(said.blob, MAX_LEAVES_BYTES, holders, partial(decode_leaves, said=said))
+        found: list[Accepted] = []
+        for number in pages_of(leaves.pages, name):
+            page = leaves.pages[number]
+            rows = await self._books.fetch(page.root, page.size, holders, partial(read_page, page=page, kind=Leaf))
+            own = [row for row in rows if row.node == name]
+            found += [Accepted(self._pool, self._own, said.epoch, row.work, row.units) for row in own]
+        return found
 
-    # showing
+    def _keep(self, signed: Signed[EpochRootSigned], works: list[Accepted]) -> None:
+        """In the journal's thread."""
+        said = signed.message.statement
+        self._journal.pay.take_leaves(signed.author, said.number, works, MOST)
+        if works:
+            self._journal.earned.note_root(said.epoch, signed.author, said.number, said.root, signed.raw, whole=False)
 
     async def look(self, seen: Seen) -> float:
-        """Show what is due to be shown."""
         await self._forget()
-        first, now = seen.first, self._context.clock.monotonic()
-        last = self._context.time.epoch() - 1
-        self._shown = {epoch: known for epoch, known in self._shown.items() if epoch >= first}
-        due: list[EpochShown] = []
-        for epoch in await self._journal.do(self._journal.pay.own_epochs, self._own, first):
-            # Nobody tables an epoch that is not over, and its certificates are still coming.
-            if epoch > last:
-                continue
-            blob = await self._journal.do(self._blob, epoch)
-            before, at = self._shown.get(epoch, (b"", 0.0))
-            # Again after a while without a change: the board forgets, and validators come and go.
-            if blob != before or now - at >= self._context.time.shown_every:
-                info = await self._context.blobs.add(blob)
-                self._shown[epoch] = (blob, now)
-                due.append(EpochShown(epoch, info.root, info.size))
-        for start in range(0, len(due), MAX_SHOWN):
-            message = CertificatesShown(pool=self._pool, shown=tuple(due[start : start + MAX_SHOWN]))
-            self._context.board.say([message], within=SAID_WITHIN)
+        await self._repeat(seen)
         return min(seen.pause, self._context.time.shown_every)
 
     async def _forget(self) -> None:
@@ -88,10 +84,16 @@ class Paying(Keeping):
         if len(tables) > 1:
             await self._journal.do(self._journal.pay.forget_epochs, tables[-2].epoch)
 
-    def _blob(self, epoch: int) -> bytes:
-        """Of two claims about one work the one that more validators make. In the journal's thread."""
-        works = {work: ShownWork(work, units, ()) for work, units in self._journal.files.own_works(epoch)}
-        for (work, units), said in self._journal.pay.certificates(self._own, epoch).items():
-            if work not in works or len(said) > len(works[work].signatures):
-                works[work] = ShownWork(work, units, tuple(signature for _, signature in said[:MAX_SIGNATURES]))
-        return encode_certificates(self._own, epoch, [one for one in works.values() if one.units])
+    async def _repeat(self, seen: Seen) -> None:
+        """What those signed who are silent."""
+        now, every = self._context.clock.monotonic(), self._context.time.shown_every
+        if now - self._said_at < every:
+            return
+        self._said_at = now
+        for _, author, _, _, raw in await self._journal.do(self._journal.earned.roots, seen.first, 2**62):
+            if author != self._own and self._is_silent(author, now - 2 * every):
+                await self._context.board.post_raw(raw)
+
+    def _is_silent(self, author: Address, since: float) -> bool:
+        heard = self._context.board.heard.get(author)
+        return heard is None or heard < since

@@ -23,9 +23,9 @@ from node.state.kept import cached
 from node.state.made import UNCLEAR
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, PaidUnitsPart, PayPart
-from protocol.earnings import decode_certificates
 from protocol.errors import IntellectError
-from protocol.identity import Address, address_bytes
+from protocol.identity import Address
+from protocol.messages import EpochRootSigned, of_kind, open_envelope
 from protocol.table import Head
 
 log = structlog.get_logger()
@@ -74,7 +74,7 @@ class Settling(Keeping):
         self._warned: dict[str, str] = {}
         self._certified: dict[int, int] = {}
         self._tabled: list[Tabled] = []
-        self._told_certified: int | None = None
+        self._told_certified: set[int] | None = None
         self._record: PayRecord | None = None
         self._seen: Seen | None = None
         self._behind = 0
@@ -249,10 +249,10 @@ class Settling(Keeping):
 
     async def _settle(self, record: PayRecord, head: Head) -> None:
         """Find which works a table has: all that were certified, if their sum is what the line rose by; else those in
-        the blobs that the table names."""
+        the roots that the table names."""
         rise, epochs = record.line - record.before, range(record.first, record.through + 1)
         certified = sum(units for epoch, units in self._certified.items() if epoch in epochs)
-        # The usual case needs no blob: everything certified is in the table.
+        # The usual case needs no look: everything certified is in the table.
         works = None if certified == rise else await self._works_in(head, record.quorum)
         # If neither explains the rise, nobody can say which works the table has: told as unclear, not guessed.
         clear = works is None or sum(works.values()) == rise
@@ -267,14 +267,13 @@ class Settling(Keeping):
             self._progress.trouble(f"{certified - rise:,} certified units of {which} missed the table of earnings")
 
     async def _works_in(self, head: Head, quorum: int) -> dict[bytes, int]:
-        """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
-        works: dict[bytes, int] = {}
-        others = self._context.membership.addresses()
-        for source in head.sources:
-            if source.node == address_bytes(self._own):
-                read = partial(decode_certificates, node=self._own, epoch=source.epoch)
-                shown = await self._books.fetch(source.root, source.size, others, read)
-                works |= {one.work: one.units for one in shown.works if len(one.signatures) >= quorum}
+        """Work -> units of this node that a table counts, by what it was made of. Raises ProtocolError."""
+        roots: list[tuple[int, Address, int]] = []
+        for raw in head.sources:
+            await trio.lowlevel.checkpoint()  # a signature each
+            signed = of_kind(open_envelope(self._context.domain, self._pool, raw), EpochRootSigned)
+            roots.append((signed.message.statement.epoch, signed.author, signed.message.statement.number))
+        works = await self._journal.do(self._journal.pay.named, self._own, roots, quorum)
         for refusal in head.refusals:
             works.pop(refusal.work(self._pool), None)
         return works
@@ -288,13 +287,12 @@ class Settling(Keeping):
             self._progress.tell("claimed", text)
 
     def _tell_of_certified(self, pool: PoolInfo) -> None:
-        """What was certified of each epoch that is over; at the first look, all of it is old."""
-        last, before = self._context.time.epoch() - 1, self._told_certified
-        self._told_certified = last
-        for epoch, units in sorted(self._waiting().items()):
-            if before is not None and before < epoch <= last:
-                when = _date(pool.maturity(epoch))
-                self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {when} on")
+        """What was certified of each epoch, once; at the first look, all of it is old."""
+        waiting, before = self._waiting(), self._told_certified
+        self._told_certified = waiting.keys() | (before or set())
+        for epoch in sorted(waiting.keys() - before if before is not None else ()):
+            when = _date(pool.maturity(epoch))
+            self._progress.tell("certified", f"{waiting[epoch]:,} units of epoch {epoch}, claimable from {when} on")
 
     async def _warn(self, seen: Seen) -> None:
         told = {**self._of_the_pool(seen), **await self._of_cases(seen.now)}

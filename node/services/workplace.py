@@ -130,7 +130,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def certifying(self) -> Certifying:
-        """What this validator certifies; asked by what reads what nodes show."""
+        """What this validator certifies."""
         return Certifying(self.context)
 
     @cached_property

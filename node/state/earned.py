@@ -1,7 +1,11 @@
-"""What quorums certified of everybody, for the table of earnings. Blocking: through `Journal.do`."""
+"""What validators named in their roots of everybody, for the table of earnings. Blocking: through `Journal.do`."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from node.state.rows import Rows
-from protocol.identity import Address
+from protocol.earnings import Leaf
+from protocol.identity import Address, address_from_bytes
 
 
 class EarnedBook:
@@ -10,42 +14,55 @@ class EarnedBook:
     def __init__(self, journal: "Rows") -> None:
         self._journal, self._db = journal, journal.db
 
-    def note_earned(
-        self, epoch: int, node: Address, works: list[tuple[bytes, int]], source: tuple[bytes, int], most: int
-    ) -> bool:
-        """(work, units) of a node that a quorum certified, from a blob of (root, size); whether any of it is news. Of a
-        node and epoch at most `most` works and as many blobs as have brought something."""
-        known = self.earned_works(epoch, node)
-        fresh = [(epoch, one[0], node, one[1]) for one in works if one not in known][: max(most - len(known), 0)]
-        if not fresh:
-            return False
+    def note_leaves(
+        self, epoch: int, validator: Address, number: int, root: bytes, raw: bytes, leaves: Sequence[Leaf]
+    ) -> None:
+        """All leaves of a validator's root. Of a work that it named twice the first counts."""
+        rows = [(epoch, one.work, validator, address_from_bytes(one.node), one.units) for one in leaves]
         with self._journal.at_once():
-            self._db.executemany("INSERT OR IGNORE INTO earned VALUES (?, ?, ?, ?)", fresh)
-            # This blob has all that earlier ones had, so they are no longer needed to prove the line.
-            if known <= set(works):
-                self._db.execute("DELETE FROM sources WHERE epoch = ? AND node = ?", (epoch, node))
-            self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?, ?, ?)", (epoch, node, *source))
-        return True
+            self._db.executemany("INSERT OR IGNORE INTO earned VALUES (?, ?, ?, ?, ?)", rows)
+            self.note_root(epoch, validator, number, root, raw, whole=True)
 
-    def earned_works(self, epoch: int, node: Address) -> set[tuple[bytes, int]]:
-        """(work, units) of a node that a quorum certified, as far as this one was shown."""
-        query = "SELECT work, units FROM earned WHERE epoch = ? AND node = ?"
-        return set(self._db.execute(query, (epoch, node)).fetchall())
-
-    def earned_between(self, first: int, last: int) -> list[tuple[int, Address, int]]:
-        """(epoch, node, units) of what quorums certified and none refused; of a work that two quorums certified
-        otherwise, the less."""
-        works = (
-            "SELECT epoch, node, min(units) AS units FROM earned WHERE epoch BETWEEN ? AND ? "
-            "AND work NOT IN (SELECT work FROM refused) GROUP BY epoch, node, work"
+    def note_root(self, epoch: int, validator: Address, number: int, root: bytes, raw: bytes, *, whole: bool) -> None:
+        """A signed root. whole: all its leaves are known, not only this node's."""
+        insert = (
+            "INSERT INTO roots VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET whole = max(whole, excluded.whole), raw = excluded.raw"
         )
-        query = f"SELECT epoch, node, sum(units) FROM ({works}) GROUP BY epoch, node"  # noqa: S608 - constants
-        return self._db.execute(query, (first, last)).fetchall()
+        self._db.execute(insert, (epoch, validator, number, root, raw, int(whole)))
 
-    def sources(self, first: int, last: int) -> list[tuple[int, Address, bytes, int]]:
-        """(epoch, node, root, size) of the blobs that it stands in."""
-        query = "SELECT epoch, node, root, size FROM sources WHERE epoch BETWEEN ? AND ?"
-        return self._db.execute(query, (first, last)).fetchall()
+    def roots_of(self, validator: Address) -> dict[int, list[bytes]]:
+        """Epoch -> envelopes of a validator's roots, of epochs that are not covered."""
+        found: dict[int, list[bytes]] = {}
+        query = "SELECT epoch, raw FROM roots WHERE validator = ? ORDER BY epoch, number"
+        for epoch, raw in self._db.execute(query, (validator,)):
+            found.setdefault(epoch, []).append(raw)
+        return found
+
+    def newest_number(self, validator: Address, epoch: int) -> int:
+        """Of a validator's roots of an epoch; 0 before the first."""
+        query = "SELECT coalesce(max(number), 0) FROM roots WHERE validator = ? AND epoch = ?"
+        return self._db.execute(query, (validator, epoch)).fetchone()[0]
+
+    def roots(self, first: int, last: int, whole: bool = False) -> list[tuple[int, Address, int, bytes, bytes]]:
+        """(epoch, validator, number, root, envelope) of those that were read, whole or at least for this node."""
+        query = "SELECT epoch, validator, number, root, raw FROM roots WHERE epoch BETWEEN ? AND ? AND whole >= ?"
+        return self._db.execute(query, (first, last, int(whole))).fetchall()
+
+    def earned_between(
+        self, epochs: Iterable[int], bench: Callable[[int], Iterable[Address]], quorum: int
+    ) -> dict[int, Counter[Address]]:
+        """Epoch -> node -> units of the works that a quorum of those who counted then named alike, and none refused."""
+        found: dict[int, Counter[Address]] = {}
+        for epoch in epochs:
+            counted = list(bench(epoch))
+            alike = (
+                f"SELECT node, units FROM earned WHERE epoch = ? AND validator IN ({', '.join('?' * len(counted))}) "  # noqa: S608 - places
+                "AND work NOT IN (SELECT work FROM refused) GROUP BY node, work, units HAVING count(*) >= ?"
+            )
+            for node, units in self._db.execute(alike, (epoch, *counted, quorum)):
+                found.setdefault(epoch, Counter())[node] += units
+        return found
 
     def refuse(self, work: bytes, epoch: int, proof: bytes) -> bool:
         """A quorum refused a work, with the proof; whether that is news."""
@@ -55,7 +72,7 @@ class EarnedBook:
         return self._db.execute("SELECT 1 FROM refused WHERE work = ?", (work,)).fetchone() is not None
 
     def refusals(self, first: int, last: int) -> list[bytes]:
-        """Proofs against works that somebody showed certificates of."""
+        """Proofs against works that somebody named."""
         query = (
             "SELECT proof FROM refused WHERE epoch BETWEEN ? AND ? AND work IN (SELECT work FROM earned) ORDER BY work"
         )

@@ -66,23 +66,6 @@ CREATE TABLE IF NOT EXISTS tabled (
     epoch INTEGER PRIMARY KEY, certified INTEGER, units INTEGER, line INTEGER,
     {sealed("epoch, certified, units, line")}
 );
-CREATE TABLE IF NOT EXISTS certificates (
-    work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, signature BLOB,
-    {sealed("work, validator, epoch, node, units, signature")},
-    PRIMARY KEY (work, validator)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS certificates_of ON certificates (validator, epoch);
-CREATE INDEX IF NOT EXISTS certificates_for ON certificates (node, epoch);
-CREATE TABLE IF NOT EXISTS earned (
-    epoch INTEGER, work BLOB, node TEXT, units INTEGER,
-    {sealed("epoch, work, node, units")},
-    PRIMARY KEY (epoch, work, units)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS sources (
-    epoch INTEGER, node TEXT, root BLOB, size INTEGER,
-    {sealed("epoch, node, root, size")},
-    PRIMARY KEY (epoch, node, root)
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS refused (
     work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB,
     {sealed("work, epoch, proof")}
@@ -93,11 +76,33 @@ CREATE TABLE IF NOT EXISTS invalidated (
 ) WITHOUT ROWID;
 """
 
+_LEAVES = f"""
+CREATE TABLE IF NOT EXISTS leaves (
+    work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, number INTEGER,
+    {sealed("work, validator, epoch, node, units, number")},
+    PRIMARY KEY (work, validator)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS leaves_of ON leaves (validator, epoch);
+CREATE INDEX IF NOT EXISTS leaves_for ON leaves (node, epoch);
+CREATE TABLE IF NOT EXISTS earned (
+    epoch INTEGER, work BLOB, validator TEXT, node TEXT, units INTEGER,
+    {sealed("epoch, work, validator, node, units")},
+    PRIMARY KEY (epoch, work, validator)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS roots (
+    epoch INTEGER, validator TEXT, number INTEGER, root BLOB, raw BLOB, whole INTEGER,
+    {sealed("epoch, validator, number, root, raw, whole")},
+    PRIMARY KEY (epoch, validator, number, root)
+) WITHOUT ROWID;
+"""
+"""What nobody is paid for any more once its table is posted: made anew where a journal of before had other tables."""
+_DROPPED = "".join(f"DROP TABLE IF EXISTS {one};" for one in ("certificates", "sources", "earned", "leaves", "roots"))
+
 FORM = Form(
     "the journal",
-    2,
-    _SCHEMA,
-    {1: resealed(_SCHEMA)},
+    3,
+    _SCHEMA + _LEAVES,
+    {1: resealed(_SCHEMA), 2: _DROPPED + _LEAVES},
     care="it prevents double signing: with an older copy in its place, or none, the node first asks the pool what its "
     "key has signed (docs/moving.md)",
     counts=("tallies",),

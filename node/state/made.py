@@ -15,8 +15,8 @@ UNCLEAR = -1
 class FileRecord(msgspec.Struct, frozen=True):
     """What became of one file: made_at in Unix seconds; state: pending, accepted, rejected; epoch: the pool's, in which
     it counts; step: of its policy, None for a task's; why: what validators said of a refused one; line: the node's line
-    of the table that has the file, 0 where its table has not, UNCLEAR, or None before its table; certificates:
-    validators that certified it alike.
+    of the table that has the file, 0 where its table has not, UNCLEAR, or None before its table; named: by
+    so many validators in roots alike.
     """
 
     root: bytes
@@ -29,7 +29,7 @@ class FileRecord(msgspec.Struct, frozen=True):
     step: int | None
     why: str | None
     line: int | None = None
-    certificates: int = 0
+    named: int = 0
 
 
 class WorkDone(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[F
     """The newest `most` records made at `since` (Unix seconds) or later, newest first."""
     query = (
         "SELECT root, policy, idx, units, made_at, state, epoch, step, why, line, (SELECT coalesce(max(n), 0) FROM "
-        "(SELECT count(*) AS n FROM certificates WHERE certificates.work = files.work GROUP BY node, epoch, units)) "
+        "(SELECT count(*) AS n FROM leaves WHERE leaves.work = files.work GROUP BY node, epoch, units)) "
         "FROM files WHERE made_at >= ? ORDER BY made_at DESC LIMIT ?"
     )
     return [FileRecord(*row) for row in journal.execute(query, (since, most))]
@@ -105,8 +105,3 @@ class OwnFiles:
     def records(self, most: int, since: float = 0.0) -> list[FileRecord]:
         """The newest `most` records made at `since` or later, newest first."""
         return read_records(self._db, most, since)
-
-    def own_works(self, epoch: int) -> list[tuple[bytes, int]]:
-        """(work, units) of this worker's files of an epoch that are not refused."""
-        query = "SELECT work, units FROM files WHERE epoch = ? AND state != 'rejected'"
-        return self._db.execute(query, (epoch,)).fetchall()

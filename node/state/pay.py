@@ -1,17 +1,22 @@
-"""Certificates: this validator's, those of this node's work, and what posted tables have of it. Epochs are the pool's.
-Blocking: through `Journal.do`."""
+"""Leaves of roots: this validator's, those of this node's work, and what posted tables have of it. Epochs are the
+pool's. Blocking: through `Journal.do`."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from node.state.made import UNCLEAR
 from node.state.rows import Rows
+from protocol.earnings import Accepted
 from protocol.identity import Address
-from protocol.statements import Accepted
 
 MOST_TABLED = 1_024
 """Epochs of which it is remembered what their table had, the newest."""
+COVERED = "covered"
+"""The fact: the first epoch of which leaves are kept."""
+UNSIGNED = 0
+"""The number of the root of a leaf that no root has yet."""
 PAY = "pay"
 """The fact under which the state of the node's pay is kept, as PayRecord."""
 
@@ -53,58 +58,70 @@ class PayBook:
     def __init__(self, journal: "Rows") -> None:
         self._journal, self._db = journal, journal.db
 
-    def certify(self, validator: Address, statement: Accepted, signature: bytes) -> bytes | None:
-        """Keep a validator's certificate; returns the signature that is kept, None where the validator has certified
-        the work otherwise before."""
-        row = (statement.work, validator, statement.epoch, statement.node, statement.units, signature)
-        # The first certificate of a work stands: a validator must not sign for it in two ways.
-        self._db.execute("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", row)
-        kept = self.certificate(validator, statement.pool, statement.work)
-        return kept[1] if kept and kept[0] == statement else None
+    def name(self, validator: Address, works: Sequence[Accepted]) -> list[Accepted]:
+        """Works that this validator names in its next root; those that it has not named before. The first word on a
+        work stands."""
+        # What a table has covered is named no more: its leaf is forgotten, and would be taken for none.
+        covered = int.from_bytes(self._journal.recall(COVERED) or b"")
+        insert = "INSERT OR IGNORE INTO leaves VALUES (?, ?, ?, ?, ?, ?)"
+        rows = [(one, (one.work, validator, one.epoch, one.node, one.units, UNSIGNED)) for one in works]
+        return [one for one, row in rows if one.epoch >= covered and self._db.execute(insert, row).rowcount]
 
-    def certificate(self, validator: Address, pool: int, work: bytes) -> tuple[Accepted, bytes] | None:
-        """What a validator certified of a work, with its signature."""
-        query = "SELECT node, epoch, units, signature FROM certificates WHERE work = ? AND validator = ?"
-        row = self._db.execute(query, (work, validator)).fetchone()
-        return (Accepted(pool, row[0], row[1], work, row[2]), row[3]) if row else None
-
-    def take_certificates(self, rows: list[tuple[Address, Accepted, bytes]], most: int) -> None:
-        """Keep others' certificates; of each validator `most`: it crowds out its own, those of the oldest epochs."""
-        said = [(a.work, validator, a.epoch, a.node, a.units, signature) for validator, a, signature in rows]
-        beyond = (
-            "DELETE FROM certificates WHERE validator = ? AND work IN "
-            "(SELECT work FROM certificates WHERE validator = ? ORDER BY epoch DESC LIMIT -1 OFFSET ?)"
-        )
-        with self._journal.at_once():
-            self._db.executemany("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", said)
-            # Bounded per validator: a dishonest one can fill its own share of the table and no other's.
-            for validator in {row[0] for row in rows}:
-                count = "SELECT count(*) FROM certificates WHERE validator = ?"
-                if self._db.execute(count, (validator,)).fetchone()[0] > most:
-                    self._db.execute(beyond, (validator, validator, most))
-
-    def certificates_by(self, validator: Address, pool: int, most: int) -> list[tuple[Accepted, bytes]]:
-        """The newest that a validator signed, with its signatures."""
+    def unnamed(self, validator: Address, most: int) -> list[tuple[bytes, bytes | None]]:
+        """Own verdicts, the newest, on works that are no leaves, each with what was found on looking again."""
         query = (
-            "SELECT node, epoch, work, units, signature FROM certificates WHERE validator = ? "
-            "ORDER BY epoch DESC LIMIT ?"
+            "SELECT one.raw, again.raw FROM said AS one LEFT JOIN said AS again ON again.kind = 'recheck' "
+            "AND again.slot = one.slot WHERE one.kind = 'verdict' "
+            "AND one.slot NOT IN (SELECT work FROM leaves WHERE validator = ?) ORDER BY one.rowid DESC LIMIT ?"
         )
-        rows = self._db.execute(query, (validator, most)).fetchall()
-        return [(Accepted(pool, *row[:4]), row[4]) for row in rows]
+        return self._db.execute(query, (validator, most)).fetchall()
 
-    def certificates(self, node: Address, epoch: int) -> dict[tuple[bytes, int], list[tuple[Address, bytes]]]:
-        """(work, units) -> who certified it for the node, with the signatures."""
-        query = (
-            "SELECT work, units, validator, signature FROM certificates WHERE node = ? AND epoch = ? ORDER BY validator"
-        )
-        found: dict[tuple[bytes, int], list[tuple[Address, bytes]]] = {}
-        for work, units, validator, signature in self._db.execute(query, (node, epoch)):
-            found.setdefault((work, units), []).append((validator, signature))
+    def unsigned(self, validator: Address, pool: int, before: int) -> dict[int, list[Accepted]]:
+        """Epoch -> what no root of the validator names yet, of epochs before that one."""
+        query = "SELECT node, epoch, work, units FROM leaves WHERE validator = ? AND epoch < ? AND number = ?"
+        found: dict[int, list[Accepted]] = {}
+        for node, epoch, work, units in self._db.execute(query, (validator, before, UNSIGNED)):
+            found.setdefault(epoch, []).append(Accepted(pool, node, epoch, work, units))
         return found
 
+    def signed(self, validator: Address, works: Sequence[Accepted], number: int) -> None:
+        """A root of this number names them."""
+        rows = [(number, one.work, validator) for one in works]
+        self._db.executemany("UPDATE leaves SET number = ? WHERE work = ? AND validator = ?", rows)
+
+    def leaf(self, validator: Address, pool: int, work: bytes) -> Accepted | None:
+        """What a validator names of a work."""
+        query = "SELECT node, epoch, units FROM leaves WHERE work = ? AND validator = ?"
+        row = self._db.execute(query, (work, validator)).fetchone()
+        return Accepted(pool, row[0], row[1], work, row[2]) if row else None
+
+    def take_leaves(self, validator: Address, number: int, works: Sequence[Accepted], most: int) -> None:
+        """What another's root names of this node; of each validator `most`: it crowds out its own, those of the oldest
+        epochs."""
+        rows = [(one.work, validator, one.epoch, one.node, one.units, number) for one in works]
+        beyond = (
+            "DELETE FROM leaves WHERE validator = ? AND work IN "
+            "(SELECT work FROM leaves WHERE validator = ? ORDER BY epoch DESC LIMIT -1 OFFSET ?)"
+        )
+        with self._journal.at_once():
+            self._db.executemany("INSERT OR IGNORE INTO leaves VALUES (?, ?, ?, ?, ?, ?)", rows)
+            # Bounded per validator: a dishonest one can fill its own share of the table and no other's.
+            count = "SELECT count(*) FROM leaves WHERE validator = ?"
+            if self._db.execute(count, (validator,)).fetchone()[0] > most:
+                self._db.execute(beyond, (validator, validator, most))
+
+    def named(self, node: Address, roots: Iterable[tuple[int, Address, int]], least: int) -> dict[bytes, int]:
+        """Work -> units of the node's works that so many validators named alike in these roots, each (epoch, validator,
+        number)."""
+        counted: Counter[tuple[bytes, int]] = Counter()
+        query = "SELECT work, units FROM leaves WHERE node = ? AND epoch = ? AND validator = ? AND number = ?"
+        for root in roots:
+            counted.update(self._db.execute(query, (node, *root)).fetchall())
+        return {work: units for (work, units), many in counted.items() if many >= least}
+
     def certified_units(self, node: Address, least: int) -> dict[int, int]:
-        """epoch -> units of the node's works that at least so many validators certified alike."""
-        works = "SELECT epoch, units FROM certificates WHERE node = ? GROUP BY epoch, work, units HAVING count(*) >= ?"
+        """epoch -> units of the node's works that at least so many validators named alike."""
+        works = "SELECT epoch, units FROM leaves WHERE node = ? GROUP BY epoch, work, units HAVING count(*) >= ?"
         query = f"SELECT epoch, sum(units) FROM ({works}) GROUP BY epoch"  # noqa: S608 - constants
         return dict(self._db.execute(query, (node, least)).fetchall())
 
@@ -112,7 +129,7 @@ class PayBook:
         """A posted table covers the record's epochs: note what it has of the node's certified works, and what missed
         it. works: those that it has, None for all; not clear: nobody can say which."""
         query = (
-            "SELECT epoch, work, units FROM certificates WHERE node = ? AND epoch BETWEEN ? AND ? "
+            "SELECT epoch, work, units FROM leaves WHERE node = ? AND epoch BETWEEN ? AND ? "
             "GROUP BY epoch, work, units HAVING count(*) >= ?"
         )
         span = (record.first, record.through)
@@ -145,17 +162,10 @@ class PayBook:
         left_out = "SELECT coalesce(sum(certified - units), 0) FROM tabled"
         return max(int(files), int(self._db.execute(left_out).fetchone()[0]))
 
-    def own_epochs(self, node: Address, first: int) -> list[int]:
-        """Epochs from `first` on of which this node has files or certificates."""
-        query = (
-            "SELECT DISTINCT epoch FROM files WHERE epoch >= ?1 AND state != 'rejected' "
-            "UNION SELECT DISTINCT epoch FROM certificates WHERE node = ?2 AND epoch >= ?1 ORDER BY 1"
-        )
-        return [row[0] for row in self._db.execute(query, (first, node))]
-
     def forget_epochs(self, through: int) -> None:
         """What a posted table covers counts no more, and nobody certifies it any more."""
         with self._journal.at_once():
+            self._journal.remember(COVERED, (through + 1).to_bytes(8))
             # What was said stays (`said`): it is what keeps a restarted node from signing twice.
-            for table in ("certificates", "earned", "sources", "refused"):
+            for table in ("leaves", "earned", "roots", "refused"):
                 self._db.execute(f"DELETE FROM {table} WHERE epoch <= ?", (through,))  # noqa: S608 - constants

@@ -31,6 +31,7 @@ from protocol.messages import (
     DisputeRaised,
     EarningsSigned,
     Entry,
+    EpochRootSigned,
     Heartbeat,
     M,
     MalformedMessage,
@@ -297,7 +298,7 @@ class Board:
                 return signer_of(self._domain, statement.commitment(author), signature) == author
             case RolloutCommitted(commitment=commitment, signature=signature):
                 return signer_of(self._domain, commitment, signature) == author
-            case ValidatorSaid(carried=carried):  # certificates are checked by whom they concern
+            case ValidatorSaid(carried=carried):
                 return all(self._may_carry(one, author) for one in carried)
             case StepJudged(statement=statement, trainer=trainer, word=word):
                 stated = signer_of(self._domain, statement.commitment(trainer), word) == trainer
@@ -315,9 +316,11 @@ class Board:
         return True
 
     def _may_carry(self, one: Carried, author: Address) -> bool:
-        """Likewise, of a message in another one; a verdict that comes by itself is by whoever signed it."""
+        """Likewise, of a message in another one; what comes by itself is by whoever signed it."""
         if isinstance(one, VerdictIssued):
             return signer_of(self._domain, one.verdict, one.signature) == author
+        if isinstance(one, EpochRootSigned) and signer_of(self._domain, one.statement, one.signature) != author:
+            return False
         return may_say(self._authority, author, type(one)) and self._is_borne_out(one, author)
 
     # keeping

@@ -20,8 +20,6 @@ import msgspec
 from node.network.budget import Budgets
 from protocol.identity import Address
 from protocol.messages import (
-    Certificate,
-    CertificatesShown,
     CheckpointOffered,
     CheckRequested,
     CutSigned,
@@ -29,7 +27,7 @@ from protocol.messages import (
     DueSigned,
     EarningsSigned,
     EnvironmentPublished,
-    EpochShown,
+    EpochRootSigned,
     Heartbeat,
     LotsRevealed,
     Message,
@@ -213,8 +211,9 @@ COUNTS: Mapping[type[Message], Count] = {
     DisputeRaised: Count(Office.TRAINER_OR_VALIDATOR, ("work",), Second.IGNORED, Moves.LOOK, 64, 0.5, 32.0),
     # one per file that waits; all at once where a validator fell
     CheckRequested: Count(Office.TRAINER, ("work",), Second.IGNORED, Moves.LOOK, 256, 4.0, 256.0),
-    # all open epochs in one, now and then until posted
-    CertificatesShown: Count(Office.MEMBER, ("epoch", "root"), Second.IGNORED, Moves.OWN, 16, 0.5, 16.0),
+    # one an epoch, more for what comes late, again until it is tabled; of who was in office then: the table asks the
+    # ledger
+    EpochRootSigned: Count(Office.MEMBER, ("epoch", "number"), Second.EVIDENCE, Moves.QUORUM, 64, 1.0, 64.0),
     # one an epoch, and again now and then until it is posted
     EarningsSigned: Count(Office.VALIDATOR, ("root",), Second.IGNORED, Moves.QUORUM, 16, 0.5, 16.0),
     # two a round, more where validators differ
@@ -232,8 +231,6 @@ COUNTS: Mapping[type[Message], Count] = {
 
 ENTRIES: Mapping[type, tuple[float, float]] = {
     Seal: (15.0, 512.0),  # one a verdict
-    Certificate: (128.0, 4096.0),  # of files, of others' verdicts, of policies
-    EpochShown: (4.0, 256.0),  # those of a window, again now and then
 }
 """Per second, and in a burst, of what stands in one message beside others of its kind. A message within another one
 costs what it costs alone."""

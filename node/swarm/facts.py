@@ -16,16 +16,16 @@ from node.clock import Seconds
 from node.recent import Recent
 from node.swarm.readers import Readers
 from node.swarm.terms import Term
+from protocol.earnings import Leaf
 from protocol.identity import Address
 from protocol.liveness import MAX_MEMBERS
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
-    Certificate,
-    CertificatesShown,
     CheckpointOffered,
     CutSigned,
     EarningsSigned,
     EnvironmentPublished,
+    EpochRootSigned,
     M,
     Message,
     PolicyAnnounced,
@@ -151,11 +151,12 @@ class VerdictWanted(Fact, frozen=True):
     keep: ClassVar[int] = 0
 
 
-class Certified(Fact, frozen=True):
-    """What a validator certified in one message. The signatures are checked by whom they concern."""
+class LeavesRead(Fact, frozen=True):
+    """All leaves of a validator's root of an epoch, by somebody who read them."""
 
-    certificates: tuple[Certificate, ...]
-    keep: ClassVar[int] = 1024
+    said: EpochRootSigned
+    leaves: tuple[Leaf, ...]
+    keep: ClassVar[int] = 0
 
 
 class RunTold(Fact, frozen=True):
@@ -206,7 +207,7 @@ News = Fact | Undone | Signed[Any]
 F = TypeVar("F", bound=Fact | Undone)
 KEEP: Mapping[type[Message], int] = {
     SilenceSigned: 1,
-    CertificatesShown: 16,
+    EpochRootSigned: 64,
     EarningsSigned: 16,
     EnvironmentPublished: 16,
     CutSigned: 128,

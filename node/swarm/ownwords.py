@@ -16,7 +16,6 @@ from node.recent import Recent
 from protocol.codec import decode_msgpack
 from protocol.identity import Address
 from protocol.messages import (
-    Certificate,
     CutSigned,
     Heartbeat,
     MalformedMessage,
@@ -32,7 +31,6 @@ from protocol.statements import work_id
 
 PROTOCOL = "/intellect-node/own/1"
 MAX_ANSWER = 1 << 20
-MOST_CERTIFICATES = 2048
 ASK_SECONDS = 10.0
 ANSWER_EVERY = 10.0
 """Seconds between two answers to one asker."""
@@ -49,10 +47,9 @@ TOGETHER = 0.4
 
 
 class OwnAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """envelopes: of the asker's words, newest first; certificates: those that it signed."""
+    """envelopes: of the asker's words, newest first."""
 
     envelopes: list[bytes]
-    certificates: list[Certificate]
 
 
 Promise = tuple[str, bytes, bytes]
@@ -161,18 +158,16 @@ class OwnEar:
             self._generations[beat.boot] = _Heard(beat, now, rises)
 
 
-def answer(envelopes: Iterator[bytes], certificates: list[Certificate]) -> bytes:
+def answer(envelopes: Iterator[bytes]) -> bytes:
     """As much as fits, newest first."""
     room, chosen, seen = MAX_ANSWER - 64 * 1024, list[bytes](), set[bytes]()
-    kept = certificates[:MOST_CERTIFICATES]
-    room -= 200 * len(kept)
     for raw in envelopes:
         if raw in seen or len(raw) + 5 > room:
             continue
         seen.add(raw)
         room -= len(raw) + 5
         chosen.append(raw)
-    return msgspec.msgpack.encode(OwnAnswer(chosen, kept))
+    return msgspec.msgpack.encode(OwnAnswer(chosen))
 
 
 async def ask(wire: Network, peer: Address) -> OwnAnswer:

@@ -3,7 +3,7 @@
 Anybody can name any file root, any policy and any number of units in a commitment of its own. So a piece of work is
 known by the hash of its whole commitment (`protocol.statements.work_id`), its slot by node, policy and index; nothing
 overwrites an older entry, and one node's entries crowd out its own older ones, never those of others. Votes, disputes,
-lots, intake, slashing and certificates all name work by its id and ask here.
+lots, intake, slashing and leaves all name work by its id and ask here.
 
 What is committed to a policy that nobody announced is no work: it waits a while for its announcement, and is forgotten.
 A commitment may name a task instead of a policy, and a shard instead of an index (`protocol.tasks`): age and gaps are
@@ -39,7 +39,7 @@ POLICIES_BACK = 20
 ones nobody's is work any more."""
 KEPT_SECONDS = 900.0
 """For so long a work is remembered at least, however many policies come meanwhile: seals may stay closed for ten
-minutes, disputes and certificates wait for a few."""
+minutes, disputes and leaves wait for a few."""
 FORGOTTEN_AT_ONCE = 256
 """Works that are forgotten in one stretch of the event loop."""
 READ = 8192

@@ -16,7 +16,6 @@ from node.swarm.ballots import Ballots, FileState
 from node.swarm.counts import may_say
 from node.swarm.disputes import Dispute, Disputes
 from node.swarm.facts import (
-    Certified,
     JudgeContradicted,
     JudgeDisbelieved,
     News,
@@ -168,8 +167,6 @@ class Works:
                 self.ballots.note(one.work)
             self.seals.sealed(signed.author, one)
             self._tell(WorkSealed(signed.author, one.work))
-        if signed.message.certificates:
-            self._tell(Certified(signed.author, signed.message.certificates))
 
     def _on_verdict(self, signed: Signed[VerdictIssued]) -> None:
         self.seals.shown(signed)

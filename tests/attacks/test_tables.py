@@ -9,7 +9,6 @@ import trio
 
 from node.changes import Changes
 from node.services.books import HEARD, Books
-from node.services.certifying import MOST, TO_SAY, Certifying
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
 from node.services.judging.queue import URGENT
@@ -24,7 +23,7 @@ from node.swarm.works import RESULTS
 from protocol.decision import DecisionSpec, Level
 from protocol.identity import Address
 from protocol.messages import EarningsSigned
-from protocol.statements import Accepted, Earnings, sign
+from protocol.statements import Earnings, sign
 from protocol.table import encode_head, table_after
 from tests.attacks.validators.court import (
     DOMAIN,
@@ -99,21 +98,6 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
         assert await tables.head(posted) == head and asked == [HONEST]
         assert await tables.of(posted) == table
         nursery.cancel_scope.cancel()
-
-
-async def test_who_lacks_thousands_of_certificates_delays_nobody_else_s() -> None:
-    court = Court([Validator] * 2)
-    certifying = Certifying(court.seats[0].context)
-    for number in range(2 * TO_SAY):
-        certifying._queue(Accepted(POOL, WORKER.address, 0, number.to_bytes(32), 9), bytes(65))
-    certifying._queue(Accepted(POOL, OTHER.address, 0, b"\x07" * 32, 9), bytes(65))
-    first = certifying._next()
-    assert len(first) == MOST and sum(one.node == OTHER.address for one in first) == 1
-    rest = 0
-    while batch := certifying._next():
-        rest += len(batch)
-    await trio.lowlevel.checkpoint()
-    assert len(first) + rest == TO_SAY + 1, "the control: its own oldest ones are said when it asks again"
 
 
 async def test_who_commits_to_many_results_of_tasks_has_nobody_else_s_forgotten() -> None:

@@ -68,9 +68,9 @@ KNOWN = PayRecord(b"", 40, 41, 0, 30, 20, 2, started_at=1000, epoch_seconds=10, 
 
 
 @pytest.mark.parametrize(
-    ("epoch", "line", "certificates", "pay"),
+    ("epoch", "line", "named", "pay"),
     [
-        (42, None, 1, "waits for certificates"),
+        (42, None, 1, "waits for roots"),
         (42, None, 2, "certified"),
         (41, 30, 2, "in the table"),
         (41, 20, 2, "claimed"),
@@ -80,9 +80,9 @@ KNOWN = PayRecord(b"", 40, 41, 0, 30, 20, 2, started_at=1000, epoch_seconds=10, 
     ],
 )
 def test_each_file_is_told_where_its_pay_is_and_only_what_is_certified_when_it_can_be_claimed(
-    epoch: int, line: int | None, certificates: int, pay: str
+    epoch: int, line: int | None, named: int, pay: str
 ) -> None:
-    record = FileRecord(b"", b"", 0, 1, 0.0, "accepted", epoch, 1, None, line, certificates)
+    record = FileRecord(b"", b"", 0, 1, 0.0, "accepted", epoch, 1, None, line, named)
     row = row_of(record, KNOWN, None)
     assert (row["pay"], row["claimable_at"]) == (pay, 1530 if pay == "certified" else None)
     assert pay_state(msgspec.structs.replace(record, epoch=42, line=None), None) == "not looked at yet"

@@ -4,9 +4,11 @@ from eth_hash.auto import keccak
 
 from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
+from protocol.earnings import Accepted, Leaf, leaves_of, proof_of
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
-from protocol.statements import Accepted, Domain, WorkCommitment, sign, work_id
+from protocol.pages import read_page
+from protocol.statements import Domain, EpochRoot, WorkCommitment, sign, work_id
 from tests.contracts.conftest import WINDOW
 
 CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
@@ -204,22 +206,29 @@ def test_a_second_word_of_a_validator_convicts_it(world: Any, pool: Any, refused
     assert (slashed.node, slashed.reason, slashed.file_root) == (judge.address, 200, work_id(c))
 
 
-def test_a_certificate_that_contradicts_another_word_convicts_its_validator(
-    world: Any, pool: Any, refused: Any
-) -> None:
+def test_a_root_that_contradicts_another_word_convicts_its_validator(world: Any, pool: Any, refused: Any) -> None:
     c = pool.commitment()
-    right, wrong = (Accepted(pool.id, c.node, 0, work_id(c), units) for units in (10, 11))
-    verdicts = pool.verdict(c, 0, 0), pool.verdict(c, 1, 8)
-    evidence = world.contracts.accepted_evidence
-    for judge, second in zip(pool.validators, (wrong, verdicts[1]), strict=True):
-        one, two, good = (sign(judge, world.domain, statement) for statement in (right, second, verdicts[0]))
+    works = [Accepted(pool.id, c.node, 3, id, 10) for id in (work_id(c), bytes(32), b"\xff" * 32)]
+    found, (file,) = leaves_of(works)
+    leaves = read_page(file, found.pages[0], Leaf)
+    right, wrong = (EpochRoot(pool.id, 3, 7, found.root(), 30, bytes([n]) * 32) for n in (1, 2))
+    own = next(one for one in leaves if one.work == work_id(c))
+    leaf = (c.node, own.work, own.units, list(proof_of(leaves, own)))
+    good, bad = pool.verdict(c, 0, 0), pool.verdict(c, 1, 8)
+    roots, named = world.contracts.root_evidence, world.contracts.leaf_evidence
+    for number, judge in enumerate(pool.validators):
+        one, two, accepts, refuses = (sign(judge, world.domain, each) for each in (right, wrong, good, bad))
         with refused("NoContradiction"):
-            world.send(evidence(right, one, verdicts[0], good), pool.manager)
+            world.send(roots(right, one, right, one), pool.manager)
         with refused("NoContradiction"):
-            world.send(evidence(right, one, right, one), pool.manager)
-        receipt = world.send(evidence(right, one, second, two), pool.manager)
+            world.send(named(right, one, leaf, good, accepts), pool.manager)
+        with refused("NoContradiction"):
+            world.send(named(right, one, (*leaf[:2], 11, leaf[3]), bad, refuses), pool.manager)
+        call = named(right, one, leaf, bad, refuses) if number else roots(right, one, wrong, two)
+        receipt = world.send(call, pool.manager)
         (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
-        assert (slashed.node, slashed.reason, slashed.file_root) == (judge.address, 201, work_id(c))
+        told = work_id(c) if number else right.root
+        assert (slashed.node, slashed.reason, slashed.file_root) == (judge.address, 201, told)
     assert pool.info.validators == ()
 
 

@@ -3,17 +3,23 @@
 import msgspec
 import pytest
 
+from protocol import earnings, pages
 from protocol.earnings import (
-    ShownWork,
-    decode_certificates,
-    encode_certificates,
+    MAX_LEAVES_BYTES,
+    Accepted,
+    Leaf,
+    all_leaves,
+    decode_leaves,
+    leaves_of,
     of_file,
     of_judgement,
+    proof_of,
     refusal_of,
 )
 from protocol.errors import ProtocolError
-from protocol.identity import NodeKey
-from protocol.statements import Rechecked, Verdict, WorkCommitment, work_id
+from protocol.identity import Address, NodeKey, address_bytes
+from protocol.pages import read_page, verify
+from protocol.statements import EpochRoot, Rechecked, Verdict, WorkCommitment, work_id
 from tests.attacks.validators.court import court_run
 
 KEYS = [NodeKey(bytes([n]) * 32) for n in range(1, 8)]
@@ -21,17 +27,50 @@ A, B = KEYS[0].address, KEYS[1].address
 SIGNATURE = bytes(65)
 
 
-def test_certificates_are_read_as_one_nodes_of_one_epoch_and_never_doubled() -> None:
-    works = [ShownWork(bytes([n]) * 32, 5, (SIGNATURE,)) for n in (2, 1)]
-    data = encode_certificates(A, 3, works)
-    assert [one.work[0] for one in decode_certificates(data, A, 3).works] == [1, 2]
-    for node, epoch in ((B, 3), (A, 4)):
-        with pytest.raises(ProtocolError, match="another"):
-            decode_certificates(data, node, epoch)
-    with pytest.raises(ProtocolError, match="doubled"):
-        decode_certificates(encode_certificates(A, 3, [works[0], works[0]]), A, 3)
-    with pytest.raises(ProtocolError):
-        decode_certificates(encode_certificates(A, 3, [ShownWork(b"w" * 32, 5, (SIGNATURE,) * 17)]), A, 3)
+def works(*numbers: int, node: str = A) -> list[Accepted]:
+    return [Accepted(1, Address(node), 3, number.to_bytes(32), 5) for number in numbers]
+
+
+def rooted(made: list[Accepted]) -> tuple[EpochRoot, bytes, list[bytes]]:
+    found, files = leaves_of(made)
+    total = sum(one.units for one in made)
+    return EpochRoot(1, 3, 9, found.root(), total, bytes(32)), msgspec.msgpack.encode(found), files
+
+
+def test_leaves_are_by_node_then_work_in_full_files_and_each_has_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pages, earnings):
+        monkeypatch.setattr(module, "PAGE_ROWS", 3)
+    said, data, files = rooted([*works(4, 1, node=B), *works(3, 2, 9, 8, 7)])
+    found = decode_leaves(data, said)
+    rows = [read_page(file, page, Leaf) for file, page in zip(files, found.pages, strict=True)]
+    leaves = all_leaves(said, rows)
+    assert [len(each) for each in rows] == [3, 3, 1] and list(leaves) == sorted(leaves, key=lambda one: one.key)
+    for one in leaves:
+        assert verify(said.root, one.leaf(), proof_of(leaves, one))
+    assert not verify(said.root, Leaf(leaves[0].node, leaves[0].work, 6).leaf(), proof_of(leaves, leaves[0]))
+    own = {number for number in pages.pages_of(found.pages, address_bytes(A))}
+    assert {n for n, each in enumerate(rows) if any(row.node == address_bytes(A) for row in each)} <= own
+
+
+def test_leaves_of_another_root_total_or_order_or_in_files_that_are_not_full_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (pages, earnings):
+        monkeypatch.setattr(module, "PAGE_ROWS", 3)
+    said, data, files = rooted(works(1, 2, 3, 4, 5))
+    found = decode_leaves(data, said)
+    rows = [read_page(file, page, Leaf) for file, page in zip(files, found.pages, strict=True)]
+    with pytest.raises(ProtocolError, match="do not hash"):
+        decode_leaves(data, msgspec.structs.replace(said, root=bytes(32)))
+    with pytest.raises(ProtocolError, match="another total"):
+        all_leaves(msgspec.structs.replace(said, total=24), rows)
+    with pytest.raises(ProtocolError, match="not full"):
+        all_leaves(said, [rows[0][:2], rows[1]])
+    with pytest.raises(ProtocolError, match="in order"):
+        all_leaves(said, [rows[0], rows[0]])
+    for wrong in (b"\xc1", msgspec.msgpack.encode([[]]), bytes(MAX_LEAVES_BYTES + 1)):
+        with pytest.raises(ProtocolError):
+            decode_leaves(wrong, said)
 
 
 def test_a_judgement_is_one_work_whatever_is_said_of_its_size() -> None:

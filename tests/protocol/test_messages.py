@@ -12,15 +12,12 @@ from protocol.messages import (
     MAX_CUT,
     MAX_ENTRIES,
     MAX_MESSAGE_BYTES,
-    MAX_SHOWN,
     SALT_BYTES,
-    Certificate,
-    CertificatesShown,
     CheckpointOffered,
     DueSigned,
     EarningsSigned,
     Envelope,
-    EpochShown,
+    EpochRootSigned,
     Heartbeat,
     MalformedMessage,
     Message,
@@ -31,12 +28,24 @@ from protocol.messages import (
     ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
+    message_digest,
     open_envelope,
     seal,
     seal_of,
     signed,
+    with_carried,
 )
-from protocol.statements import Domain, Earnings, Rechecked, Verdict, WorkCommitment, struct_hash, work_id
+from protocol.statements import (
+    Domain,
+    Earnings,
+    EpochRoot,
+    Rechecked,
+    Verdict,
+    WorkCommitment,
+    sign,
+    struct_hash,
+    work_id,
+)
 
 KEY, OTHER = NodeKey(b"\x05" * 32), NodeKey(b"\x06" * 32)
 DOMAIN = Domain(31337, KEY.address)
@@ -49,8 +58,9 @@ COMMITTED = RolloutCommitted(pool=1, commitment=WORK, signature=bytes(65), size=
 JUDGED = Verdict(1, OTHER.address, bytes(32), 0, bytes(32), 1, 0, 0)
 ISSUED = signed(VerdictIssued(pool=1, verdict=JUDGED, signature=b""), KEY, DOMAIN)
 LOOKED_AGAIN = Rechecked(*msgspec.structs.astuple(JUDGED))
-CERTIFICATE = Certificate(OTHER.address, 3, bytes(32), 640, bytes(65))
-SEAL, EPOCH = Seal(bytes(32), bytes(32)), EpochShown(3, bytes(32), 9)
+ROOT = EpochRoot(1, 3, 1_800_000_000, bytes(32), 640, bytes(32))
+ROOTED = EpochRootSigned(pool=1, statement=ROOT, signature=sign(KEY, DOMAIN, ROOT))
+SEAL = Seal(bytes(32), bytes(32))
 EARNED = EarningsSigned(pool=1, earnings=Earnings(1, 3, bytes(32), 9), table=bytes(32), size=9, signature=bytes(65))
 
 STATED = PolicyStatement(1, 0, 5, 0, bytes(32), bytes(32), bytes(32), bytes(32))
@@ -109,11 +119,21 @@ def test_a_verdict_on_a_step_is_one_on_the_trainers_commitment_and_binds_all_tha
         assert struct_hash(msgspec.structs.replace(STEP, **change).verdict) != struct_hash(STEP.verdict), change
 
 
+def test_a_root_is_its_authors_word_whoever_says_it_again_and_has_one_envelope() -> None:
+    raw = seal(OTHER, DOMAIN, ROOTED)
+    assert raw == seal(KEY, DOMAIN, ROOTED) and open_envelope(DOMAIN, 1, raw).author == KEY.address
+    carried = open_envelope(DOMAIN, 1, seal(OTHER, DOMAIN, ValidatorSaid(pool=1, seals=(SEAL,), carried=(ROOTED,))))
+    assert [one.raw for one in with_carried(carried)][1] == raw, "and stands without the message that carried it"
+    payload = msgspec.msgpack.encode(ROOTED)
+    signed_twice = Envelope(payload, KEY.sign_hash(message_digest(DOMAIN, payload)))
+    with pytest.raises(MalformedMessage, match="a second time"):
+        open_envelope(DOMAIN, 1, msgspec.msgpack.encode(signed_twice))
+
+
 def test_what_pay_rests_on_travels() -> None:
-    shown = CertificatesShown(pool=1, shown=(EPOCH,))
-    said = ValidatorSaid(pool=1, seals=(SEAL,), certificates=(CERTIFICATE,), carried=(ISSUED, shown, EARNED))
+    said = ValidatorSaid(pool=1, seals=(SEAL,), carried=(ISSUED, ROOTED, EARNED))
     again = signed(VerdictRechecked(pool=1, verdict=LOOKED_AGAIN, signature=b""), KEY, DOMAIN)
-    for message in (shown, said, again, EARNED):
+    for message in (ROOTED, said, again, EARNED):
         assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message)).message == message
 
 
@@ -188,18 +208,14 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         ValidatorSaid(pool=1, seals=(SEAL, Seal(bytes(32), bytes(31)))),
         ValidatorSaid(pool=1, seals=(SEAL, Seal(bytes(31), bytes(32)))),
         ValidatorSaid(pool=1, seals=(SEAL,) * (MAX_ENTRIES + 1)),
-        ValidatorSaid(pool=1, certificates=(CERTIFICATE,) * (MAX_ENTRIES + 1)),
-        ValidatorSaid(pool=1, certificates=(CERTIFICATE, msgspec.structs.replace(CERTIFICATE, units=0))),
-        ValidatorSaid(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, work=bytes(31)),)),
-        ValidatorSaid(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, epoch=-1),)),
         ValidatorSaid(pool=1, carried=(EARNED,) * (MAX_ENTRIES + 1)),
         ValidatorSaid(pool=1, carried=(EARNED, msgspec.structs.replace(EARNED, table=bytes(31)))),
-        ValidatorSaid(pool=1, carried=(CertificatesShown(pool=2, shown=(EPOCH,)),)),
-        CertificatesShown(pool=1, shown=()),
-        CertificatesShown(pool=1, shown=(EPOCH, EPOCH)),
-        CertificatesShown(pool=1, shown=tuple(EpochShown(n, bytes(32), 9) for n in range(MAX_SHOWN + 1))),
-        CertificatesShown(pool=1, shown=(EpochShown(-1, bytes(32), 9),)),
-        CertificatesShown(pool=1, shown=(EpochShown(3, bytes(32), 0),)),
+        ValidatorSaid(pool=1, carried=(msgspec.structs.replace(ROOTED, pool=2),)),
+        msgspec.structs.replace(ROOTED, pool=2),
+        msgspec.structs.replace(ROOTED, signature=bytes(64)),
+        msgspec.structs.replace(ROOTED, statement=msgspec.structs.replace(ROOT, number=2**63)),
+        msgspec.structs.replace(ROOTED, statement=msgspec.structs.replace(ROOT, epoch=-1)),
+        msgspec.structs.replace(ROOTED, statement=msgspec.structs.replace(ROOT, blob=bytes(31))),
         msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, bytes(32), 9)),
         msgspec.structs.replace(EARNED, table=bytes(31)),
         msgspec.structs.replace(ISSUED, salt=b""),

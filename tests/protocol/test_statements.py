@@ -11,10 +11,10 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_from_bytes
 from protocol.statements import (
     _FIELDS,
-    Accepted,
     Attestation,
     Domain,
     Earnings,
+    EpochRoot,
     Invitation,
     NodeRegistration,
     Rechecked,
@@ -35,7 +35,7 @@ STATEMENTS: list[Statement] = [
     WorkCommitment(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 41),
     Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5, 41, b"\x03" * 32),
     Rechecked(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 0, 0, 41, b"\x03" * 32),
-    Accepted(3, KEY.address, 41, b"\x04" * 32, 640),
+    EpochRoot(3, 41, 1_800_000_000, b"\x04" * 32, 640, b"\x06" * 32),
     Earnings(3, 41, b"\x05" * 32, 12_345),
     NodeRegistration(KEY.address, KEY.address, 4, 1, 1_800_000_000),
     Invitation(3, KEY.address, 1_800_000_000),
@@ -129,8 +129,9 @@ def test_a_statement_means_nothing_on_another_chain_or_contract() -> None:
         Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, -1, 2, 5),
         Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 256, 5),
         Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5, 41, b"\x03" * 31),
-        Accepted(3, KEY.address, -1, b"\x04" * 32, 640),
-        Accepted(3, KEY.address, 41, b"\x04" * 33, 640),
+        EpochRoot(3, -1, 1, b"\x04" * 32, 640, b"\x06" * 32),
+        EpochRoot(3, 41, 2**64, b"\x04" * 32, 640, b"\x06" * 32),
+        EpochRoot(3, 41, 1, b"\x04" * 32, 640, b"\x06" * 33),
         Earnings(3, 41, b"\x05" * 32, 2**64),
     ],
 )
@@ -162,7 +163,7 @@ def test_works_that_differ_in_anything_signed_have_different_names(
     assert (work_id(changed) == work_id(c)) == (changed == c)
 
 
-def test_a_second_look_and_a_certificate_cannot_pass_for_a_verdict() -> None:
+def test_a_second_look_cannot_pass_for_a_verdict() -> None:
     """The same values under another type are another statement: none is evidence against the other."""
     verdict, again = STATEMENTS[1], STATEMENTS[2]
     assert isinstance(verdict, Verdict) and isinstance(again, Rechecked)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.earnings import Source
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes, address_from_bytes
 from protocol.pages import PAGE_ROWS, read_page, verify
@@ -33,7 +32,7 @@ A, B = NODES[:2]
 FREE = 2**50
 
 
-def first(earned: Mapping[Address, int], most: int = FREE, sources: Sequence[Source] = ()) -> Table:
+def first(earned: Mapping[Address, int], most: int = FREE, sources: Sequence[bytes] = ()) -> Table:
     found = table_after(1, 3, None, {3: earned}, most, {}, {}, sources)
     assert found is not None
     return found

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {Base, Sign} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
-import {Accepted, Judgement, WorkCommitment, WrongSigner} from "../../src/Statements.sol";
+import {EpochRoot, Judgement, WorkCommitment, WorkLeaf, WrongSigner} from "../../src/Statements.sol";
 import {Swarm} from "../../src/Swarm.sol";
 
 /// Two statements of one key that contradict each other need no judge.
@@ -18,12 +18,30 @@ contract EvidenceTest is Base {
         return keccak256(abi.encode(Sign.VERDICT, pool, _work(), v.outcome, v.reason, v.values));
     }
 
-    function _accepted() private view returns (Accepted memory) {
-        return Accepted(pool, node, 0, _work(), 10);
+    /// A tree of three leaves, of which the work is the first; and the siblings on its way up.
+    function _tree(uint64 units) private view returns (bytes32 root, bytes32[] memory proof) {
+        bytes32 own = keccak256(abi.encodePacked(bytes1(0x04), node, _work(), units));
+        proof = new bytes32[](2);
+        (proof[0], proof[1]) = (keccak256("second"), keccak256("third"));
+        root = _parent(_parent(own, proof[0]), proof[1]);
     }
 
-    function _hash(Accepted memory a) private pure returns (bytes32) {
-        return keccak256(abi.encode(Sign.ACCEPTED, a.pool, a.node, a.epoch, a.work, a.units));
+    function _parent(bytes32 a, bytes32 b) private pure returns (bytes32) {
+        return keccak256(abi.encodePacked(bytes1(0x01), a < b ? a : b, a < b ? b : a));
+    }
+
+    function _root() private view returns (EpochRoot memory) {
+        (bytes32 root,) = _tree(10);
+        return EpochRoot(pool, 3, 7, root, 30, keccak256("blob"));
+    }
+
+    function _leaf() private view returns (WorkLeaf memory) {
+        (, bytes32[] memory proof) = _tree(10);
+        return WorkLeaf(node, _work(), 10, proof);
+    }
+
+    function _hash(EpochRoot memory r) private pure returns (bytes32) {
+        return keccak256(abi.encode(Sign.EPOCH_ROOT, r.pool, r.epoch, r.number, r.root, r.total, r.blob));
     }
 
     // ---- commitments
@@ -125,41 +143,76 @@ contract EvidenceTest is Base {
         eq(court.benchOf(pool).validators.length, 1); // the bench stays
     }
 
-    // ---- certificates
+    // ---- roots
 
-    function test_a_certificate_beside_a_rejection_costs_seat_and_stake() public {
-        Accepted memory a = _accepted();
-        bytes memory one = _sign(judgeKeys[0], _hash(a));
+    function test_a_leaf_beside_a_rejection_costs_seat_and_stake() public {
+        EpochRoot memory r = _root();
+        bytes memory one = _sign(judgeKeys[0], _hash(r));
         bytes memory good = _sign(judgeKeys[0], _verdict(Judgement(0, 0, 0)));
+        bytes memory bad = _sign(judgeKeys[0], _verdict(Judgement(1, 8, 0)));
         vm.expectPartialRevert(Court.NoContradiction.selector);
-        court.acceptedEvidence(a, one, Judgement(0, 0, 0), good);
+        court.leafEvidence(r, one, _leaf(), Judgement(0, 0, 0), good);
         bytes memory others = _sign(judgeKeys[1], _verdict(Judgement(1, 8, 0)));
         vm.expectPartialRevert(WrongSigner.selector);
-        court.acceptedEvidence(a, one, Judgement(1, 8, 0), others);
-        bytes memory bad = _sign(judgeKeys[0], _verdict(Judgement(1, 8, 0)));
+        court.leafEvidence(r, one, _leaf(), Judgement(1, 8, 0), others);
+        // not under the root: of another node, of other units, of a proof cut short or of a proof of another leaf
+        for (uint256 i = 0; i < 4; ++i) {
+            WorkLeaf memory leaf = _leaf();
+            if (i == 0) leaf.node = address(1);
+            if (i == 1) leaf.units = 11;
+            if (i == 2) leaf.proof = new bytes32[](1);
+            if (i == 3) leaf.proof[1] = keccak256("fourth");
+            vm.expectPartialRevert(Court.NoContradiction.selector);
+            court.leafEvidence(r, one, leaf, Judgement(1, 8, 0), bad);
+        }
+        // a word against another work, which is not under the root
+        WorkLeaf memory another = _leaf();
+        another.work = bytes32(uint256(9));
+        vm.expectPartialRevert(Court.NoContradiction.selector);
+        court.leafEvidence(r, one, another, Judgement(1, 8, 0), bad);
         vm.expectEmit(address(swarm));
-        emit Swarm.Slashed(pool, vm.addr(judgeKeys[0]), OWNER, 201, SLASH, a.work, 0);
-        court.acceptedEvidence(a, one, Judgement(1, 8, 0), bad);
+        emit Swarm.Slashed(pool, vm.addr(judgeKeys[0]), OWNER, 201, SLASH, _work(), 0);
+        court.leafEvidence(r, one, _leaf(), Judgement(1, 8, 0), bad);
         eq(vault.bondedOf(OWNER), 30 ether - SLASH);
         eq(court.benchOf(pool).validators.length, 1);
     }
 
-    function test_two_certificates_of_one_work_that_differ_cost_seat_and_stake() public {
-        for (uint256 i = 0; i < 5; ++i) {
-            Accepted memory a = _accepted();
-            Accepted memory b = _accepted();
+    function test_two_roots_of_one_number_that_differ_in_anything_cost_seat_and_stake() public {
+        for (uint256 i = 0; i < 7; ++i) {
+            EpochRoot memory a = _root();
+            EpochRoot memory b = _root();
             if (i == 0) b.pool = pool + 1;
-            if (i == 1) b.work = bytes32(uint256(9));
-            if (i == 3) b.units = 11;
-            if (i == 4) b.epoch = 1;
-            uint256 key = judgeKeys[i < 4 ? 0 : 1];
+            if (i == 1) b.epoch = 4;
+            if (i == 2) b.number = 8;
+            if (i == 4) b.root = bytes32(uint256(9));
+            if (i == 5) b.total = 31;
+            if (i == 6) b.blob = bytes32(uint256(9));
+            uint256 key = judgeKeys[i < 5 ? 0 : 1];
             bytes memory one = _sign(key, _hash(a));
             bytes memory two = _sign(key, _hash(b));
-            if (i < 3) vm.expectPartialRevert(Court.NoContradiction.selector);
-            court.doubleAcceptedEvidence(a, one, b, two);
+            if (i < 4) vm.expectPartialRevert(Court.NoContradiction.selector);
+            if (i == 6) vm.expectPartialRevert(Court.NotAValidator.selector); // it is struck already
+            if (i == 4) {
+                vm.expectEmit(address(swarm));
+                emit Swarm.Slashed(pool, vm.addr(key), OWNER, 201, SLASH, a.root, 0);
+            }
+            court.rootEvidence(a, one, b, two);
         }
         eq(vault.bondedOf(OWNER), 30 ether - 2 * uint256(SLASH));
         eq(court.benchOf(pool).validators.length, 0);
+    }
+
+    function test_two_roots_by_two_validators_or_in_two_files_only_convict_whoever_signed_both() public {
+        EpochRoot memory a = _root();
+        EpochRoot memory b = _root();
+        b.blob = bytes32(uint256(9));
+        bytes memory one = _sign(judgeKeys[0], _hash(a));
+        bytes memory others = _sign(judgeKeys[1], _hash(b));
+        vm.expectPartialRevert(WrongSigner.selector);
+        court.rootEvidence(a, one, b, others);
+        bytes memory two = _sign(judgeKeys[0], _hash(b));
+        court.rootEvidence(a, one, b, two);
+        eq(court.benchOf(pool).validators.length, 1);
     }
 
     function test_a_validator_that_is_gone_leaves_too_few_and_nothing_is_posted() public {

@@ -1,6 +1,6 @@
 """The quorum's hand: carries what validators agree on to the chain, and nothing that one of them still disputes; and
-what one key signed against itself: two commitments for one slot, two verdicts on one work, a certificate beside a
-rejection or beside another certificate.
+what one key signed against itself: two commitments for one slot, two verdicts on one work, two roots with one number,
+a leaf of a root beside a word against the work.
 
 A trainer's step is judged like a file: a quorum's verdicts of one proven fault cost the stake (`Court.slash` takes them
 as they stand), two statements about one step as two commitments do.
@@ -19,11 +19,11 @@ import trio
 
 from node.chain.cases import (
     Case,
-    CertificateContradiction,
     CommitmentContradiction,
     Contradiction,
-    FalseCertificate,
+    FalseLeaf,
     FileCase,
+    RootContradiction,
     VerdictContradiction,
     Vote,
 )
@@ -33,13 +33,15 @@ from node.services.context import Context
 from node.services.court.turns import seconds_to_wait
 from node.state.kept import cached
 from node.swarm.ballots import FileState
-from node.swarm.facts import Certified, JudgeContradicted
+from node.swarm.facts import JudgeContradicted, LeavesRead
 from node.swarm.register import Work, WorkId
 from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, STEP_PROOF, Reason
+from protocol.earnings import Leaf, proof_of
 from protocol.engines import kind
 from protocol.errors import IntellectError
-from protocol.identity import Address
+from protocol.identity import Address, address_from_bytes
 from protocol.messages import (
+    EpochRootSigned,
     PolicyAnnounced,
     StepJudged,
     VerdictIssued,
@@ -47,7 +49,7 @@ from protocol.messages import (
     of_kind,
     open_envelope,
 )
-from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, is_signed_by, work_id
+from protocol.statements import Outcome, Rechecked, Verdict, WorkCommitment, work_id
 
 log = structlog.get_logger()
 TRIES = 20
@@ -55,8 +57,10 @@ POLL = 1.0
 PENDING = 1024
 STEP_PATIENCE = 60.0
 """Seconds that others are given to audit a step that a quorum found bad, before the stake is touched."""
-CERTIFICATES = 8192
-"""Works that one validator certified, or spoke against, and that are remembered."""
+REFUSED, ROOTS = 8192, 256
+"""Works that one validator spoke against, and roots that it signed, which are remembered."""
+READ = 4
+"""Roots of one validator whose leaves are kept in mind."""
 KINDS_TO_CONVICT = 2
 
 
@@ -81,7 +85,8 @@ class Slashing:
         self._evidenced: set[Address] = set()
         self._news = trio.Event()
         self._terms: set[int] = set()
-        self._certified: dict[Address, Recent[WorkId, tuple[Accepted, bytes]]] = {}
+        self._roots: dict[Address, Recent[tuple[int, int], EpochRootSigned]] = {}
+        self._leaves: dict[Address, Recent[bytes, tuple[LeavesRead, dict[WorkId, Leaf]]]] = {}
         self._refused: dict[Address, Recent[WorkId, tuple[Verdict, bytes]]] = {}
 
     async def run(self) -> None:
@@ -90,7 +95,8 @@ class Slashing:
             nursery.start_soon(self._collect)
             nursery.start_soon(self._collect_contradictions)
             nursery.start_soon(self._collect_rechecks)
-            nursery.start_soon(self._collect_certificates)
+            nursery.start_soon(self._collect_roots)
+            nursery.start_soon(self._collect_leaves)
             while True:
                 for term in self._context.state.policies.forks.keys() - self._terms:
                     self._terms.add(term)
@@ -148,31 +154,35 @@ class Slashing:
             pair = one.first.verdict, one.first.signature, one.second.verdict, one.second.signature
             self._convict(one.author, "validator.contradicted_itself", VerdictContradiction(*pair))
 
-    async def _collect_certificates(self) -> None:
-        """Signatures are checked where two words contradict each other: one that is none never hides a true one."""
-        async for signed in self._context.facts.subscribe(Certified):
-            known = self._certified.setdefault(signed.author, Recent(CERTIFICATES))
-            refused = self._refused.setdefault(signed.author, Recent(CERTIFICATES))
-            for one in signed.certificates:
-                said = statement, signature = one.statement(self._context.pool), one.signature
-                # The first word stays to be compared with, unless its signature turns out to be none.
-                before = known.setdefault(one.work, said)
-                if before != said and not is_signed_by(signed.author, self._context.domain, *before):
-                    known[one.work] = before = said
-                if before[0] != statement:
-                    self._on_certificate(signed.author, CertificateContradiction(*said, *before))
-                elif one.work in refused:
-                    self._on_certificate(signed.author, FalseCertificate(*said, *refused[one.work]))
+    async def _collect_roots(self) -> None:
+        """Two different roots of one epoch with one number, by somebody who has a seat to lose."""
+        judges = self._context.membership.may_validate
+        async for signed in self._context.facts.subscribe(EpochRootSigned, by=judges):
+            said = signed.message.statement
+            known = self._roots.setdefault(signed.author, Recent(ROOTS))
+            before = known.setdefault((said.epoch, said.number), signed.message)
+            if before.statement != said:
+                pair = before.statement, before.signature, said, signed.message.signature
+                self._convict(signed.author, "validator.signed_two_roots", RootContradiction(*pair))
 
-    def _on_certificate(self, author: Address, case: CertificateContradiction | FalseCertificate) -> None:
-        """A certificate, and another one of the same work, or a verdict against it."""
-        if is_signed_by(author, self._context.domain, case.first, case.first_signature):
-            self._convict(author, "validator.certified_falsely", case)
+    async def _collect_leaves(self) -> None:
+        """A leaf beside a word of the same key against the work, whichever came first."""
+        async for read in self._context.facts.subscribe(LeavesRead):
+            works = {leaf.work: leaf for leaf in read.leaves}
+            self._leaves.setdefault(read.author, Recent(READ))[read.said.signature] = read, works
+            refused = self._refused.get(read.author, {})
+            if (work := next((one for one in refused if one in works), None)) is not None:
+                await self._on_leaf(read, works[work], *refused[work])
+
+    async def _on_leaf(self, read: LeavesRead, leaf: Leaf, verdict: Verdict, signature: bytes) -> None:
+        path = await trio.to_thread.run_sync(proof_of, read.leaves, leaf)
+        pair = read.said.statement, read.said.signature, verdict, signature
+        case = FalseLeaf(*pair, address_from_bytes(leaf.node), leaf.work, leaf.units, path)
+        self._convict(read.author, "validator.named_what_it_refused", case)
 
     async def _report(self, key: Address, what: str, case: Contradiction) -> None:
-        work = case.first.work
-        log.warning(what, node=key, work=work.hex()[:16])
-        await trio.sleep(seconds_to_wait(self._context, work))
+        log.warning(what, node=key, evidence=case.name)
+        await trio.sleep(seconds_to_wait(self._context, key.encode()))
         if not await self._carry(key, lambda unfit: case):
             # The next piece of evidence against this key may be carried.
             self._evidenced.discard(key)
@@ -184,11 +194,11 @@ class Slashing:
             message = signed.message
             if message.verdict.outcome != Outcome.ACCEPT:
                 verdict, signature, work = message.verdict, message.signature, work_id(message.verdict)
-                refused = self._refused.setdefault(signed.author, Recent(CERTIFICATES))
+                refused = self._refused.setdefault(signed.author, Recent(REFUSED))
                 refused.setdefault(work, (verdict, signature))
-                certified = self._certified.setdefault(signed.author, Recent(CERTIFICATES)).get(work)
-                if certified is not None:
-                    self._on_certificate(signed.author, FalseCertificate(*certified, verdict, signature))
+                for read, works in list(self._leaves.get(signed.author, {}).values()):
+                    if work in works:
+                        await self._on_leaf(read, works[work], verdict, signature)
             self._consider(signed.author, message.verdict)
 
     async def _collect_rechecks(self) -> None:

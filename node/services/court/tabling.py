@@ -1,16 +1,17 @@
-"""Tables of earnings: what all nodes show is checked, added up, signed, compared, and carried to the chain.
+"""Tables of earnings: the leaves of validators' roots are read, counted, signed, compared, and carried to the chain.
 
-A validator fetches what nodes show of each epoch, checks the signatures off the event loop, and keeps which works a
-quorum certified. Once an epoch's window is over it signs the table that follows the posted one. Where another
-validator's table differs, the blobs that it names and this one lacks are fetched, and the proofs against works that it
-leaves out; then both come to the same. From the first table that it signs for an epoch on, a validator takes what it
-lacks from other validators' tables alone, so that nobody can keep it signing anew. Whoever's turn it is carries a
-quorum's signatures. Nothing is signed beyond what is funded: what falls short stays in the table, owed.
+A validator reads all leaves of each root of an epoch, off the event loop, and keeps which works a quorum named. Once an
+epoch's window is over it signs the table that follows the posted one. Where another validator's table differs, the
+roots that it names and this one lacks are read, and the proofs against works that it leaves out; then both come to the
+same. From the first table that it signs for an epoch on, a validator takes what it lacks from other validators' tables
+alone, so that nobody can keep it signing anew. Whoever's turn it is carries a quorum's signatures. Nothing is signed
+beyond what is funded: what falls short stays in the table, owed.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
@@ -20,29 +21,20 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.chain.errors import Reverted
-from node.recent import Recent
-from node.services.books import RETRY_PAUSE, Books, Keeping, Seen
-from node.services.certifying import Certifying
+from node.services.books import RETRY_PAUSE, Books, Keeping, Seen, by_author
 from node.services.court.turns import seconds_to_wait
 from node.services.workplace import Workplace
 from node.state.kept import cached
 from node.status_schema import TablePart
 from node.swarm.ballots import FileState
-from node.swarm.facts import WorkTouched
+from node.swarm.facts import LeavesRead, WorkTouched
 from node.swarm.membership import is_cut_off, voices
-from protocol.earnings import (
-    MAX_SHOWN_BYTES,
-    MAX_WORKS,
-    Refusal,
-    Shown,
-    Source,
-    decode_certificates,
-    refusal_of,
-)
+from protocol.earnings import MAX_LEAVES_BYTES, Leaf, Refusal, all_leaves, decode_leaves, refusal_of
 from protocol.errors import IntellectError, ProtocolError
-from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.messages import MAX_SHOWN, CertificatesShown, EarningsSigned, EpochShown
-from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, sign, signer_of
+from protocol.identity import Address
+from protocol.messages import EarningsSigned, EpochRootSigned, Signed, of_kind, open_envelope
+from protocol.pages import read_page
+from protocol.statements import Domain, Earnings, EpochRoot, Verdict, sign, signer_of
 from protocol.table import MAX_HEAD_BYTES, Table, decode_head, encode_head, table_after
 
 log = structlog.get_logger()
@@ -53,19 +45,12 @@ SETTLING = 2.5
 REPEAT_EVERY = 60.0
 SAID_WITHIN = 1.0
 """Seconds that the word on a table waits for other words of this node."""
-QUEUE = MAX_SHOWN
-"""Epochs of one node that wait to be fetched."""
-READ = 256
-"""Blobs of one node that are not looked at again, or not soon."""
-CHUNK = 256
-"""Works that are checked in one go of a thread."""
-LACKING = 2048
-USELESS = 1024
-"""Signatures of nobody who may certify, in one blob, before the rest is not looked at."""
+ROOTS_EACH = 64
+"""Roots of one validator and epoch that are read."""
 TABLES_EACH = 16
 """Tables of one validator that are compared before the next is posted: nobody keeps the others signing anew."""
 MISSES = 3
-"""Blobs named by one table that cannot be had or are of no use, before the rest of it is not looked at."""
+"""Roots named by one table that cannot be had or are of no use, before the rest of it is not looked at."""
 
 
 class _Mine(msgspec.Struct):
@@ -81,10 +66,9 @@ class Tabling(Keeping):
     name = "tabling"
     trouble = "earnings.interrupted"
 
-    def __init__(self, books: Books, certifying: Certifying | None = None) -> None:
+    def __init__(self, books: Books) -> None:
         super().__init__(books)
         context = books.context
-        self._certifying = certifying
         self._bench = Bench({})
         self._left_at: dict[int, int] = {}
         """Block in which a bench took office -> its timestamp."""
@@ -94,8 +78,8 @@ class Tabling(Keeping):
         self._frozen = -1
         """Through this epoch works are taken from other validators' tables alone."""
         self._heard_since = context.clock.monotonic()
-        self._queues: dict[Address, trio.MemorySendChannel[EpochShown]] = {}
-        self._read: dict[Address, Recent[bytes, float]] = {}
+        self._bad: set[tuple[Address, EpochRoot]] = set()
+        """Roots whose leaves are none, of epochs that no table covers."""
         self._compared = Counter[Address]()
         """Tables of each that were looked at: again only where it could not be had whole."""
         self._done: set[bytes] = set()
@@ -108,80 +92,54 @@ class Tabling(Keeping):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.books, place.certifying)
+        return cls(place.books)
 
     def status(self) -> dict[str, Any]:
         return {"audit": {"earnings": TablePart(self._first, self.posted, self.waiting)}}
 
     def begin(self, nursery: trio.Nursery) -> None:
-        nursery.start_soon(self._follow_shown, nursery)
+        heard = self._context.facts.subscribe(EpochRootSigned, by=self._ledger.was_seated)
+        nursery.start_soon(by_author, nursery, heard, self._hear)
         nursery.start_soon(self._follow_jury)
         nursery.start_soon(self._compare_all)
 
-    # what nodes show
+    # what validators name
 
-    async def _follow_shown(self, nursery: trio.Nursery) -> None:
-        async for signed in self._context.facts.subscribe(CertificatesShown):
-            queue = self._queues.get(signed.author)
-            if queue is None:
-                # One queue and one fetcher for each node: a slow or huge blob holds up its author's next one only.
-                queue, work = trio.open_memory_channel[EpochShown](QUEUE)
-                self._queues[signed.author] = queue
-                nursery.start_soon(self._fetch_all, signed.author, work)
-            for shown in signed.message.shown:
-                try:
-                    queue.send_nowait(shown)
-                except trio.WouldBlock:
-                    log.info("certificates.skipped", node=signed.author, epoch=shown.epoch)
-
-    async def _fetch_all(self, node: Address, work: trio.MemoryReceiveChannel[EpochShown]) -> None:
-        """One node's blobs, in order; what cannot be had is shown again."""
-        read = self._read.setdefault(node, Recent(READ))
-        async for message in work:
-            now = self._context.clock.monotonic()
-            if now < read.get(message.root, 0.0) or not self._is_wanted(message.epoch) or not self._bench.last:
-                continue  # without a bench the chain has not been asked yet: it is shown again
+    async def _hear(self, signed: Signed[EpochRootSigned]) -> None:
+        said = signed.message.statement
+        # Not the epoch that still runs, nor what this node has signed a table of.
+        if max(self._first, self._frozen + 1) <= said.epoch < self._context.time.epoch():
             try:
-                source = Source(message.epoch, address_bytes(node), message.root, message.size)
-                lacks = await self._take(source, (node,))
-                # What lacks certificates is read again when it is shown next: validators say lost ones again.
-                read[message.root] = now + self._context.time.shown_every / 2 if lacks else math.inf
-            except (IntellectError, OSError, msgspec.ValidationError) as error:
-                log.info("certificates.unusable", node=node, epoch=message.epoch, why=str(error))
-                if isinstance(error, ProtocolError):
-                    read[message.root] = math.inf  # bytes of this root will never be others
+                await self._take(signed)
+            except (IntellectError, OSError) as error:  # it is said again
+                log.info("root.unusable", validator=signed.author, epoch=said.epoch, why=str(error))
 
-    def _is_wanted(self, epoch: int) -> bool:
-        # Not the epoch that still runs: its works change with every file.
-        return max(self._first, self._frozen + 1) <= epoch < self._context.time.epoch()
+    async def _take(self, signed: Signed[EpochRootSigned]) -> None:
+        """Read all leaves of a root. Raises ProtocolError where they are none, IntellectError or OSError."""
+        said, author = signed.message.statement, signed.author
+        known = await self._journal.do(self._journal.earned.roots, said.epoch, said.epoch, True)
+        mine = [row for row in known if row[1] == author]
+        if any(row[2:4] == (said.number, said.root) for row in mine) or len(mine) >= ROOTS_EACH:
+            return
+        if (author, said) in self._bad:
+            raise ProtocolError("useless root", "its leaves are none")
+        try:
+            leaves = await self._leaves(said, [author, *self._context.membership.addresses()])
+        except ProtocolError:
+            if len(self._bad) < ROOTS_EACH * len(self._bench.last):
+                self._bad.add((author, said))
+            raise
+        noted = (said.epoch, author, said.number, said.root, signed.raw, leaves)
+        await self._journal.do(self._journal.earned.note_leaves, *noted)
+        self._context.facts.tell([LeavesRead(author, signed.message, leaves)])
 
-    async def _take(self, source: Source, holders: Sequence[Address]) -> bool:
-        """Fetch a blob and keep the works in it that a quorum certified; whether certificates are lacking in it. Raises
-        ProtocolError where it is of no use."""
-        node, others = address_from_bytes(source.node), self._context.membership.addresses()
-        read = partial(decode_certificates, node=node, epoch=source.epoch)
-        shown = await self._books.fetch(source.root, min(source.size, MAX_SHOWN_BYTES), [*holders, *others], read)
-        known = await self._journal.do(self._journal.earned.earned_works, source.epoch, node)
-        kept = await self._journal.do(self._journal.pay.certificates, node, source.epoch)
-        checked = {signature for said in kept.values() for _, signature in said}
-        looked = _Looked()
-        fresh = [one for one in shown.works if (one.work, one.units) not in known]
-        # In parts, so that useless signatures are noticed after USELESS of them and not after all that fit the blob.
-        for start in range(0, len(fresh), CHUNK):
-            part = Shown(shown.node, shown.epoch, tuple(fresh[start : start + CHUNK]))
-            given = (part, self._context.domain, self._pool, self._bench, self._quorum, self._own, checked)
-            await trio.to_thread.run_sync(looked.check, *given)
-            if looked.useless > USELESS:
-                break
-        if looked.earned:
-            works = [(one.work, one.units) for one in shown.works if (one.work, one.units) in known] + looked.earned
-            noted = (source.epoch, node, works, (source.root, source.size), MAX_WORKS)
-            await self._journal.do(self._journal.earned.note_earned, *noted)
-        if looked.useless > USELESS:
-            raise ProtocolError("useless certificates", "they are of nobody who may certify, or doubled")
-        if looked.lacking and self._certifying is not None:
-            await self._certifying.answer(looked.lacking[:LACKING])
-        return bool(looked.lacking)
+    async def _leaves(self, said: EpochRoot, holders: Sequence[Address]) -> tuple[Leaf, ...]:
+        found = await self._books.fetch(said.blob, MAX_LEAVES_BYTES, holders, partial(decode_leaves, said=said))
+        files = [
+            await self._books.fetch(page.root, page.size, holders, partial(read_page, page=page, kind=Leaf))
+            for page in found.pages
+        ]
+        return await trio.to_thread.run_sync(all_leaves, said, files)
 
     # what is refused after all
 
@@ -218,6 +176,7 @@ class Tabling(Keeping):
         if first != self._first:
             # A new table was posted: what was signed or compared for the old one counts no more.
             self._first, self._mine, self._compared, self._done, self._unfit = first, None, Counter(), set(), set()
+            self._bad = set()
         # Epochs whose window is over by the chain's clock: until then a quorum may still refuse a work of them.
         last = pool.epoch_at(max(seen.now - pool.window, 0)) - 1
         if self._is_deaf(pool):
@@ -247,17 +206,16 @@ class Tabling(Keeping):
         bench = Bench(kept | dict.fromkeys(struck, -1))
         if bench != self._bench:
             self._bench = bench
-            self._read.clear()  # what was worth nothing may count now
 
     def _is_deaf(self, pool: PoolInfo) -> bool:
-        """Whether nodes may not have had the time to show what they have: after a start, or a time alone."""
+        """Whether others may not have had the time to say what they have signed: after a start, or a time alone."""
         now = self._context.clock.monotonic()
         alone = len(pool.validators) == 1
-        # A validator that hears nobody would table what it has, and lack what others showed meanwhile.
+        # A validator that hears nobody would table what it has, and lack what others signed meanwhile.
         if not alone and is_cut_off(voices(self._context.board, self._context.membership), now):
             self._heard_since = now
         deaf = now < self._heard_since + 2 * self._context.time.shown_every
-        self.waiting = "nodes are given the time to show what they have" if deaf else ""
+        self.waiting = "others are given the time to say what they have signed" if deaf else ""
         return deaf
 
     async def _table(self, seen: Seen, last: int) -> Table | None:
@@ -275,14 +233,14 @@ class Tabling(Keeping):
         # overturn it long after this table
         # Their own two signatures prove it, so nothing can give them their pay back.
         convicted = self._ledger.convicted
-        earned: dict[int, dict[Address, int]] = {}
-        for epoch, node, units in await self._journal.do(self._journal.earned.earned_between, first, last):
-            if node not in convicted:
-                earned.setdefault(epoch, {})[node] = units
+        given = (range(first, last + 1), self._bench.of, self._quorum)
+        earned = await self._journal.do(self._journal.earned.earned_between, *given)
+        for units in earned.values():
+            for node in convicted & units.keys():
+                del units[node]
         escrow = self._ledger.escrow(block, pool.reward_per_unit) - posted.total
         most = min(max(escrow, 0), pool.units_per_epoch * (last + 1 - first))
-        rows = await self._journal.do(self._journal.earned.sources, first, last)
-        sources = [Source(at, address_bytes(node), root, size) for at, node, root, size in rows]
+        sources = [raw for *_, raw in await self._journal.do(self._journal.earned.roots, first, last, True)]
         proofs = await self._journal.do(self._journal.earned.refusals, first, last)
         where = "a refusal in the journal"
         read = [cached(where, partial(msgspec.msgpack.decode, proof, type=Refusal)) for proof in proofs]
@@ -350,19 +308,18 @@ class Tabling(Keeping):
         read = partial(decode_head, pool=self._pool)
         table = await self._books.fetch(message.table, min(message.size, MAX_HEAD_BYTES), [author], read)
         log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
-        rows = await self._journal.do(self._journal.earned.sources, first, table.epoch)
-        known = {root for _, _, root, _ in rows}
         misses = 0
-        for source in table.sources:
-            if source.root in known or not first <= source.epoch < self._context.time.epoch():
-                continue
+        for raw in table.sources:
             if misses >= MISSES:
                 break
             try:
-                await self._take(source, (author, address_from_bytes(source.node)))
+                signed = of_kind(open_envelope(self._context.domain, self._pool, raw), EpochRootSigned)
+                epoch = signed.message.statement.epoch
+                if first <= epoch < self._context.time.epoch() and signed.author in self._bench.of(epoch):
+                    await self._take(signed)
             except (IntellectError, OSError) as error:
                 misses += 1
-                log.info("certificates.unusable", validator=author, epoch=source.epoch, why=str(error))
+                log.info("root.unusable", validator=author, why=str(error))
         await self._heed_refusals(table.refusals)
         if misses:
             raise IntellectError("unusable table of earnings", "what it rests on cannot be had", "wait")
@@ -405,48 +362,10 @@ class Bench(msgspec.Struct, frozen=True):
         return frozenset(one for one, last in self.last.items() if last >= epoch)
 
 
-class _Looked:
-    """What a blob of certificates is found to hold, chunk by chunk, in a thread. earned: (work, units) that a quorum
-    certified; lacking: works without this validator's signature; useless: signatures of nobody who may certify."""
-
-    def __init__(self) -> None:
-        self.earned: list[tuple[bytes, int]] = []
-        self.lacking: list[Accepted] = []
-        self.useless = 0
-
-    def check(
-        self, part: Shown, domain: Domain, pool: int, bench: Bench, quorum: int, own: Address, checked: set[bytes]
-    ) -> None:
-        """checked: signatures that this node made or checked before; of them each has still to fit its work."""
-        counted = bench.of(part.epoch)
-        for one in part.works:
-            statement = part.statement(pool, one)
-            signers: set[Address | None] = set()
-            struck: set[Address | None] = set()
-            # A quorum is enough, and of those that were checked before the signer is remembered (identity.recover).
-            for signature in sorted(one.signatures, key=lambda each: each not in checked):
-                signer = _signer(domain, statement, signature)
-                if signer in counted and signer not in signers:
-                    signers.add(signer)
-                elif signer in bench.last and signer not in signers | struck:
-                    struck.add(signer)  # its node heard it while it counted
-                else:
-                    self.useless += 1
-                if len(signers) >= quorum:
-                    break
-            if len(signers) >= quorum:
-                self.earned.append((one.work, one.units))
-            elif own not in signers:
-                self.lacking.append(statement)
-
-
-def _signer(domain: Domain, statement: Statement, signature: bytes) -> Address | None:
-    try:
-        return signer_of(domain, statement, signature)
-    except ProtocolError:
-        return None
-
-
 def _against(statements: Sequence[tuple[Verdict, bytes]], domain: Domain, bench: frozenset[Address]) -> int:
     """How many of the bench signed a refusal."""
-    return len({_signer(domain, verdict, signature) for verdict, signature in statements} & bench)
+    found = set[Address]()
+    for verdict, signature in statements:
+        with suppress(ProtocolError):
+            found.add(signer_of(domain, verdict, signature))
+    return len(found & bench)

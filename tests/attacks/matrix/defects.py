@@ -157,7 +157,7 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
     every_member_says_everything: ("member/StepJudged/unchanged/every/before/all/honest", "step_book"),
     a_policy_is_paid_to_whoever_announces_it: (
         "dismissed/PolicyAnnounced/unchanged/once/apart/all/honest",
-        "certificates",
+        "leaves",
     ),
     one_announcement_moves_the_clock: (
         "leader/PolicyAnnounced/statement.step+999 fresh/once/apart/all/honest",

@@ -9,7 +9,6 @@ only what is `SAFE` is compared.
 import msgspec
 
 from protocol.messages import (
-    CertificatesShown,
     CheckpointOffered,
     CheckRequested,
     CutSigned,
@@ -17,6 +16,7 @@ from protocol.messages import (
     DueSigned,
     EarningsSigned,
     EnvironmentPublished,
+    EpochRootSigned,
     Heartbeat,
     LotsRevealed,
     Message,
@@ -63,7 +63,7 @@ ROWS: dict[type[Message], Row] = {
     LotsRevealed: Row(VALIDATOR),
     DisputeRaised: Row(IN_OFFICE | VALIDATOR, frozenset({"disputes"})),
     CheckRequested: Row(IN_OFFICE),
-    CertificatesShown: Row(MEMBERS),
+    EpochRootSigned: Row(MEMBERS),
     EarningsSigned: Row(VALIDATOR),
     CutSigned: Row(VALIDATOR),
     SilenceSigned: Row(VALIDATOR),

@@ -1,7 +1,7 @@
 """A small pool of real nodes under a virtual clock, played once with and once without a liar's words.
 
 **This is the only file of the matrix that knows the product's inside.** Boards, memberships, juries, lots, validators,
-certificates, tracing, auditing, chairs and newcomers are the product's own classes; engines, blobs and the chain are
+certifying, tracing, auditing, chairs and newcomers are the product's own classes; engines, blobs and the chain are
 doubles that know the truth. What a run came to is read by the probes at the end of the file, one short function each:
 a product that moves a name moves it there.
 
@@ -65,7 +65,6 @@ from protocol.manifest import (
     work_order,
 )
 from protocol.messages import (
-    CertificatesShown,
     CheckpointOffered,
     CheckRequested,
     CutSigned,
@@ -73,7 +72,7 @@ from protocol.messages import (
     DueSigned,
     EarningsSigned,
     EnvironmentPublished,
-    EpochShown,
+    EpochRootSigned,
     Heartbeat,
     LotsRevealed,
     Message,
@@ -94,7 +93,18 @@ from protocol.messages import (
     topic,
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Domain, Earnings, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import (
+    Domain,
+    Earnings,
+    EpochRoot,
+    Outcome,
+    Rechecked,
+    Verdict,
+    WorkCommitment,
+    sign,
+    signer_of,
+    work_id,
+)
 from protocol.tasks import TaskSpec, decode_task, encode_task, task_id
 from tests.attacks.validators.court import (
     GROUPS,
@@ -750,7 +760,9 @@ MADE: dict[type[Message], Callable[[World, str], Any]] = {
     VerdictRechecked: _recheck,
     DisputeRaised: _dispute,
     CheckRequested: _request,
-    CertificatesShown: lambda world, _: CertificatesShown(pool=POOL, shown=(EpochShown(0, _root("shown"), 9),)),
+    EpochRootSigned: lambda world, _: EpochRootSigned(
+        pool=POOL, statement=EpochRoot(POOL, 0, world.step + 1, _root("leaves"), 9, _root("blob")), signature=bytes(65)
+    ),
     EarningsSigned: lambda world, _: EarningsSigned(
         pool=POOL, earnings=Earnings(POOL, 0, _root("earnings"), 9), table=_root("table"), size=9, signature=bytes(65)
     ),
@@ -782,16 +794,12 @@ def resigned(word: Any, author: str, honest: Any) -> Any:
             if (word.statement, word.trainer, word.word) != (honest.statement, honest.trainer, honest.word):
                 word = replace(word, trainer=own, word=sign(key, DOMAIN, word.statement.commitment(own)))
             return replace(word, signature=sign(key, DOMAIN, word.verdict))
-        case SilenceSigned():
+        case SilenceSigned() | EpochRootSigned():
             return replace(word, signature=sign(key, DOMAIN, word.statement))
         case EarningsSigned():
             return replace(word, signature=sign(key, DOMAIN, word.earnings))
         case ValidatorSaid():
-            certificates = tuple(
-                replace(one, signature=sign(key, DOMAIN, one.statement(word.pool))) for one in word.certificates
-            )
-            carried = tuple(resigned(one, author, one) for one in word.carried)
-            return replace(word, certificates=certificates, carried=carried)
+            return replace(word, carried=tuple(resigned(one, author, one) for one in word.carried))
         case _:
             return word
 
@@ -961,31 +969,31 @@ def tasks(world: World) -> Facts:
     )
 
 
-def certificates(world: World) -> Facts:
-    """What each honest validator signed that counts for pay: who is paid, and whose file it was that was looked at."""
+def leaves(world: World) -> Facts:
+    """What each honest validator names as counting for pay: who is paid, and whose file it was that was looked at."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
         looks = {
             look: name_of(one.node) for one in node.jury.state.register._works.values() for look in _looks(world, one)
         }
-        rows = node.context.journal._db.execute("SELECT node, epoch, work, units FROM certificates")
+        rows = node.context.journal._db.execute("SELECT node, epoch, work, units FROM leaves")
         for who, epoch, work, units in rows:
             found.add((node.name, name_of(who), looks.get(bytes(work), ""), epoch, bytes(work).hex()[:8], units))
     return frozenset(found)
 
 
 def _looks(world: World, work: Work) -> Iterator[bytes]:
-    """What looks at a file are certified as."""
+    """What looks at a file are named as."""
     said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
     for name in VALIDATORS:
         yield of_judgement(world.run, KEYS[name].address, said, GROUPS, GROUPS).work
 
 
 def overpaid(world: World) -> Facts:
-    """Nobody is paid for a policy twice: certificates of a trainer beyond one for each followed policy."""
+    """Nobody is paid for a policy twice: leaves of a trainer beyond one for each followed policy."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
-        counted = "SELECT node, count(*) FROM certificates WHERE units = ? GROUP BY node"
+        counted = "SELECT node, count(*) FROM leaves WHERE units = ? GROUP BY node"
         rows = node.context.journal._db.execute(counted, (policy_units(world.run),))  # files have other units here
         trainers = {KEYS[name].address for name in ("leader", "dismissed", "standby", "evicted")}
         followed = [node.jury.state.policies.of_step(step) for step in node.jury.state.policies.steps]
@@ -1094,7 +1102,7 @@ def faults(world: World) -> Facts:
 PROBES: dict[str, Callable[[World], Facts]] = {
     probe.__name__: probe
     for probe in (
-        policies, forks, states, works, pledges, told, checkpoints, audits, step_book, tasks, certificates, overpaid,
+        policies, forks, states, works, pledges, told, checkpoints, audits, step_book, tasks, leaves, overpaid,
         alone, disbelieved, slashed, muted, chair, dropped, due, over, members, packages, disputes, faults,
     )
 }  # fmt: skip

@@ -203,7 +203,7 @@ class RecordingJudge:
         self.slashed: list[tuple[Address, int, int]] = []
         self.equivocations: list[Address] = []
         self.contradicted: list[Address] = []
-        self.certified_falsely: list[bytes] = []
+        self.rooted_falsely: list[Address] = []
 
     async def carry(self, case: Case) -> None:
         await trio.lowlevel.checkpoint()
@@ -219,7 +219,7 @@ class RecordingJudge:
                 if isinstance(case, VerdictContradiction):
                     self.contradicted.append(author)
                 else:
-                    self.certified_falsely.append(case.first.work)
+                    self.rooted_falsely.append(author)
 
 
 class Trouble(IntellectError):

@@ -159,7 +159,7 @@ class Play:
         checked = len(unpack_groups(said.message.checked, GROUPS) or ())
         work = of_judgement(self.court.run, validator, said.message.verdict, checked, GROUPS).work
         kept = [(one._journal, one._own) for one in self.court.certifying]
-        return sum(journal.pay.certificate(own, POOL, work) is not None for journal, own in kept)
+        return sum(journal.pay.leaf(own, POOL, work) is not None for journal, own in kept)
 
 
 @pytest.mark.parametrize(

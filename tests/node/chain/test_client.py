@@ -15,10 +15,10 @@ from contracts.bindings import Claimed, EarningsPosted, Joined, PostedEarnings, 
 from contracts.deploy import TOKEN
 from node.chain.cases import (
     CaseError,
-    CertificateContradiction,
     CommitmentContradiction,
-    FalseCertificate,
+    FalseLeaf,
     FileCase,
+    RootContradiction,
     VerdictContradiction,
     Vote,
     read_case,
@@ -43,8 +43,10 @@ from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
-from protocol.identity import NodeKey
-from protocol.statements import Accepted, Earnings, Outcome, Verdict, WorkCommitment, sign, work_id
+from protocol.earnings import Leaf, proof_of
+from protocol.identity import NodeKey, address_bytes
+from protocol.pages import merkle_root
+from protocol.statements import Earnings, EpochRoot, Outcome, Verdict, WorkCommitment, sign, work_id
 from tests.contracts.conftest import table
 
 Connect = Callable[..., ChainClient]
@@ -433,8 +435,8 @@ async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, 
 KINDS = {
     "commitments": CommitmentContradiction,
     "verdicts": VerdictContradiction,
-    "certificates": CertificateContradiction,
-    "certificate and verdict": FalseCertificate,
+    "roots": RootContradiction,
+    "leaf and verdict": FalseLeaf,
 }
 
 
@@ -447,16 +449,20 @@ async def test_evidence_is_kept_as_a_file_and_carried(people: Any, tmp_path: Pat
     verdicts = [
         Verdict(**msgspec.structs.asdict(c), outcome=outcome, reason=0, values=bytes([7]) * 32) for outcome in (0, 1)
     ]
-    certificates = [Accepted(pool, c.node, 0, work_id(c), units) for units in (10, 11)]
+    leaves = [Leaf(address_bytes(c.node), work, 10) for work in sorted((work_id(c), bytes(32), b"\xff" * 32))]
+    root = merkle_root([one.leaf() for one in leaves])
+    roots = [EpochRoot(pool, 0, 1, root, total, bytes(32)) for total in (30, 31)]
     pairs: dict[str, Any] = {
         "commitments": (people.node, [c, msgspec.structs.replace(c, epoch=1)]),
         "verdicts": (people.validator, verdicts),
-        "certificates": (people.validator, certificates),
-        "certificate and verdict": (people.validator, [certificates[0], verdicts[1]]),
+        "roots": (people.validator, roots),
+        "leaf and verdict": (people.validator, [roots[0], verdicts[1]]),
     }
+    place = (c.node, work_id(c), 10, proof_of(leaves, leaves[1]))
+    more = place if kind == "leaf and verdict" else ()
     key, (first, second) = pairs[kind]
     one, two = (sign(key, client.domain, each) for each in (first, second))
-    contradiction = KINDS[kind](first, one, second, two)
+    contradiction = KINDS[kind](first, one, second, two, *more)
     receipt = await client.carry(contradiction)
     slashed = next(event for event in receipt.events if isinstance(event, Slashed))
     assert (slashed.node, slashed.case_id) == (key.address, 0)

@@ -37,20 +37,32 @@ from node.services.court.tabling import Tabling
 from node.services.paying import Paying
 from node.services.settling import Settling
 from node.swarm.ballots import FileState
-from node.swarm.facts import Certified, Facts, PolicyFollowed, WorkTouched
+from node.swarm.facts import Facts, PolicyFollowed, WorkTouched
 from protocol.blobs import BlobInfo, describe
+from protocol.earnings import Accepted, leaves_of
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import (
-    CertificatesShown,
     EarningsSigned,
+    EpochRootSigned,
     PolicyAnnounced,
     Signed,
-    ValidatorSaid,
     VerdictIssued,
+    open_envelope,
+    seal,
     together,
 )
 from protocol.pages import verify
-from protocol.statements import Domain, Earnings, Outcome, Rechecked, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import (
+    Domain,
+    Earnings,
+    EpochRoot,
+    Outcome,
+    Rechecked,
+    WorkCommitment,
+    sign,
+    signer_of,
+    work_id,
+)
 from protocol.table import Line
 from tests.attacks.validators.court import InlineJournal, court_run
 
@@ -217,15 +229,16 @@ class Gossip:
 
     def say(self, key: NodeKey, message: Any) -> None:
         assert message.fault() is None
-        raw = msgspec.msgpack.encode(message)
-        signed = Signed(key.address, message, raw)
-        kept = self.kept.setdefault((key.address, type(message)), {})
-        kept.pop(raw, None)
-        kept[raw] = signed
+        self.tell(Signed(key.address, message, msgspec.msgpack.encode(message)))
+
+    def tell(self, signed: Signed[Any]) -> None:
+        kept = self.kept.setdefault((signed.author, type(signed.message)), {})
+        kept.pop(signed.raw, None)
+        kept[signed.raw] = signed
         while len(kept) > self.KEPT:
             del kept[next(iter(kept))]
         for address, board in self.boards.items():
-            if not self.lost(address, message):
+            if not self.lost(address, signed.message):
                 board.hear(signed)
 
 
@@ -245,6 +258,11 @@ class Board:
         self.posted.append(message)
         self._gossip.say(self._key, message)
 
+    async def post_raw(self, raw: bytes) -> None:
+        """Whoever says it: it is its author's."""
+        await trio.lowlevel.checkpoint()
+        self._gossip.tell(open_envelope(DOMAIN, POOL, raw))
+
     def say(self, entries: Any, within: float) -> None:
         """At once."""
         rest = list(entries)
@@ -255,9 +273,7 @@ class Board:
 
     def hear(self, signed: Signed[Any]) -> None:
         match signed.message:
-            case ValidatorSaid(certificates=certificates):
-                self.facts.tell([Certified(signed.author, certificates)])
-            case VerdictIssued() | CertificatesShown() | EarningsSigned():
+            case VerdictIssued() | EpochRootSigned() | EarningsSigned():
                 self.facts.tell([signed])
             case PolicyAnnounced() as message:
                 self.facts.tell([PolicyFollowed(signed.author, message, signed.raw)])
@@ -431,7 +447,7 @@ class Node:
         services: list[Any] = [self.paying, self.settling]
         if self.role == "validator":
             self.certifying = Certifying(context)
-            self.tabling = Tabling(books, self.certifying)
+            self.tabling = Tabling(books)
             services += [self.certifying, self.tabling]
         self.lives, self.scope = True, trio.CancelScope()
         try:
@@ -500,6 +516,18 @@ class World:
             judge.jury.hear(work, FileState.ACCEPTED)
         self.accepted[worker.key.address] = self.accepted.get(worker.key.address, 0) + units
         return work
+
+    async def root(self, key: NodeKey, epoch: int, works: Sequence[Accepted], number: int = 1, **change: Any) -> None:
+        """A validator's root over these works; change: of what it says otherwise."""
+        leaves, files = leaves_of(works)
+        for file in files:
+            await self.blobs.add(file)
+        info = await self.blobs.add(msgspec.msgpack.encode(leaves))
+        total = sum(one.units for one in works)
+        given = {"pool": POOL, "epoch": epoch, "number": number, "root": leaves.root(), "total": total}
+        said = EpochRoot(**given | {"blob": info.root} | change)  # type: ignore[arg-type]
+        message = EpochRootSigned(pool=POOL, statement=said, signature=sign(key, DOMAIN, said))
+        self.gossip.tell(open_envelope(DOMAIN, POOL, seal(key, DOMAIN, message)))
 
     def refuse(self, work: Any, *, only: Sequence[Node]) -> None:
         """Two validators find a fault in a dispute; these nodes hear of it."""

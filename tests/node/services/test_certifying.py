@@ -8,9 +8,8 @@ import trio
 from node.services.certifying import Certifying, Claim
 from node.services.context import PoolTime
 from node.services.judging.judge import Validator
-from protocol.earnings import of_policy
+from protocol.earnings import Accepted, of_policy
 from protocol.identity import Address
-from protocol.statements import Accepted
 from tests.attacks.validators.court import OTHER, POOL, TRAINER, VALIDATORS, Court, announcement, policy_root
 
 
@@ -38,7 +37,7 @@ class Bench:
         for key in (TRAINER, OTHER):
             for step in range(1, 5):
                 work = of_policy(run, POOL, key.address, step, policy_root(step), 0).work
-                if journal.pay.certificate(own, POOL, work) is not None:
+                if journal.pay.leaf(own, POOL, work) is not None:
                     found.add((key.address, step))
         return found
 
@@ -96,7 +95,7 @@ async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it
                 certifying._context.state.seals.withhold(VALIDATORS[0].address, 0)
             certifying.shown([Claim(VALIDATORS[0].address, work, statement, at)])
             await certifying.decide()
-            kept.append(certifying._journal.pay.certificate(certifying._own, POOL, statement.work) is not None)
+            kept.append(certifying._journal.pay.leaf(certifying._own, POOL, statement.work) is not None)
         assert kept == [True, False, False]
         nursery.cancel_scope.cancel()
 
@@ -129,7 +128,7 @@ async def test_a_policy_that_is_announced_again_with_another_epoch_is_paid_once(
         certifying._context.time = PoolTime(epoch_seconds=10, window=20, wall=lambda: 65.0)
         for epoch, number, certified in ((6, 1, False), (6, 2, True)):
             again = of_policy(bench.court.run, POOL, TRAINER.address, number, root, epoch)
-            await certifying._sign([(again, None)], once=True)
-            found = certifying._journal.pay.certificate(certifying._own, POOL, again.work)
+            await certifying._name([(again, None)], once=True)
+            found = certifying._journal.pay.leaf(certifying._own, POOL, again.work)
             assert (found is not None) is certified, "the control: another policy"
         nursery.cancel_scope.cancel()

@@ -6,27 +6,36 @@ import msgspec
 import pytest
 import trio
 
-from node.chain.cases import Case, CommitmentContradiction, FileCase, VerdictContradiction
+from node.chain.cases import (
+    Case,
+    CommitmentContradiction,
+    FalseLeaf,
+    FileCase,
+    RootContradiction,
+    VerdictContradiction,
+)
 from node.chain.errors import ChainError, Reverted
 from node.services.court.slashing import STEP_PATIENCE, Slashing
 from node.services.court.turns import TURN
 from node.services.judging.judge import Validator
 from node.swarm import jury
 from node.swarm.ballots import FileState
+from node.swarm.facts import LeavesRead
 from node.swarm.jury import Jury
 from protocol.checks import Reason
-from protocol.identity import Address
+from protocol.earnings import Accepted, Leaf, leaves_of
+from protocol.identity import Address, address_bytes
 from protocol.lots import pack_groups
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
-    Certificate,
+    EpochRootSigned,
     StepJudged,
-    ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
     signed,
 )
-from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.pages import read_page, verify
+from protocol.statements import EpochRoot, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import (
     DOMAIN,
@@ -81,10 +90,16 @@ class Chain(RecordingJudge):
                 assert signer_of(DOMAIN, case.second, case.second_signature) == author == case.first.node
             case VerdictContradiction():
                 what = "two verdicts"
+            case RootContradiction():
+                what = "two roots"
+                assert (case.first.epoch, case.first.number) == (case.second.epoch, case.second.number)
+            case FalseLeaf():
+                what = "a false leaf"
+                leaf = Leaf(address_bytes(case.node), case.work, case.units)
+                assert verify(case.first.root, leaf.leaf(), case.proof)
+                assert case.second.work == case.work and case.second.outcome != Outcome.ACCEPT
             case _:
-                what = "certificate"
-                assert case.first.work == case.second.work
-                assert isinstance(case.second, Accepted) or case.second.outcome != Outcome.ACCEPT
+                raise AssertionError(case)
         self.calls.append((trio.current_time(), author, what))
         if self.fails:
             self.fails -= 1
@@ -148,9 +163,17 @@ class Bench:
         await self.court.seats[VALIDATORS.index(key)].board.post(message)
         await trio.sleep(0.5)
 
-    async def certify(self, key: Any, *statements: Accepted) -> None:
-        certificates = [Certificate(s.node, s.epoch, s.work, s.units, sign(key, DOMAIN, s)) for s in statements]
-        await self.say(key, ValidatorSaid(pool=POOL, certificates=tuple(certificates)))
+    async def root(self, key: Any, *works: Accepted, number: int = 1, total: int | None = None) -> None:
+        """Signed, heard, and read by every validator."""
+        leaves, files = leaves_of(works)
+        units = sum(one.units for one in works)
+        said = EpochRoot(POOL, 0, number, leaves.root(), units if total is None else total, bytes(32))
+        message = EpochRootSigned(pool=POOL, statement=said, signature=sign(key, DOMAIN, said))
+        await self.say(key, message)
+        rows = [row for file, page in zip(files, leaves.pages, strict=True) for row in read_page(file, page, Leaf)]
+        for seat in self.court.seats:
+            seat.context.facts.tell([LeavesRead(key.address, message, tuple(rows))])
+        await trio.sleep(0.5)
 
     async def commit(self, index: int = 0) -> WorkCommitment:
         await self.court.commit(index=index)
@@ -178,31 +201,39 @@ class Bench:
         return [(node, what) for _, node, what in self.chain.calls]
 
 
-def of(work: WorkCommitment, units: int = 100, epoch: int = 0) -> Accepted:
-    return Accepted(POOL, work.node, epoch, work_id(work), units)
+def of(work: WorkCommitment) -> Accepted:
+    return Accepted(POOL, work.node, work.epoch, work_id(work), work.units)
 
 
 async def speak(bench: Bench, work: WorkCommitment, what: str) -> None:
     """The liar says two things about one work, that other ones say about two."""
     accepts, refuses = (bench.verdict(work, LIAR, outcome) for outcome in (Outcome.ACCEPT, Outcome.REJECT))
+    others = [Accepted(POOL, WORKER.address, 0, bytes([n]) * 32, 9) for n in range(5)]
     match what:
         case "two verdicts":
             await bench.say(LIAR, accepts)
             await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.ACCEPT, rewards=bytes(16 * GROUPS)))
-        case "rejected, then certified":
+        case "refused, then named":
             await bench.say(LIAR, refuses)
-            await bench.certify(LIAR, of(work))
-        case "certified, then rejected":
-            await bench.certify(LIAR, of(work))
+            await bench.root(LIAR, of(work), *others, number=work.index + 1)
+        case "named, then refused":
+            await bench.root(LIAR, *others, of(work), number=work.index + 1)
             await bench.say(LIAR, refuses)
-        case "of other units":
-            await bench.certify(LIAR, of(work), of(work, units=101))
-        case "of another epoch":
-            await bench.certify(LIAR, of(work))
-            await bench.certify(LIAR, of(work, epoch=1))
+        case "two roots":
+            await bench.root(LIAR, of(work), number=work.index + 1)
+            await bench.root(LIAR, of(work), *others, number=work.index + 1)
+        case "two totals":
+            await bench.root(LIAR, of(work), number=work.index + 1)
+            await bench.root(LIAR, of(work), number=work.index + 1, total=7)
 
 
-LIES = ("two verdicts", "rejected, then certified", "certified, then rejected", "of other units", "of another epoch")
+LIES = {
+    "two verdicts": "two verdicts",
+    "refused, then named": "a false leaf",
+    "named, then refused": "a false leaf",
+    "two roots": "two roots",
+    "two totals": "two roots",
+}
 
 
 @pytest.mark.parametrize("what", LIES)
@@ -217,32 +248,8 @@ async def test_what_a_validator_signed_against_itself_is_carried_once_by_whose_t
         await speak(bench, work, what)
         await speak(bench, other, what)
         await trio.sleep(EVERYBODY)
-        told = "two verdicts" if what == "two verdicts" else "certificate"
-        assert bench.done() == [(LIAR.address, told)]
-        assert bench.chain.calls[0][0] - start < 4, "who is first waits for nobody"
-        assert bench.chain.contradicted + [LIAR.address] * len(bench.chain.certified_falsely) == [LIAR.address]
-        nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("forged", [True, False])
-async def test_a_certificate_that_nobody_signed_hides_no_true_one_and_is_no_evidence(
-    autojump_clock: Any, forged: bool
-) -> None:
-    """The control: nothing came before, and the two true ones convict."""
-    bench = Bench()
-    async with trio.open_nursery() as nursery:
-        await bench.court.open(nursery)
-        work = await bench.commit()
-        if forged:
-            one = of(work, units=7)
-            nonsense = Certificate(one.node, one.epoch, one.work, one.units, bytes(65))
-            await bench.say(LIAR, ValidatorSaid(pool=POOL, certificates=(nonsense,)))
-        await bench.certify(LIAR, of(work))
-        await trio.sleep(20)
-        assert bench.done() == [] and bench.chain.certified_falsely == []
-        await bench.certify(LIAR, of(work, units=101))
-        await trio.sleep(20)
-        assert bench.chain.certified_falsely == [work_id(work)]
+        assert bench.done() == [(LIAR.address, LIES[what])]
+        assert bench.chain.calls[0][0] - start < 5, "who is first waits for nobody"
         nursery.cancel_scope.cancel()
 
 
@@ -254,8 +261,9 @@ async def test_what_repeats_or_agrees_is_no_evidence(autojump_clock: Any) -> Non
         for _ in range(2):
             await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.ACCEPT))
             await bench.say(LIAR, bench.verdict(other, LIAR, Outcome.REJECT))
-            await bench.certify(LIAR, of(work))
-            await bench.certify(VALIDATORS[1], of(other))  # somebody else's rejection binds it to nothing
+            await bench.root(LIAR, of(work))
+            await bench.root(LIAR, of(work), number=2)  # once more, with a number of its own
+            await bench.root(VALIDATORS[1], of(other))  # somebody else's rejection binds it to nothing
         await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.REJECT, again=True))  # found in a dispute
         await trio.sleep(EVERYBODY)
         assert bench.done() == []
@@ -268,10 +276,9 @@ async def test_evidence_that_the_chain_does_not_answer_is_carried_by_the_next_on
     async with trio.open_nursery() as nursery:
         await bench.court.open(nursery)
         work = await bench.commit()
-        await speak(bench, work, "of other units")
+        await speak(bench, work, "two roots")
         await trio.sleep(2 * EVERYBODY)
-        assert bench.chain.certified_falsely == [work_id(work)]
-        assert bench.done() == [(LIAR.address, "certificate")] * 4
+        assert bench.done() == [(LIAR.address, "two roots")] * 4
         nursery.cancel_scope.cancel()
 
 

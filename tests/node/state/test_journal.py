@@ -1,10 +1,15 @@
 import sqlite3
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node.errors import StateError
 from node.state.journal import MOST_SAID, Journal
-from protocol.statements import Accepted
+from protocol.earnings import Accepted, Leaf
+from protocol.identity import NodeKey, address_bytes
+
+NODE = NodeKey(b"n" * 32).address
 
 
 @pytest.fixture
@@ -70,7 +75,8 @@ def test_what_was_accepted_may_be_refused_and_never_the_other_way_round(journal:
     journal.files.judge_file(b"a", "accepted")
     journal.files.judge_file(b"b", "rejected")
     journal.files.judge_file(b"b", "accepted")
-    assert journal.files.own_works(7) == [(b"work a", 10), (b"work c", 10)]
+    states = {one.root: one.state for one in journal.files.records(9)}
+    assert states == {b"a": "accepted", b"b": "rejected", b"c": "pending"}
     journal.files.judge_file(b"a", "rejected")
     assert journal.files.work_done(b"").counts == {"rejected": 2, "pending": 1}
 
@@ -85,42 +91,80 @@ def accepted(work: int, epoch: int = 1, units: int = 10, node: str = "worker") -
     return Accepted(1, node, epoch, work.to_bytes(32), units)  # type: ignore[arg-type]
 
 
-def test_a_work_is_certified_once_and_the_signature_is_remembered(tmp_path) -> None:
+def test_a_work_is_named_once_and_no_more_after_a_table_has_covered_it(tmp_path: Path) -> None:
     first = Journal(tmp_path / "j.sqlite")
-    assert first.pay.certify("me", accepted(1), b"signature") == b"signature"
+    assert first.pay.name("me", [accepted(1), accepted(2, epoch=2)]) == [accepted(1), accepted(2, epoch=2)]
     first.close()
     again = Journal(tmp_path / "j.sqlite")
-    assert again.pay.certify("me", accepted(1), b"another") == b"signature"
-    assert again.pay.certify("me", accepted(1, units=11), b"another") is None
-    assert again.pay.certificate("me", 1, accepted(1).work) == (accepted(1), b"signature")
+    assert again.pay.name("me", [accepted(1, units=11), accepted(3)]) == [accepted(3)], "the first word stands"
+    assert again.pay.unsigned("me", 1, 3) == {1: [accepted(1), accepted(3)], 2: [accepted(2, epoch=2)]}
+    assert again.pay.unsigned("me", 1, 2).keys() == {1} and not again.pay.unsigned("other", 1, 3)
+    again.pay.signed("me", [accepted(1)], 7)
+    assert again.pay.unsigned("me", 1, 2) == {1: [accepted(3)]}
+    assert again.pay.leaf("me", 1, accepted(1).work) == accepted(1)
     again.pay.forget_epochs(1)
-    assert again.pay.certificate("me", 1, accepted(1).work) is None
+    assert again.pay.leaf("me", 1, accepted(1).work) is None and again.pay.unsigned("me", 1, 9).keys() == {2}
+    assert again.pay.name("me", [accepted(1), accepted(4, epoch=2)]) == [accepted(4, epoch=2)]
     again.close()
 
 
-def test_certificates_are_bounded_by_validator_and_old_epochs_go_first(journal: Journal) -> None:
-    journal.pay.take_certificates([("honest", accepted(n), b"h") for n in range(3)], most=4)
-    journal.pay.take_certificates([("flood", accepted(n, epoch=n), b"f") for n in range(100)], most=4)
+def test_own_verdicts_that_are_no_leaves_are_found_with_what_was_found_on_looking_again(journal: Journal) -> None:
+    for number in (1, 2, 3):
+        journal.say("verdict", number.to_bytes(32), b"word %d" % number)
+    journal.say("recheck", (3).to_bytes(32), b"looked")
+    journal.pay.name("me", [accepted(1)])
+    assert journal.pay.unnamed("me", 9) == [(b"word 3", b"looked"), (b"word 2", None)]
+    assert journal.pay.unnamed("me", 1) == [(b"word 3", b"looked")]
+
+
+def test_leaves_are_bounded_by_validator_and_old_epochs_go_first(journal: Journal) -> None:
+    journal.pay.take_leaves("honest", 7, [accepted(n) for n in range(3)], most=4)
+    journal.pay.take_leaves("flood", 7, [accepted(n, epoch=n) for n in range(100)], most=4)
     assert journal.pay.certified_units("worker", 1).keys() == {1, 96, 97, 98, 99}
-    assert journal.pay.certified_units("worker", 2) == {}, "no work has two signatures that agree"
-    journal.pay.take_certificates([("other", accepted(2), b"o"), ("liar", accepted(1, units=99), b"l")], most=4)
+    assert journal.pay.certified_units("worker", 2) == {}, "no work is named by two alike"
+    journal.pay.take_leaves("other", 7, [accepted(2)], most=4)
+    journal.pay.take_leaves("liar", 7, [accepted(1, units=99)], most=4)
     assert journal.pay.certified_units("worker", 2) == {1: 10}
+    roots = [(1, "honest", 7), (1, "other", 7), (1, "liar", 7), (1, "other", 8)]
+    assert journal.pay.named("worker", roots, 2) == {accepted(2).work: 10}  # type: ignore[arg-type]
+    assert not journal.pay.named("worker", roots[:1], 2) and not journal.pay.named("another", roots, 1)  # type: ignore[arg-type]
 
 
-def test_earned_works_count_once_the_less_of_two_claims_and_none_that_was_refused(journal: Journal) -> None:
-    one, two = (b"1" * 32, 10), (b"2" * 32, 20)
-    assert journal.earned.note_earned(5, "worker", [one], (b"r" * 32, 9), 100)
-    assert not journal.earned.note_earned(5, "worker", [one], (b"s" * 32, 9), 100)
-    assert journal.earned.note_earned(5, "worker", [one, two], (b"t" * 32, 9), 100)
-    assert journal.earned.sources(0, 9) == [(5, "worker", b"t" * 32, 9)], (
-        "the blob that holds all took the other's place"
-    )
-    journal.earned.note_earned(5, "worker", [(two[0], 7)], (b"u" * 32, 9), 100)
-    assert journal.earned.earned_between(0, 9) == [(5, "worker", 17)] and len(journal.earned.sources(0, 9)) == 2
-    assert journal.earned.refuse(two[0], 5, b"proof") and not journal.earned.refuse(two[0], 5, b"again")
-    assert journal.earned.earned_between(0, 9) == [(5, "worker", 10)] and journal.earned.refusals(0, 9) == [b"proof"]
-    assert journal.earned.note_earned(6, "flood", [(n.to_bytes(32), 1) for n in range(1000)], (b"r" * 32, 9), 100)
-    assert journal.earned.earned_between(6, 6) == [(6, "flood", 100)]
+def leaf(work: int, units: int = 10, node: str = NODE) -> Leaf:
+    return Leaf(address_bytes(node), work.to_bytes(32), units)
+
+
+def test_what_a_quorum_of_those_who_counted_names_alike_is_earned_once_and_nothing_that_was_refused(
+    journal: Journal,
+) -> None:
+    book = journal.earned
+    book.note_leaves(5, "one", 1, b"r" * 32, b"raw", [leaf(1), leaf(2, 20), leaf(3)])
+    book.note_leaves(5, "one", 2, b"s" * 32, b"more", [leaf(2, 99), leaf(4)])
+    book.note_leaves(5, "two", 1, b"t" * 32, b"others", [leaf(1), leaf(2, 20), leaf(3, 11), leaf(4)])
+    book.note_leaves(6, "gone", 1, b"t" * 32, b"its", [leaf(5)])
+    book.note_leaves(6, "one", 1, b"r" * 32, b"its own", [leaf(5)])
+
+    def bench(epoch: int) -> list[str]:
+        return ["one", "two"] if epoch == 6 else ["one", "two", "gone"]
+
+    counted: Any = bench
+    assert book.earned_between(range(5, 7), counted, 2) == {5: {NODE: 40}}, "the first word of each on a work"
+    assert book.earned_between(range(5, 7), counted, 3) == {}
+    assert book.refuse(leaf(2).work, 5, b"proof") and not book.refuse(leaf(2).work, 5, b"again")
+    assert book.earned_between([5], counted, 2) == {5: {NODE: 20}} and book.refusals(0, 9) == [b"proof"]
+    assert [row[1:3] for row in book.roots(5, 5)] == [("one", 1), ("one", 2), ("two", 1)]
+
+
+def test_a_root_that_was_read_whole_stays_so_and_its_number_is_known(journal: Journal) -> None:
+    book = journal.earned
+    assert book.newest_number("me", 5) == 0
+    book.note_root(5, "me", 7, b"r" * 32, b"raw", whole=False)
+    assert not book.roots(5, 5, True) and book.roots(5, 5) and book.newest_number("me", 5) == 7
+    book.note_leaves(5, "me", 7, b"r" * 32, b"raw", [leaf(1)])
+    book.note_root(5, "me", 7, b"r" * 32, b"raw", whole=False)
+    assert len(book.roots(5, 5, True)) == 1 and book.roots_of("me") == {5: [b"raw"]}  # type: ignore[arg-type]
+    journal.pay.forget_epochs(5)
+    assert not book.roots_of("me")  # type: ignore[arg-type]
 
 
 def test_when_a_word_was_said_first_is_remembered(journal: Journal) -> None:

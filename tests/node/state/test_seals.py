@@ -33,7 +33,7 @@ def written(path: Path) -> None:
 
 
 def test_no_flipped_bit_of_a_page_is_read_as_a_row(tmp_path: Path) -> None:
-    found = Flips(tmp_path, random.Random(3)).pages(24, rows=60)
+    found = Flips(tmp_path, random.Random(3)).pages(24, rows=100)
     assert found.silent == 0 and found.noticed > 12
 
 

@@ -25,7 +25,6 @@ from protocol.identity import Address, NodeKey
 from protocol.lots import RATE_ONE, LotPledge, pack_groups, secret_hash
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
-    CertificatesShown,
     CheckpointOffered,
     CheckRequested,
     CutSigned,
@@ -33,7 +32,7 @@ from protocol.messages import (
     DueSigned,
     EarningsSigned,
     EnvironmentPublished,
-    EpochShown,
+    EpochRootSigned,
     Heartbeat,
     Judgement,
     LotsRevealed,
@@ -55,7 +54,7 @@ from protocol.messages import (
     with_carried,
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Earnings, Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import Earnings, EpochRoot, Outcome, Rechecked, Verdict, WorkCommitment, work_id
 from protocol.tasks import TaskSpec, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
 
@@ -353,7 +352,9 @@ def template(kind: type[Message], step: int) -> Any:
         CheckRequested: lambda: CheckRequested(
             pool=POOL, commitment=envelope("worker 1", committed(step, "worker 1")).raw
         ),
-        CertificatesShown: lambda: CertificatesShown(pool=POOL, shown=(EpochShown(0, root("shown"), 9),)),
+        EpochRootSigned: lambda: EpochRootSigned(
+            pool=POOL, statement=EpochRoot(POOL, 0, 1, root("leaves"), 9, root("blob")), signature=bytes(65)
+        ),
         EarningsSigned: lambda: EarningsSigned(
             pool=POOL, earnings=Earnings(POOL, 0, root("earnings"), 9), table=root("table"), size=9, signature=bytes(65)
         ),

@@ -10,9 +10,8 @@ from node.swarm.counts import COUNTS
 from node.swarm.shelf import KEPT_STEPS, MAX_AGE, PER_STEP, Seen, Shelf
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
-    CertificatesShown,
     CheckRequested,
-    EpochShown,
+    EpochRootSigned,
     Heartbeat,
     LotsRevealed,
     Message,
@@ -20,7 +19,7 @@ from protocol.messages import (
     RolloutCommitted,
     Signed,
 )
-from protocol.statements import WorkCommitment
+from protocol.statements import EpochRoot, WorkCommitment
 from tests.words import announced as policy_announced
 
 TRAINER, WORKER, FLOODER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3, 4))
@@ -203,12 +202,12 @@ def messages_of(author: Address) -> Iterator[st.SearchStrategy[Message]]:
     yield st.builds(lambda index: committed(author, index), st.integers(0, 3))
     yield st.builds(lambda window: LotsRevealed(pool=1, window=window, secret=bytes(32)), st.integers(0, 3))
     yield st.just(CheckRequested(pool=1, commitment=b""))
-    yield st.just(CertificatesShown(pool=1, shown=(EpochShown(0, bytes(32), 1),)))
+    yield st.just(EpochRootSigned(pool=1, statement=EpochRoot(1, 0, 1, bytes(32), 1, bytes(32)), signature=bytes(65)))
 
 
 said = st.one_of([st.tuples(st.just(author), one) for author in AUTHORS for one in messages_of(author)])
 moves = st.tuples(said, st.booleans(), st.integers(0, 30), st.sampled_from(["put", "put", "put", "pin", "again"]))
-FEW = {Heartbeat: 1, PolicyAnnounced: 6, RolloutCommitted: 4, LotsRevealed: 2, CheckRequested: 3, CertificatesShown: 1}
+FEW = {Heartbeat: 1, PolicyAnnounced: 6, RolloutCommitted: 4, LotsRevealed: 2, CheckRequested: 3, EpochRootSigned: 1}
 LITTLE = {kind: msgspec.structs.replace(COUNTS[kind], kept=kept) for kind, kept in FEW.items()}
 
 

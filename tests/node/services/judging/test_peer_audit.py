@@ -13,10 +13,11 @@ from node.services.judging import peer_audit
 from node.services.judging.peer_audit import PeerAudit
 from node.services.training.values import Rows
 from node.swarm.register import Work
+from protocol.earnings import Accepted
 from protocol.identity import Address
 from protocol.messages import DIGEST, Signed, VerdictIssued
 from protocol.rollout import ReportRow
-from protocol.statements import Accepted, Outcome
+from protocol.statements import Outcome
 from protocol.values import reward_tags
 from tests.attacks.validators.court import GROUPS, SIZE, VALIDATORS
 from tests.node.services.training.test_values import FLAT, SPIKED, TOKENS, TRUE, Trainer, work

@@ -290,7 +290,7 @@ async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, 
     assert status["replicas"]["equal"] == status["replicas"]["of"] > 4 and status["loss"] < 5.5
     one, other = (each for each in town.nodes if each.role == "validator")
     journal = one.context.journal
-    assert await journal.do(journal.pay.certificates, other.key.address, 0), (
+    assert await journal.do(journal.pay.certified_units, other.key.address, 1), (
         "judging is paid, though it names no report"
     )
 
@@ -402,9 +402,9 @@ async def test_who_sends_what_it_did_not_compute_is_out_of_the_round_and_loses_i
     assert slashed and {(who, why) for who, why, _ in slashed} == {(cheat.key.address, Reason.NOT_REPRODUCED)}
     works = [work.id for work in validator.context.state.register.of(cheat.key.address)]
     journal = validator.context.journal
-    assert works and not any(journal.pay.certificate(validator.key.address, POOL, one) for one in works)
+    assert works and not any(journal.pay.leaf(validator.key.address, POOL, one) for one in works)
     paid = [work.id for work in validator.context.state.register.of(honest.key.address)]
-    assert all(journal.pay.certificate(validator.key.address, POOL, one) for one in paid)  # the control
+    assert all(journal.pay.leaf(validator.key.address, POOL, one) for one in paid)  # the control
 
 
 async def withheld(lab: Lab, job: Job, found: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
     assert len(seats) == SEATS and sum(one["used"] for one in seats) == of["used"], counted
     journal = judges[0].context.journal
     paid = [work.id for work in judges[0].context.state.register.of(owner.key.address)]
-    assert len(paid) == ROUNDS and all(journal.pay.certificate(judges[0].key.address, POOL, one) for one in paid)
+    assert len(paid) == ROUNDS and all(journal.pay.leaf(judges[0].key.address, POOL, one) for one in paid)
 
 
 class Greedy(Seating):

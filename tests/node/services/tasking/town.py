@@ -226,7 +226,7 @@ class Town:
     def certified(self, validator: Address, node: Address) -> int:
         """Units of a node that a validator of the town certified."""
         seat = next(seat for seat in self.seats if seat.key.address == validator)
-        return sum(units for _, units in seat.context.journal.pay.certificates(node, 0))
+        return seat.context.journal.pay.certified_units(node, 1).get(0, 0)
 
     def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
         stock: Any = self._stock(f"worker-{self.workers.index(seat)}")
