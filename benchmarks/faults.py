@@ -30,7 +30,7 @@ from benchmarks.watching import Demo
 from node.logs import log_files
 
 NODE = "worker-1"
-SECONDS = 12.0
+SECONDS, WITHOUT_FILES = 12.0, 32.0
 ROOM = "3g"
 """Of the disk that is filled."""
 Fault = Callable[[Demo], Iterator[None]]
@@ -85,7 +85,7 @@ def no_files(demo: Demo) -> Iterator[None]:
     before = resource.prlimit(victim, resource.RLIMIT_NOFILE)
     used = max(int(name) for name in os.listdir(f"/proc/{victim}/fd"))
     resource.prlimit(victim, resource.RLIMIT_NOFILE, (used // 2, before[1]))
-    time.sleep(SECONDS)
+    time.sleep(WITHOUT_FILES)
     yield
     if psutil.pid_exists(victim):
         resource.prlimit(victim, resource.RLIMIT_NOFILE, before)
