@@ -80,6 +80,18 @@ def test_a_directory_that_was_copied_in_part_or_put_together_of_two_is_refused(
     assert {path.name for path in place.iterdir()} - {"journal.sqlite-wal", "journal.sqlite-shm"} <= before
 
 
+def test_as_long_as_a_daemon_lives_what_it_opens_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = list[bool]()
+
+    def opened(path: Path, pen: Pen) -> Journal:
+        patient.append(hasattr(open, "__wrapped__"))
+        return Journal(path, pen)
+
+    monkeypatch.setattr(daemon, "Journal", opened)
+    as_far_as_it_comes(tmp_path / "state")
+    assert patient == [True] and not hasattr(open, "__wrapped__")
+
+
 class Chain:
     """answers: to whether the node is evicted, one after the other; None is silence."""
 
