@@ -465,8 +465,11 @@ class TermHeld(PoolEvent, frozen=True, kw_only=True):
 
 
 class TermEnded(PoolEvent, frozen=True, kw_only=True):
+    """reached: how far the run has come; told again where other words of a quorum correct it."""
+
     term: int
     ended_at: int
+    reached: int
 
 
 class Bonded(Event, frozen=True, kw_only=True):
@@ -1125,7 +1128,7 @@ class Contracts:
         return self.chair.functions.take(pool, term, from_step, parent)
 
     def end_term(self, silent: Sequence[TermSilent], signatures: Sequence[bytes]) -> "ContractFunction":
-        """A quorum's words about one lease, and their signatures, in one order."""
+        """A quorum's words about one lease, and their signatures: the greatest step first."""
         first, steps = silent[0], [one.step for one in silent]
         return self.chair.functions.endTerm(first.pool, first.term, first.until, steps, list(signatures))
 

@@ -179,7 +179,7 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
 
     given = _read_case(case, FileCase)
     c, call = given.commitment, given.call(chain.contracts)
-    info, hours = await chain.pool(c.pool), await chain.appeal_seconds() / 3600
+    info, hours = await chain.pool(c.pool), await chain.ask("read a parameter", lambda c: c.appeal_seconds()) / 3600
     frozen = f"{ether(info.slash_amount)} tokens of its provider's stake are frozen"
     bond = await chain.ask("read a bond", lambda contracts: contracts.case_bond(info.slash_amount))
     says = (

@@ -242,10 +242,14 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "NotSeated": ("the pool's manager trains, for good", "seat trainers first: intellect-node contract chair seat"),
     "BadTrainers": ("a pool has 1 to 8 trainers", "name fewer, or one"),
     "BadLease": ("lease and grace do not fit together", "grace <= lease <= 7 days, and the lease is not zero"),
-    "NotATrainer": ("a trainer is listed twice, is none of the pool's, or was evicted", "see: contract chair show"),
+    "NotATrainer": (
+        "a trainer is listed twice, is none of the pool's, or is no member with a stake",
+        "see: contract chair show; then join the pool",
+    ),
     "NotTheHolder": ("another trainer holds the chair", "wait for its turn; see: contract chair show"),
     "OtherTerm": ("the chair is in another term, or was held since", "nothing to do: see contract chair show"),
-    "TermIsOver": ("the term was ended", "wait for the turn, then take the chair"),
+    "TermIsOver": ("the term was ended, or its holder is no member with a stake", "join, and wait for the turn"),
+    "NotInOrder": ("the words do not stand in falling order", "give the greatest step first"),
     "NothingFound": ("a verdict that accepts the step ends no term", "give the verdicts against it only"),
     "BadStep": ("a term takes back 64 policies at most", "give a later policy, or have the manager propose trainers"),
     # earnings
