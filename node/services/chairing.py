@@ -286,8 +286,8 @@ class Chairing(Service):
         return partial(self._carry_silence, words)
 
     def _is_out(self, term: Term) -> bool:
-        """Whether its holder was thrown out, or left. The first one may yet join in its first lease: it has to be thrown
-        out. Of who never joined nobody knows."""
+        """Whether its holder was thrown out, or left. The first one may join in its first lease, so only an eviction
+        counts. Of who never joined nobody knows."""
         members, member = self._context.membership, self._context.membership.table.get(term.holder)
         left = member is not None and member.gone is not None
         return members.is_evicted(term.holder) or (term.number > 0 and left)
