@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from contracts.bindings import NOBODY, Contracts, PoolInfo
+from contracts.bindings import NOBODY, Contracts, PoolInfo, PostedEarnings
 from node.chain.endpoints import EndpointFailed, Line
 from node.chain.errors import ChainError, RpcUnreachable, shown, tokens
 from node.chain.profile import NetworkProfile
@@ -238,8 +238,8 @@ def check_gas(standing: Standing) -> Finding:
     return ok("gas", f"the node's account has {coins(standing.coin)}: gas {lasts}", **data)
 
 
-def check_pool(pool: PoolInfo) -> Finding:
-    """Pure."""
+def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
+    """Pure. posted: its newest table, where that is known."""
     data = {"pool": pool.id, "ended": pool.ended, "paused": pool.paused, "invited": pool.invited}
     if pool.ended:
         return failure("pool", f"pool {pool.id} has ended", "choose another: intellect-node contract pool list", **data)
@@ -250,6 +250,14 @@ def check_pool(pool: PoolInfo) -> Finding:
     if not pool.escrow:
         return warning("pool", f"pool {pool.id} has no money for new work", "ask its owner: contract pool fund", **data)
     paid = f"pays {tokens(pool.reward_per_unit * 1000)} tokens per 1000 units, {tokens(pool.escrow)} in escrow"
+    if posted and posted.last_units and posted.last_units >= pool.units_per_epoch * posted.last_epochs:
+        most = f"its newest table paid all {pool.units_per_epoch:,} units that an epoch may have"
+        return warning(
+            "pool",
+            f"pool {pool.id} {paid}, and {most}",
+            "expect less for a unit, or later: all who work here share them",
+            **data,
+        )
     return ok("pool", f"pool {pool.id} {paid}", **data)
 
 
