@@ -553,6 +553,13 @@ class ArbiterSet(Event, frozen=True, kw_only=True):
     arbiter: Address
 
 
+class SuccessorNamed(Event, frozen=True, kw_only=True):
+    """successor: zeros for nobody; from_: when it may accept the arbiter's office, unix seconds."""
+
+    successor: Address
+    from_: int
+
+
 @cache
 def artifact(name: str) -> Mapping[str, Any]:
     """The checked-in build of one contract: {abi, bytecode, deployedBytecode}."""
@@ -1057,8 +1064,12 @@ class Contracts:
     def collect(self, who: Address) -> "ContractFunction":
         return self.vault.functions.collect(who)
 
-    def set_arbiter(self, arbiter: Address) -> "ContractFunction":
-        return self.vault.functions.setArbiter(arbiter)
+    def name_successor(self, successor: Address) -> "ContractFunction":
+        """As the arbiter; NOBODY undoes it."""
+        return self.vault.functions.nameSuccessor(successor)
+
+    def accept_arbiter(self) -> "ContractFunction":
+        return self.vault.functions.acceptArbiter()
 
     # writes, unsent: nodes
 

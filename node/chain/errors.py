@@ -295,6 +295,8 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "AppealOpen": ("the time for an appeal is not over", "finish it later"),
     "AppealOver": ("the time for an appeal is over", "nothing to do"),
     "OnlyProvider": ("only the provider whose stake it is may do that", "use that provider's key"),
+    "OnlySuccessor": ("only who was named as the arbiter's successor may do that", "have the arbiter name you"),
+    "SuccessorTooEarly": ("two appeals have to go by before the office changes hands", "wait until then"),
     "OnlyArbiter": ("only the arbiter may do that", "use the arbiter's key; see: contract params"),
     # tokens and signatures
     "TokenTakesFee": ("the token keeps a part of what is sent", "use a token that does not"),
