@@ -79,6 +79,7 @@ class _Figures(Collector):
         if processes := status.get("processes"):
             yield _restarts(processes)
         yield from _node(status.get("node") or {})
+        yield from _rest(status.get("rest") or {})
         yield from _chain(status.get("network") or {})
         if members := status.get("members"):
             yield _table(
@@ -138,6 +139,16 @@ def _node(node: Mapping[str, Any]) -> Iterator[Metric]:
     if disk is not None:
         yield GaugeMetricFamily("intellect_disk_free_bytes", "on the disk of the state directory", value=disk.free)
         yield GaugeMetricFamily("intellect_disk_size_bytes", "of the disk of the state directory", value=disk.total)
+
+
+def _rest(rest: Mapping[str, Any]) -> Iterator[Metric]:
+    if rest:
+        paused = float(bool(rest.get("why")))
+        yield GaugeMetricFamily(
+            "intellect_paused", "1 while it takes no new work, by its owner's settings", value=paused
+        )
+        what = "works that a pause has cut short"
+        yield CounterMetricFamily("intellect_pause_dropped", what, value=rest.get("dropped", 0))
 
 
 def _chain(network: Mapping[str, Any]) -> Iterator[Metric]:
