@@ -143,7 +143,7 @@ class NodeConfig(BaseSettings):
         try:
             read_guest(values)
         except ConfigError as error:  # pydantic names the setting and its place
-            raise ValueError(f"{error.why}; {error.remedy}") from None
+            raise ValueError(error.why) from None
         return values
 
     @classmethod

@@ -67,7 +67,7 @@ def read_guest(values: Mapping[str, Any]) -> Guest:
             except ValueError as error:
                 wrong.append(f"{name}: {error}")
 
-    wrong += [f"{name}: there is no such setting" for name in values if name not in NAMES]
+    wrong += [f"{name}: there is no such setting, but {', '.join(NAMES)}" for name in values if name not in NAMES]
     take("time_zone", _zone)
     zone = found.pop("time_zone", None)
     take("hours", lambda value: Hours.parse(_texts(value), zone))

@@ -45,13 +45,14 @@ class Engine(Service):
         self._child.check_permitted(self._rules, self._role)
         ready = f"the engine is ready: {self._child.engine_name}"
         self._progress.tell("engine", f"no engine is loaded: {self._rest.why}" if self._rest.why else ready)
-        nursery.start_soon(self._heed_rest)
+        # Told at once, before anybody who waits for the end of a rest asks the child.
+        self._rest.changed.follow(self._heed_rest)
+        self._heed_rest()
 
-    async def _heed_rest(self) -> None:
-        while True:
-            await self._rest.changed.until(lambda: self._rest.quiet)
+    def _heed_rest(self) -> None:
+        if self._rest.quiet:
             self._child.sleep()
-            await self._rest.over()
+        elif not self._rest.why:
             self._child.wake()
 
     def status(self) -> dict[str, Any]:

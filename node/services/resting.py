@@ -81,6 +81,8 @@ class Resting(Service):
         self._pause: Pause | None = None
         self._bell = Bell()
         self._until: float | None = None
+        self._change: tuple[float, float | None] = (math.inf, None)
+        """When the hours begin or end next, and since when that is known."""
         self._idle_since: float | None = None
         self._use = ""
 
@@ -196,11 +198,19 @@ class Resting(Service):
             why = "paused by its owner"
             why += f" until {_clock(self._pause.until)}" if self._pause.until else " until intellect-node resume"
         self._rest.say("owner", why, patience)
-        change = hours.next_change(now) if hours.spans else None
+        change = self._next_change(now) if hours.spans else None
         begins = f" until {_clock(change, hours.zone)}" if change else ", and they never come"
         self._rest.say("hours", "" if hours.open(now) else f"outside of its hours{begins}")
         self._until = (self._pause.until if self._pause else change) if self._rest.why else None
         return min(due, change if change is not None else math.inf)
+
+    def _next_change(self, now: float) -> float | None:
+        """Looked for again once it is there, or the clock went back."""
+        since, change = self._change
+        if not since <= now < (math.inf if change is None else change):
+            change = self._guest.hours.next_change(now)
+            self._change = now, change
+        return change
 
     async def _watch(self, look: Look) -> None:
         """Who uses the machine: it must have been left alone for a while."""

@@ -64,11 +64,13 @@ class Learning(Service):
         await self.works.count()
         await self.works.repeat()
         self._context.state.register.follow(self._changed.tell)
+        # Not before: the first outer state wants the learner.
+        self._rest.changed.follow(self._heed_rest)
+        self._heed_rest()
         for path in self._rounds.files.own():
             await self._serve(path)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear)
-            nursery.start_soon(self._heed_rest)
             nursery.start_soon(self.works.follow, self._context.state.ballots.state)
             await self._contribute()
 
@@ -104,12 +106,11 @@ class Learning(Service):
             finally:
                 self._training = -1
 
-    async def _heed_rest(self) -> None:
+    def _heed_rest(self) -> None:
         """The learner is put away while this peer rests: outer states are added without it."""
-        while True:
-            await self._rest.changed.until(lambda: self._rest.quiet)
+        if self._rest.quiet:
             self._rounds.process.sleep()
-            await self._rest.over()
+        elif not self._rest.why:
             self._rounds.process.wake()
 
     def _is_seated(self) -> bool:

@@ -1,11 +1,13 @@
 """Caps that are below what a run needs, and settings that a machine or a role cannot heed: refused by name."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from node.chain.errors import ChainError
 from node.config import DISK_FIXED, NodeConfig
 from node.guest.settings import read_guest
 from node.hardware import Hardware
@@ -13,6 +15,8 @@ from node.hardware.gpu import Gpu
 from node.preflight import guest as guests
 from node.preflight.finding import PreflightFailed
 from node.preflight.guest import IMAGES, capped, check_guest, refuse_guest
+from node.preflight.survey import Scope, Survey
+from node.recipe.speed import Speed
 from protocol.pretraining import Pretraining
 from protocol.run import EnvironmentSpec, RunSpec
 
@@ -113,3 +117,38 @@ def test_caps_reach_what_heeds_them(tmp_path: Path) -> None:
 def test_a_gateway_has_no_limit_and_so_stands_not_beside_one(tmp_path: Path) -> None:
     with pytest.raises(PreflightFailed, match="gateway"):
         refuse_guest(config(tmp_path, {"upload": "1 MB"}, gateway="127.0.0.1:0"), "worker", BARE)
+
+
+class Gas:
+    """A chain that knows its price of gas, or does not."""
+
+    def __init__(self, price: int | None) -> None:
+        self.price = price
+
+    async def gas_price(self) -> int:
+        if self.price is None:
+            raise ChainError("no", "answer", "wait")
+        return self.price
+
+
+@pytest.mark.parametrize(
+    ("speed", "gas", "reward", "says"),
+    [
+        (50.0, 5 * 10**6, 10**15, "up to 1,620 tokens and 0.000000635 of coin for gas a day, at 9 hours a day"),
+        (50.0, None, 10**15, "up to 1,620 tokens and unknown gas a day"),
+        (None, 5, 10**15, "unknown: this machine's speed is not measured"),
+        (50.0, 5, 0, "unknown: the pool pays nothing for a unit"),
+    ],
+)
+async def test_a_dry_run_says_what_a_day_comes_to_or_that_nobody_knows(
+    speed: float | None, gas: int | None, reward: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine draws 50 tokens a second of a model of the run's size, nine hours a day."""
+    run = needing(monkeypatch, 2 * 10**6)
+    known = None if speed is None else Speed(speed, 100.0, "x/float32/sdpa", 10**6)
+    monkeypatch.setattr("node.preflight.survey.recall", lambda *_: known)
+    survey = Survey(config(tmp_path, {"hours": "22:00-07:00", "time_zone": "UTC"}), Scope())
+    pool: Any = SimpleNamespace(reward_per_unit=reward)
+    chain: Any = Gas(gas)
+    found = await survey._estimate(chain, pool, run)
+    assert (found.name, found.level) == ("earning", "ok") and says in found.what

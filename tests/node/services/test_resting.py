@@ -13,6 +13,7 @@ from node.guest.machine import Use
 from node.guest.rest import Rest
 from node.guest.settings import Guest, read_guest
 from node.progress import ProgressRecord
+from node.services.engine import Engine
 from node.services.resting import CannotRest, PauseWish, Resting, read_pause
 from protocol.messages import RolloutCommitted
 from tests.node.services.test_generating import FILE_SECONDS, Swarm
@@ -20,6 +21,17 @@ from tests.node.services.test_generating import FILE_SECONDS, Swarm
 NOON = 1_767_787_200.0  # 7 January 2026, 12:00 UTC
 HOUR = 3600.0
 ALWAYS = Guest()
+
+
+@pytest.fixture(autouse=True)
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that jumps does not wait for threads."""
+
+    async def run_sync(do: Any, *args: Any, **_: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return do(*args)
+
+    monkeypatch.setattr("node.services.resting.trio.to_thread.run_sync", run_sync)
 
 
 class Machine:
@@ -228,6 +240,57 @@ def test_what_counts_as_use(use: Use, says: str) -> None:
 # what is under way
 
 
+class Child:
+    """An engine's process, as the service drives it."""
+
+    engine_name = "double"
+
+    def __init__(self) -> None:
+        self.asleep = False
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+    def check_permitted(self, *_: object) -> None: ...
+
+    def sleep(self) -> None:
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+async def test_the_engine_goes_once_nothing_is_under_way_and_is_back_before_anybody_asks(
+    at_start: bool, autojump_clock: Any
+) -> None:
+    rest, child, seen = Rest(), Child(), list[bool]()
+    rules: Any = None
+    engine = Engine(child, ProgressRecord(), rules, "worker", rest)  # type: ignore[arg-type] - a double
+
+    async def ask() -> None:
+        await rest.over()
+        seen.append(child.asleep)
+
+    if at_start:
+        rest.say("owner", "paused")
+    async with trio.open_nursery() as nursery:
+        await engine.start(nursery)
+        assert child.asleep is at_start and engine.beat() == {"engine": "" if at_start else "double"}
+        with rest.work():
+            rest.say("owner", "paused")
+            await trio.sleep(1)
+            assert child.asleep is at_start  # what is under way has it
+        assert child.asleep and engine.beat() == {"engine": ""}
+        nursery.start_soon(ask)
+        await trio.sleep(1)
+        rest.say("owner", "")
+        await trio.sleep(1)
+        assert seen == [False] and engine.beat() == {"engine": "double"}
+        nursery.cancel_scope.cancel()
+
+
 async def test_what_is_under_way_has_its_time_and_is_dropped_then(autojump_clock: Any) -> None:
     rest, ended = Rest(patience=60.0), {}
 
@@ -277,12 +340,12 @@ async def test_a_worker_that_is_paused_in_a_file_makes_no_other_until_it_is_resu
             await trio.sleep(0.05)
         before = swarm.trainer.commitments
         rest.say("owner", "paused", patience)
-        await trio.sleep(20 * FILE_SECONDS)
+        await trio.sleep(8 * FILE_SECONDS)
         assert rest.quiet and swarm.worker.doing().startswith("paused")
         assert swarm.trainer.commitments == before + more
         rest.say("owner", "")
-        await trio.sleep(20 * FILE_SECONDS)
-        assert swarm.trainer.commitments >= before + more + 5
+        await trio.sleep(8 * FILE_SECONDS)
+        assert swarm.trainer.commitments >= before + more + 2
         said = swarm.trainer.member.board.messages(RolloutCommitted)
         places = [(one.message.commitment.policy_root, one.message.commitment.index) for one in said]
         assert len(places) == len(set(places))
