@@ -194,9 +194,11 @@ def command(
     if detach:
         join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
+    from node.guest.machine import keep_to_cores
     from node.processes.launch import for_role, fork_or_launch
     from node.processes.threads import without_pools
 
+    keep_to_cores(config.limits.cores)  # first: what is started from now on keeps to them
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours
     with without_pools():
         from cli.joinview import open_json_view, open_view
