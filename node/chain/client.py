@@ -10,6 +10,7 @@ from contracts.bindings import PoolCreated, PoolParams
 from node.chain.cases import Case, write_case
 from node.chain.connection import Receipt
 from node.chain.errors import RpcRefused
+from node.chain.invitations import Invited, admission
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.views import Views
@@ -82,6 +83,11 @@ class ChainClient(Views):
     async def join(self, pool: int, contact: str, *, key: NodeKey | None = None) -> Receipt:
         """Join, renew the lease, or tell a new contact."""
         return await self._write(f"join pool {pool}", self._contracts.join(pool, contact), key)
+
+    async def admit(self, node: Address, by: Invited, *, key: NodeKey | None = None) -> Receipt:
+        """Let a node into its pool by an invitation; its `join` comes after that."""
+        call = admission(self._contracts, self.domain, node, by)
+        return await self._write(f"enter pool {by.pool} by invitation", call, key)
 
     async def leave(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write(f"leave pool {pool}", self._contracts.leave(pool), key)
