@@ -8,6 +8,7 @@ import pytest
 
 from cli.main import main
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WRONG = """
 network = "base-sepolia"
 surprise = 1
@@ -68,6 +69,22 @@ def test_all_mistakes_are_told_at_once(
     ]:
         assert any(place in one and what in one for one in said), (place, what, said)
     assert told["mistakes"] == len(said) == 18
+
+
+def test_the_example_can_be_planned_where_nothing_is_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a local chain nor the run's files; a mistake in the run file is told all the same."""
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
+    for name in ("pool.toml", "arithmetic.toml"):
+        (tmp_path / name).write_text((EXAMPLES / name).read_text())
+    plan = ["contract", "pool", "plan", str(tmp_path / "pool.toml"), "--json"]
+    assert main(plan) == 0
+    words = [one["command"] for one in json.loads(capsys.readouterr().out)["commands"]]
+    assert words[:2] == [["intellect-node", "devnet", "up"], ["python", "-m", "examples.make_arithmetic"]]
+    assert len(words) == 12 and "--make" not in words[-1]
+    (tmp_path / "arithmetic.toml").write_text((EXAMPLES / "arithmetic.toml").read_text() + "\n[recpie]\n")
+    assert main(plan) == 2 and "recpie" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
