@@ -24,6 +24,7 @@ from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventFollower
+from node.chain.invitations import Door
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
@@ -35,9 +36,12 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
+from node.preflight.chain import check_invitation, look_at_door
 from node.preflight.early import check_metrics_log, chosen_pool
+from node.preflight.finding import PreflightFailed
+from node.preflight.guest import capped, refuse_guest
 from node.preflight.reach import announced, choose_listen, remember_port
-from node.preflight.survey import admit, check_calibrated
+from node.preflight.survey import admit, check_before_stake
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
 from node.processes.opening import Opening, patient_opening
@@ -58,6 +62,7 @@ from node.services.clearing import Clearing
 from node.services.context import PoolTime, make_context
 from node.services.continuity import Continuity
 from node.services.court.tabling import Tabling
+from node.services.earning import Earning
 from node.services.ending import Ending
 from node.services.engine import Engine, Following
 from node.services.gateway import Serving
@@ -72,6 +77,7 @@ from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
 from node.services.mending import Mending
 from node.services.paying import Paying
+from node.services.resting import Resting
 from node.services.rounds.applying import Rounds
 from node.services.rounds.counting import SeatTracing
 from node.services.rounds.cutting import Cutting
@@ -108,6 +114,7 @@ ONE_SIGNAL = 0.5
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (
+    Resting,
     Tallying,
     Mending,
     Counting,
@@ -121,20 +128,20 @@ EVERYBODY: Services = (
 )
 FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling),
+    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling, Earning),
     "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Rounds, Learning, Paying, Settling),
+    "worker": (*EVERYBODY, Rounds, Learning, Paying, Settling, Earning),
     "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
     "trainer": (*EVERYBODY, Rounds, Paying, Settling, Clearing, Publishing),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
 SEATED: Services = (*EVERYBODY, Rounds, SeatTracing)
 SEAT_ROLES: dict[Role, Services] = {
-    "worker": (*SEATED, Engine, Generating, Paying, Settling),
+    "worker": (*SEATED, Engine, Generating, Paying, Settling, Earning),
     "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
     "trainer": (*SEATED, Seating, Paying, Settling, Clearing, Publishing),
 }
@@ -307,17 +314,20 @@ class Daemon:
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
         check_metrics_log(self.config, role)
+        await trio.to_thread.run_sync(refuse_guest, self.config, role, hardware)
+        hardware = capped(hardware, self.config.limits)
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
         # Nobody who was in the pool is refused because the chain is silent.
         if self.config.preflight and answered:
             await self._admit(chain, pool, role, hardware, listen, state.path)
-            await check_calibrated(chain, pool, key.address, self.config, role, self.children)
+            await check_before_stake(chain, pool, key.address, self.config, role, hardware, self.children)
         # A key that joins another pool gets another journal: promises are kept apart by pool.
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         await journal.do(check_owner, journal, key.address)
         if answered:
+            await self._look_for_invitation(chain, pool, key.address)
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
@@ -331,6 +341,9 @@ class Daemon:
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 if here:
+                    door = await self._look_for_invitation(chain, pool, key.address)
+                    if door.by is not None:
+                        await chain.admit(key.address, door.by)
                     await chain.join(number, contact)
                 # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
@@ -388,6 +401,13 @@ class Daemon:
             self.progress.trouble("the chain does not answer: going on as the member that this node was")
             return pool, False
 
+    async def _look_for_invitation(self, chain: ChainClient, pool: PoolInfo, node: Address) -> Door:
+        """Raises PreflightFailed where the pool takes invited nodes only, and no invitation lets this one in."""
+        door = await look_at_door(chain, pool, node, self.config)
+        if door.shut:
+            raise PreflightFailed([check_invitation(door)])
+        return door
+
     async def _admit(
         self,
         chain: ChainClient,
@@ -423,8 +443,8 @@ class Daemon:
             pool,
             Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile), boot=boot),
             blobs,
-            quota=config.store_quota,
-            limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
+            quota=config.quota,
+            limits=Limits(config.upload_rate, config.download_limit, config.upload_slots),
             sources=[parse_source(text, private=True) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
             prover=Multiplier() if gpus else None,
@@ -442,7 +462,7 @@ class Daemon:
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
         events = Events(follower, membership, self.progress)
-        reach = Reach(member, self.progress, self.config.relay)
+        reach = Reach(member, self.progress, self.config.relay_offer)
         peers = Peers(member, directory)
         near = [Lan(member)] if self._dials_private(chain.profile) else []
         for service in (events, peers, lease, reach, *near):

@@ -72,7 +72,7 @@ class StatusPage:
     def _page(self, swarm: list[MemberPart]) -> DaemonStatus:
         beat = self._crew.beat()
         page: dict[str, Any] = {
-            "node": self._node(str(beat.get("engine", "")), bool(beat.get("finished"))),
+            "node": self._node(str(beat.get("engine", "")), bool(beat.get("finished")), str(beat.get("state", ""))),
             "network": self._chain(),
             "run": self._run(),
             "stake": self._stake(),
@@ -89,8 +89,10 @@ class StatusPage:
                 page[name] = joined(page.get(name), section)
         return msgspec.structs.replace(checked(page), swarm=swarm)
 
-    def _node(self, engine: str, finished: bool) -> dict[str, Any]:
+    def _node(self, engine: str, finished: bool, said: str) -> dict[str, Any]:
+        """said: its state, by a service that knows better."""
         state, progress = self._crew.state, self._crew.progress
+        state = said if said and state == "working" else state
         return {
             "address": self._key.address if self._key else "",
             "peer_id": self._key.peer_id if self._key else "",

@@ -115,6 +115,29 @@ class RunPart(msgspec.Struct, frozen=True):
     final_reward: float | None = None
 
 
+class RestPart(msgspec.Struct, frozen=True):
+    """Whether the node rests. why: empty while it works; until: unix seconds, None if nobody can say; draining: whether
+    work is under way yet; dropped: works that a rest has cut short; in_use: what others do with the machine."""
+
+    why: str = ""
+    until: float | None = None
+    draining: bool = False
+    dropped: int = 0
+    in_use: str = ""
+
+
+class DayPart(msgspec.Struct, frozen=True):
+    """What a day of a worker comes to, by what was accepted in the last hour. known: whether enough was; share: of the
+    week that it works; gas_wei: None if it is not known."""
+
+    known: bool = False
+    least_wei: str = "0"
+    most_wei: str = "0"
+    gas_wei: str | None = None
+    share: float = 1.0
+    text: str = "unknown"
+
+
 class StakePart(msgspec.Struct, frozen=True):
     # Text: JSON's readers keep 53 bits of a number, and a stake has more.
     bonded_wei: str = "0"
@@ -591,6 +614,8 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     node: NodePart = NodePart()
     network: NetworkPart = NetworkPart()
     run: RunPart | None = None
+    rest: RestPart | None = None
+    day: DayPart | None = None
     stake: StakePart | None = None
     pay: PayPart | None = None
     swarm: list[MemberPart] = []

@@ -80,6 +80,7 @@ class _Figures(Collector):
         if processes := status.get("processes"):
             yield _restarts(processes)
         yield from _node(status.get("node") or {})
+        yield from _rest(status.get("rest") or {})
         yield from _chain(status.get("network") or {})
         if members := status.get("members"):
             yield _table(
@@ -156,6 +157,16 @@ def _pen(pen: Mapping[str, Any]) -> Iterator[Metric]:
     yield CounterMetricFamily("intellect_pen_adopted_words", adopted, value=pen.get("adopted", 0))
     holds = "times that this key was heard elsewhere"
     yield CounterMetricFamily("intellect_pen_holds", holds, value=pen.get("holds", 0))
+
+
+def _rest(rest: Mapping[str, Any]) -> Iterator[Metric]:
+    if rest:
+        paused = float(bool(rest.get("why")))
+        yield GaugeMetricFamily(
+            "intellect_paused", "1 while it takes no new work, by its owner's settings", value=paused
+        )
+        what = "works that a pause has cut short"
+        yield CounterMetricFamily("intellect_pause_dropped", what, value=rest.get("dropped", 0))
 
 
 def _chain(network: Mapping[str, Any]) -> Iterator[Metric]:

@@ -308,6 +308,24 @@ async def test_a_quorum_slashes_over_the_client(people: Any) -> None:
     assert caught.value.name == "NodeEvicted" and "another pool" in caught.value.remedy
 
 
+async def test_a_slash_needs_a_bond_and_who_has_too_little_is_told_how_much(
+    people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, pool = people.client, people.pool
+    await client.join(pool, "x")
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
+    mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
+    case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
+    with monkeypatch.context() as elsewhere, pytest.raises(InsufficientFunds, match="0 tokens and needs 12.5"):
+        elsewhere.setattr("node.chain.client.is_devnet", lambda profile: False)
+        await client.carry(case, key=people.validator)
+    await client.carry(case, key=people.validator)  # a devnet gives them
+    info = await client.case(1)
+    assert (info.bond, info.carrier) == (50 * TOKEN // 4, people.validator.address)
+    assert (await client.balances(people.validator.address)).token == 0
+
+
 async def test_a_revert_is_told_before_anything_is_sent(people: Any) -> None:
     client = people.client
     before = await client.block()
