@@ -232,6 +232,10 @@ class Plan:
         for place in ("unbonding", "appeal"):
             if deploy[place] == 0:
                 self.wrong(f"deploy.{place}", "no time at all", "give e.g. 24h")
+        if unbonding < 2 * deploy["appeal"]:
+            both = f"{duration(unbonding)} are less than two appeals of {duration(deploy['appeal'])}"
+            why = "a case's stake would be gone before it is decided"
+            self.wrong("deploy.unbonding", f"{both}: {why}", "lengthen it, or shorten deploy.appeal")
         if self.known and window < deploy["min_window"]:
             least = duration(deploy["min_window"])
             self.wrong("pool.window", f"{duration(window)}; the network's least is {least}", f"at least {least}")
