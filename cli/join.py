@@ -209,10 +209,9 @@ def command(
         # Imported before the guardian forks: a daemon that it starts again then has everything at once.
         import_for(config.role)
     # A test's process must not be replaced by a guardian that forks daemons.
-    if context.obj.own_process:
-        become_guarded()
+    up = become_guarded(MACHINE) if context.obj.own_process else bool
     view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
-    run_daemon(config, server, view.run)
+    run_daemon(config, server, view.run, up)
 
 
 def config_of(options: Mapping[str, Any]) -> "NodeConfig":
@@ -247,6 +246,9 @@ def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
         typer.echo("this node would be admitted" if code == 0 else "this node would not be admitted")
     return code
 
+
+MACHINE = (CONFIGURATION,)
+"""How a daemon that was up ends when its machine failed: its guardian tries again."""
 
 if TYPE_CHECKING:
     from node.status_schema import DaemonStatus

@@ -465,8 +465,11 @@ class TermHeld(PoolEvent, frozen=True, kw_only=True):
 
 
 class TermEnded(PoolEvent, frozen=True, kw_only=True):
+    """reached: how far the run has come; told again where other words of a quorum correct it."""
+
     term: int
     ended_at: int
+    reached: int
 
 
 class Bonded(Event, frozen=True, kw_only=True):
@@ -548,6 +551,13 @@ class Collected(Event, frozen=True, kw_only=True):
 
 class ArbiterSet(Event, frozen=True, kw_only=True):
     arbiter: Address
+
+
+class SuccessorNamed(Event, frozen=True, kw_only=True):
+    """successor: zeros for nobody; from_: when it may accept the arbiter's office, unix seconds."""
+
+    successor: Address
+    from_: int
 
 
 @cache
@@ -1054,8 +1064,12 @@ class Contracts:
     def collect(self, who: Address) -> "ContractFunction":
         return self.vault.functions.collect(who)
 
-    def set_arbiter(self, arbiter: Address) -> "ContractFunction":
-        return self.vault.functions.setArbiter(arbiter)
+    def name_successor(self, successor: Address) -> "ContractFunction":
+        """As the arbiter; NOBODY undoes it."""
+        return self.vault.functions.nameSuccessor(successor)
+
+    def accept_arbiter(self) -> "ContractFunction":
+        return self.vault.functions.acceptArbiter()
 
     # writes, unsent: nodes
 
@@ -1125,7 +1139,7 @@ class Contracts:
         return self.chair.functions.take(pool, term, from_step, parent)
 
     def end_term(self, silent: Sequence[TermSilent], signatures: Sequence[bytes]) -> "ContractFunction":
-        """A quorum's words about one lease, and their signatures, in one order."""
+        """A quorum's words about one lease, and their signatures: the greatest step first."""
         first, steps = silent[0], [one.step for one in silent]
         return self.chair.functions.endTerm(first.pool, first.term, first.until, steps, list(signatures))
 

@@ -41,6 +41,7 @@ from node.preflight.reach import announced, choose_listen, remember_port
 from node.preflight.survey import admit, check_before_stake
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
+from node.processes.opening import Opening, patient_opening
 from node.processes.supervision import Supervision, give_back_memory
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
@@ -90,7 +91,7 @@ from node.services.tracing import Tracing
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
 from node.state.bundle import check_moved
-from node.state.directory import JOURNAL_NAME, StateDir, journal_of
+from node.state.directory import JOURNAL_NAME, StateDir, check_owner, journal_of
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
 from node.state.pen import Pen, mark_place
@@ -158,14 +159,20 @@ def import_for(role: str) -> None:
         import_module(name)
 
 
-def run(config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
-    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew.
+def run(
+    config: NodeConfig,
+    server: Server | None = None,
+    companion: Companion | None = None,
+    up: Callable[[], object] = bool,
+) -> None:
+    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew; up: called once it
+    does what it came for.
 
     Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C.
     """
     gc.freeze()  # what is imported stands for good: looking through it for garbage stops the event loop for 0.1 s
     try:
-        trio.run(Daemon(config, server, companion).main)
+        trio.run(Daemon(config, server, companion, up).main)
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 
@@ -188,11 +195,19 @@ def _leaves(error: BaseException) -> list[BaseException]:
 class Daemon:
     """A node's life, from lock to leave."""
 
-    def __init__(self, config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        server: Server | None = None,
+        companion: Companion | None = None,
+        up: Callable[[], object] = bool,
+    ) -> None:
         self.config = config
+        self._up = up
         self.children = ForkServer(server)
         self._companion = companion
         self._journal: Journal | None = None
+        self._opening: Opening | None = None
         self.crew = Crew()
         self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
@@ -217,8 +232,10 @@ class Daemon:
         state = StateDir(self.config.directory.resolve())
         try:
             set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
-            self._journal = Journal(state.path / JOURNAL_NAME, Pen(shut=True))
-            await self._live(state, self._journal)
+            with patient_opening() as self._opening:
+                self.status.wait_for_files(self._opening)
+                self._journal = Journal(state.path / JOURNAL_NAME, Pen(shut=True))
+                await self._live(state, self._journal)
         finally:
             if self._journal:
                 self._journal.close()
@@ -242,12 +259,14 @@ class Daemon:
                 self.crew.become("draining")
                 self.progress.enter("draining", "finishing what is under way, then leaving the pool")
                 self.supervision.stopping()
+                if self._opening is not None:
+                    self._opening.give_up()
                 self._interrupted = number == signal.SIGINT
                 scope.cancel()
 
     async def _live(self, state: StateDir, journal: Journal) -> None:
         self.progress.enter("key", "opening the node's key")
-        key = await trio.to_thread.run_sync(self._open_key, state.path)
+        key = await trio.to_thread.run_sync(self._open_key, state.path, journal)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             # First: whatever starts a child asks it.
@@ -267,10 +286,14 @@ class Daemon:
                 await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
-    def _open_key(self, directory: Path) -> NodeKey:
+    def _open_key(self, directory: Path, journal: Journal) -> NodeKey:
         check_moved(directory)
-        password = read_password(self.config.password, self.config.password_file, directory)
-        return load_or_create(directory / "node-key.json", password)
+        place = directory / "node-key.json"
+        if not place.exists():  # a directory that was copied in part: with a new key it would be somebody else's
+            check_owner(journal, None)
+        key = load_or_create(place, read_password(self.config.password, self.config.password_file, directory))
+        check_owner(journal, key.address)
+        return key
 
     async def _join(
         self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient, front: Front
@@ -299,6 +322,7 @@ class Daemon:
             await check_before_stake(chain, pool, key.address, self.config, role, hardware, self.children)
         # A key that joins another pool gets another journal: promises are kept apart by pool.
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
+        await journal.do(check_owner, journal, key.address)
         if answered:
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
@@ -442,6 +466,7 @@ class Daemon:
             if service is not None:
                 await self.crew.start(service, nursery)
         self.crew.become("working")
+        self._up()
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.become("syncing")

@@ -59,15 +59,19 @@ class ClockPart(msgspec.Struct, frozen=True):
 
 class PenPart(msgspec.Struct, frozen=True):
     """Whether the node may promise anything (`node/state/pen.py`). state: open, held or shut; why: of the latter two;
-    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept."""
+    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept; holds:
+    how often it was held, since the daemon's start."""
 
     state: str = "shut"
     why: str = ""
     fence: int = -1
     adopted: int = 0
+    holds: int = 0
 
 
 class NodePart(msgspec.Struct, frozen=True):
+    """waited_for_files: how often something had to wait until it could open a file, since the daemon's start."""
+
     address: str = ""
     peer_id: str = ""
     role: str = ""
@@ -78,6 +82,7 @@ class NodePart(msgspec.Struct, frozen=True):
     contacts: list[str] = []
     engine: str | None = None
     state_dir: str = ""
+    waited_for_files: int = 0
     phase: PhasePart | None = None
     pen: PenPart | None = None
     reach: ReachPart | None = None

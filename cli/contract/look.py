@@ -32,6 +32,7 @@ _PARAMETERS = {
     "min_bond": ("vault", "minBond", "tokens"),
     "treasury": ("vault", "treasury", "address"),
     "arbiter": ("vault", "arbiter", "address"),
+    "successor": ("vault", "successor", "address"),
 }
 
 

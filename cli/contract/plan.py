@@ -206,6 +206,10 @@ class _Plan:
         for place in ("unbonding", "appeal"):
             if deploy[place] == 0:
                 self._wrong(f"deploy.{place}", "no time at all", "give e.g. 24h")
+        if unbonding < 2 * deploy["appeal"]:
+            both = f"{duration(unbonding)} are less than two appeals of {duration(deploy['appeal'])}"
+            why = "a case's stake would be gone before it is decided"
+            self._wrong("deploy.unbonding", f"{both}: {why}", "lengthen it, or shorten deploy.appeal")
         if self.known and window < deploy["min_window"]:
             least = duration(deploy["min_window"])
             self._wrong("pool.window", f"{duration(window)}; the network's least is {least}", f"at least {least}")

@@ -254,9 +254,24 @@ contract Court is ICourt {
 
     /// @notice Reverts unless these are the signatures of a quorum of the pool's validators, each over a statement of its
     /// own.
-    function requireQuorum(uint256 id, bytes32[] calldata statements, bytes[] calldata signatures) external view {
+    /// @return how many a quorum has
+    function requireQuorum(uint256 id, bytes32[] calldata statements, bytes[] calldata signatures)
+        external
+        view
+        returns (uint256)
+    {
         if (statements.length != signatures.length) revert BadValues(statements.length, signatures.length);
         _requireQuorum(id, statements, signatures);
+        return _benches[id].threshold;
+    }
+
+    /// @notice Whether the node may hold an office in the pool: it is registered, has something to lose, and was not
+    /// found to be a cheat here. What is frozen counts until its case is final: judges of one pool silence nobody in
+    /// another.
+    function fit(uint256 id, address holder) public view returns (bool) {
+        Nodes.Node memory node = swarm.nodeInfo(holder);
+        if (!node.registered || swarm.memberInfo(id, holder).evicted) return false;
+        return swarm.vault().backingOf(node.provider) >= swarm.requiredStake(node.provider);
     }
 
     // --------------------------------------------------------------- internal
@@ -325,19 +340,11 @@ contract Court is ICourt {
             address signer = _signerOf(statements[i], signatures[i]);
             Seat memory place = _seats[id][signer];
             if (place.bench != number) revert NotAValidator(signer);
-            if (!_mayJudge(id, signer)) revert ValidatorUnfit(signer);
+            if (!fit(id, signer)) revert ValidatorUnfit(signer);
             uint256 bit = 1 << place.place;
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
         }
-    }
-
-    /// Only who has something to lose, and was not found to be a cheat here. What is frozen counts until its case is
-    /// final: judges of one pool silence nobody in another.
-    function _mayJudge(uint256 id, address validator) private view returns (bool) {
-        Nodes.Node memory node = swarm.nodeInfo(validator);
-        if (!node.registered || swarm.memberInfo(id, validator).evicted) return false;
-        return swarm.vault().backingOf(node.provider) >= swarm.requiredStake(node.provider);
     }
 
     function _requireSigner(bytes32 statement, bytes calldata signature, address expected) private view {

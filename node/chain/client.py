@@ -170,7 +170,7 @@ class ChainClient(Views):
     async def end_term(
         self, silent: Sequence[TermSilent], signatures: Sequence[bytes], *, key: NodeKey | None = None
     ) -> Receipt:
-        """A quorum's words about one lease, and their signatures, in one order."""
+        """A quorum's words about one lease, and their signatures: the greatest step first."""
         return await self._write("end the term of a silent trainer", self._contracts.end_term(silent, signatures), key)
 
     async def end_term_by_verdicts(

@@ -6,7 +6,6 @@ policy first; callers hear of it only when that has failed twice.
 """
 
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from node.changes import Changes
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
 from node.inference.link import Link, Told
 from node.inference.wire import MOST_REQUESTS, Asked, LoadPolicy, Prepare, R, Ready
-from node.processes.forkserver import Anew, Child, Starter
+from node.processes.forkserver import Anew, Child, Starter, kill_group
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
@@ -254,10 +253,7 @@ class EngineProcess:
 
 async def _kill(process: Child) -> None:
     """Kill the child and all it started: it leads a process group of its own."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        log.debug("engine.already_gone", pid=process.pid)
+    kill_group(process.pid)
     # A node that is being cancelled still waits for the killed child: else its process and pipes would stay.
     with trio.CancelScope(shield=True):
         await process.wait()

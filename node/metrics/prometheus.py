@@ -37,6 +37,7 @@ LABELS = {
     "eval_length_by_target": "target",
     "eval_length_error_by_target": "target",
 }
+PEN = ("open", "held", "shut")
 ALARMS = ("entropy_rise", "mismatch", "grad_norm", "reward_collapse", "no_signal")
 REASONS = (
     ("work", "rejected_by_reason", "intellect_work_refusals", "own files that validators refused, by their reason"),
@@ -132,6 +133,10 @@ def _node(node: Mapping[str, Any]) -> Iterator[Metric]:
     yield build
     if isinstance(uptime := node.get("uptime_seconds"), int | float):
         yield GaugeMetricFamily("intellect_uptime_seconds", "since the daemon's start", value=uptime)
+    waited = "times that something had to wait until it could open a file"
+    yield CounterMetricFamily("intellect_files_waited", waited, value=node.get("waited_for_files", 0))
+    if pen := node.get("pen"):
+        yield from _pen(pen)
     try:
         disk = shutil.disk_usage(node["state_dir"]) if node.get("state_dir") else None
     except OSError:
@@ -149,6 +154,19 @@ def _rest(rest: Mapping[str, Any]) -> Iterator[Metric]:
         )
         what = "works that a pause has cut short"
         yield CounterMetricFamily("intellect_pause_dropped", what, value=rest.get("dropped", 0))
+
+
+def _pen(pen: Mapping[str, Any]) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "intellect_pen", "1 for the state it is in: only open promises anything", labels=["state"]
+    )
+    yield _table(state, {name: float(name == pen.get("state")) for name in PEN})
+    fence = "newest step up to which nothing new is signed, -1 without"
+    yield GaugeMetricFamily("intellect_pen_fence_step", fence, value=pen.get("fence", -1))
+    adopted = "own words that others had kept, and this journal had not"
+    yield CounterMetricFamily("intellect_pen_adopted_words", adopted, value=pen.get("adopted", 0))
+    holds = "times that this key was heard elsewhere"
+    yield CounterMetricFamily("intellect_pen_holds", holds, value=pen.get("holds", 0))
 
 
 def _chain(network: Mapping[str, Any]) -> Iterator[Metric]:

@@ -264,10 +264,11 @@ def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     case = _slash(scene, pool, "worker", 2)
     scene.send("provider", "case", "appeal", str(case))
     scene.send("owner", "case", "finalize", str(case), code=4)
-    scene.send("deployer", "case", "arbiter", people["deployer"], code=4)  # only the arbiter hands on the office
+    scene.send("deployer", "case", "arbiter", people["deployer"], code=4)  # only the arbiter names who comes after it
     scene.send("arbiter", "case", "arbiter", people["deployer"])
-    scene.send("arbiter", "case", "overturn", str(pool), people["worker"], code=4)
-    scene.send("deployer", "case", "overturn", str(pool), people["worker"])
+    scene.send("deployer", "case", "arbiter", "--accept", code=4)  # two appeals later, at the soonest
+    scene.send("deployer", "case", "overturn", str(pool), people["worker"], code=4)
+    scene.send("arbiter", "case", "overturn", str(pool), people["worker"])
     shown = scene.look("case", "show", str(case))
     if (shown["state"], shown["node"], shown["reason"]) != ("overturned", people["worker"], "wrong_draw"):
         raise RehearsalFailed(f"the case is {shown}")
@@ -285,6 +286,9 @@ def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     case = _slash(scene, pool, "cheat", 3)
     scene.wait(2 * DAY)
     scene.send("owner", "case", "finalize", str(case))
+    scene.send("deployer", "case", "arbiter", "--accept")
+    if scene.look("params")["parameters"]["arbiter"] != people["deployer"]:
+        raise RehearsalFailed("the arbiter's successor is not in office")
     if before - _wealth(scene, people["cheats"]) != 50 * TOKEN:
         raise RehearsalFailed("the slash did not take 50 tokens")
 

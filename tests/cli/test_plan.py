@@ -118,6 +118,7 @@ def test_all_mistakes_are_told_at_once(
         ("surprise", "no such section"),
         ("deploy.key", "'nobody'"),
         ("deploy.max_slash", "nothing could ever"),
+        ("deploy.unbonding", "less than two appeals"),
         ("deploy.treasury", "decide whether"),
         ("pool.fnud", "no such setting"),
         ("pool.key", "nobody signs"),
@@ -135,7 +136,7 @@ def test_all_mistakes_are_told_at_once(
         ("no-such-run.toml", ""),
     ]:
         assert any(place in one and what in one for one in said), (place, what, said)
-    assert told["mistakes"] == len(said) == 18
+    assert told["mistakes"] == len(said) == 19
 
 
 @pytest.mark.parametrize(
