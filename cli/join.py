@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.config import build_config
-from cli.errors import CONFIGURATION, UNEXPECTED, CommandError
+from cli.errors import CONFIGURATION, UNEXPECTED, USAGE, CommandError
 from cli.invocation import IMPORTING, own_command, without
 from cli.keyring import key_file
 from cli.logs import Level
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node join --role worker --network local   |   "
     "intellect-node join --role trainer --run my-run.toml --network local   |   "
-    "intellect-node join --network base-sepolia.toml --pool 7 --dry-run"
+    "intellect-node join theirs.toml --dry-run"
 )
 
 
@@ -69,6 +69,10 @@ class EngineName(StrEnum):
 
 def command(
     context: typer.Context,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="An invitation or another profile: as --network FILE."),
+    ] = None,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: NetworkName = None,
     state_dir: Annotated[Path | None, state_dir_option("Key, journal and blobs of this node. One daemon each.")] = None,
@@ -218,6 +222,9 @@ def config_of(options: Mapping[str, Any]) -> "NodeConfig":
     """The settings that typed options make. Raises CommandError for what cannot be used."""
     from node.config import NodeConfig
 
+    if options.get("file") and options.get("network"):
+        raise CommandError("which network?", "both FILE and --network were given", "give one of them", USAGE)
+    options = {**options, "network": options.get("file") or options.get("network")}
     given = {SETTINGS.get(name, name): _setting(name, value) for name, value in options.items()}
     return build_config(**{name: value for name, value in given.items() if name in NodeConfig.model_fields})
 

@@ -72,8 +72,9 @@ COMMANDS = {
 }
 """Panel -> commands of the program."""
 OPTIONS = {
+    "Run": "run sets run_file",
     "Identity": "role state_dir vouch key as_ key_file password_file provider_key provider validator node",
-    "Network": "network pool run listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
+    "Network": "network pool listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
     "Engine": "engine engine_command auto_setup trainer endpoint nodes node_rank backend device",
     "Serving": "gateway gateway_tls gateway_announce page page_host metrics_address metrics_log address",
     "Output": "as_json logs log_level detach quiet verbose report out csv watch follow screenshot plain yes keep",

@@ -24,6 +24,7 @@ from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventFollower
+from node.chain.invitations import Door
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
@@ -35,7 +36,9 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
+from node.preflight.chain import check_invitation, look_at_door
 from node.preflight.early import check_metrics_log, chosen_pool
+from node.preflight.finding import PreflightFailed
 from node.preflight.guest import capped, refuse_guest
 from node.preflight.reach import announced, choose_listen, remember_port
 from node.preflight.survey import admit, check_before_stake
@@ -324,6 +327,7 @@ class Daemon:
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         await journal.do(check_owner, journal, key.address)
         if answered:
+            await self._look_for_invitation(chain, pool, key.address)
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
@@ -337,6 +341,9 @@ class Daemon:
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 if here:
+                    door = await self._look_for_invitation(chain, pool, key.address)
+                    if door.by is not None:
+                        await chain.admit(key.address, door.by)
                     await chain.join(number, contact)
                 # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
@@ -393,6 +400,13 @@ class Daemon:
             log.warning("chain.unreachable", why=error.why)
             self.progress.trouble("the chain does not answer: going on as the member that this node was")
             return pool, False
+
+    async def _look_for_invitation(self, chain: ChainClient, pool: PoolInfo, node: Address) -> Door:
+        """Raises PreflightFailed where the pool takes invited nodes only, and no invitation lets this one in."""
+        door = await look_at_door(chain, pool, node, self.config)
+        if door.shut:
+            raise PreflightFailed([check_invitation(door)])
+        return door
 
     async def _admit(
         self,

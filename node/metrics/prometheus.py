@@ -146,16 +146,6 @@ def _node(node: Mapping[str, Any]) -> Iterator[Metric]:
         yield GaugeMetricFamily("intellect_disk_size_bytes", "of the disk of the state directory", value=disk.total)
 
 
-def _rest(rest: Mapping[str, Any]) -> Iterator[Metric]:
-    if rest:
-        paused = float(bool(rest.get("why")))
-        yield GaugeMetricFamily(
-            "intellect_paused", "1 while it takes no new work, by its owner's settings", value=paused
-        )
-        what = "works that a pause has cut short"
-        yield CounterMetricFamily("intellect_pause_dropped", what, value=rest.get("dropped", 0))
-
-
 def _pen(pen: Mapping[str, Any]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "intellect_pen", "1 for the state it is in: only open promises anything", labels=["state"]
@@ -167,6 +157,16 @@ def _pen(pen: Mapping[str, Any]) -> Iterator[Metric]:
     yield CounterMetricFamily("intellect_pen_adopted_words", adopted, value=pen.get("adopted", 0))
     holds = "times that this key was heard elsewhere"
     yield CounterMetricFamily("intellect_pen_holds", holds, value=pen.get("holds", 0))
+
+
+def _rest(rest: Mapping[str, Any]) -> Iterator[Metric]:
+    if rest:
+        paused = float(bool(rest.get("why")))
+        yield GaugeMetricFamily(
+            "intellect_paused", "1 while it takes no new work, by its owner's settings", value=paused
+        )
+        what = "works that a pause has cut short"
+        yield CounterMetricFamily("intellect_pause_dropped", what, value=rest.get("dropped", 0))
 
 
 def _chain(network: Mapping[str, Any]) -> Iterator[Metric]:

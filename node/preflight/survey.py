@@ -16,6 +16,7 @@ import trio
 from contracts.bindings import NOBODY, PoolInfo
 from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
+from node.chain.invitations import Door, admission
 from node.chain.profile import NetworkProfile, load_profile
 from node.chain.simulate import Step
 from node.config import NodeConfig, Role, default_home
@@ -24,10 +25,12 @@ from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.preflight.chain import (
     against_chain,
     check_gas,
+    check_invitation,
     check_pool,
     check_rpc,
     check_stake,
     look,
+    look_at_door,
     read_powers,
     who_takes_what,
 )
@@ -68,6 +71,7 @@ CODES = {
     "rpc": 4,
     "network": 4,
     "pool": 4,
+    "invitation": 4,
     "stake": 4,
     "gas": 4,
     "join": 4,
@@ -178,9 +182,12 @@ class Survey:
         role = self._role(pool)
         if role is None:
             return
+        door = await look_at_door(chain, pool, self._node, self._config)
+        if pool.invited:
+            self._add(check_invitation(door))
         powers = await chain.ask("read the parameters", read_powers)
         self._add(ok("powers", "; ".join(who_takes_what(pool, powers))))
-        await self._look_at_stake(chain, pool)
+        await self._look_at_stake(chain, pool, door)
         await self._thread(lambda: self._look_at_port(chain.profile, role))
         await self._look_at_run(chain, pool, role)
 
@@ -194,7 +201,7 @@ class Survey:
         self._add(ok("role", f"{role}: {reason_for(asked, role, self._hardware)}", role=role))
         return role
 
-    async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo) -> None:
+    async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo, door: Door) -> None:
         config, directory = self._config, self._directory
         standing, steps = await look(chain, self._node, pool, config, directory)
         if not standing.registered and config.auto_setup and is_devnet(chain.profile):
@@ -206,13 +213,17 @@ class Survey:
         self._add(check_stake(standing, steps))
         self._add(check_gas(standing))
         # Before it is ready the contract says no in any case, for a reason that was told already.
-        if standing.ready and self._scope.joining:
-            await self._rehearse(chain, pool)
+        if standing.ready and self._scope.joining and not door.shut:
+            await self._rehearse(chain, pool, door)
 
-    async def _rehearse(self, chain: ChainClient, pool: PoolInfo) -> None:
-        """Whether the contract would let this node in, asked of the contract itself."""
-        contact = "/ip4/127.0.0.1/tcp/4001"
-        step = Step(f"join pool {pool.id}", chain.contracts.join(pool.id, contact))
+    async def _rehearse(self, chain: ChainClient, pool: PoolInfo, door: Door) -> None:
+        """Whether the contract would let this node in, asked of the contract itself: where it comes by an invitation,
+        of that one first, since the other call would build on it."""
+        if door.by is not None:
+            enter = admission(chain.contracts, chain.domain, self._node, door.by)
+            step = Step(f"enter pool {pool.id} by invitation", enter)
+        else:
+            step = Step(f"join pool {pool.id}", chain.contracts.join(pool.id, "/ip4/127.0.0.1/tcp/4001"))
         try:
             simulation = await chain.simulate([step], self._node)
         except IntellectError as error:
