@@ -19,13 +19,15 @@ from eth_hash.auto import keccak
 from contracts.asking import at_once
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes, parse_address
-from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
+from protocol.statements import Accepted, Attestation, Invitation, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
     from web3.contract.contract import Contract, ContractFunction
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
 NOBODY = Address("0x" + "00" * 20)
+REVOKED = 2**32 - 1
+"""Places that are taken of an invitation that its manager took back: all that there can be."""
 MAX_LOG_BYTES = 16 * 1024
 """No event of ours has more data; a node of the chain that sends more is lying."""
 
@@ -158,7 +160,6 @@ class MemberState(msgspec.Struct, frozen=True):
     lease_until: int
     evicted: bool
     left: bool
-    admitted: bool
     slashed_at: int
     case: int
     member_until: int
@@ -409,6 +410,13 @@ class SlashOverturned(PoolEvent, frozen=True, kw_only=True):
     node: Address
     case_id: int
     compensation: int
+
+
+class Admitted(PoolEvent, frozen=True, kw_only=True):
+    """A node may join by an invitation. invitee: whom that named."""
+
+    node: Address
+    invitee: Address
 
 
 class ValidatorsProposed(PoolEvent, frozen=True, kw_only=True):
@@ -972,6 +980,14 @@ class Contracts:
     def member(self, pool: int, node: Address) -> MemberState:
         return _member_state(node, self._ask("swarm", "memberInfo", pool, node))
 
+    def admits(self, pool: int, node: Address) -> bool:
+        """Whether a pool by invitation takes this node as it is; its manager it takes in any case."""
+        return self._ask("court", "admits", pool, node)
+
+    def places_taken(self, pool: int, invitee: Address) -> int:
+        """REVOKED of an invitation that was taken back."""
+        return self._ask("court", "placesTaken", pool, invitee)
+
     def earnings(self, pool: int) -> PostedEarnings:
         root, total, epochs, *last = self._ask("swarm", "earningsOf", pool)
         return PostedEarnings(epochs - 1 if epochs else None, root, total, *last)
@@ -1155,9 +1171,14 @@ class Contracts:
     def join(self, pool: int, contact: str) -> "ContractFunction":
         return self.swarm.functions.join(pool, contact)
 
-    def join_invited(self, pool: int, contact: str, deadline: int, invitation: bytes) -> "ContractFunction":
-        """invitation: the manager's signature of an Invitation."""
-        return self.swarm.functions.joinInvited(pool, contact, deadline, invitation)
+    def admit(self, node: Address, said: Invitation, signature: bytes, ticket: bytes = b"") -> "ContractFunction":
+        """signature: the manager's; ticket: the invitee's signature of a Ticket for the node, which only a node needs
+        that neither is the invitee nor works for it."""
+        shown = (said.invitee, said.places, said.deadline, signature, ticket)
+        return self.court.functions.admit(said.pool, node, shown)
+
+    def revoke_invitations(self, pool: int, invitees: Sequence[Address]) -> "ContractFunction":
+        return self.court.functions.revokeInvitations(pool, list(invitees))
 
     def leave(self, pool: int) -> "ContractFunction":
         return self.swarm.functions.leavePool(pool)

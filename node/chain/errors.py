@@ -232,7 +232,12 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     ),
     # members
     "NotMember": ("the node is not a member of the pool", "join the pool first"),
-    "NotInvited": ("the pool takes invited nodes only", "ask its manager for an invitation"),
+    "NotInvited": ("the pool takes invited nodes only", "ask its manager for a profile with an invitation"),
+    "InvitationExpired": ("the invitation is over", "ask the pool's manager for another"),
+    "InvitationSpent": (
+        "no place of the invitation is left, or it was taken back",
+        "ask the pool's manager for another",
+    ),
     "NodeEvicted": ("the node was evicted from the pool", "join another pool; or appeal, if it was wrong"),
     "ProposalLapsed": ("the proposal has lapsed", "have the manager propose them again"),
     "NotItsJudges": ("the node left before these validators took office", "nothing to do: they do not reach it"),

@@ -354,13 +354,14 @@ def _check_books(scene: Scene, people: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def stage(directory: Path, cache: Path, *, quick: bool) -> Iterator[Scene]:
-    """A chain that says it is Base Sepolia, and a user whose profile of that network leads to it."""
+def stage(directory: Path, cache: Path, *, quick: bool, block: float = 2) -> Iterator[Scene]:
+    """A chain that says it is Base Sepolia, and a user whose profile of that network leads to it. quick: a block per
+    transaction; else one each `block` seconds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [str(find_anvil(cache)), "--port", str(port), "--chain-id", str(CHAIN_ID), "--accounts", "0", "--silent"]
-    chain = subprocess.Popen([*command, *([] if quick else ["--block-time", "2"])])
+    chain = subprocess.Popen([*command, *([] if quick else ["--block-time", str(block)])])
     kept = {
         name: os.environ.get(name)
         for name in ("INTELLECT_NODE_HOME", "INTELLECT_NODE_PASSWORD", "INTELLECT_KEY_PASSWORD")

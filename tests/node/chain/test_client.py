@@ -82,6 +82,8 @@ async def test_the_next_endpoint_is_used_and_kept(profile: NetworkProfile, conne
         (200, b"[]"),
         (200, b"{}"),
         (200, b'{"jsonrpc":"2.0","id":1,"result":"x"}'),
+        (200, b'{"jsonrpc":"2.0","id":1,"result":"0x\xff"}'),
+        (200, b'{"jsonrpc":"2.0","id":1,"result":{"number":"0x1","hash":"\xfe"}}'),
         (429, b'{"jsonrpc":"2.0","id":1,"error":{"code":-32005,"message":"slow down"}}'),
         (502, b"bad gateway"),
     ],
