@@ -241,7 +241,8 @@ def earnings(status: DaemonStatus) -> Lines:
     pay = status.pay
     if pay is None:
         return ["its pay is not known yet"]
-    lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
+    some = int(pay.earned_wei) + int(pay.missed_wei) + int(pay.unclear_wei)
+    lines = _amounts(pay) if some else ["nothing yet"]
     if pay.escrow_epochs is not None:
         lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")
     return [*lines, f"goes to {pay.provider}"] if pay.provider else lines
@@ -254,8 +255,14 @@ def _amounts(pay: PayPart) -> Lines:
         f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
         f"{ether(int(pay.waiting_wei))} certified{until}",
     ]
-    missed = int(pay.missed_wei)
-    return [*lines, f"{ether(missed)} missed their table and are never paid"] if missed else lines
+    held = pay.units.in_table - pay.units.claimable
+    if held > 0:
+        lines.append(f"{held:,} units of the table wait: a node's size bounds what it is paid an epoch")
+    if missed := int(pay.missed_wei):
+        lines.append(f"{ether(missed)} missed their table and are never paid")
+    if unclear := int(pay.unclear_wei):
+        lines.append(f"{ether(unclear)} cannot be told: nobody here knows whether a table has these works")
+    return lines
 
 
 # what is wrong

@@ -118,28 +118,36 @@ class StakePart(msgspec.Struct, frozen=True):
 
 class EpochPart(msgspec.Struct, frozen=True):
     """What a quorum certified of one epoch of this node's work. state: certified, in the table, claimed, missed, or
-    unclear; missed_units: certified, and not in its table; claimable_at: when a table may have it, by the chain."""
+    unclear; missed_units: not in its table; unclear_units: of which nobody can say whether it has them; claimable_at:
+    when a table may have it, by the chain."""
 
     epoch: int
     state: str = ""
     wei: str = "0"
     units: int = 0
     missed_units: int = 0
+    unclear_units: int = 0
     claimable_at: int = 0
 
 
 class PaidUnitsPart(msgspec.Struct, frozen=True):
-    """This node's units: claimed, in a posted table, certified and in none yet, and missed."""
+    """This node's units: claimed, in a posted table and not claimed, certified and in none yet, missed, made and not
+    decided, accepted and not certified, claimable now of those in the table, and such as nobody can tell of."""
 
     claimed: int = 0
     in_table: int = 0
     certified: int = 0
     missed: int = 0
+    made: int = 0
+    accepted: int = 0
+    claimable: int = 0
+    unclear: int = 0
 
 
 class PayPart(msgspec.Struct, frozen=True):
     """What this node's work comes to, in wei. due: in the posted table; waiting: certified, and in no table yet;
-    missed: accepted, and in no table for ever; provider: to whom it goes; waiting_until: the chain's time, or 0;
+    missed: accepted, and in no table for ever; unclear: nobody can say whether a table has it; provider: to whom it
+    goes; waiting_until: the chain's time, or 0;
     table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts;
     escrow_wei, reward_per_unit_wei: of the pool.
     """
@@ -150,6 +158,7 @@ class PayPart(msgspec.Struct, frozen=True):
     due_wei: str = "0"
     waiting_wei: str = "0"
     missed_wei: str = "0"
+    unclear_wei: str = "0"
     units: PaidUnitsPart = PaidUnitsPart()
     waiting_until: int = 0
     table_epoch: int | None = None

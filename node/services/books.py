@@ -117,13 +117,17 @@ class Books:
                 self._read = {posted.root: table}
         return self._read.get(posted.root) if posted.total else None
 
+    async def earlier(self, root: bytes) -> Table | None:
+        """A table that stood on chain before, as long as some validator shows it. Not kept."""
+        return await self._shown(root, partial(checked_table, pool=self.context.pool, root=root), keep=False)
+
     async def _kept(self, read: Callable[[bytes], Table]) -> Table | None:
         kept = await self._journal.do(self._journal.recall, TABLE)
         # `read` checks the root, so a stale table in the journal is no harm.
         with suppress(IntellectError):  # it is the one before
             return await trio.to_thread.run_sync(read, kept) if kept else None
 
-    async def _shown(self, root: bytes, read: Callable[[bytes], Table]) -> Table | None:
+    async def _shown(self, root: bytes, read: Callable[[bytes], Table], *, keep: bool = True) -> Table | None:
         for author, message in [(one, said[root]) for one, said in self._signed.items() if root in said]:
             try:
                 size = min(message.size, MAX_TABLE_BYTES)
@@ -133,7 +137,8 @@ class Books:
                 log.info("table.unusable", validator=author, why=str(error))
                 continue
             # Kept: its signers may be gone when this node starts again, and it must claim by it.
-            await self._journal.do(self._journal.remember, TABLE, encode_table(table))
+            if keep:
+                await self._journal.do(self._journal.remember, TABLE, encode_table(table))
             return table
         return None
 

@@ -20,7 +20,6 @@ from node.progress import TROUBLE
 from node.services.books import Books, Keeping, Seen
 from node.services.workplace import Workplace
 from node.state.kept import cached
-from node.state.made import UNCLEAR
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, PaidUnitsPart, PayPart
 from protocol.earnings import Table, decode_certificates
@@ -41,15 +40,21 @@ SENDING = "claiming"
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What a node's work comes to, in units. claimed: paid by now; due: in the posted table and not claimed; certified:
-    by a quorum, and in no table yet; missed: accepted, and in no table for ever; until: when the next of it can be
-    claimed, by the chain; paid: wei."""
+    """What a node's work comes to, in units. made: nobody has decided on it yet; accepted: not certified yet;
+    certified: by a quorum, and in no table yet; due: in the posted table and not claimed, claimable: of it, what the
+    contract pays now; claimed: paid by now; missed: accepted, and in no table for ever; unclear: nobody can say;
+    until, latest: when the next and the last of what is certified can be claimed, by the chain; paid: wei."""
 
-    claimed: int = 0
-    due: int = 0
+    made: int = 0
+    accepted: int = 0
     certified: int = 0
+    due: int = 0
+    claimable: int = 0
+    claimed: int = 0
     missed: int = 0
+    unclear: int = 0
     until: int = 0
+    latest: int = 0
     paid: int = 0
 
 
@@ -68,7 +73,8 @@ class Settling(Keeping):
         """wei that answer for this node"""
         self._told_paid: int | None = None
         self._warned: dict[str, str] = {}
-        self._certified: dict[int, int] = {}
+        self._waiting: dict[int, int] = {}
+        """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: int | None = None
         self._record: PayRecord | None = None
@@ -98,7 +104,8 @@ class Settling(Keeping):
             waiting_wei=str(account.certified * price),
             waiting_until=account.until,
             missed_wei=str(account.missed * price),
-            units=PaidUnitsPart(account.claimed, account.due, account.certified, account.missed),
+            unclear_wei=str(account.unclear * price),
+            units=_units(account),
             table_epoch=seen.posted.epoch if seen else None,
             epochs=self._epochs()[-EPOCHS_TOLD:],
             warnings=list(self._warned.values()),
@@ -110,24 +117,23 @@ class Settling(Keeping):
 
     def _epochs(self) -> list[EpochPart]:
         """JSON-ready: no number beyond what JSON readers can hold."""
-        told = [(one.epoch, self._state(one), one.units or 0, one.certified - (one.units or 0)) for one in self._tabled]
-        told += [(epoch, "certified", units, 0) for epoch, units in sorted(self._waiting().items())]
+        told = [(one.epoch, self._state(one), one.units, one.missed, one.unclear) for one in self._tabled]
+        told += [(epoch, "certified", units, 0, 0) for epoch, units in self._waiting.items()]
         pool = self._seen.pool if self._seen else None
         price, at = (pool.reward_per_unit, pool.maturity) if pool else (0, lambda epoch: 0)
         return [
-            EpochPart(epoch, state, str(units * price), units, 0 if state == "unclear" else missed, at(epoch))
-            for epoch, state, units, missed in told
+            EpochPart(epoch, state, str(units * price), units, missed, unclear, at(epoch))
+            for epoch, state, units, missed, unclear in told
         ]
 
     def _state(self, one: Tabled) -> str:
-        if one.line == UNCLEAR:
-            return "unclear"
-        return "missed" if not one.units else "claimed" if self.account.claimed >= one.line else "in the table"
+        if not one.units:
+            return "unclear" if one.unclear else "missed"
+        return "claimed" if self.account.claimed >= one.line else "in the table"
 
-    def _waiting(self) -> dict[int, int]:
-        """What no table that was looked at covers, by epoch."""
-        through = -1 if self._record is None else self._record.through
-        return {epoch: units for epoch, units in self._certified.items() if epoch > through}
+    def hurry(self) -> None:
+        """Pay waits for no more to come."""
+        self._gather = 0.0
 
     async def look(self, seen: Seen) -> float:
         """One look at what is due, and at what the owner should know."""
@@ -184,57 +190,123 @@ class Settling(Keeping):
     # telling
 
     async def _sum(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
-        pool, journal = seen.pool, self._journal
-        self._certified, kept = await journal.do(
-            lambda: (journal.pay.certified_units(self._own, pool.threshold), journal.recall(PAY))
-        )
-        read = partial(msgspec.msgpack.decode, kept or b"", type=PayRecord)
-        self._record = cached(f"the journal's {PAY}", read) if kept else None
+        pool, journal, posted = seen.pool, self._journal, seen.first - 1
+        self._record = await journal.do(journal.pay.record)
         if table is not None or not seen.posted.total:
             await self._note(seen, table, line, claimed)
-        self._tabled, missed = await journal.do(lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.missed_units()))
-        waiting = self._waiting()
-        until = min((pool.maturity(epoch) for epoch in waiting), default=0)
-        self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, self._ledger.paid)
+        known = self._record
+        # What was claimed was in a table, also in one that cannot be had.
+        line = max(line, claimed, known.line if known else 0)
+        given = (self._own, pool.threshold, posted, line)
+        self._tabled, sums = await journal.do(
+            lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.sums(*given)),
+        )
+        self._waiting = sums.certified
+        allowed = 0
+        if line > claimed:  # a node's size bounds what it is paid at once
+            allowed = await self._chain.ask(
+                "read what a node may claim", lambda c: c.allowance_of(self._pool, self._own)
+            )
+        self.account = Account(
+            made=sums.made,
+            accepted=sums.accepted,
+            certified=sum(sums.certified.values()),
+            due=line - claimed,
+            claimable=min(line - claimed, allowed),
+            claimed=claimed,
+            missed=sums.missed,
+            unclear=sums.unclear + sums.unread,
+            until=pool.maturity(min(sums.certified)) if sums.certified else 0,
+            latest=pool.maturity(max(sums.certified)) if sums.certified else 0,
+            paid=self._ledger.paid,
+        )
+        if known is not None and len(self._ledger.tables) > 1:
+            # The newest table may still be in a block that is replaced; what was not read may still be told apart.
+            through = min(self._ledger.tables[-2].epoch, known.through)
+            await journal.do(journal.pay.forget_epochs, through)
 
     async def _note(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""
-        pool, known, through = seen.pool, self._record, seen.first - 1
-        if known is None:  # what was tabled before this journal began is not told
-            first, before = through + 1, line
-        elif through <= known.through:  # the same, or, after a reorganisation, another one in its place
-            first, before = known.first, known.before
+        known, posted, through = self._record, seen.posted, seen.first - 1
+        if known is not None and known.root == posted.root:
+            record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold)
+            if record != known:
+                await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
+            self._record = record
+            return
+        if known is None:  # what the journal holds of before it was looked at is told as well as it can be
+            record = self._recorded(seen, (0, 0, 0), posted.root, through, line, claimed)
+        elif through <= known.through:  # after a reorganisation, another table in its place
+            start = (known.first, known.before, known.unclear_before)
+            record = self._recorded(seen, start, posted.root, through, line, claimed)
         else:
-            first, before = known.through + 1, known.line
-        times = (pool.started_at, pool.epoch_seconds, pool.window)
-        record = PayRecord(seen.posted.root, first, through, before, line, claimed, pool.threshold, *times)
-        if table is not None and first <= through and (known is None or known.root != seen.posted.root):
-            try:
-                await self._settle(record, table)
-            except (IntellectError, OSError) as error:  # a blob cannot be had: asked for again at the next look
-                log.info("pay.not_looked_up", through=through, why=str(error))
-                return
-        elif record != known:
-            await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
-        self._record = record
+            start = (known.through + 1, known.line, known.unclear)
+            record = self._recorded(seen, start, posted.root, through, line, claimed)
+        if table is None or record.first > through:
+            self._record = await self._journal.do(self._journal.pay.settle, self._own, record, None)
+            return
+        # The usual case needs no blob, nor the tables between: everything certified is in this one.
+        if await self._settle_whole(record):
+            return
+        for between in [one for one in self._ledger.tables if record.first <= one.epoch < through]:
+            earlier = await self._books.earlier(between.root)
+            if earlier is not None:
+                own, at = earlier.units_of(self._own), (between.root, between.epoch)
+                part = msgspec.structs.replace(record, root=at[0], through=at[1], line=own)
+                if (settled := await self._settle(part, earlier)) is not None:
+                    after = (settled.through + 1, settled.line, settled.unclear)
+                    record = self._recorded(seen, after, posted.root, through, line, claimed)
+        await self._settle(record, table)
 
-    async def _settle(self, record: PayRecord, table: Table) -> None:
+    @staticmethod
+    def _recorded(
+        seen: Seen, start: tuple[int, int, int], root: bytes, through: int, line: int, claimed: int
+    ) -> PayRecord:
+        """start: the first epoch, the line before it, and the units in it of which nobody can say whose they are."""
+        pool, (first, before, unclear) = seen.pool, start
+        times = (pool.started_at, pool.epoch_seconds, pool.window)
+        return PayRecord(root, first, through, before, line, claimed, pool.threshold, *times, True, unclear, unclear)
+
+    async def _settle_whole(self, record: PayRecord) -> PayRecord | None:
+        """Settle where a table has all that was certified."""
+        certified = await self._certified(record, record.through)
+        return await self._keep(record, None, certified) if certified == record.line - record.before else None
+
+    async def _settle(self, record: PayRecord, table: Table) -> PayRecord | None:
         """Find which works a table has: all that were certified, if their sum is what the line rose by; else those in
-        the blobs that the table names."""
-        rise, epochs = record.line - record.before, range(record.first, record.through + 1)
-        certified = sum(units for epoch, units in self._certified.items() if epoch in epochs)
-        # The usual case needs no blob: everything certified is in the table.
-        works = None if certified == rise else await self._works_in(table, record.quorum)
-        # If neither explains the rise, nobody can say which works the table has: told as unclear, not guessed.
-        clear = works is None or sum(works.values()) == rise
-        chosen = frozenset(works) if clear and works is not None else None
-        await self._journal.do(self._journal.pay.settle, self._own, record, chosen, clear)
-        log.info("pay.tabled", through=record.through, units=rise, certified=certified, clear=clear)
-        which = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
+        the blobs that the table names. None where one of them cannot be had: it is asked for at the next look."""
+        if (settled := await self._settle_whole(record)) is not None:
+            return settled
+        try:
+            works = await self._works_in(table, record.quorum)
+        except (IntellectError, OSError) as error:
+            log.info("pay.not_looked_up", through=record.through, why=str(error))
+            return None
+        # It names what is new in it; of tables before it that could not be had, all that was certified is left.
+        before = [one.epoch for one in self._ledger.tables if record.first <= one.epoch < record.through]
+        if before:
+            given = (self._own, record.quorum, record.first, before[-1])
+            works |= await self._journal.do(self._journal.pay.certified_works, *given)
+        # If that does not explain the rise, nobody can say which works it has: told as unclear, not guessed.
+        clear = sum(works.values()) == record.line - record.before
+        certified = await self._certified(record, record.through)
+        return await self._keep(msgspec.structs.replace(record, clear=clear), frozenset(works), certified)
+
+    async def _certified(self, record: PayRecord, through: int) -> int:
+        given = (self._own, record.quorum, record.first, through)
+        return sum((await self._journal.do(self._journal.pay.certified_works, *given)).values())
+
+    async def _keep(self, record: PayRecord, works: frozenset[bytes] | None, certified: int) -> PayRecord:
+        record = await self._journal.do(self._journal.pay.settle, self._own, record, works)
+        self._record, rise = record, record.line - record.before
+        log.info("pay.tabled", through=record.through, units=rise, certified=certified, clear=record.clear)
+        first, last = record.first, record.through
+        which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
         if rise:
             self._progress.tell("in the table", f"{rise:,} units of {which} are owed and can be claimed")
-        if clear and certified > rise:
+        if record.clear and certified > rise:
             self._progress.trouble(f"{certified - rise:,} certified units of {which} missed the table of earnings")
+        return record
 
     async def _works_in(self, table: Table, quorum: int) -> dict[bytes, int]:
         """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
@@ -261,7 +333,7 @@ class Settling(Keeping):
         """What was certified of each epoch that is over; at the first look, all of it is old."""
         last, before = self._context.time.epoch() - 1, self._told_certified
         self._told_certified = last
-        for epoch, units in sorted(self._waiting().items()):
+        for epoch, units in self._waiting.items():
             if before is not None and before < epoch <= last:
                 when = _date(pool.maturity(epoch))
                 self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {when} on")
@@ -311,6 +383,11 @@ class Settling(Keeping):
         if frozen > 0:
             told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
         return told
+
+
+def _units(account: Account) -> PaidUnitsPart:
+    told = (account.made, account.accepted, account.claimable, account.unclear)
+    return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, *told)
 
 
 def _date(timestamp: int) -> str:
