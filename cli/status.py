@@ -270,12 +270,16 @@ def _amounts(pay: PayPart) -> Lines:
 
 def troubles(status: DaemonStatus, now: float) -> Lines:
     """Everything that its owner should look at, the worst first."""
+    from node.config import program_version
+
     lines: Lines = []
     if status.last_error:
         error = status.last_error
         lines += [f"{error.what}: {error.why}", f"do: {error.remedy}"]
     if is_member(status) and not status.network.rpc_ok:
         lines.append("the chain's RPC does not answer")
+    if status.node.version not in ("", program_version()):
+        lines.append(f"it runs {clean(status.node.version, 40)}, and {program_version()} is installed: start it again")
     lines += _clock(status)
     audit = status.audit
     if audit and not audit.trainer.trusted:
@@ -345,7 +349,7 @@ def command(
     import msgspec
 
     if watch and not as_json:
-        from cli.top import watch_until_quit
+        from cli.keypress import watch_until_quit
 
         watch_until_quit(lambda: _watched(state_dir))
         return
