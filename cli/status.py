@@ -79,6 +79,8 @@ def _membership_in_a_word(status: DaemonStatus) -> str:
         return "no: this node was evicted"
     if state == "draining":
         return f"leaving pool {pool}"
+    if status.leaving is not None:
+        return f"it leaves pool {pool} once it is paid, and takes no new work"
     return f"yes, in pool {pool} as {status.node.role}" if is_member(status) else "not yet"
 
 

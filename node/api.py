@@ -18,6 +18,7 @@ from node.config import program_version
 from node.services.answering import Answering, Asked
 from node.services.auditing.steps import Auditing
 from node.services.cataloguing import Cataloguing, OwnOffer, PublishWish
+from node.services.leaving import Leaving
 from node.services.tasking.wishes import TaskWish, routes
 from node.status_schema import DaemonStatus, TaskPart
 from node.swarm.catalogue import Entry
@@ -104,6 +105,10 @@ class StepAudited(msgspec.Struct, frozen=True):
     verdict: Ruled | None
 
 
+class LeavingSaid(msgspec.Struct, frozen=True):
+    leaving: bool
+
+
 class Operation(msgspec.Struct, frozen=True):
     """body, answer: a struct, a schema of its own, or of an answer the kind of what is no JSON; query: name -> what."""
 
@@ -144,6 +149,7 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
         "GET /environments": Operation("Packages that members offer", Environments, query={"word": "part of a name"}),
         "GET /environments/{text}": Operation("Fetch a package: NAME@ROOT", EnvironmentFetched, refuses=True),
         "POST /answer": Operation("Have the newest policy answer: a line a token, and what came of it", LINES, Asked),
+        "POST /leave": Operation("Take no new work, and leave once everything is paid", LeavingSaid),
         "POST /audit/step/{step}": Operation("Look again at a step of the trainer", StepAudited, refuses=True),
     },
     "page": {
@@ -177,7 +183,7 @@ def served() -> dict[str, list[BaseRoute]]:
     nobody: Any = None
     control = ApiServer(Path(), DaemonStatus)
     control.mount(routes(nobody))
-    for kind in (Cataloguing, Auditing, Answering):
+    for kind in (Cataloguing, Auditing, Answering, Leaving):
         control.mount(object.__new__(kind).routes())
     return {
         "control": control.routes,

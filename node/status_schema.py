@@ -149,7 +149,7 @@ class PayPart(msgspec.Struct, frozen=True):
     missed: accepted, and in no table for ever; unclear: nobody can say whether a table has it; provider: to whom it
     goes; waiting_until: the chain's time, or 0;
     table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts;
-    escrow_wei, reward_per_unit_wei: of the pool.
+    escrow_wei, reward_per_unit_wei: of the pool; brought: claims for nodes that are away.
     """
 
     provider: str = ""
@@ -167,6 +167,7 @@ class PayPart(msgspec.Struct, frozen=True):
     escrow_epochs: float | None = None
     warnings: list[str] = []
     epochs: list[EpochPart] = []
+    brought: int = 0
 
 
 class PathPart(msgspec.Struct, frozen=True):
@@ -583,6 +584,15 @@ class BlobsPart(msgspec.Struct, frozen=True):
 
 
 # A part that is None belongs to another role, or the daemon has not got there.
+class LeavingPart(msgspec.Struct, frozen=True):
+    """Of a node that leaves once it is paid. units: that are not paid yet; until: the chain's time at which the last of
+    them can be claimed, 0 for none; doing: in words."""
+
+    units: int = 0
+    until: int = 0
+    doing: str = ""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True):
     """The whole answer."""
 
@@ -592,6 +602,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     run: RunPart | None = None
     stake: StakePart | None = None
     pay: PayPart | None = None
+    leaving: LeavingPart | None = None
     swarm: list[MemberPart] = []
     work: WorkPart | None = None
     training: TrainingPart | None = None

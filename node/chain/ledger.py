@@ -4,7 +4,7 @@ Fed by the service that follows the events, which delivers the whole history at 
 block took out. Knows no clock and asks nobody: whoever spends money on what stands here asks the chain once more.
 """
 
-from collections import deque
+from collections import Counter, deque
 
 from contracts.bindings import (
     Claimed,
@@ -40,6 +40,8 @@ class Ledger:
         """Who took office, the newest last."""
         self.claims: list[Claimed] = []
         """What our own node was paid, the newest last."""
+        self.claimed = Counter[Address]()
+        """Units that each node was paid."""
         self.told = 0
         """Events that came or were taken back: as long as it stands, the pool's terms do. That members come, go, are
         paid or hold the chair changes none of them."""
@@ -53,8 +55,10 @@ class Ledger:
                 self.tables.append(event)
             case ValidatorsSet():
                 self.benches.append(event)
-            case Claimed() if event.node == self._own:
-                self.claims.append(event)
+            case Claimed():
+                self.claimed[event.node] += event.units
+                if event.node == self._own:
+                    self.claims.append(event)
             case Slashed(node=node):
                 self._slashes.setdefault(node, []).append(event)
             case SlashOverturned(case_id=case):
@@ -70,8 +74,10 @@ class Ledger:
                 self.tables.remove(event)
             case ValidatorsSet() if event in self.benches:
                 self.benches.remove(event)
-            case Claimed() if event in self.claims:
-                self.claims.remove(event)
+            case Claimed():
+                self.claimed[event.node] -= event.units
+                if event in self.claims:
+                    self.claims.remove(event)
             case Slashed(node=node):
                 self._slashes[node] = [known for known in self._slashes.get(node, ()) if known != event]
             case SlashOverturned(case_id=case):

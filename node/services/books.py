@@ -15,6 +15,7 @@ import trio
 from contracts.bindings import PoolInfo, PostedEarnings
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
+from node.changes import Bell
 from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
@@ -159,6 +160,7 @@ class Keeping(Service):
         self._chain, self._ledger = books.chain, books.ledger
         self._pool, self._own = books.context.pool, books.context.key.address
         self._journal = books.context.journal
+        self._bell = Bell()
 
     @classmethod
     async def open(cls, place: Any) -> Self | None:
@@ -174,7 +176,7 @@ class Keeping(Service):
                 except IntellectError as error:
                     log.warning(self.trouble, why=error.why)
                     self.failed(error)
-                await trio.sleep(pause)
+                await self._bell.wait(pause)
 
     def begin(self, nursery: trio.Nursery) -> None:
         """Start what goes on beside the looks."""

@@ -15,10 +15,9 @@ import trio
 
 from contracts.bindings import CaseState, PoolInfo
 from node.chain.errors import Reverted, tokens
-from node.chain.faucet import is_devnet
-from node.progress import TROUBLE
+from node.changes import Changes
+from node.progress import TROUBLE, ProgressRecord
 from node.services.books import Books, Keeping, Seen
-from node.services.workplace import Workplace
 from node.state.kept import cached
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, PaidUnitsPart, PayPart
@@ -43,7 +42,8 @@ class Account(msgspec.Struct, frozen=True):
     """What a node's work comes to, in units. made: nobody has decided on it yet; accepted: not certified yet;
     certified: by a quorum, and in no table yet; due: in the posted table and not claimed, claimable: of it, what the
     contract pays now; claimed: paid by now; missed: accepted, and in no table for ever; unclear: nobody can say;
-    until, latest: when the next and the last of what is certified can be claimed, by the chain; paid: wei."""
+    until: when the next of what is certified can be claimed, by the chain; open_until: when what is not certified by
+    then never is; last_at: when the last of both can be claimed; paid: wei."""
 
     made: int = 0
     accepted: int = 0
@@ -54,8 +54,65 @@ class Account(msgspec.Struct, frozen=True):
     missed: int = 0
     unclear: int = 0
     until: int = 0
-    latest: int = 0
+    open_until: int = 0
+    last_at: int = 0
     paid: int = 0
+
+
+class Warnings:
+    """What costs money if nobody acts. told: by name, as of the last look; bonded: wei that answer for this node."""
+
+    def __init__(self, books: Books, progress: ProgressRecord) -> None:
+        self._chain, self._ledger, self._progress = books.chain, books.ledger, progress
+        self.told: dict[str, str] = {}
+        self.bonded = 0
+
+    async def look(self, seen: Seen, provider: Address | None, certified: int) -> None:
+        """Tell what is new. certified: units that no table has yet."""
+        told = {**self._of_the_pool(seen, certified), **await self._of_cases(seen.now, provider)}
+        for name, text in told.items():
+            if self.told.get(name) != text:
+                log.warning(f"pay.{name.split()[0]}", what=text)
+                self._progress.tell(TROUBLE, text)
+        self.told = told
+
+    def _of_the_pool(self, seen: Seen, certified: int) -> dict[str, str]:
+        """Money that runs out, and new judges."""
+        told: dict[str, str] = {}
+        pool, lasts = seen.pool, seen.lasts
+        waiting = certified * pool.reward_per_unit
+        if not pool.stopped_at and pool.escrow < max(waiting, pool.reward_per_unit):
+            told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
+        elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
+            told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
+        if pool.validators_from:
+            names = ", ".join(pool.proposed)
+            told["validators"] = f"other validators may take office from {when(pool.validators_from)}: {names}"
+        return told
+
+    async def _of_cases(self, now: int, provider: Address | None) -> dict[str, str]:
+        """Stake of our provider that is lost unless somebody with its key acts in time."""
+        if provider is None:
+            return {}
+        stake = await self._chain.stake_of(provider)
+        self.bonded, frozen = stake.bonded, stake.frozen
+        told: dict[str, str] = {}
+        if not frozen:
+            return told
+        for slash in [one for one in self._ledger.slashed.values() if one.provider == provider and one.case_id]:
+            case = await self._chain.case(slash.case_id)
+            if case.state is not CaseState.FROZEN:
+                continue
+            # What remains is frozen by cases of other pools, of which this ledger knows nothing.
+            frozen -= case.amount
+            if not case.appealed and now < case.final_at:
+                told[f"case {case.id}"] = (
+                    f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
+                    f"appeals until {when(case.final_at)}: contract case appeal {case.id}"
+                )
+        if frozen > 0:
+            told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
+        return told
 
 
 class Settling(Keeping):
@@ -69,10 +126,8 @@ class Settling(Keeping):
         self._gather = gather
         self._progress = self._context.progress
         self._provider: Address | None = None
-        self._bonded = 0
-        """wei that answer for this node"""
         self._told_paid: int | None = None
-        self._warned: dict[str, str] = {}
+        self._warnings = Warnings(books, self._progress)
         self._waiting: dict[int, int] = {}
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
@@ -80,11 +135,13 @@ class Settling(Keeping):
         self._record: PayRecord | None = None
         self._seen: Seen | None = None
         self.account = Account()
+        self.looked = Changes()
+        self.settled = self.swept = False
+        """The newest table is read, and of a pool that is over nothing is tabled any more: both as of the last look."""
 
     @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        gather = 0.0 if is_devnet(place.chain.profile) else None  # gas costs nothing there
-        return cls(place.books, gather)
+    async def open(cls, place: Any) -> Self:
+        return place.settling
 
     def begin(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._books.listen)
@@ -108,12 +165,12 @@ class Settling(Keeping):
             units=_units(account),
             table_epoch=seen.posted.epoch if seen else None,
             epochs=self._epochs()[-EPOCHS_TOLD:],
-            warnings=list(self._warned.values()),
+            warnings=list(self._warnings.told.values()),
             escrow_wei=str(seen.pool.escrow) if seen else None,
             escrow_epochs=seen.lasts if seen else None,
             reward_per_unit_wei=str(price) if seen else None,
         )
-        return {"pay": pay, "stake": {"bonded_wei": str(self._bonded)}}
+        return {"pay": pay, "stake": {"bonded_wei": str(self._warnings.bonded)}}
 
     def _epochs(self) -> list[EpochPart]:
         """JSON-ready: no number beyond what JSON readers can hold."""
@@ -131,9 +188,13 @@ class Settling(Keeping):
             return "unclear" if one.unclear else "missed"
         return "claimed" if self.account.claimed >= one.line else "in the table"
 
-    def hurry(self) -> None:
-        """Pay waits for no more to come."""
+    async def hurry(self) -> None:
+        """From now on pay waits for no more to come. Returns once all is looked at that was made before."""
         self._gather = 0.0
+        for _ in range(2):  # the first one may be under way, and may have asked the journal before
+            looked = self.looked.next
+            self._bell.ring()
+            await looked.wait()
 
     async def look(self, seen: Seen) -> float:
         """One look at what is due, and at what the owner should know."""
@@ -151,8 +212,16 @@ class Settling(Keeping):
         await self._sum(seen, table, units, claimed)
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
-        await self._warn(seen)
+        await self._warnings.look(seen, self._provider, self.account.certified)
+        over = pool.maturity(pool.epoch_at(pool.stopped_at)) + pool.window
+        self.swept = pool.ended and seen.now >= over and not pool.escrow
+        self.looked.tell()
         return seen.pause
+
+    @property
+    def now(self) -> int:
+        """The chain's time at the last look."""
+        return self._seen.now if self._seen else 0
 
     # claiming
 
@@ -195,6 +264,7 @@ class Settling(Keeping):
         if table is not None or not seen.posted.total:
             await self._note(seen, table, line, claimed)
         known = self._record
+        self.settled = known is not None and known.root == seen.posted.root
         # What was claimed was in a table, also in one that cannot be had.
         line = max(line, claimed, known.line if known else 0)
         given = (self._own, pool.threshold, posted, line)
@@ -217,7 +287,8 @@ class Settling(Keeping):
             missed=sums.missed,
             unclear=sums.unclear + sums.unread,
             until=pool.maturity(min(sums.certified)) if sums.certified else 0,
-            latest=pool.maturity(max(sums.certified)) if sums.certified else 0,
+            open_until=pool.maturity(sums.undecided) if sums.undecided >= 0 else 0,
+            last_at=pool.maturity(last) if (last := max([sums.undecided, *sums.certified])) >= 0 else 0,
             paid=self._ledger.paid,
         )
         if known is not None and len(self._ledger.tables) > 1:
@@ -335,54 +406,8 @@ class Settling(Keeping):
         self._told_certified = last
         for epoch, units in self._waiting.items():
             if before is not None and before < epoch <= last:
-                when = _date(pool.maturity(epoch))
-                self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {when} on")
-
-    async def _warn(self, seen: Seen) -> None:
-        told = {**self._of_the_pool(seen), **await self._of_cases(seen.now)}
-        for name, text in told.items():
-            if self._warned.get(name) != text:
-                log.warning(f"pay.{name.split()[0]}", what=text)
-                self._progress.tell(TROUBLE, text)
-        self._warned = told
-
-    def _of_the_pool(self, seen: Seen) -> dict[str, str]:
-        """Money that runs out, and new judges."""
-        told: dict[str, str] = {}
-        pool, lasts = seen.pool, seen.lasts
-        waiting = self.account.certified * pool.reward_per_unit
-        if not pool.stopped_at and pool.escrow < max(waiting, pool.reward_per_unit):
-            told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
-        elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
-            told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
-        if pool.validators_from:
-            names = ", ".join(pool.proposed)
-            told["validators"] = f"other validators may take office from {_date(pool.validators_from)}: {names}"
-        return told
-
-    async def _of_cases(self, now: int) -> dict[str, str]:
-        """Stake of our provider that is lost unless somebody with its key acts in time."""
-        if self._provider is None:
-            return {}
-        stake = await self._chain.stake_of(self._provider)
-        self._bonded, frozen = stake.bonded, stake.frozen
-        told: dict[str, str] = {}
-        if not frozen:
-            return told
-        for slash in [one for one in self._ledger.slashed.values() if one.provider == self._provider and one.case_id]:
-            case = await self._chain.case(slash.case_id)
-            if case.state is not CaseState.FROZEN:
-                continue
-            # What remains is frozen by cases of other pools, of which this ledger knows nothing.
-            frozen -= case.amount
-            if not case.appealed and now < case.final_at:
-                told[f"case {case.id}"] = (
-                    f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
-                    f"appeals until {_date(case.final_at)}: contract case appeal {case.id}"
-                )
-        if frozen > 0:
-            told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
-        return told
+                at = when(pool.maturity(epoch))
+                self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {at} on")
 
 
 def _units(account: Account) -> PaidUnitsPart:
@@ -390,5 +415,6 @@ def _units(account: Account) -> PaidUnitsPart:
     return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, *told)
 
 
-def _date(timestamp: int) -> str:
+def when(timestamp: int) -> str:
+    """A chain's second as a date."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(timestamp))

@@ -55,11 +55,13 @@ class Tabled(msgspec.Struct, frozen=True):
 
 class Sums(msgspec.Struct, frozen=True):
     """Where this node's works are, in units. made: nobody has decided yet; accepted: and no quorum has certified it;
-    certified: by epoch, and in no table; missed: of epochs whose table has it not; unclear: works of which nobody can
-    say whether a table has them; unread: the same, until the newest table is read."""
+    undecided: the last epoch with such works, -1 for none; certified: by epoch, and in no table; missed: of epochs
+    whose table has it not; unclear: works of which nobody can say whether a table has them; unread: the same, until the
+    newest table is read."""
 
     made: int
     accepted: int
+    undecided: int
     certified: dict[int, int]
     missed: int
     unclear: int
@@ -203,6 +205,7 @@ class PayBook:
         rows = self._certified(node, quorum, 0, 2**62)
         works, certified = {work: units for epoch, work, units in rows if epoch > through}, Counter[int]()
         made = accepted = unread = 0
+        undecided = -1
         query = "SELECT epoch, work, units, state FROM files WHERE line IS NULL"
         for epoch, work, units, state in self._db.execute(query):
             counts = works.pop(work, None)
@@ -213,6 +216,7 @@ class PayBook:
             elif counts is not None:
                 certified[epoch] += counts
             else:
+                undecided = max(undecided, epoch)
                 made, accepted = made + units * (state == "pending"), accepted + units * (state == "accepted")
         for epoch, work, units in rows:
             if work in works:
@@ -222,6 +226,7 @@ class PayBook:
         return Sums(
             made,
             accepted,
+            undecided,
             dict(sorted(certified.items())),
             self._units_at(0, 0, through),
             told,

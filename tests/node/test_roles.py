@@ -51,6 +51,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
 }
 EVERYBODY_ELSE = (
     "continuity", "tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling",
+    "leaving", "bringing",
 )  # fmt: skip
 WORK = {
     "files_committed": 0,
@@ -113,7 +114,7 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "worker",
             (
                 "tallying mending jury heartbeat continuity tracing ending catalogue engine policies answering "
-                "generating tasks auditing paying settling"
+                "generating tasks auditing paying settling leaving"
             ).split(),
         ),
         (
@@ -137,6 +138,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
                 "tabling",
                 "paying",
                 "settling",
+                "leaving",
+                "bringing",
                 "chair",
             ],
         ),
@@ -154,6 +157,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
                 "catalogue",
                 "paying",
                 "settling",
+                "leaving",
+                "bringing",
                 "clearing",
                 "offers",
                 "showing",
@@ -193,6 +198,8 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "catalogue",
             "paying",
             "settling",
+            "leaving",
+            "bringing",
             "clearing",
             "offers",
             "showing",
