@@ -149,7 +149,8 @@ class PayPart(msgspec.Struct, frozen=True):
     missed: accepted, and in no table for ever; unclear: nobody can say whether a table has it; provider: to whom it
     goes; waiting_until: the chain's time, or 0;
     table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts;
-    escrow_wei, reward_per_unit_wei: of the pool; brought: claims for nodes that are away.
+    escrow_wei, reward_per_unit_wei: of the pool; brought: claims for nodes that are away;
+    last_at: when the last of what is made can be claimed.
     """
 
     provider: str = ""
@@ -168,6 +169,7 @@ class PayPart(msgspec.Struct, frozen=True):
     warnings: list[str] = []
     epochs: list[EpochPart] = []
     brought: int = 0
+    last_at: int = 0
 
 
 class PathPart(msgspec.Struct, frozen=True):

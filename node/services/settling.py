@@ -160,6 +160,7 @@ class Settling(Keeping):
             due_wei=str(account.due * price),
             waiting_wei=str(account.certified * price),
             waiting_until=account.until,
+            last_at=account.last_at,
             missed_wei=str(account.missed * price),
             unclear_wei=str(account.unclear * price),
             units=_units(account),

@@ -5,7 +5,7 @@ Reads only; a daemon may be running in the directory.
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,19 +13,37 @@ from typing import TypeVar
 import msgspec
 
 from node.errors import StateError
-from node.state.directory import JOURNAL_NAME
+from node.state.directory import FACT, JOURNAL_NAME
 from node.state.journal import FORM, TABLE
 from node.state.kept import kept
 from node.state.made import FileRecord, read_records
-from node.state.pay import PAY, PayRecord
+from node.state.pay import PAY, PayBook, PayRecord, Sums
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
 from protocol.earnings import Table
+from protocol.identity import Address
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
 T = TypeVar("T")
 _SMALLEST_IMAGE = 64
+
+
+class _Rows:
+    """A journal that is only read."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+
+    def at_once(self) -> AbstractContextManager[None]:
+        raise NotImplementedError("nothing is written here")
+
+    def remember(self, name: str, value: bytes) -> None:
+        raise NotImplementedError("nothing is written here")
+
+    def recall(self, name: str) -> bytes | None:
+        row = self.db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
 
 
 class StateFiles:
@@ -62,11 +80,20 @@ class StateFiles:
             "name its image: --policy FILE",
         )
 
-    def untabled_units(self) -> int:
-        """Units of this node's accepted files that no posted table has, as far as its daemon knew."""
-        posted = self._kept(TABLE, found, Table).epoch if (found := self.fact(TABLE)) else -1
-        query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND epoch > ?"
-        return self._journal(lambda journal: int(journal.execute(query, (posted,)).fetchone()[0]))
+    def sums(self, node: Address, posted: int, line: int, quorum: int) -> Sums:
+        """Where the works of this node are, as far as its daemon knew. posted: the last epoch that is tabled on chain,
+        -1 for none; line: this node's newest that is known; quorum: of the validators."""
+        return self._journal(lambda journal: PayBook(_Rows(journal)).sums(node, quorum, posted, line))
+
+    def pool(self) -> int:
+        """The number of the pool that the journal is of; 0 for one that never was in any."""
+        label = (self.fact(FACT) or b"").rpartition(b":")[2]
+        return int(label) if label.isdigit() else 0
+
+    def table(self) -> Table | None:
+        """The newest posted table of earnings that its daemon has read."""
+        found = self.fact(TABLE)
+        return self._kept(TABLE, found, Table) if found else None
 
     def contributions(self, most: int, since: float) -> list[FileRecord]:
         """The newest of what this node did, newest first. since: Unix seconds."""
