@@ -31,7 +31,6 @@ from benchmarks.watching import Demo
 from cli.api import get_status, socket_of
 from cli.demo.cast import Scene
 from cli.errors import CommandError
-from node.chain.devnet import Devnet
 from node.status_schema import DaemonStatus
 from tests.node.services.earners import PRICE, Node, World, inline, provider_of
 
@@ -178,7 +177,7 @@ def live(directory: Path, nights: int) -> dict[str, Any]:
     """In a demo's swarm; by the commands alone."""
     with Demo(directory, "--workers", "2", "--steps", "4000") as demo:
         demo.until(lambda: (status := demo.status("worker-1")) and status.work and status.work.files_accepted > 2)
-        profile = Devnet(Scene(directory).home / "devnet").profile_path
+        profile = Scene(directory).home / "devnet" / "network.toml"
         os.environ["INTELLECT_NODE_HOME"] = str(directory / "guest")  # keys and outboxes of this play's commands
         state = directory.with_name(directory.name + "-guest")
         settings = ["--state-dir", str(state), "--network", str(profile)]

@@ -130,7 +130,8 @@ def _unpaid(directory: Path, files: "StateFiles", network: str, node: "Address")
         pay, units = status.pay, status.pay.units
         until = status.leaving.until if status.leaving else pay.last_at
         price = int(pay.reward_per_unit_wei or 0)
-        return Unpaid(units.made + units.accepted + units.certified, units.in_table, until, price)
+        waiting = units.made + units.accepted + units.certified
+        return Unpaid(waiting, units.in_table + units.owed, until, price)
     known = files.pay()
     if known is None:  # it never looked at its pay: it has made nothing
         return Unpaid()
@@ -402,13 +403,12 @@ async def _claim(chain: "ChainClient", pool: int, node: "Address", directory: Pa
 
     if not pool:
         return 0
-    table, posted = StateFiles(directory).table(), await chain.earnings(pool)
-    units = table.units_of(node) if table is not None and table.root() == posted.root else 0
-    before = await chain.claimed(pool, node)
-    if table is None or units <= before:
+    posted, before = await chain.earnings(pool), await chain.claimed(pool, node)
+    share = StateFiles(directory).share(pool, posted.root, posted.total, node) if posted.total else None
+    if share is None or not share.units or share.units <= before:
         return 0
     try:
-        await chain.claim(pool, node, units, table.proof(node))
+        await chain.claim(pool, node, share.units, share.proof)
     except Reverted:
         return 0
     return await chain.claimed(pool, node) - before

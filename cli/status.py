@@ -245,6 +245,10 @@ def earnings(status: DaemonStatus) -> Lines:
         return ["its pay is not known yet"]
     some = int(pay.earned_wei) + int(pay.missed_wei) + int(pay.unclear_wei)
     lines = _amounts(pay) if some else ["nothing yet"]
+    if pay.unit_worth_wei and pay.reward_per_unit_wei:
+        worth, price = int(pay.unit_worth_wei), int(pay.reward_per_unit_wei)
+        less = "" if worth == price else f" now, and {ether(price * 1000)} once the pool can pay all that is owed"
+        lines.append(f"1,000 units are worth {ether(worth * 1000)} tokens{less}")
     if pay.escrow_epochs is not None:
         lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")
     return [*lines, f"goes to {pay.provider}"] if pay.provider else lines
@@ -260,6 +264,8 @@ def _amounts(pay: PayPart) -> Lines:
     held = pay.units.in_table - pay.units.claimable
     if held > 0:
         lines.append(f"{held:,} units of the table wait: a node's size bounds what it is paid an epoch")
+    if owed := int(pay.owed_wei):
+        lines.append(f"{ether(owed)} owed, and payable once the pool can")
     if missed := int(pay.missed_wei):
         lines.append(f"{ether(missed)} missed their table and are never paid")
     if unclear := int(pay.unclear_wei):

@@ -131,13 +131,15 @@ class EpochPart(msgspec.Struct, frozen=True):
 
 
 class PaidUnitsPart(msgspec.Struct, frozen=True):
-    """This node's units: claimed, in a posted table and not claimed, certified and in none yet, missed, made and not
-    decided, accepted and not certified, claimable now of those in the table, and such as nobody can tell of."""
+    """This node's units: claimed, payable by a posted table, certified and in none yet, missed; owed: in a table, and
+    payable once the pool can; made and not decided, accepted and not certified, claimable now of the payable ones, and
+    such as nobody can tell of."""
 
     claimed: int = 0
     in_table: int = 0
     certified: int = 0
     missed: int = 0
+    owed: int = 0
     made: int = 0
     accepted: int = 0
     claimable: int = 0
@@ -145,12 +147,12 @@ class PaidUnitsPart(msgspec.Struct, frozen=True):
 
 
 class PayPart(msgspec.Struct, frozen=True):
-    """What this node's work comes to, in wei. due: in the posted table; waiting: certified, and in no table yet;
-    missed: accepted, and in no table for ever; unclear: nobody can say whether a table has it; provider: to whom it
-    goes; waiting_until: the chain's time, or 0;
-    table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts;
-    escrow_wei, reward_per_unit_wei: of the pool; brought: claims for nodes that are away;
-    last_at: when the last of what is made can be claimed.
+    """What this node's work comes to, in wei. due: in the posted table; owed: in it, and payable once the pool can;
+    waiting: certified, and in no table yet; missed: accepted, and in no table for ever; unclear: nobody can say whether
+    a table has it; provider: to whom it goes; waiting_until: the chain's time, or 0; table_epoch: the last one that is
+    tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts; escrow_wei, reward_per_unit_wei: of
+    the pool; unit_worth_wei: what a unit came to in the newest table; brought: claims for nodes that are away; last_at:
+    when the last of what is made can be claimed.
     """
 
     provider: str = ""
@@ -160,11 +162,13 @@ class PayPart(msgspec.Struct, frozen=True):
     waiting_wei: str = "0"
     missed_wei: str = "0"
     unclear_wei: str = "0"
+    owed_wei: str = "0"
     units: PaidUnitsPart = PaidUnitsPart()
     waiting_until: int = 0
     table_epoch: int | None = None
     escrow_wei: str | None = None
     reward_per_unit_wei: str | None = None
+    unit_worth_wei: str | None = None
     escrow_epochs: float | None = None
     warnings: list[str] = []
     epochs: list[EpochPart] = []

@@ -88,21 +88,27 @@ async def line(
     from node.state.reader import StateFiles
 
     directory = chosen_directory(state_dir)
-    table, posted = StateFiles(directory).table(), await chain.earnings(pool)
-    if table is None or table.root() != posted.root:
-        why = "it holds none" if table is None else f"what it holds is through epoch {table.epoch}"
+    posted, paid = await chain.earnings(pool), await chain.claimed(pool, node)
+    share = StateFiles(directory).share(pool, posted.root, posted.total, node) if posted.total else None
+    if share is None:
+        through = "there is none" if posted.epoch is None else f"it is through epoch {posted.epoch}"
         raise CommandError(
-            f"the newest table of pool {pool} is not in {directory}",
-            f"{why}, and the chain's is through {'none' if posted.epoch is None else f'epoch {posted.epoch}'}",
-            "its daemon reads it as soon as it runs; or name the directory of another member: --state-dir",
+            f"this node's part of the newest table of pool {pool} is not in {directory}",
+            f"{through}, and no daemon has read it here",
+            "the node's own daemon reads it as soon as it runs, a validator's all of it: --state-dir",
             CHAIN,
         )
-    units, paid = table.units_of(node), await chain.claimed(pool, node)
-    if not units:
-        why = f"the table through epoch {table.epoch} has no line of it"
-        raise CommandError(f"pool {pool} owes {node} nothing", why, "see: contract earnings show", CHAIN)
+    if not share.units:
+        more = f"; {share.rest:,} units are owed, and payable once the pool can" if share.rest else ""
+        raise CommandError(
+            f"pool {pool} pays {node} nothing now",
+            f"all that it had a line for is claimed{more}",
+            "see: contract earnings show",
+            CHAIN,
+        )
+    units = share.units
     path = out or Path(f"line-{pool}-{node}.json")
-    facts: dict[str, Any] = {"units": units, "proof": ["0x" + word.hex() for word in table.proof(node)]}
+    facts: dict[str, Any] = {"units": units, "proof": ["0x" + word.hex() for word in share.proof]}
     write_whole(path, msgspec.json.encode(facts))
     more = {"pool": pool, "node": node, "claimed": paid, "file": str(path)}
     command = f"intellect-node contract claim {pool} {node} {shlex.quote(str(path))}"

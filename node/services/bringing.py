@@ -16,8 +16,8 @@ from node.services.books import Books, Keeping, Seen
 from node.services.court.turns import place
 from node.services.workplace import Workplace
 from node.state.kept import cached
-from protocol.earnings import Table
 from protocol.identity import Address, address_from_bytes
+from protocol.table import Table
 
 log = structlog.get_logger()
 DAY = 86_400
@@ -54,9 +54,9 @@ class Bringing(Keeping):
         if table is not None:
             before = await self._known()
             owed = self._owed(table, before, seen.now)
-            due = [node for node, (_, since) in owed.items() if seen.now >= since + DAY + self._wait(node, table)]
+            due = [name for name, (paid, since) in owed.items() if seen.now >= since + DAY + self._wait(name, paid)]
             for name in due[:MOST]:
-                owed[name] = (await self._bring(address_from_bytes(name), table), seen.now)
+                owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
                 await self._journal.do(self._journal.remember, OWED, msgspec.msgpack.encode(owed))
         return seen.pause
@@ -68,10 +68,10 @@ class Bringing(Keeping):
 
     def _owed(self, table: Table, before: Owed, now: int) -> Owed:
         """Whom the table owes more than it was paid, and who does not claim."""
-        found: Owed = {}
+        found, paid = Owed(), self._ledger.claimed()
         for line in table.lines:
             node = address_from_bytes(line.node)
-            claimed = self._ledger.claimed[node]
+            claimed = paid.get(node, 0)
             if line.units > claimed and not self._is_there(node) and node not in self._ledger.slashed:
                 known = before.get(line.node)
                 found[line.node] = known if known is not None and known[0] == claimed else (claimed, now)
@@ -81,23 +81,24 @@ class Bringing(Keeping):
         heard = self._context.board.heard.get(node)
         return node == self._own or (heard is not None and self._context.clock.monotonic() - heard < SILENT)
 
-    def _wait(self, name: bytes, table: Table) -> int:
-        """Seconds that this node lets others act first; by the line, so that it is another one's turn for each."""
-        case = name + table.units_of(address_from_bytes(name)).to_bytes(8)
+    def _wait(self, name: bytes, claimed: int) -> int:
+        """Seconds that others act first; by what was paid, so that it is another one's turn each time."""
+        case = name + claimed.to_bytes(8)
         others = [one for one in self._context.state.ballots.electorate() if one != self._own]
         return TURN * sum(place(case, one) < place(case, self._own) for one in others)
 
-    async def _bring(self, node: Address, table: Table) -> int:
+    async def _bring(self, node: Address, seen: Seen) -> int:
         """What the node was paid by then."""
-        units = table.units_of(node)
+        share = await self._books.share(seen.posted, node)
         # The ledger is as old as the events that count: somebody may have been faster.
         claimed = await self._chain.claimed(self._pool, node)
-        if units > claimed:
-            try:
-                await self._chain.claim(self._pool, node, units, table.proof(node))
-            except Reverted as error:  # its size allows no more yet, or its case is open
-                log.info("pay.not_brought", node=node, why=error.why)
-                return claimed
-            self.brought += 1
-            log.info("pay.brought", node=node, units=units - claimed)
-        return units
+        if share is None or not share.units or share.units <= claimed:
+            return claimed
+        try:
+            await self._chain.claim(self._pool, node, share.units, share.proof)
+        except Reverted as error:  # its size allows no more yet, or its case is open
+            log.info("pay.not_brought", node=node, why=error.why)
+            return claimed
+        self.brought += 1
+        log.info("pay.brought", node=node, units=share.units - claimed)
+        return share.units

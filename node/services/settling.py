@@ -21,9 +21,10 @@ from node.services.books import Books, Keeping, Seen
 from node.state.kept import cached
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, PaidUnitsPart, PayPart
-from protocol.earnings import Table, decode_certificates
+from protocol.earnings import decode_certificates
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
+from protocol.table import Head
 
 log = structlog.get_logger()
 # a claim costs the same gas however many epochs it brings, and what stands in a table is owed: waiting loses nothing
@@ -34,21 +35,25 @@ EPOCHS_TOLD = 64
 """Epochs of ours whose pay the status tells, the newest."""
 WARN_EPOCHS = 3
 """An escrow that lasts for fewer epochs like the last ones is told."""
+WARN_SHARE = 0.9
+"""A newest table that paid less of what waited for it is told."""
 SENDING = "claiming"
 """The journal's fact: the claim that may be on its way."""
 
 
 class Account(msgspec.Struct, frozen=True):
     """What a node's work comes to, in units. made: nobody has decided on it yet; accepted: not certified yet;
-    certified: by a quorum, and in no table yet; due: in the posted table and not claimed, claimable: of it, what the
-    contract pays now; claimed: paid by now; missed: accepted, and in no table for ever; unclear: nobody can say;
-    until: when the next of what is certified can be claimed, by the chain; open_until: when what is not certified by
-    then never is; last_at: when the last of both can be claimed; paid: wei."""
+    certified: by a quorum, and in no table yet; due: payable by the posted table and not claimed, claimable: of it,
+    what the contract pays now; owed: in the table, for when the pool can pay; claimed: paid by now; missed: accepted,
+    and in no table for ever; unclear: nobody can say; until: when the next of what is certified can be claimed, by the
+    chain; open_until: when what is not certified by then never is; last_at: when the last of both can be claimed; paid:
+    wei."""
 
     made: int = 0
     accepted: int = 0
     certified: int = 0
     due: int = 0
+    owed: int = 0
     claimable: int = 0
     claimed: int = 0
     missed: int = 0
@@ -63,6 +68,8 @@ class Warnings:
     """What costs money if nobody acts. told: by name, as of the last look; bonded: wei that answer for this node."""
 
     def __init__(self, books: Books, progress: ProgressRecord) -> None:
+        self.behind = 0
+        """Units of all nodes that the newest table cannot pay."""
         self._chain, self._ledger, self._progress = books.chain, books.ledger, progress
         self.told: dict[str, str] = {}
         self.bonded = 0
@@ -76,6 +83,11 @@ class Warnings:
                 self._progress.tell(TROUBLE, text)
         self.told = told
 
+    def worth(self, seen: Seen) -> int:
+        """wei: what a unit came to in the newest table, among all units that waited for it."""
+        posted, price = seen.posted, seen.pool.reward_per_unit
+        return price * posted.last_units // (posted.last_units + self.behind) if self.behind else price
+
     def _of_the_pool(self, seen: Seen, certified: int) -> dict[str, str]:
         """Money that runs out, and new judges."""
         told: dict[str, str] = {}
@@ -85,6 +97,11 @@ class Warnings:
             told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
         elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
             told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
+        if self.behind and self.worth(seen) < pool.reward_per_unit * WARN_SHARE:
+            told["worth"] = (
+                f"{self.behind:,} units of all nodes are owed that the pool cannot pay yet: "
+                f"of what waited its newest table paid {self.worth(seen) / pool.reward_per_unit:.0%}"
+            )
         if pool.validators_from:
             names = ", ".join(pool.proposed)
             told["validators"] = f"other validators may take office from {when(pool.validators_from)}: {names}"
@@ -108,7 +125,7 @@ class Warnings:
             if not case.appealed and now < case.final_at:
                 told[f"case {case.id}"] = (
                     f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
-                    f"appeals until {when(case.final_at)}: contract case appeal {case.id}"
+                    f"appeals until {when(case.final_at)}, with a bond: contract case appeal {case.id}"
                 )
         if frozen > 0:
             told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
@@ -152,12 +169,13 @@ class Settling(Keeping):
     def status(self) -> dict[str, Any]:
         account, seen = self.account, self._seen
         price = seen.pool.reward_per_unit if seen else 0
-        earned = account.paid + (account.due + account.certified) * price
+        earned = account.paid + (account.due + account.owed + account.certified) * price
         pay = PayPart(
             provider=self._provider or "",
             earned_wei=str(earned),
             paid_wei=str(account.paid),
             due_wei=str(account.due * price),
+            owed_wei=str(account.owed * price),
             waiting_wei=str(account.certified * price),
             waiting_until=account.until,
             last_at=account.last_at,
@@ -170,6 +188,7 @@ class Settling(Keeping):
             escrow_wei=str(seen.pool.escrow) if seen else None,
             escrow_epochs=seen.lasts if seen else None,
             reward_per_unit_wei=str(price) if seen else None,
+            unit_worth_wei=str(self._warnings.worth(seen)) if seen else None,
         )
         return {"pay": pay, "stake": {"bonded_wei": str(self._warnings.bonded)}}
 
@@ -204,13 +223,16 @@ class Settling(Keeping):
             self._provider = (await self._chain.node_info(self._own)).owner
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
         await self._finish()
-        table = await self._books.of(seen.posted)
-        units = table.units_of(self._own) if table else 0
+        head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
+        self._warnings.behind = head.owing.behind if head and head.owing else 0
         claimed = await self._chain.claimed(self._pool, self._own)
-        if table and units > claimed and self._is_time(pool, seen.now):
-            await self._claim(units, table.proof(self._own))
+        if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
+            await self._claim(share.units, share.proof)
             claimed = await self._chain.claimed(self._pool, self._own)
-        await self._sum(seen, table, units, claimed)
+        # Who has no line had its last one claimed.
+        line = share.units or claimed if share else 0
+        await self._sum(seen, head, (line, share.rest if share else 0), claimed)
+        await self._collect()
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
         await self._warnings.look(seen, self._provider, self.account.certified)
@@ -257,24 +279,37 @@ class Settling(Keeping):
             log.info("pay.not_due", units=units, why=error.why)
         await self._journal.do(self._journal.remember, SENDING, b"")
 
+    async def _collect(self) -> None:
+        """Bonds and shares of cases that are over, of this node and of its provider."""
+        if not self._ledger.judged:
+            return
+        for who in filter(None, (self._own, self._provider)):
+            owed = await self._chain.credit_of(who)
+            if owed:
+                await self._chain.collect(who)
+                log.info("case.collected", who=who, amount=str(owed))
+                self._progress.tell("collected", f"{tokens(owed)} tokens of cases that are over were paid to {who}")
+
     # telling
 
-    async def _sum(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
-        pool, journal, posted = seen.pool, self._journal, seen.first - 1
+    async def _sum(self, seen: Seen, head: Head | None, share: tuple[int, int], claimed: int) -> None:
+        """share: units of this node's line, and those that it is owed beyond it."""
+        pool, journal, posted, (line, rest) = seen.pool, self._journal, seen.first - 1, share
         self._record = await journal.do(journal.pay.record)
-        if table is not None or not seen.posted.total:
-            await self._note(seen, table, line, claimed)
+        if head is not None or not seen.posted.total:
+            await self._note(seen, head, line + rest, claimed)
         known = self._record
         self.settled = known is not None and known.root == seen.posted.root
         # What was claimed was in a table, also in one that cannot be had.
-        line = max(line, claimed, known.line if known else 0)
-        given = (self._own, pool.threshold, posted, line)
+        earned = max(line + rest, claimed, known.line if known else 0)
+        due = line - claimed if head is not None else earned - claimed
+        given = (self._own, pool.threshold, posted, earned)
         self._tabled, sums = await journal.do(
             lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.sums(*given)),
         )
         self._waiting = sums.certified
         allowed = 0
-        if line > claimed:  # a node's size bounds what it is paid at once
+        if due:  # a node's size bounds what it is paid at once
             allowed = await self._chain.ask(
                 "read what a node may claim", lambda c: c.allowance_of(self._pool, self._own)
             )
@@ -282,8 +317,9 @@ class Settling(Keeping):
             made=sums.made,
             accepted=sums.accepted,
             certified=sum(sums.certified.values()),
-            due=line - claimed,
-            claimable=min(line - claimed, allowed),
+            due=due,
+            owed=rest,
+            claimable=min(due, allowed),
             claimed=claimed,
             missed=sums.missed,
             unclear=sums.unclear + sums.unread,
@@ -297,7 +333,7 @@ class Settling(Keeping):
             through = min(self._ledger.tables[-2].epoch, known.through)
             await journal.do(journal.pay.forget_epochs, through)
 
-    async def _note(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
+    async def _note(self, seen: Seen, head: Head | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""
         known, posted, through = self._record, seen.posted, seen.first - 1
         if known is not None and known.root == posted.root:
@@ -314,21 +350,22 @@ class Settling(Keeping):
         else:
             start = (known.through + 1, known.line, known.unclear)
             record = self._recorded(seen, start, posted.root, through, line, claimed)
-        if table is None or record.first > through:
+        if head is None or record.first > through:
             self._record = await self._journal.do(self._journal.pay.settle, self._own, record, None)
             return
         # The usual case needs no blob, nor the tables between: everything certified is in this one.
         if await self._settle_whole(record):
             return
         for between in [one for one in self._ledger.tables if record.first <= one.epoch < through]:
-            earlier = await self._books.earlier(between.root)
-            if earlier is not None:
-                own, at = earlier.units_of(self._own), (between.root, between.epoch)
-                part = msgspec.structs.replace(record, root=at[0], through=at[1], line=own)
-                if (settled := await self._settle(part, earlier)) is not None:
+            if (earlier := await self._books.earlier(between, self._own)) is not None:
+                names, said = earlier
+                # Without a line all was claimed by then that it ever had: nothing came since, or nobody can say what.
+                own = (said.units or record.before) + said.rest
+                part = msgspec.structs.replace(record, root=between.root, through=between.epoch, line=own)
+                if own >= record.before and (settled := await self._settle(part, names)) is not None:
                     after = (settled.through + 1, settled.line, settled.unclear)
                     record = self._recorded(seen, after, posted.root, through, line, claimed)
-        await self._settle(record, table)
+        await self._settle(record, head)
 
     @staticmethod
     def _recorded(
@@ -344,13 +381,13 @@ class Settling(Keeping):
         certified = await self._certified(record, record.through)
         return await self._keep(record, None, certified) if certified == record.line - record.before else None
 
-    async def _settle(self, record: PayRecord, table: Table) -> PayRecord | None:
+    async def _settle(self, record: PayRecord, head: Head) -> PayRecord | None:
         """Find which works a table has: all that were certified, if their sum is what the line rose by; else those in
         the blobs that the table names. None where one of them cannot be had: it is asked for at the next look."""
         if (settled := await self._settle_whole(record)) is not None:
             return settled
         try:
-            works = await self._works_in(table, record.quorum)
+            works = await self._works_in(head, record.quorum)
         except (IntellectError, OSError) as error:
             log.info("pay.not_looked_up", through=record.through, why=str(error))
             return None
@@ -375,21 +412,22 @@ class Settling(Keeping):
         first, last = record.first, record.through
         which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
         if rise:
-            self._progress.tell("in the table", f"{rise:,} units of {which} are owed and can be claimed")
+            text = f"{rise:,} units of {which} are owed, and claimed as the pool can pay them"
+            self._progress.tell("in the table", text)
         if record.clear and certified > rise:
             self._progress.trouble(f"{certified - rise:,} certified units of {which} missed the table of earnings")
         return record
 
-    async def _works_in(self, table: Table, quorum: int) -> dict[bytes, int]:
+    async def _works_in(self, head: Head, quorum: int) -> dict[bytes, int]:
         """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
         works: dict[bytes, int] = {}
         others = self._context.membership.addresses()
-        for source in table.sources:
+        for source in head.sources:
             if source.node == address_bytes(self._own):
                 read = partial(decode_certificates, node=self._own, epoch=source.epoch)
                 shown = await self._books.fetch(source.root, source.size, others, read)
                 works |= {one.work: one.units for one in shown.works if len(one.signatures) >= quorum}
-        for refusal in table.refusals:
+        for refusal in head.refusals:
             works.pop(refusal.work(self._pool), None)
         return works
 
@@ -413,7 +451,7 @@ class Settling(Keeping):
 
 def _units(account: Account) -> PaidUnitsPart:
     told = (account.made, account.accepted, account.claimable, account.unclear)
-    return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, *told)
+    return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, account.owed, *told)
 
 
 def when(timestamp: int) -> str:

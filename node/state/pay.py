@@ -20,9 +20,9 @@ PAY = "pay"
 
 class PayRecord(msgspec.Struct, frozen=True):
     """What is known of this node's pay. root: of the table that was looked at last; it covers first..through, and
-    took the node's line from `before` to `line`; clear: whether it is known which works it has; unclear: units that it
-    and earlier tables have, and nobody can say of which works; unclear_before: the earlier ones alone; claimed: units;
-    quorum, and the pool's times in seconds."""
+    took what the node has earned since the pool began, payable or not, from `before` to `line`; clear: whether it is
+    known which works it has; unclear: units that it and earlier tables have, and nobody can say of which works;
+    unclear_before: the earlier ones alone; claimed: units; quorum, and the pool's times in seconds."""
 
     root: bytes
     first: int

@@ -20,10 +20,12 @@ from node.state.made import FileRecord, read_records
 from node.state.pay import PAY, PayBook, PayRecord, Sums
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
-from protocol.earnings import Table
-from protocol.identity import Address
+from protocol.errors import ProtocolError
+from protocol.identity import Address, address_bytes
+from protocol.pages import pages_of, read_page
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
+from protocol.table import Line, Owed, Share, checked_head
 
 T = TypeVar("T")
 _SMALLEST_IMAGE = 64
@@ -90,10 +92,21 @@ class StateFiles:
         label = (self.fact(FACT) or b"").rpartition(b":")[2]
         return int(label) if label.isdigit() else 0
 
-    def table(self) -> Table | None:
-        """The newest posted table of earnings that its daemon has read."""
+    def share(self, pool: int, root: bytes, total: int, node: Address) -> Share | None:
+        """What the table of this root says of a node, by what the daemon here has read of it; None where it has not."""
         found = self.fact(TABLE)
-        return self._kept(TABLE, found, Table) if found else None
+        if not found:
+            return None
+        head, *files = self._kept(TABLE, found, list[bytes])
+        pages = {describe(file).root: file for file in files}
+        try:
+            table = checked_head(head, pool, root, total)
+            lines = {at: read_page(pages[table.pages[at].root], table.pages[at], Line) for at in table.pages_of(node)}
+            places = [table.debts[at] for at in pages_of(table.debts, address_bytes(node))]
+            owed = [row for page in places for row in read_page(pages[page.root], page, Owed)]
+        except (KeyError, ProtocolError):  # an older table, or files of others' lines alone
+            return None
+        return table.share(node, lines, owed)
 
     def contributions(self, most: int, since: float) -> list[FileRecord]:
         """The newest of what this node did, newest first. since: Unix seconds."""

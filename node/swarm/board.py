@@ -18,10 +18,9 @@ from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
 from node.swarm.catchup import CatchingUp, name_of
-from node.swarm.counts import Authority, may_say
+from node.swarm.counts import ELSE, MUTED, PATIENCE, Authority, may_say, own_budgets
 from node.swarm.ownwords import OwnEar
 from node.swarm.readers import Readers
-from node.swarm.rules import ELSE, MUTED, PATIENCE, own_budgets
 from node.swarm.shelf import Shelf
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
@@ -237,7 +236,7 @@ class Board:
 
     def _spends_all(self, publisher: Address, message: Message) -> bool:
         """Charge a member for a message of its own and for each entry of it: several in one save nothing."""
-        # Otherwise a validator could say everything as entries of one message, past every bound of `RULES`.
+        # Otherwise a validator could say everything as entries of one message, past every bound of `COUNTS`.
         costs = Counter(type(one) for one in entries(message))
         return all(self._spends(publisher, kind, many) for kind, many in costs.items())
 

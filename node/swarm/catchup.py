@@ -17,8 +17,7 @@ from node.clock import Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
 from node.recent import Recent
-from node.swarm.counts import Authority
-from node.swarm.rules import HANDED
+from node.swarm.counts import HANDED, Authority
 from node.swarm.shelf import MAX_MESSAGES, Shelf
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError

@@ -1,4 +1,5 @@
-"""What a word counts for: one row per message, beside the bounds of `rules.py`.
+"""What a word counts for, and how many an author may say: one row per message. The bounds of a message's own fields
+stand with it (`protocol.messages`), the signatures that it carries in `board.py`.
 
 A signature says who spoke, and no more. A row says whether its author may speak of this *now*, how far ahead of what is
 known it may speak, what makes two words of one author the same, what a second and different one is, and what it may
@@ -16,8 +17,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from node.network.budget import Budgets
 from protocol.identity import Address
 from protocol.messages import (
+    Certificate,
     CertificatesShown,
     CheckpointOffered,
     CheckRequested,
@@ -26,11 +29,13 @@ from protocol.messages import (
     DueSigned,
     EarningsSigned,
     EnvironmentPublished,
+    EpochShown,
     Heartbeat,
     LotsRevealed,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    Seal,
     SilenceSigned,
     StepJudged,
     StepObjected,
@@ -124,20 +129,24 @@ CHECKPOINTS = 64
 """Steps back for which a checkpoint is kept in mind."""
 
 
+def _always(known: Known, author: Address, message: Message) -> Admission:
+    """It speaks of nothing that others number, or the book that hears it has the bound (register, leases, ballots)."""
+    return Admission.COUNTS
+
+
 class Count(msgspec.Struct, frozen=True):
     """by: who may say it; identity: the fields that make two words of one author the same; second, moves: see there;
-    horizon: how far its author may speak."""
+    kept: messages of one author that the shelf keeps; per_second, burst: what one member may say by itself; horizon:
+    how far its author may speak."""
 
     by: Office
     identity: tuple[str, ...]
     second: Second
     moves: Moves
-    horizon: Horizon
-
-
-def _always(known: Known, author: Address, message: Message) -> Admission:
-    """It speaks of nothing that others number, or the book that hears it has the bound (register, leases, ballots)."""
-    return Admission.COUNTS
+    kept: int
+    per_second: float
+    burst: float
+    horizon: Horizon = _always
 
 
 def _told(so: bool | None) -> Admission:
@@ -176,26 +185,69 @@ def _silence(known: Known, author: Address, message: SilenceSigned) -> Admission
 
 
 COUNTS: Mapping[type[Message], Count] = {
-    Heartbeat: Count(Office.MEMBER, ("boot", "count"), Second.NUMBERED, Moves.OWN, _always),
-    PolicyAnnounced: Count(Office.LEADER, ("statement",), Second.EVIDENCE, Moves.STEP, _policy),
+    # one in two seconds, fewer in a large pool; the newest is kept
+    Heartbeat: Count(Office.MEMBER, ("boot", "count"), Second.NUMBERED, Moves.OWN, 1, 4.0, 40.0),
+    # one a step; a restart says the newest again
+    PolicyAnnounced: Count(Office.LEADER, ("statement",), Second.EVIDENCE, Moves.STEP, 64, 1.0, 64.0, _policy),
+    # one a checkpoint; a restart offers those kept again; all are tried, the leader's first
     CheckpointOffered: Count(
-        Office.TRAINER, ("term", "step", "root"), Second.IGNORED, Moves.OWN, _checkpoint
-    ),  # all are tried, the leader's first
-    StepObjected: Count(Office.TRAINER, ("term", "step"), Second.IGNORED, Moves.LOOK, _objection),
-    RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, _always),  # by slot: `Register`
-    ValidatorSaid: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, _always),  # seals: the first binds
-    VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, _always),
-    VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, _always),
-    DueSigned: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, _due),
-    StepJudged: Count(Office.VALIDATOR, ("statement",), Second.IGNORED, Moves.QUORUM, _step),
-    LotsRevealed: Count(Office.VALIDATOR, ("window",), Second.EVIDENCE, Moves.OWN, _always),  # against its pledge
-    DisputeRaised: Count(Office.TRAINER_OR_VALIDATOR, ("work",), Second.IGNORED, Moves.LOOK, _always),
-    CheckRequested: Count(Office.TRAINER, ("work",), Second.IGNORED, Moves.LOOK, _always),
-    CertificatesShown: Count(Office.MEMBER, ("epoch", "root"), Second.IGNORED, Moves.OWN, _always),
-    EarningsSigned: Count(Office.VALIDATOR, ("root",), Second.IGNORED, Moves.QUORUM, _always),
-    CutSigned: Count(Office.VALIDATOR, ("round", "ballot", "closed"), Second.EVIDENCE, Moves.QUORUM, _always),
-    SilenceSigned: Count(Office.VALIDATOR, ("term", "until"), Second.IGNORED, Moves.QUORUM, _silence),
-    TaskOffered: Count(Office.TRAINER, ("spec",), Second.NUMBERED, Moves.OWN, _always),
-    TaskClaimed: Count(Office.MEMBER, ("task", "shard"), Second.IGNORED, Moves.OWN, _always),
-    EnvironmentPublished: Count(Office.MEMBER, ("root",), Second.IGNORED, Moves.OWN, _always),
+        Office.TRAINER, ("term", "step", "root"), Second.IGNORED, Moves.OWN, 64, 1.0, 64.0, _checkpoint
+    ),
+    # one in a term: who objects follows no further
+    StepObjected: Count(Office.TRAINER, ("term", "step"), Second.IGNORED, Moves.LOOK, 16, 0.5, 16.0, _objection),
+    # a few dozen in 240 s; a restart says the last 16 again; by slot: `Register`
+    RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, 256, 2.0, 128.0),
+    # four a second of a busy one; seals: the first binds
+    ValidatorSaid: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 1024, 15.0, 512.0),
+    # everybody's files: of a hundred workers twelve a second
+    VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, 1024, 15.0, 512.0),
+    # one a dispute
+    VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, 64, 1.0, 64.0),
+    # one a step, of 256 accepted works each
+    DueSigned: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 64, 2.0, 64.0, _due),
+    # one a step that it drew or that another accused
+    StepJudged: Count(Office.VALIDATOR, ("statement",), Second.IGNORED, Moves.QUORUM, 128, 1.0, 64.0, _step),
+    # one a window; a restart may tell a few at once; against its pledge
+    LotsRevealed: Count(Office.VALIDATOR, ("window",), Second.EVIDENCE, Moves.OWN, 16, 0.5, 16.0),
+    # one per file that a liar judged; six signatures
+    DisputeRaised: Count(Office.TRAINER_OR_VALIDATOR, ("work",), Second.IGNORED, Moves.LOOK, 64, 0.5, 32.0),
+    # one per file that waits; all at once where a validator fell
+    CheckRequested: Count(Office.TRAINER, ("work",), Second.IGNORED, Moves.LOOK, 256, 4.0, 256.0),
+    # all open epochs in one, now and then until posted
+    CertificatesShown: Count(Office.MEMBER, ("epoch", "root"), Second.IGNORED, Moves.OWN, 16, 0.5, 16.0),
+    # one an epoch, and again now and then until it is posted
+    EarningsSigned: Count(Office.VALIDATOR, ("root",), Second.IGNORED, Moves.QUORUM, 16, 0.5, 16.0),
+    # two a round, more where validators differ
+    CutSigned: Count(Office.VALIDATOR, ("round", "ballot", "closed"), Second.EVIDENCE, Moves.QUORUM, 128, 4.0, 64.0),
+    # one a lease that nobody holds any more
+    SilenceSigned: Count(Office.VALIDATOR, ("term", "until"), Second.IGNORED, Moves.QUORUM, 4, 0.5, 8.0, _silence),
+    # MOST_TASKS of the task book, each said again and again
+    TaskOffered: Count(Office.TRAINER, ("spec",), Second.NUMBERED, Moves.OWN, 64, 2.0, 64.0),
+    # one a shard, of seconds at least
+    TaskClaimed: Count(Office.MEMBER, ("task", "shard"), Second.IGNORED, Moves.OWN, 64, 2.0, 64.0),
+    # MOST_OWN of a catalogue, each once a minute
+    EnvironmentPublished: Count(Office.MEMBER, ("root",), Second.IGNORED, Moves.OWN, 16, 0.5, 16.0),
 }
+
+
+ENTRIES: Mapping[type, tuple[float, float]] = {
+    Seal: (15.0, 512.0),  # one a verdict
+    Certificate: (128.0, 4096.0),  # of files, of others' verdicts, of policies
+    EpochShown: (4.0, 256.0),  # those of a window, again now and then
+}
+"""Per second, and in a burst, of what stands in one message beside others of its kind. A message within another one
+costs what it costs alone."""
+ELSE = (2.0, 128.0)
+"""Of what is not its own news. A follower says the newest policies again when it starts: a few."""
+HANDED = (50.0, 4096.0)
+"""What one peer may hand over when we ask what we missed: a whole board at once, then what a loud pool says."""
+PATIENCE = (1.0, 256.0)
+"""Messages beyond these budgets that are only dropped. Whoever uses it up is not heard for MUTED seconds."""
+MUTED = 60.0
+
+
+def own_budgets() -> dict[type, Budgets]:
+    """What each member may say of each kind of its own, and of the entries of one. Everything else is what others
+    wrote, what was said before, and what is not worth reading: charged to who published it, never to who wrote it."""
+    rates = {kind: (row.per_second, row.burst) for kind, row in COUNTS.items()}
+    return {kind: Budgets(*rate) for kind, rate in {**rates, **ENTRIES}.items()}

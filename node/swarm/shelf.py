@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from node.recent import Recent
-from node.swarm.rules import RULES
+from node.swarm.counts import COUNTS
 from protocol.identity import Address
 from protocol.liveness import MISSED_DEAD, heartbeat_interval
 from protocol.messages import Heartbeat, M, Message, PolicyAnnounced, Signed, ValidatorSaid, of_kind, with_carried
@@ -55,7 +55,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     kind: type[Message]
 
 
-_ROWS = {(kind, direct): (kind, direct) for kind in RULES for direct in (False, True)}
+_ROWS = {(kind, direct): (kind, direct) for kind in COUNTS for direct in (False, True)}
 """The names of an author's rows, each once and not once per author."""
 
 
@@ -219,7 +219,7 @@ class Shelf:
                 steps = self._policies(author)
                 old = len(steps) >= KEPT_STEPS and message.step < min(steps)
                 return not old and len(steps.get(message.step, ())) < PER_STEP
-        return kept.direct or self.many(author, type(message)) < RULES[type(message)].kept
+        return kept.direct or self.many(author, type(message)) < COUNTS[type(message)].kept
 
     def _policies(self, author: Address) -> dict[int, list[Kept]]:
         """What is kept of an author's announcements, by step."""
@@ -236,7 +236,7 @@ class Shelf:
             for old in steps[min(steps)]:
                 self._drop(old)
         held = self._held[author]
-        while held.many(kind) > RULES[kind].kept and (oldest := held.oldest(kind)):
+        while held.many(kind) > COUNTS[kind].kept and (oldest := held.oldest(kind)):
             self._drop(oldest)
         # Whoever holds most gives way first, so a flood crowds out its own messages and nobody else's.
         while self._ranks.total > MAX_MESSAGES:

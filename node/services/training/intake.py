@@ -50,7 +50,7 @@ REMEMBERED = 8192
 AGAIN = 4.0
 """Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further verdict."""
 QUESTIONS = (2.0, 64.0)
-"""Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/rules.py`).
+"""Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/counts.py`).
 Where validators are slower than workers everything waits, and who asked for all of it would be muted with its policies.
 """
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import structlog
 
-from node.swarm.rules import RULES
+from node.swarm.counts import COUNTS
 from tests.attacks.matrix import words
 from tests.attacks.matrix.cells import Cell, cell_of, cells, examine, templates
 from tests.attacks.matrix.defects import FOUND_BY, Defect
@@ -65,9 +65,9 @@ def test_cells_of_the_day_move_nothing_that_is_not_known() -> None:
 
 
 def test_every_message_is_attacked_in_each_of_its_fields() -> None:
-    assert ROWS.keys() == RULES.keys(), "a message without a row in expected.py"
+    assert ROWS.keys() == COUNTS.keys(), "a message without a row in expected.py"
     said = {kind for kind, _ in templates()}
-    assert said == RULES.keys(), "a message that no liar of the world can begin with"
+    assert said == COUNTS.keys(), "a message that no liar of the world can begin with"
     names = [str(one) for one in cells()]
     assert len(set(names)) == len(names) > 5000
     assert all(cell_of(name) == one for name, one in zip(names[::500], cells()[::500], strict=True))

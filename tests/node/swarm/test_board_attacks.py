@@ -11,7 +11,7 @@ from node.swarm import board as board_module
 from node.swarm import catchup
 from node.swarm.board import Board
 from node.swarm.catchup import CATCH_UP_EVERY, CatchUp
-from node.swarm.rules import ELSE, ENTRIES, MUTED, PATIENCE, RULES
+from node.swarm.counts import COUNTS, ELSE, ENTRIES, MUTED, PATIENCE
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.messages import (
@@ -47,8 +47,8 @@ from tests.node.swarm.test_board import (
 )
 
 FLOODER = NodeKey(b"\x09" * 32)
-BURST = int(RULES[RolloutCommitted].burst)
-RATE = RULES[RolloutCommitted].per_second
+BURST = int(COUNTS[RolloutCommitted].burst)
+RATE = COUNTS[RolloutCommitted].per_second
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ async def test_old_envelopes_that_nobody_remembers_do_not_displace_what_their_au
 ) -> None:
     """Such as nobody remembers any more, by the thousand."""
     monkeypatch.setattr("node.swarm.shelf.REMEMBERED", 4)
-    few = msgspec.structs.replace(RULES[RolloutCommitted], kept=128)
-    monkeypatch.setattr("node.swarm.shelf.RULES", {**RULES, RolloutCommitted: few})
+    few = msgspec.structs.replace(COUNTS[RolloutCommitted], kept=128)
+    monkeypatch.setattr("node.swarm.shelf.COUNTS", {**COUNTS, RolloutCommitted: few})
     trainer, worker, flooder = nodes["trainer"], nodes["worker"], nodes["flooder"]
     ancient = sealed(worker, *(committed(WORKER, n) for n in range(1000, 1300)))
     recent = sealed(worker, *(committed(WORKER, n) for n in range(100)))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.swarm import shelf as shelf_module
-from node.swarm.rules import RULES
+from node.swarm.counts import COUNTS
 from node.swarm.shelf import KEPT_STEPS, MAX_AGE, PER_STEP, Seen, Shelf
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
@@ -74,25 +74,25 @@ def played() -> Played:
 def test_who_says_too_much_loses_its_own_oldest_and_nobody_elses(played: Played) -> None:
     honest = played.commit(WORKER, 5)
     flood = played.commit(FLOODER, 10_000)
-    assert played.shelf.many(FLOODER, RolloutCommitted) == RULES[RolloutCommitted].kept
+    assert played.shelf.many(FLOODER, RolloutCommitted) == COUNTS[RolloutCommitted].kept
     assert [name in played.shelf for name in honest] == [True] * 5
     assert flood[-1] in played.shelf and flood[0] not in played.shelf
     assert played.shelf.many(WORKER, RolloutCommitted) == 5  # the control: nothing is let go of below the bound
 
 
 def test_what_others_hand_on_takes_no_place_from_what_the_author_said(played: Played) -> None:
-    said = played.commit(WORKER, RULES[RolloutCommitted].kept)
+    said = played.commit(WORKER, COUNTS[RolloutCommitted].kept)
     handed_on = played.commit(WORKER, 500, direct=False)
     assert all(name in played.shelf for name in said)
     assert not any(name in played.shelf for name in handed_on)
 
 
 def test_what_others_handed_on_goes_first(played: Played) -> None:
-    handed_on = played.commit(WORKER, RULES[RolloutCommitted].kept, direct=False)
+    handed_on = played.commit(WORKER, COUNTS[RolloutCommitted].kept, direct=False)
     assert all(name in played.shelf for name in handed_on)  # the control: where there is room it is kept
     said = played.commit(WORKER, 100)
     assert all(name in played.shelf for name in said)
-    assert sum(name in played.shelf for name in handed_on) == RULES[RolloutCommitted].kept - 100
+    assert sum(name in played.shelf for name in handed_on) == COUNTS[RolloutCommitted].kept - 100
 
 
 def test_when_all_of_it_is_too_much_who_holds_most_loses(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_a_flood_leaves_the_others_their_place_in_an_answer(played: Played) -> N
 
 
 def test_what_was_let_go_of_is_not_asked_for_again(played: Played) -> None:
-    names = played.commit(FLOODER, RULES[RolloutCommitted].kept + 10)
+    names = played.commit(FLOODER, COUNTS[RolloutCommitted].kept + 10)
     assert set(played.shelf.names(10_000)) == set(names)
     assert len(played.shelf.names(20)) == 20
     other = Played()
@@ -209,13 +209,13 @@ def messages_of(author: Address) -> Iterator[st.SearchStrategy[Message]]:
 said = st.one_of([st.tuples(st.just(author), one) for author in AUTHORS for one in messages_of(author)])
 moves = st.tuples(said, st.booleans(), st.integers(0, 30), st.sampled_from(["put", "put", "put", "pin", "again"]))
 FEW = {Heartbeat: 1, PolicyAnnounced: 6, RolloutCommitted: 4, LotsRevealed: 2, CheckRequested: 3, CertificatesShown: 1}
-LITTLE = {kind: msgspec.structs.replace(RULES[kind], kept=kept) for kind, kept in FEW.items()}
+LITTLE = {kind: msgspec.structs.replace(COUNTS[kind], kept=kept) for kind, kept in FEW.items()}
 
 
 @given(st.lists(moves, max_size=120))
 def test_the_bounds_hold_whatever_comes(story: list) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shelf_module, "RULES", LITTLE)
+        patch.setattr(shelf_module, "COUNTS", LITTLE)
         patch.setattr(shelf_module, "KEPT_STEPS", 3)
         patch.setattr(shelf_module, "MAX_MESSAGES", 12)
         patch.setattr(shelf_module, "MAX_PINNED", 5)
