@@ -134,6 +134,7 @@ def activity(status: DaemonStatus) -> Lines:
         rate = status.work.tokens_per_second if status.work else 0.0
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         lines.append(f"run {run.name}: {at} of {run.steps_total}{speed}")
+    lines += _rest(status)
     lines += _chair(status)
     if status.training and status.training.ended_by:
         lines.append(f"ended: {status.training.ended_by}")
@@ -142,6 +143,13 @@ def activity(status: DaemonStatus) -> Lines:
     if status.work and status.work.waiting:
         lines.append(f"waits: {status.work.waiting}")
     return lines
+
+
+def _rest(status: DaemonStatus) -> Iterator[str]:
+    rest = status.rest
+    if rest is not None and rest.why:
+        under_way = "; what is under way may still end" if rest.draining else ""
+        yield f"rests: {rest.why}{under_way} (stake, pay and membership stay)"
 
 
 def _chair(status: DaemonStatus) -> Iterator[str]:
@@ -249,6 +257,8 @@ def earnings(status: DaemonStatus) -> Lines:
         worth, price = int(pay.unit_worth_wei), int(pay.reward_per_unit_wei)
         less = "" if worth == price else f" now, and {ether(price * 1000)} once the pool can pay all that is owed"
         lines.append(f"1,000 units are worth {ether(worth * 1000)} tokens{less}")
+    if status.day is not None:
+        lines.append(f"a day: {status.day.text}")
     if pay.escrow_epochs is not None:
         lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")
     return [*lines, f"goes to {pay.provider}"] if pay.provider else lines

@@ -24,6 +24,7 @@ from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.errors import Reverted, RpcUnreachable
 from node.chain.follower import EventFollower
+from node.chain.invitations import Door
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
@@ -35,11 +36,15 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
+from node.preflight.chain import check_invitation, look_at_door
 from node.preflight.early import check_metrics_log, chosen_pool
+from node.preflight.finding import PreflightFailed
+from node.preflight.guest import capped, refuse_guest
 from node.preflight.reach import announced, choose_listen, remember_port
-from node.preflight.survey import admit, check_calibrated
+from node.preflight.survey import admit, check_before_stake
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
+from node.processes.opening import Opening, patient_opening
 from node.processes.supervision import Supervision, give_back_memory
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
@@ -58,6 +63,7 @@ from node.services.clearing import Clearing
 from node.services.context import PoolTime, make_context
 from node.services.continuity import Continuity
 from node.services.court.tabling import Tabling
+from node.services.earning import Earning
 from node.services.ending import Ending
 from node.services.engine import Engine, Following
 from node.services.gateway import Serving
@@ -73,6 +79,7 @@ from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
 from node.services.mending import Mending
 from node.services.paying import Paying
+from node.services.resting import Resting
 from node.services.rounds.applying import Rounds
 from node.services.rounds.counting import SeatTracing
 from node.services.rounds.cutting import Cutting
@@ -89,7 +96,7 @@ from node.services.tracing import Tracing
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
 from node.state.bundle import check_moved
-from node.state.directory import JOURNAL_NAME, StateDir, journal_of
+from node.state.directory import JOURNAL_NAME, StateDir, check_owner, journal_of
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
 from node.state.leave import LEAVING, leaves
@@ -110,6 +117,7 @@ ONE_SIGNAL = 0.5
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (
+    Resting,
     Tallying,
     Mending,
     Counting,
@@ -124,21 +132,21 @@ EVERYBODY: Services = (
 PAID: Services = (Paying, Settling, Leaving)
 FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, *PAID),
+    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, *PAID, Earning),
     "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, *PAID, Bringing, Chairing),
     "trainer": (*EVERYBODY, *PAID, Bringing, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does. What stays in a node that leaves starts first, then what works, in this order; each is
 ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Rounds, Learning, *PAID),
+    "worker": (*EVERYBODY, Rounds, Learning, *PAID, Earning),
     "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
     "trainer": (*EVERYBODY, Rounds, *PAID, Bringing, Clearing, Publishing),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
 SEATED: Services = (*EVERYBODY, Rounds, SeatTracing)
 SEAT_ROLES: dict[Role, Services] = {
-    "worker": (*SEATED, Engine, Generating, *PAID),
+    "worker": (*SEATED, Engine, Generating, *PAID, Earning),
     "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
     "trainer": (*SEATED, Seating, *PAID, Bringing, Clearing, Publishing),
 }
@@ -160,14 +168,20 @@ def import_for(role: str) -> None:
         import_module(name)
 
 
-def run(config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
-    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew.
+def run(
+    config: NodeConfig,
+    server: Server | None = None,
+    companion: Companion | None = None,
+    up: Callable[[], object] = bool,
+) -> None:
+    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew; up: called once it
+    does what it came for.
 
     Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C.
     """
     gc.freeze()  # what is imported stands for good: looking through it for garbage stops the event loop for 0.1 s
     try:
-        trio.run(Daemon(config, server, companion).main)
+        trio.run(Daemon(config, server, companion, up).main)
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 
@@ -190,11 +204,19 @@ def _leaves(error: BaseException) -> list[BaseException]:
 class Daemon:
     """A node's life, from lock to leave."""
 
-    def __init__(self, config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        server: Server | None = None,
+        companion: Companion | None = None,
+        up: Callable[[], object] = bool,
+    ) -> None:
         self.config = config
+        self._up = up
         self.children = ForkServer(server)
         self._companion = companion
         self._journal: Journal | None = None
+        self._opening: Opening | None = None
         self.crew = Crew()
         self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
@@ -219,8 +241,10 @@ class Daemon:
         state = StateDir(self.config.directory.resolve())
         try:
             set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
-            self._journal = Journal(state.path / JOURNAL_NAME, Pen(shut=True))
-            await self._live(state, self._journal)
+            with patient_opening() as self._opening:
+                self.status.wait_for_files(self._opening)
+                self._journal = Journal(state.path / JOURNAL_NAME, Pen(shut=True))
+                await self._live(state, self._journal)
         finally:
             if self._journal:
                 self._journal.close()
@@ -244,12 +268,14 @@ class Daemon:
                 self.crew.become("draining")
                 self.progress.enter("draining", "finishing what is under way, then leaving the pool")
                 self.supervision.stopping()
+                if self._opening is not None:
+                    self._opening.give_up()
                 self._interrupted = number == signal.SIGINT
                 scope.cancel()
 
     async def _live(self, state: StateDir, journal: Journal) -> None:
         self.progress.enter("key", "opening the node's key")
-        key = await trio.to_thread.run_sync(self._open_key, state.path)
+        key = await trio.to_thread.run_sync(self._open_key, state.path, journal)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             # First: whatever starts a child asks it.
@@ -269,10 +295,14 @@ class Daemon:
                 await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
-    def _open_key(self, directory: Path) -> NodeKey:
+    def _open_key(self, directory: Path, journal: Journal) -> NodeKey:
         check_moved(directory)
-        password = read_password(self.config.password, self.config.password_file, directory)
-        return load_or_create(directory / "node-key.json", password)
+        place = directory / "node-key.json"
+        if not place.exists():  # a directory that was copied in part: with a new key it would be somebody else's
+            check_owner(journal, None)
+        key = load_or_create(place, read_password(self.config.password, self.config.password_file, directory))
+        check_owner(journal, key.address)
+        return key
 
     async def _join(
         self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient, front: Front
@@ -290,6 +320,8 @@ class Daemon:
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
         check_metrics_log(self.config, role)
+        await trio.to_thread.run_sync(refuse_guest, self.config, role, hardware)
+        hardware = capped(hardware, self.config.limits)
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
@@ -298,10 +330,12 @@ class Daemon:
         # Nobody who was in the pool is refused because the chain is silent.
         if self.config.preflight and answered and not leaving:
             await self._admit(chain, pool, role, hardware, listen, state.path)
-            await check_calibrated(chain, pool, key.address, self.config, role, self.children)
+            await check_before_stake(chain, pool, key.address, self.config, role, hardware, self.children)
         # A key that joins another pool gets another journal: promises are kept apart by pool.
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
+        await journal.do(check_owner, journal, key.address)
         if answered and not leaving:
+            await self._look_for_invitation(chain, pool, key.address)
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
@@ -315,7 +349,7 @@ class Daemon:
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 if here:
-                    await self._tell_where(chain, number, contact, leaving=leaving)
+                    await self._tell_where(chain, pool, contact, key.address, leaving=leaving)
                 # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
                 log.info("pool.joined", pool=number, role=role, contact=contact)
@@ -372,6 +406,13 @@ class Daemon:
             self.progress.trouble("the chain does not answer: going on as the member that this node was")
             return pool, False
 
+    async def _look_for_invitation(self, chain: ChainClient, pool: PoolInfo, node: Address) -> Door:
+        """Raises PreflightFailed where the pool takes invited nodes only, and no invitation lets this one in."""
+        door = await look_at_door(chain, pool, node, self.config)
+        if door.shut:
+            raise PreflightFailed([check_invitation(door)])
+        return door
+
     async def _admit(
         self,
         chain: ChainClient,
@@ -407,8 +448,8 @@ class Daemon:
             pool,
             Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile), boot=boot),
             blobs,
-            quota=config.store_quota,
-            limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
+            quota=config.quota,
+            limits=Limits(config.upload_rate, config.download_limit, config.upload_slots),
             sources=[parse_source(text, private=True) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
             prover=Multiplier() if gpus else None,
@@ -426,7 +467,7 @@ class Daemon:
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
         events = Events(follower, membership, self.progress)
-        reach = Reach(member, self.progress, self.config.relay)
+        reach = Reach(member, self.progress, self.config.relay_offer)
         peers = Peers(member, directory)
         near = [Lan(member)] if self._dials_private(chain.profile) else []
         for service in (events, peers, lease, reach, *near):
@@ -454,6 +495,7 @@ class Daemon:
                 await self._start(kind, place, working)
         if not crew.leaving.is_set():
             crew.become("working")
+        self._up()
 
     async def _start(self, kind: type[Service], place: Workplace, nursery: trio.Nursery) -> None:
         service = await kind.open(place)
@@ -482,11 +524,16 @@ class Daemon:
         await self.crew.left.wait()
         scope.cancel()
 
-    async def _tell_where(self, chain: ChainClient, pool: int, contact: str, *, leaving: bool) -> None:
+    async def _tell_where(
+        self, chain: ChainClient, pool: PoolInfo, contact: str, own: Address, *, leaving: bool
+    ) -> None:
         """Join, or renew the lease. Who only comes for its pay can do without: a pool that is over takes nobody in."""
         try:
-            await chain.join(pool, contact)
-        except Reverted as error:
+            door = await self._look_for_invitation(chain, pool, own)
+            if door.by is not None:
+                await chain.admit(own, door.by)
+            await chain.join(pool.id, contact)
+        except (Reverted, PreflightFailed) as error:
             if not leaving:
                 raise
             self.progress.trouble(f"not a member while it leaves: {error.why}")

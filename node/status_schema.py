@@ -59,15 +59,19 @@ class ClockPart(msgspec.Struct, frozen=True):
 
 class PenPart(msgspec.Struct, frozen=True):
     """Whether the node may promise anything (`node/state/pen.py`). state: open, held or shut; why: of the latter two;
-    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept."""
+    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept; holds:
+    how often it was held, since the daemon's start."""
 
     state: str = "shut"
     why: str = ""
     fence: int = -1
     adopted: int = 0
+    holds: int = 0
 
 
 class NodePart(msgspec.Struct, frozen=True):
+    """waited_for_files: how often something had to wait until it could open a file, since the daemon's start."""
+
     address: str = ""
     peer_id: str = ""
     role: str = ""
@@ -78,6 +82,7 @@ class NodePart(msgspec.Struct, frozen=True):
     contacts: list[str] = []
     engine: str | None = None
     state_dir: str = ""
+    waited_for_files: int = 0
     phase: PhasePart | None = None
     pen: PenPart | None = None
     reach: ReachPart | None = None
@@ -108,6 +113,29 @@ class RunPart(msgspec.Struct, frozen=True):
     over: bool = False
     reward: float | None = None
     final_reward: float | None = None
+
+
+class RestPart(msgspec.Struct, frozen=True):
+    """Whether the node rests. why: empty while it works; until: unix seconds, None if nobody can say; draining: whether
+    work is under way yet; dropped: works that a rest has cut short; in_use: what others do with the machine."""
+
+    why: str = ""
+    until: float | None = None
+    draining: bool = False
+    dropped: int = 0
+    in_use: str = ""
+
+
+class DayPart(msgspec.Struct, frozen=True):
+    """What a day of a worker comes to, by what was accepted in the last hour. known: whether enough was; share: of the
+    week that it works; gas_wei: None if it is not known."""
+
+    known: bool = False
+    least_wei: str = "0"
+    most_wei: str = "0"
+    gas_wei: str | None = None
+    share: float = 1.0
+    text: str = "unknown"
 
 
 class StakePart(msgspec.Struct, frozen=True):
@@ -606,6 +634,8 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     node: NodePart = NodePart()
     network: NetworkPart = NetworkPart()
     run: RunPart | None = None
+    rest: RestPart | None = None
+    day: DayPart | None = None
     stake: StakePart | None = None
     pay: PayPart | None = None
     leaving: LeavingPart | None = None

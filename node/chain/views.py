@@ -150,9 +150,6 @@ class Views(Connection):
         """Token wei that the vault owes somebody."""
         return await self._read("read a credit", lambda: self._contracts.credit_of(who))
 
-    async def appeal_seconds(self) -> int:
-        return await self._read("read a parameter", self._contracts.appeal_seconds)
-
     async def balances(self, address: Address) -> Balances:
         def read() -> Balances:
             return Balances(

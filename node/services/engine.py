@@ -7,6 +7,7 @@ import trio
 from node.blobs.exchange import BlobExchange
 from node.blobs.headway import describe, fraction
 from node.config import Role
+from node.guest.rest import Rest
 from node.inference.client import EngineProcess
 from node.progress import ProgressRecord
 from node.services.base import Service
@@ -21,23 +22,38 @@ from protocol.run import VerificationSpec
 class Engine(Service):
     name = "engine"
 
-    def __init__(self, child: EngineProcess, progress: ProgressRecord, rules: VerificationSpec, role: Role) -> None:
+    def __init__(
+        self, child: EngineProcess, progress: ProgressRecord, rules: VerificationSpec, role: Role, rest: Rest
+    ) -> None:
         self._child = child
+        self._rest = rest
         self._rules, self._role = rules, role
         self._progress = progress
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.engine, place.context.progress, place.context.run.spec.verification, place.role)
+        return cls(place.engine, place.context.progress, place.context.run.spec.verification, place.role, place.rest)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Raises EngineError if no child becomes ready, or the run does not admit how it computes."""
+        if self._rest.why:
+            self._child.sleep()
         self._progress.enter("engine", "the engine loads its libraries and the model")
         # Awaited: services after this one ask the engine at once.
         await nursery.start(self._child.run)
         # Now, not at the first file: work in a way that the run does not admit is refused by everybody.
         self._child.check_permitted(self._rules, self._role)
-        self._progress.tell("engine", f"the engine is ready: {self._child.engine_name}")
+        ready = f"the engine is ready: {self._child.engine_name}"
+        self._progress.tell("engine", f"no engine is loaded: {self._rest.why}" if self._rest.why else ready)
+        # Told at once, before anybody who waits for the end of a rest asks the child.
+        self._rest.changed.follow(self._heed_rest)
+        self._heed_rest()
+
+    def _heed_rest(self) -> None:
+        if self._rest.quiet:
+            self._child.sleep()
+        elif not self._rest.why:
+            self._child.wake()
 
     def status(self) -> dict[str, Any]:
         seconds = {kind: round(used, 1) for kind, used in self._child.used.items()}
@@ -45,7 +61,8 @@ class Engine(Service):
         return {"processes": [process], "engine": EnginePart(seconds)}
 
     def beat(self) -> dict[str, Any]:
-        return {"engine": self._child.engine_name}
+        # Of one that is put away nothing is said: nobody shall count on its hardware, or try it.
+        return {"engine": "" if self._rest.quiet else self._child.engine_name}
 
 
 class Following(Service):

@@ -16,6 +16,8 @@ from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
 from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
+from node.guest.rest import Rest
+from node.guest.settings import read_guest
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.member import Member
@@ -80,6 +82,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return self.directory / "tmp"
 
     @cached_property
+    def rest(self) -> Rest:
+        """Whether this node rests now."""
+        return Rest(read_guest(self.config.guest).patience)
+
+    @cached_property
     def engine(self) -> EngineProcess:
         """The child process that computes."""
         run = self.context.run
@@ -101,6 +108,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             workshop=self.workshop,
             records=self.records,
             repeat=context.board.post_raw,
+            ready=self.rest.over,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
         )
 

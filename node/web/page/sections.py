@@ -46,7 +46,12 @@ EVENTS = dict.fromkeys(
         "over",
     ),
     "",
-) | {"joined": "joined the pool", "trouble": "trouble: intellect-node status tells this node's owner which"}
+) | {
+    "joined": "joined the pool",
+    "trouble": "trouble: intellect-node status tells this node's owner which",
+    "paused": "paused: it takes no new work for a while",
+    "resumed": "resumed",
+}
 """Events that are shown, by name, in their own words or in these: what failed may hold a path, or a URL with a key."""
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",

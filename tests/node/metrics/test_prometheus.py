@@ -10,7 +10,10 @@ from node.services.base import Crew
 from node.status import StatusPage
 
 FULL = {
-    "node": {"version": "1.2.3", "role": "worker", "uptime_seconds": 7.5, "state_dir": "/"},
+    "node": {
+        **{"version": "1.2.3", "role": "worker", "uptime_seconds": 7.5, "state_dir": "/", "waited_for_files": 3},
+        "pen": {"state": "held", "why": "it speaks elsewhere", "fence": 21, "adopted": 2, "holds": 1},
+    },
     "network": {"block": 9, "rpc_ok": True},
     "work": {"files_committed": 3, "units": 7, "tokens_per_second": 2.5, "rejected_by_reason": {"wrong prompt": 2}},
     "verdicts": {"accepted": 4, "rejected": 1, "by_reason": {"units": 1}},
@@ -44,6 +47,12 @@ def test_what_grows_is_a_counter_and_nothing_else_ends_in_total() -> None:
         'intellect_members{state="healthy"} 12.0',
         'intellect_process_restarts_total{name="engine"} 2.0',
         "intellect_run_last_step 100.0",
+        "intellect_files_waited_total 3.0",
+        'intellect_pen{state="held"} 1.0',
+        'intellect_pen{state="shut"} 0.0',
+        "intellect_pen_fence_step 21.0",
+        "intellect_pen_adopted_words_total 2.0",
+        "intellect_pen_holds_total 1.0",
         "intellect_blobs_damaged_total 1.0",
         "intellect_blobs_oldest_look_seconds 5.0",
     ):
