@@ -12,17 +12,19 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import PoolInfo, PostedEarnings
+from contracts.bindings import EarningsPosted, PoolInfo, PostedEarnings
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
+from node.changes import Bell
 from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
 from node.state.journal import TABLE
 from protocol.blobs import describe
+from protocol.earnings import MAX_LEAVES_BYTES, Accepted, Leaf, decode_leaves
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
-from protocol.messages import EarningsSigned, M, Signed
+from protocol.messages import EarningsSigned, EpochRootSigned, M, Signed
 from protocol.pages import Page, Row, pages_of, read_page
 from protocol.table import MAX_HEAD_BYTES, Head, Line, Owed, Share, Table, checked_head, whole
 
@@ -32,6 +34,8 @@ R = TypeVar("R", bound=Row)
 FETCH_TIMEOUT = 30.0
 QUEUE = 64
 """Words of one author that wait for their blobs."""
+MOST = 262_144
+"""Leaves of one validator that a node keeps of its own works: a day of three a second."""
 HEARD = 16
 """Tables of one validator that are remembered: others are crowded out by its own."""
 
@@ -139,6 +143,25 @@ class Books:
         await self._keep()
         return await trio.to_thread.run_sync(head.share, node, lines, owed)
 
+    async def earlier(self, posted: EarningsPosted, node: Address) -> tuple[Head, Share] | None:
+        """What a table says of one node that stood on chain before, as long as somebody shows it. Not kept."""
+        read = partial(checked_head, pool=self.context.pool, root=posted.root, total=posted.total)
+        if (found := await self._shown(posted.root, read)) is None:
+            return None
+        head, holders = found[0], [*self._signed, *self.context.membership.addresses()]
+
+        async def rows(page: Page, kind: type[R]) -> tuple[R, ...]:
+            return await self.fetch(page.root, page.size, holders, lambda data: read_page(data, page, kind))
+
+        try:
+            lines = {number: await rows(head.pages[number], Line) for number in head.pages_of(node)}
+            places = pages_of(head.debts, address_bytes(node))
+            owed = [row for number in places for row in await rows(head.debts[number], Owed)]
+        except (IntellectError, OSError) as error:
+            log.info("table.unusable", why=str(error))
+            return None
+        return head, await trio.to_thread.run_sync(head.share, node, lines, owed)
+
     async def head(self, posted: PostedEarnings) -> Head | None:
         """The same without its rows."""
         if not posted.total:
@@ -192,6 +215,28 @@ class Books:
             except (IntellectError, OSError) as error:
                 log.info("table.unusable", validator=author, why=str(error))
         return None
+
+    async def take(self, signed: Signed[EpochRootSigned]) -> None:
+        """Into the journal, what a root names of this node. Raises IntellectError or OSError."""
+        said, name = signed.message.statement, address_bytes(self.context.key.address)
+        if said.epoch < await self._journal.do(self._journal.pay.covered):
+            return
+        holders = [signed.author, *self.context.membership.addresses()]
+        leaves = await self.fetch(said.blob, MAX_LEAVES_BYTES, holders, partial(decode_leaves, said=said))
+        found: list[Accepted] = []
+        for number in pages_of(leaves.pages, name):
+            page = leaves.pages[number]
+            rows = await self.fetch(page.root, page.size, holders, partial(read_page, page=page, kind=Leaf))
+            own = [row for row in rows if row.node == name]
+            found += [Accepted(said.pool, self.context.key.address, said.epoch, row.work, row.units) for row in own]
+        await self._journal.do(self._note, signed, found)
+
+    def _note(self, signed: Signed[EpochRootSigned], works: list[Accepted]) -> None:
+        """In the journal's thread."""
+        said = signed.message.statement
+        self._journal.pay.take_leaves(signed.author, said.number, works, MOST)
+        if works:
+            self._journal.earned.note_root(said.epoch, signed.author, said.number, said.root, signed.raw, whole=False)
 
     async def block_before(self, at: int) -> int:
         """The last block of before a time, unix seconds: what everybody reckons by."""
@@ -248,6 +293,7 @@ class Keeping(Service):
         self._chain, self._ledger = books.chain, books.ledger
         self._pool, self._own = books.context.pool, books.context.key.address
         self._journal = books.context.journal
+        self._bell = Bell()
 
     @classmethod
     async def open(cls, place: Any) -> Self | None:
@@ -263,7 +309,7 @@ class Keeping(Service):
                 except IntellectError as error:
                     log.warning(self.trouble, why=error.why)
                     self.failed(error)
-                await trio.sleep(pause)
+                await self._bell.wait(pause)
 
     def begin(self, nursery: trio.Nursery) -> None:
         """Start what goes on beside the looks."""

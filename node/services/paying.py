@@ -5,24 +5,18 @@ own are, checks it against the root, and keeps both until a posted table covers 
 not heard any more it says again, so that whoever tables the epoch has it.
 """
 
-from functools import partial
-
 import structlog
 import trio
 
 from node.recent import Recent
 from node.services.books import Books, Keeping, Seen, by_author
-from protocol.earnings import MAX_LEAVES_BYTES, Accepted, Leaf, decode_leaves
 from protocol.errors import IntellectError
-from protocol.identity import Address, address_bytes
+from protocol.identity import Address
 from protocol.messages import EpochRootSigned, Signed
-from protocol.pages import pages_of, read_page
 
 log = structlog.get_logger()
 KNOWN = 4_096
 """Roots that are not read again."""
-MOST = 262_144
-"""Leaves of one validator that are kept: a day of three a second."""
 
 
 class Paying(Keeping):
@@ -48,41 +42,14 @@ class Paying(Keeping):
         if signed.raw in self._known:
             return
         try:
-            await self._journal.do(self._keep, signed, await self._works(signed))
+            await self._books.take(signed)
             self._known[signed.raw] = True
         except (IntellectError, OSError) as error:  # it is said again
             log.info("root.unusable", validator=signed.author, epoch=signed.message.statement.epoch, why=str(error))
 
-    async def _works(self, signed: Signed[EpochRootSigned]) -> list[Accepted]:
-        """What a root names of this node. Raises IntellectError, OSError."""
-        said, name = signed.message.statement, address_bytes(self._own)
-        holders = [signed.author, *self._context.membership.addresses()]
-        leaves = await self._books.fetch(said.blob, MAX_LEAVES_BYTES, holders, partial(decode_leaves, said=said))
-        found: list[Accepted] = []
-        for number in pages_of(leaves.pages, name):
-            page = leaves.pages[number]
-            rows = await self._books.fetch(page.root, page.size, holders, partial(read_page, page=page, kind=Leaf))
-            own = [row for row in rows if row.node == name]
-            found += [Accepted(self._pool, self._own, said.epoch, row.work, row.units) for row in own]
-        return found
-
-    def _keep(self, signed: Signed[EpochRootSigned], works: list[Accepted]) -> None:
-        """In the journal's thread."""
-        said = signed.message.statement
-        self._journal.pay.take_leaves(signed.author, said.number, works, MOST)
-        if works:
-            self._journal.earned.note_root(said.epoch, signed.author, said.number, said.root, signed.raw, whole=False)
-
     async def look(self, seen: Seen) -> float:
-        await self._forget()
         await self._repeat(seen)
         return min(seen.pause, self._context.time.shown_every)
-
-    async def _forget(self) -> None:
-        """What the last table but one covers: the newest may still be in a block that is replaced."""
-        tables = self._ledger.tables
-        if len(tables) > 1:
-            await self._journal.do(self._journal.pay.forget_epochs, tables[-2].epoch)
 
     async def _repeat(self, seen: Seen) -> None:
         """What those signed who are silent."""
