@@ -79,6 +79,8 @@ def _membership_in_a_word(status: DaemonStatus) -> str:
         return "no: this node was evicted"
     if state == "draining":
         return f"leaving pool {pool}"
+    if status.leaving is not None:
+        return f"it leaves pool {pool} once it is paid, and takes no new work"
     return f"yes, in pool {pool} as {status.node.role}" if is_member(status) else "not yet"
 
 
@@ -249,7 +251,8 @@ def earnings(status: DaemonStatus) -> Lines:
     pay = status.pay
     if pay is None:
         return ["its pay is not known yet"]
-    lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
+    some = int(pay.earned_wei) + int(pay.missed_wei) + int(pay.unclear_wei)
+    lines = _amounts(pay) if some else ["nothing yet"]
     if pay.unit_worth_wei and pay.reward_per_unit_wei:
         worth, price = int(pay.unit_worth_wei), int(pay.reward_per_unit_wei)
         less = "" if worth == price else f" now, and {ether(price * 1000)} once the pool can pay all that is owed"
@@ -268,10 +271,16 @@ def _amounts(pay: PayPart) -> Lines:
         f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
         f"{ether(int(pay.waiting_wei))} certified{until}",
     ]
+    held = pay.units.in_table - pay.units.claimable
+    if held > 0:
+        lines.append(f"{held:,} units of the table wait: a node's size bounds what it is paid an epoch")
     if owed := int(pay.owed_wei):
         lines.append(f"{ether(owed)} owed, and payable once the pool can")
-    missed = int(pay.missed_wei)
-    return [*lines, f"{ether(missed)} missed their table and are never paid"] if missed else lines
+    if missed := int(pay.missed_wei):
+        lines.append(f"{ether(missed)} missed their table and are never paid")
+    if unclear := int(pay.unclear_wei):
+        lines.append(f"{ether(unclear)} cannot be told: nobody here knows whether a table has these works")
+    return lines
 
 
 # what is wrong

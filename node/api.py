@@ -18,6 +18,7 @@ from node.config import program_version
 from node.services.answering import Answering, Asked
 from node.services.auditing.steps import Auditing
 from node.services.cataloguing import Cataloguing, OwnOffer, PublishWish
+from node.services.leaving import Leaving
 from node.services.resting import PauseWish, Resting
 from node.services.tasking.wishes import TaskWish, routes
 from node.status_schema import DaemonStatus, TaskPart
@@ -105,6 +106,10 @@ class StepAudited(msgspec.Struct, frozen=True):
     verdict: Ruled | None
 
 
+class LeavingSaid(msgspec.Struct, frozen=True):
+    leaving: bool
+
+
 class Paused(msgspec.Struct, frozen=True):
     """why: in words; until: unix seconds, None: until it is resumed."""
 
@@ -158,6 +163,7 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
         "GET /environments": Operation("Packages that members offer", Environments, query={"word": "part of a name"}),
         "GET /environments/{text}": Operation("Fetch a package: NAME@ROOT", EnvironmentFetched, refuses=True),
         "POST /answer": Operation("Have the newest policy answer: a line a token, and what came of it", LINES, Asked),
+        "POST /leave": Operation("Take no new work, and leave once everything is paid", LeavingSaid),
         "POST /pause": Operation("Take no new work for a while", Paused, PauseWish, refuses=True),
         "POST /resume": Operation("Work again, if nothing else stands against it", Resumed),
         "POST /audit/step/{step}": Operation("Look again at a step of the trainer", StepAudited, refuses=True),
@@ -193,7 +199,7 @@ def served() -> dict[str, list[BaseRoute]]:
     nobody: Any = None
     control = ApiServer(Path(), DaemonStatus)
     control.mount(routes(nobody))
-    for kind in (Cataloguing, Auditing, Answering, Resting):
+    for kind in (Cataloguing, Auditing, Answering, Leaving, Resting):
         control.mount(object.__new__(kind).routes())
     return {
         "control": control.routes,

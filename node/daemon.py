@@ -22,7 +22,7 @@ from node.blobs.exchange import Limits
 from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
-from node.chain.errors import RpcUnreachable
+from node.chain.errors import Reverted, RpcUnreachable
 from node.chain.follower import EventFollower
 from node.chain.invitations import Door
 from node.chain.ledger import Ledger
@@ -54,6 +54,7 @@ from node.run.file import CompiledRun, compile_run
 from node.services.answering import Answering
 from node.services.auditing.steps import Auditing
 from node.services.base import Crew, Service
+from node.services.bringing import Bringing
 from node.services.cataloguing import Cataloguing
 from node.services.certifying import Certifying
 from node.services.chairing import Chairing
@@ -70,6 +71,7 @@ from node.services.generating import Generating
 from node.services.heartbeat import Beating
 from node.services.judging.judge import Validator
 from node.services.jury import Counting
+from node.services.leaving import Leaving
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
 from node.services.membership.participant import Lease, ensure_participant
@@ -97,6 +99,7 @@ from node.state.bundle import check_moved
 from node.state.directory import JOURNAL_NAME, StateDir, check_owner, journal_of
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
+from node.state.leave import LEAVING, leaves
 from node.state.pen import Pen, mark_place
 from node.status import StatusPage
 from node.swarm.membership import Membership
@@ -126,27 +129,30 @@ EVERYBODY: Services = (
     Claiming,
     Cataloguing,
 )
+PAID: Services = (Paying, Settling, Leaving)
 FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling, Earning),
-    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
+    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, *PAID, Earning),
+    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, *PAID, Bringing, Chairing),
+    "trainer": (*EVERYBODY, *PAID, Bringing, Clearing, Offering, Showing, Auditing, Trainer),
 }
-"""What a node of each role does, in the order of starting; each is ready before the next one is made."""
+"""What a node of each role does. What stays in a node that leaves starts first, then what works, in this order; each is
+ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Rounds, Learning, Paying, Settling, Earning),
-    "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
-    "trainer": (*EVERYBODY, Rounds, Paying, Settling, Clearing, Publishing),
+    "worker": (*EVERYBODY, Rounds, Learning, *PAID, Earning),
+    "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
+    "trainer": (*EVERYBODY, Rounds, *PAID, Bringing, Clearing, Publishing),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
 SEATED: Services = (*EVERYBODY, Rounds, SeatTracing)
 SEAT_ROLES: dict[Role, Services] = {
-    "worker": (*SEATED, Engine, Generating, Paying, Settling, Earning),
-    "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
-    "trainer": (*SEATED, Seating, Paying, Settling, Clearing, Publishing),
+    "worker": (*SEATED, Engine, Generating, *PAID, Earning),
+    "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
+    "trainer": (*SEATED, Seating, *PAID, Bringing, Clearing, Publishing),
 }
 """And where the trainers of such rounds learn from rollouts: workers sample."""
-
+STAYING = {*EVERYBODY, *PAID, Certifying, Tabling, Clearing} - {Claiming}
+"""What goes on in a node that leaves: it takes no new work, and what it did is judged, certified, tabled and paid."""
 
 ALONE: dict[str, tuple[str, ...]] = {"trainer": ("node.run.problems", "protocol.arrow_writer")}
 """What daemons of one role alone import: a trainer looks through its run's environments, and writes batches."""
@@ -319,14 +325,16 @@ class Daemon:
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
+        # It only comes for its pay, whatever has become of the pool or of this machine.
+        leaving = await journal.do(leaves, journal, label)
         # Nobody who was in the pool is refused because the chain is silent.
-        if self.config.preflight and answered:
+        if self.config.preflight and answered and not leaving:
             await self._admit(chain, pool, role, hardware, listen, state.path)
             await check_before_stake(chain, pool, key.address, self.config, role, hardware, self.children)
         # A key that joins another pool gets another journal: promises are kept apart by pool.
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         await journal.do(check_owner, journal, key.address)
-        if answered:
+        if answered and not leaving:
             await self._look_for_invitation(chain, pool, key.address)
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
@@ -341,10 +349,7 @@ class Daemon:
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 if here:
-                    door = await self._look_for_invitation(chain, pool, key.address)
-                    if door.by is not None:
-                        await chain.admit(key.address, door.by)
-                    await chain.join(number, contact)
+                    await self._tell_where(chain, pool, contact, key.address, leaving=leaving)
                 # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
                 log.info("pool.joined", pool=number, role=role, contact=contact)
@@ -368,7 +373,7 @@ class Daemon:
                     await self._serve(nursery, place)
             finally:
                 if not journal.pen.given_up:  # it is another daemon's membership
-                    await self._leave(chain, number, member.membership, state.path)
+                    await self._leave(chain, number, member.membership, state.path, journal)
 
     async def _examine(
         self, journal: Journal, directory: Path, label: str, chain: ChainClient, pool: int, own: Address, answered: bool
@@ -471,16 +476,67 @@ class Daemon:
         return events.ledger
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
-        """Start the role's services one after the other: each may count on those before it."""
-        run = place.context.run.spec
+        """Start the role's services one after the other: each may count on those before it. Those that work end when
+        the node begins to leave, the others when it has left."""
+        run, crew, context = place.context.run.spec, self.crew, place.context
         roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
-        for kind in roles[place.role]:
-            service = await kind.open(place)
-            # This node does without it, by its settings or its run.
-            if service is not None:
-                await self.crew.start(service, nursery)
-        self.crew.become("working")
+        if await context.journal.do(context.journal.recall, LEAVING):
+            crew.leave()
+        nursery.start_soon(self._end_when_left, nursery.cancel_scope)
+        kinds, starting = roles[place.role], trio.CancelScope()
+        staying = [kind for kind in kinds if kind in STAYING]
+        work = tuple(kind for kind in kinds if kind not in STAYING)
+        for kind in staying:
+            await self._start(kind, place, nursery)
+        working: trio.Nursery = await nursery.start(self._work, work, starting)
+        with starting:
+            await trio.lowlevel.checkpoint()  # who leaves already starts none of them
+            for kind in work:
+                await self._start(kind, place, working)
+        if not crew.leaving.is_set():
+            crew.become("working")
         self._up()
+
+    async def _start(self, kind: type[Service], place: Workplace, nursery: trio.Nursery) -> None:
+        service = await kind.open(place)
+        # What works may have been ended meanwhile, by a node that leaves.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        # None: this node does without it, by its settings or its run.
+        if service is not None:
+            await self.crew.start(service, nursery)
+
+    async def _work(
+        self,
+        kinds: Services,
+        starting: trio.CancelScope,
+        *,
+        task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """The nursery of what works, until the node leaves. starting: the scope in which it is started."""
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await self.crew.leaving.wait()
+            starting.cancel()
+            nursery.cancel_scope.cancel()
+        self.crew.services[:] = [one for one in self.crew.services if type(one) not in kinds]
+
+    async def _end_when_left(self, scope: trio.CancelScope) -> None:
+        await self.crew.left.wait()
+        scope.cancel()
+
+    async def _tell_where(
+        self, chain: ChainClient, pool: PoolInfo, contact: str, own: Address, *, leaving: bool
+    ) -> None:
+        """Join, or renew the lease. Who only comes for its pay can do without: a pool that is over takes nobody in."""
+        try:
+            door = await self._look_for_invitation(chain, pool, own)
+            if door.by is not None:
+                await chain.admit(own, door.by)
+            await chain.join(pool.id, contact)
+        except (Reverted, PreflightFailed) as error:
+            if not leaving:
+                raise
+            self.progress.trouble(f"not a member while it leaves: {error.why}")
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.become("syncing")
@@ -513,7 +569,9 @@ class Daemon:
             "read the validators' verdicts (intellect-node status on another member); a slashed node cannot rejoin",
         )
 
-    async def _leave(self, chain: ChainClient, pool: int, membership: Membership, directory: Path) -> None:
+    async def _leave(
+        self, chain: ChainClient, pool: int, membership: Membership, directory: Path, journal: Journal
+    ) -> None:
         """Tell the chain that this node leaves; a node that cannot is dropped when its heartbeats stop."""
         if membership.evicted.is_set():
             return
@@ -524,6 +582,9 @@ class Daemon:
                 await trio.to_thread.run_sync(forget, directory)
             except IntellectError as error:
                 log.info("pool.not_left", why=error.why)
+                return
+            if self.crew.left.is_set():  # last: killed before, the next start leaves once more
+                await journal.do(journal.remember, LEAVING, b"")
 
 
 async def until_evicted(membership: Membership, chain: ChainClient, pool: int) -> None:

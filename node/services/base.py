@@ -60,6 +60,12 @@ class Crew:
         self.state = "starting"
         self.progress = ProgressRecord(doing=self.doing)
         self.services: list[Service] = []
+        self.leaving, self.left = trio.Event(), trio.Event()
+        """It takes no new work; everything that it earned is paid."""
+
+    def leave(self) -> None:
+        self.become("leaving")
+        self.leaving.set()
 
     def become(self, state: str) -> None:
         self.state = state

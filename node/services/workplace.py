@@ -13,6 +13,7 @@ import trio
 from starlette.routing import BaseRoute
 
 from node.chain.client import ChainClient
+from node.chain.faucet import is_devnet
 from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
 from node.guest.rest import Rest
@@ -29,6 +30,7 @@ from node.services.context import Context
 from node.services.judging.lots import OwnLots, step_share
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
+from node.services.settling import Settling
 from node.services.training.groups import Groups
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
@@ -172,6 +174,12 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def books(self) -> Books:
         """What the chain says of the pool's money, and its tables of earnings."""
         return Books(self.context, self.chain, self.ledger)
+
+    @cached_property
+    def settling(self) -> Settling:
+        """What this node's work comes to."""
+        # On a devnet gas costs nothing, and pay waits for no more to come.
+        return Settling(self.books, 0.0 if is_devnet(self.chain.profile) else None)
 
     @cached_property
     def tally(self) -> Tally:

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import trio
+import trio.testing
 
 from cli.errors import CHAIN, CONFIGURATION, exit_code, unwrap
 from node import daemon
 from node.chain.errors import ChainError, NotDeployed
 from node.config import NodeConfig
+from node.services.base import Service
 from node.state.journal import Journal
 from node.state.keystore import save_key
+from node.state.leave import LEAVING
 from node.state.pen import Pen
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import NodeKey
@@ -147,3 +150,58 @@ def test_a_daemon_that_ends_closes_its_way_to_the_chain(
     with suppress(*([BaseExceptionGroup] if ends == "failed" else [])):
         trio.run(daemon.Daemon(NodeConfig(state_dir=tmp_path / "state", home=tmp_path)).main)
     assert said == ["opened", "closed"]
+
+
+@pytest.mark.parametrize("when", ["at work", "while it starts", "before it was started"])
+async def test_who_leaves_ends_what_works_and_keeps_what_stays_until_it_has_left(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[str] = []
+
+    class Stays(Service):
+        name = "stays"
+
+        @classmethod
+        async def open(cls, place: Any) -> Self:
+            return cls()
+
+        async def run(self) -> None:
+            running.append(self.name)
+            try:
+                await trio.sleep_forever()
+            finally:
+                running.remove(self.name)
+
+    class Works(Stays):
+        name = "works"
+
+    class Loads(Works):
+        """An engine that is ready late, or never."""
+
+        name = "loads"
+
+        async def start(self, nursery: trio.Nursery) -> None:
+            nursery.start_soon(self.run)
+            await (trio.sleep_forever if when == "while it starts" else trio.lowlevel.checkpoint)()
+
+    monkeypatch.setattr(daemon, "ROLES", {"worker": (Works, Loads, Stays)})
+    monkeypatch.setattr(daemon, "STAYING", {Stays})
+    node, journal = daemon.Daemon(NodeConfig(state_dir=tmp_path, home=tmp_path)), Journal(tmp_path / "j.sqlite")
+    run = SimpleNamespace(spec=SimpleNamespace(seats=0, pretraining=None))
+    place: Any = SimpleNamespace(role="worker", context=SimpleNamespace(run=run, journal=journal))
+    if when == "before it was started":
+        journal.remember(LEAVING, b"1:0xab:7")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node._serve, nursery, place)
+        while "stays" not in running:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        if when != "before it was started":
+            assert sorted(running) == ["loads", "stays", "works"]
+            node.crew.leave()
+            await trio.testing.wait_all_tasks_blocked(0.02)
+        assert running == ["stays"] and node.crew.names == ["stays"], "no status tells of what has ended"
+        assert node.crew.state != "working"
+        node.crew.left.set()
+    assert running == []
+    journal.close()

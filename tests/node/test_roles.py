@@ -51,7 +51,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
 }
 EVERYBODY_ELSE = (
     "resting", "continuity", "tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying",
-    "settling",
+    "settling", "leaving", "bringing",
 )  # fmt: skip
 WORK = {
     "files_committed": 0,
@@ -114,7 +114,7 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "worker",
             (
                 "resting tallying mending jury heartbeat continuity tracing ending catalogue engine policies answering "
-                "generating tasks auditing paying settling earning"
+                "generating tasks auditing paying settling leaving earning"
             ).split(),
         ),
         (
@@ -139,6 +139,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
                 "tabling",
                 "paying",
                 "settling",
+                "leaving",
+                "bringing",
                 "chair",
             ],
         ),
@@ -157,6 +159,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
                 "catalogue",
                 "paying",
                 "settling",
+                "leaving",
+                "bringing",
                 "clearing",
                 "offers",
                 "showing",
@@ -197,6 +201,8 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "catalogue",
             "paying",
             "settling",
+            "leaving",
+            "bringing",
             "clearing",
             "offers",
             "showing",
