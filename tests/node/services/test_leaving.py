@@ -108,7 +108,8 @@ async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, w
     async with trio.open_nursery() as nursery:
         worker = await begin(world, nursery)
         world.make(worker, 40)
-        await trio.sleep(60)
+        await trio.sleep(160)
+        assert worker.settling.account.certified == 40
         for node in world.validators:  # nobody tables it any more
             node.stop()
         world.chain.stopped_at, world.chain.free = world.now(), 0
