@@ -323,6 +323,8 @@ def test_the_chair_of_a_pool_is_its_managers_until_trainers_are_seated(scene: An
     scene.send("me", "chair", "seat", str(pool), "--trainer", scene.me, "--trainer", second, "--lease", "10m")
     seated = scene.look("chair", "show", str(pool))
     assert seated["trainers"] == [scene.me, second] and seated["holder"] == scene.me and seated["lease_seconds"] == 600
-    held = scene.send("me", "chair", "hold", str(pool), "--step", "3", "--root", "33" * 32)
-    assert scene.look("chair", "show", str(pool))["until"] >= seated["until"] and held["transaction"]
-    scene.send("me", "chair", "take", str(pool), "--step", "4", "--root", "33" * 32, "--dry-run", code=4)  # it leads
+    # It has no stake and never joined: it keeps its first lease, and no more.
+    refused = scene.send("me", "chair", "hold", str(pool), "--step", "3", "--root", "33" * 32, code=4)
+    assert "no member with a stake" in refused["errors"]
+    assert scene.look("chair", "show", str(pool))["until"] == seated["until"]
+    scene.send("me", "chair", "take", str(pool), "--step", "4", "--root", "33" * 32, "--dry-run", code=4)
