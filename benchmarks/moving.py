@@ -323,7 +323,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="where the swarm lies; default: a directory that is removed")
     given = parser.parse_args()
     silence_logs()
-    names, tries = (list(QUICK), 1) if given.quick else (given.only or list(ROWS), given.tries)
+    names: list[str] = list(QUICK) if given.quick else given.only or list(ROWS)
+    tries: int = 1 if given.quick else given.tries
     with tempfile.TemporaryDirectory() as folder:
         rows = trio.run(play, given.work or Path(folder), names, tries, lambda rows: save(given.json, rows))
     print(table(rows))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from node.chain.profile import NetworkProfile
 
 GAS = {
-    "contract faucet": 60_000,
+    "contract faucet": 70_000,
     "contract provider register": 170_000,
     "contract node register": 130_000,
     "contract pool create": 500_000,

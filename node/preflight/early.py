@@ -174,7 +174,7 @@ def _check_invitation(
     if not pool.invited:
         return
     answer = endpoints.request("eth_getBlockByNumber", encoded("eth_getBlockByNumber", ["latest", False]))
-    now, domain = int(answer["result"]["timestamp"], 16), Domain(profile.chain_id, profile.contracts.swarm)
+    now, domain = int((answer.get("result") or {})["timestamp"], 16), Domain(profile.chain_id, profile.contracts.swarm)
     who = (_own_address(config) or NOBODY, provider_address(config))
     finding = check_invitation(look(contracts, domain, pool, profile.invitations, *who, now))
     if config.preflight and finding.level == "failure":

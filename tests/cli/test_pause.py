@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.errors import CommandError
 from cli.main import main
 from cli.pause import moment, seconds_until
+from cli.status import activity, earnings
+from node.status_schema import DaemonStatus
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +71,18 @@ def test_where_no_daemon_runs_it_says_so(tmp_path: Path, capsys: pytest.CaptureF
     for words in (["pause", "--for", "2h"], ["resume"]):
         assert main([*words, "--state-dir", str(tmp_path)]) == 5
         assert "no daemon runs there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("draining", [True, False])
+def test_the_status_says_why_a_node_rests_and_what_a_day_comes_to(draining: bool) -> None:
+    told = {
+        "node": {"state": "paused", "phase": {"name": "working", "text": "paused: it takes no new work for a while"}},
+        "rest": {"why": "paused by its owner until Thu 08:00", "until": 1.0, "draining": draining},
+        "day": {"known": False, "text": "unknown"},
+        "pay": {"earned_wei": "0"},
+    }
+    status = msgspec.convert(told, DaemonStatus)
+    (line,) = [one for one in activity(status) if one.startswith("rests:")]
+    assert "paused by its owner until Thu 08:00" in line and ("under way" in line) is draining
+    assert "a day: unknown" in earnings(status)
+    assert not [one for one in activity(DaemonStatus()) if one.startswith("rests:")]

@@ -22,6 +22,7 @@ FULL = {
     "members": {"healthy": 12, "dead": 1},
     "processes": [{"name": "engine", "restarts": 2}],
     "run": {"step": 3, "steps_total": 100},
+    "rest": {"why": "paused", "dropped": 2},
     "blobs": {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "bytes_looked_at": 9, "oldest_look_seconds": 5},
 }
 
@@ -54,6 +55,8 @@ def test_what_grows_is_a_counter_and_nothing_else_ends_in_total() -> None:
         "intellect_pen_adopted_words_total 2.0",
         "intellect_pen_holds_total 1.0",
         "intellect_blobs_damaged_total 1.0",
+        "intellect_paused 1.0",
+        "intellect_pause_dropped_total 2.0",
         "intellect_blobs_oldest_look_seconds 5.0",
     ):
         assert line.replace('role="worker",version="1.2.3"', 'version="1.2.3",role="worker"') in text or line in text, (
