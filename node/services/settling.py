@@ -83,6 +83,10 @@ class Warnings:
                 self._progress.tell(TROUBLE, text)
         self.told = told
 
+    def heed(self, head: Head | None) -> None:
+        """What the newest table says of all nodes."""
+        self.behind = head.owing.behind if head and head.owing else 0
+
     def worth(self, seen: Seen) -> int:
         """wei: what a unit came to in the newest table, among all units that waited for it."""
         posted, price = seen.posted, seen.pool.reward_per_unit
@@ -224,7 +228,7 @@ class Settling(Keeping):
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
         await self._finish()
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
-        self._warnings.behind = head.owing.behind if head and head.owing else 0
+        self._warnings.heed(head)
         claimed = await self._chain.claimed(self._pool, self._own)
         if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
             await self._claim(share.units, share.proof)
