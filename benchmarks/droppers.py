@@ -136,7 +136,7 @@ class Swarm:
         id = work_id(commitment)
         self.works[id], self.steps[id] = commitment, step
         self._coming.append((at + self.random.random() * self.lags[number], id))
-        work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, task=None, commitment=commitment)
+        work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, is_sampled=True, commitment=commitment)
         began, self.now = self.now, at
         self.book.accepted(work)
         self.now = began

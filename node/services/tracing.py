@@ -68,7 +68,7 @@ class Tracing(Service):
                     self.book.accepted(work)
 
     def status(self) -> dict[str, Any]:
-        return {"uses": {**self.book.status(), "unread_manifests": self.unread}}
+        return {"uses": self.book.status(self.unread)}
 
     def _is_usable(self, id: WorkId) -> bool:
         state = self._context.state

@@ -64,4 +64,4 @@ class SeatTracing(Service):
             self.book.trained(round_, outer, batches)
 
     def status(self) -> dict[str, Any]:
-        return {"uses": {**self.book.status(), "unread_manifests": self.unread}}
+        return {"uses": self.book.status(self.unread)}

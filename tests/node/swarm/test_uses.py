@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from benchmarks.droppers import Swarm
+from node.status_schema import LeftOutPart
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
 from node.swarm.uses import SeatBook, UseBook
@@ -159,11 +160,11 @@ def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
     if signed == "by one and one who left":
         bench.validators = JUDGES[:1]
     bench.train(3, bench.used(0, NODE), bench.used(1, NODE))
-    found, shown = bench.counts(OTHER), bench.book.status()["left_out"]
+    found, shown = bench.counts(OTHER), bench.book.status().left_out
     assert found.get("left_out", 0) == len(shown) == (signed == "by both")
     if shown:
         work = bench.works[1, OTHER].id.hex()
-        assert shown == [{"work": work, "node": OTHER, "policy_step": 1, "step": 3, "due": 2, "by": JUDGES}]
+        assert shown == [LeftOutPart(work, OTHER, policy_step=1, step=3, due=2, by=[*JUDGES])]
 
 
 def test_a_validators_first_word_on_a_work_counts_and_no_work_is_named_twice() -> None:
@@ -195,7 +196,7 @@ def test_what_nobody_may_train_on_any_more_was_not_left_out_and_what_is_used_lat
     assert bench.counts(OTHER) == {"accepted": 5, "used": 1, "left_out": 1}, "of policy 2"
     bench.train(5, bench.used(2, OTHER))
     assert bench.counts(OTHER) == {"accepted": 5, "used": 2, "left_out": 1}
-    shown = [(one["node"], one["policy_step"]) for one in bench.book.status()["left_out"]]
+    shown = [(one.node, one.policy_step) for one in bench.book.status().left_out]
     assert shown == [(NODE, 2), (OTHER, 3)], "the first one's of policy 2 was never used"
 
 
@@ -257,4 +258,4 @@ def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
     assert (book.workers[NODE].used, book.workers[OTHER].left_out) == (2, 1)  # a part of a file again counts once
     book.begun(bytes(32))
     book.trained(3, bytes(32), [])
-    assert book.workers[OTHER].stale == 1 and book.status()["seats"]["0"][OTHER]["left_out"] == 1
+    assert book.workers[OTHER].stale == 1 and book.status().seats["0"][OTHER]["left_out"] == 1
