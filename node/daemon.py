@@ -434,6 +434,8 @@ class Daemon:
             service = await kind.open(place)
             # This node does without it, by its settings or its run.
             if service is not None:
+                if place.control is not None:
+                    place.control.mount(service.routes())
                 await self.crew.start(service, nursery)
         self.crew.become("working")
 

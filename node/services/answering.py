@@ -64,11 +64,7 @@ class Answering(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        if place.control is None:
-            return None
-        found = cls(place.engine, place.context.shelf)
-        place.control.mount(found.routes())
-        return found
+        return cls(place.engine, place.context.shelf) if place.control is not None else None
 
     def routes(self) -> list[Route]:
         async def answer(request: Request) -> Response:  # described where nobody serves it

@@ -14,7 +14,7 @@ import structlog
 import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from node.environments.package.archive import MAX_BYTES, unpack
 from node.environments.package.manifest import Manifest, read_manifest
@@ -71,10 +71,7 @@ class Cataloguing(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.context, place.directory / "published.json")
-        if place.control is not None:
-            place.control.mount(service.routes())
-        return service
+        return cls(place.context, place.directory / "published.json")
 
     async def run(self) -> None:
         if await trio.Path(self._kept).is_file():
@@ -140,7 +137,7 @@ class Cataloguing(Service):
             raise NotOffered(f"{text[:80]!r} names {len(found)} packages", known, "name NAME@ROOT: env search")
         return found[0]
 
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         async def publish(request: Request) -> Response:
             try:
                 wish = msgspec.json.decode(await read_body(request), type=PublishWish)

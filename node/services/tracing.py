@@ -59,7 +59,7 @@ class Tracing(Service):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_policies)
             nursery.start_soon(self._read)
-            nursery.start_soon(self._hear_cuts)
+            nursery.start_soon(self._context.heed, lambda cut: self.book.heard(cut.author, cut.message), DueSigned)
             async for touched in self._context.facts.subscribe(WorkTouched):
                 id = touched.work
                 work = self._context.state.register.get(id)
@@ -76,10 +76,6 @@ class Tracing(Service):
         if work is None or state.register.is_contested(work) or state.ballots.state(id) is FileState.REJECTED:
             return False
         return not state.policies.is_orphan(work.commitment.policy_root)
-
-    async def _hear_cuts(self) -> None:
-        async for told in self._context.facts.subscribe(DueSigned):
-            self.book.heard(told.author, told.message)
 
     def _cut(self, step: int) -> None:
         """A validator's cut at a policy. Only in office: a cut of somebody else counts for nothing."""

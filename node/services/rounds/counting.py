@@ -1,6 +1,6 @@
 """What became of accepted files, in a run with several trainers: counted from the manifests that cuts name."""
 
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -9,7 +9,6 @@ from node.services.base import Service
 from node.services.context import Context
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
-from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.uses import SeatBook
@@ -27,10 +26,6 @@ class SeatTracing(Service):
         self._context, self._rounds, self._batches = context, rounds, batches
         self.book = SeatBook(context.run.spec.seats, context.run.spec.recipe.max_staleness)
         self.unread = 0
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.rounds, place.batches)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
 """A validator's word on what a round comes to: said when the round is over, and again until a quorum agrees."""
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -12,7 +12,6 @@ from node.services.base import Service
 from node.services.context import Context
 from node.services.rounds.adding import Outer
 from node.services.rounds.applying import Rounds
-from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
@@ -52,16 +51,12 @@ class Cutting(Service):
         rounds.votes.heard.follow(self._bell.ring)
         self.said = 0
 
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.rounds)
-
     def status(self) -> dict[str, Any]:
         return {"pretraining": {"cuts_signed": self.said}}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear)
+            nursery.start_soon(self._context.heed, self._bell.ring, WorkTouched)
             while not self._rounds.over:
                 outer, due = self._rounds.outer, math.inf
                 # The pool may give its seat to another one, while this node goes on and may come back to office.
@@ -72,10 +67,6 @@ class Cutting(Service):
                     due = min(due, await self._look(outer.round, outer))
                 await self._bell.wait(min(due - self._context.clock.monotonic(), LOOK_EVERY))
             nursery.cancel_scope.cancel()
-
-    async def _hear(self) -> None:
-        async for _ in self._context.facts.subscribe(WorkTouched):
-            self._bell.ring()
 
     def _is_in_office(self) -> bool:
         return self._context.membership.is_validator(self._context.key.address)

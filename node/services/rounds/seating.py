@@ -3,7 +3,7 @@ share made into batches, and then a peer's part as with text.
 """
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -17,7 +17,6 @@ from node.services.rounds.learning import Learning
 from node.services.training.groups import UsedUp
 from node.services.training.intake import Intake
 from node.services.training.stating import make_batch
-from node.services.workplace import Workplace
 from node.training.batch import encode_batch
 from node.weights.keeper import Pins
 from protocol.errors import IntellectError
@@ -34,11 +33,11 @@ class Seating(Learning):
 
     name = "seating"
 
-    def __init__(self, context: Context, rounds: Rounds, pins: Pins, batches: Batches) -> None:
+    def __init__(self, context: Context, rounds: Rounds, store: Pins, batches: Batches) -> None:
         self._spec = context.run.spec
         self._inner, self._seats = rounds.rules.inner_steps, self._spec.seats
         self.blobs_a_round = 1 + self._inner
-        super().__init__(context, rounds, pins)
+        super().__init__(context, rounds, store)
         self._batches, self._spool = batches, rounds.spool
         self._pool = RolloutPool(self._spec)
         # Learnt from before that, a group would be too old by now.
@@ -52,10 +51,6 @@ class Seating(Learning):
             taken_back=self._pool.forget,
             asks=lambda: context.membership.is_trainer(context.key.address),
         )
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.rounds, place.member.stock.store, place.batches)
 
     async def run(self) -> None:
         await self._used.recall(self._rounds.newest - self._spec.recipe.max_staleness)

@@ -87,7 +87,7 @@ class Trainer(Service):
         settings.check_auditable()
         await trio.to_thread.run_sync(spool.prepare, context.run.encoded, context.run.assets)
         publisher = Publisher(
-            place.member.stock.store,
+            place.store,
             context.board,
             context.journal,
             context.run.root,
@@ -131,7 +131,9 @@ class Trainer(Service):
         async with trio.open_nursery() as nursery:
             for story in (self._watch.run, self._learner.run, self._evaluator.run, self.intake.run, self._feeding.run):
                 nursery.start_soon(story)
-            nursery.start_soon(self._hear)
+            # What others say of policies is waited for together with what the learner writes.
+            told = PolicyFollowed, CheckpointOffered, StepJudged, Undone
+            nursery.start_soon(self._context.heed, self._watch.tell, *told)
             nursery.start_soon(self._until_lost, nursery.cancel_scope)
             nursery.start_soon(self.leading.returning.run, self.leading.nothing_leads_on)
             async with trio.open_nursery() as until_over:
@@ -142,11 +144,6 @@ class Trainer(Service):
             self.record.finish()
             self._learner.finish()
             self._evaluator.finish()
-
-    async def _hear(self) -> None:
-        """What others say of policies is waited for together with what the learner writes."""
-        async for _ in self._context.facts.subscribe(PolicyFollowed, CheckpointOffered, StepJudged, Undone):
-            self._watch.tell()
 
     async def _until_lost(self, stint: trio.CancelScope) -> None:
         await self.leading.until_lost()

@@ -5,6 +5,7 @@ import json
 import threading
 from collections import deque
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
 from node.recipe.manifest import materialise
 from node.services.chairing import Ready
+from node.services.context import Context
 from node.services.training.groups import Groups
 from node.services.training.record import StepMetrics
 from node.services.training.trainer import Trainer
@@ -266,6 +268,7 @@ class House:
             membership=SimpleNamespace(terms=Terms(KEY.address, trio.current_time), validators=(VALIDATOR,)),
             clock=Clock(),
         )
+        context.heed = partial(Context.heed, context)
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)
         children = Learner(self.spool, last), Examiner(self.spool, examined)
