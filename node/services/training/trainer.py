@@ -18,7 +18,7 @@ from node.services.training.feeding import Feeding
 from node.services.training.groups import Groups
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
-from node.services.training.leading import Leading
+from node.services.training.leading import Leading, Shared
 from node.services.training.publishing import Publishing
 from node.services.training.record import Record
 from node.services.training.standing_by import StandingBy
@@ -61,9 +61,8 @@ class Trainer(Service):
         self.record = Record(context, spool, watch, evaluations, observer)
         self.others = StandingBy(context, spool, watch, groups, self.record)
         self.leading = Leading(context, spool, groups, self.record, self.others, chain)
-        shared = self.record, evaluations, journeys, self.others, self.leading
-        self._feeding = Feeding(context, spool, watch, groups, *shared)
-        self._publishing = Publishing(context, spool, watch, publisher, *shared)
+        shared = Shared(context, spool, watch, self.record, evaluations, journeys, self.others, self.leading)
+        self._feeding, self._publishing = Feeding(shared, groups), Publishing(shared, publisher)
         self.intake = Intake(
             context,
             fresh=groups.fresh,
