@@ -18,7 +18,7 @@ from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
-from protocol.messages import CutSigned, Heartbeat, Signed, of_kind, open_envelope
+from protocol.messages import CutSigned, Heartbeat, of_kind, open_envelope
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
@@ -81,11 +81,7 @@ class Cutting(Service):
                 log.info("cut.not_recalled", why=error.why)
                 continue
             if signed.message.round == round_:
-                self._note(signed)
-
-    def _note(self, own: Signed[CutSigned]) -> None:
-        """A word of this validator, as others hear it."""
-        self._rounds.votes.note(own)
+                self._rounds.votes.note(signed)
 
     async def _look(self, round_: int, outer: Outer | None) -> float:
         """Say what there is to say of a round; when there may be more although nothing is heard. outer: of the one that
@@ -192,4 +188,4 @@ class Cutting(Service):
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
         if self._is_in_office():  # still: the journal and the network take their time
-            self._note(board.opened(raw, CutSigned))
+            self._rounds.votes.note(board.opened(raw, CutSigned))
