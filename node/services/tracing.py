@@ -13,7 +13,7 @@ from node.services.base import Service
 from node.services.context import Context, manifest_of
 from node.services.workplace import Dropped, Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import PolicyFollowed, WorkTouched
+from node.swarm.facts import PolicyFollowed, Undone, WorkTouched
 from node.swarm.register import WorkId
 from node.swarm.uses import UseBook
 from protocol.errors import IntellectError
@@ -86,14 +86,16 @@ class Tracing(Service):
             self._context.board.say([said], within=SAID_WITHIN)
 
     async def _hear_policies(self) -> None:
-        # One that is taken back changes nothing: its batch used what it used, and a new term has a clean record.
-        async for policy in self._context.facts.subscribe(PolicyFollowed):
-            if policy.step == self._context.state.policies.newest_step:
-                self._cut(policy.step)
+        async for told in self._context.facts.subscribe(PolicyFollowed, Undone):
+            if isinstance(told, PolicyFollowed):
+                if told.step == self._context.state.policies.newest_step:
+                    self._cut(told.step)
+            elif isinstance(told.fact, PolicyFollowed):
+                self.book.undone(told.fact.step)
 
     async def _read(self) -> None:
         """One after the other, in the order in which they were announced."""
-        # One that is taken back changes nothing here, either.
+        # One that is taken back changes nothing: its batch used what it used, and a new term has a clean record.
         async for policy in self._context.facts.subscribe(PolicyFollowed):
             # Step 0 was not trained, so nothing can have been left out of it.
             if not 0 < policy.step > self._context.state.policies.newest_step - WAITING:

@@ -6,6 +6,7 @@ and not used, was left out: manifest and cuts show it to anybody. One such work 
 its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
 """
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
@@ -117,6 +118,7 @@ class UseBook(_Counted):
         self._is_usable = is_usable
         self._uncut: Recent[WorkId, float] = Recent(KEPT)
         """Works that no cut of this node has named, and when they were accepted."""
+        self._cuts: Recent[int, tuple[WorkId, ...]] = Recent(TOLD)
         self._named: dict[Address, Recent[WorkId, int]] = {}
         """By validator: the policy at which it named a work first."""
         self._left: Recent[WorkId, LeftOutPart] = Recent(TOLD)
@@ -143,7 +145,13 @@ class UseBook(_Counted):
         found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at - margin)
         for id in found:
             del self._uncut[id]
-        return tuple(found)
+        self._cuts[step] = tuple(found)
+        return self._cuts[step]
+
+    def undone(self, step: int) -> None:
+        """A policy is none any more: what was named at it is named at the next one. Who never followed it held the cut
+        back until it was forgotten; for all others the first word stands."""
+        self._uncut.update({id: -math.inf for id in self._cuts.pop(step, ()) if id in self._waiting})
 
     def heard(self, validator: Address, cut: DueSigned) -> None:
         """A validator's cut. Its first word on a work counts: what one says fills a table of its own."""

@@ -167,6 +167,28 @@ def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
         assert shown == [LeftOutPart(work, OTHER, policy_step=1, step=3, due=2, by=[*JUDGES])]
 
 
+def test_what_was_named_at_a_policy_that_never_was_is_due_for_who_did_not_follow_it() -> None:
+    """The block of a term is replaced: one node held the cuts of its policies back until it forgot them."""
+    bench = Bench()
+    bench.step(0)
+    stranger = bench.newcomer()
+    bench.policies.announce(announced(1))
+    bench.clock.now += 1
+    phantom = bench.book.cut(1)
+    assert phantom and bench.book.cut(2) == ()
+    bench.book.undone(1)
+    bench.policies.announce(announced(2))
+    again = bench.book.cut(2)
+    assert again == phantom, "once more, and for those who heard both the first word stands"
+    for book, cuts in ((bench.book, (1, 2)), (stranger, (2,))):
+        for one in JUDGES:
+            for step in cuts:
+                book.heard(one, DueSigned(pool=1, step=step, works=phantom))
+        due = book.due(phantom[0])
+        assert due is not None and due[0] == cuts[0]
+    assert bench.book.cut(3) == ()
+
+
 def test_a_validators_first_word_on_a_work_counts_and_no_work_is_named_twice() -> None:
     bench = Bench()
     bench.step(0)
