@@ -72,7 +72,6 @@ from node.services.membership.reach import Reach
 from node.services.mending import Mending
 from node.services.paying import Paying
 from node.services.rounds.applying import Rounds
-from node.services.rounds.counting import SeatTracing
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging
 from node.services.rounds.learning import Learning
@@ -83,7 +82,7 @@ from node.services.showing import Showing
 from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
-from node.services.tracing import Tracing
+from node.services.tracing import SeatTracing, Tracing
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
 from node.state.bundle import check_moved

@@ -13,6 +13,7 @@ import msgspec
 
 from node.recent import Recent
 from node.status_schema import LeftOutPart, UsesPart, WorkerUsesPart
+from node.swarm.membership import Membership
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Work, WorkId
 from protocol.identity import Address
@@ -91,18 +92,16 @@ def _use(uses: WorkerUsesPart, used: UsedWork) -> None:
 
 
 class UseBook(_Counted):
-    """clock: monotonic seconds, the same as that of `policies`; is_member: of an author whom only a manifest names;
-    quorum, is_validator: whose cuts make a work due; is_usable: whether a trainer may use a work still; keep_surplus:
-    whether the run keeps what a batch has no room for."""
+    """clock: monotonic seconds, the same as that of `policies`; members: who may be named in a manifest, and whose cuts
+    make a work due; is_usable: whether a trainer may use a work still; keep_surplus: whether the run keeps what a batch
+    has no room for."""
 
     def __init__(
         self,
         policies: PolicyClock,
+        members: Membership,
         max_staleness: int,
         clock: Callable[[], float],
-        is_member: Callable[[Address], bool],
-        quorum: Callable[[], int],
-        is_validator: Callable[[Address], bool],
         is_usable: Callable[[WorkId], bool],
         *,
         keep_surplus: bool,
@@ -112,9 +111,7 @@ class UseBook(_Counted):
         self._max_staleness = max_staleness
         self._keep_surplus = keep_surplus
         self._clock = clock
-        self._is_member = is_member
-        self._quorum = quorum
-        self._is_validator = is_validator
+        self._members = members
         self._is_usable = is_usable
         self._uncut: Recent[WorkId, float] = Recent(KEPT)
         """Works that no cut of this node has named, and when they were accepted."""
@@ -161,8 +158,8 @@ class UseBook(_Counted):
 
     def due(self, id: WorkId) -> tuple[int, tuple[Address, ...]] | None:
         """(the policy at which a quorum of validators had named a work, who); None while none has."""
-        by = sorted((one[id], who) for who, one in self._named.items() if id in one and self._is_validator(who))
-        quorum = self._quorum()
+        by = sorted((one[id], who) for who, one in self._named.items() if id in one and self._members.may_validate(who))
+        quorum = self._members.quorum
         return (by[quorum - 1][0], tuple(who for _, who in by[:quorum])) if 0 < quorum <= len(by) else None
 
     def trained(self, pool: int, batch: ComposedBatch) -> None:
@@ -243,7 +240,7 @@ class UseBook(_Counted):
     def _used(self, id: WorkId, used: UsedWork) -> None:
         self._passed.pop(used.author, None)
         if id not in self._waiting and id not in self._done:
-            if not self._is_member(used.author):
+            if not self._members.is_member(used.author):
                 return  # or a trainer could name strangers without end
             self._of(used.author).accepted += 1  # the trainer heard of its verdicts first
         # Counted already: several batches may use groups of one work.

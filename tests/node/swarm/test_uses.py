@@ -1,6 +1,7 @@
 """What became of accepted works, as everybody counts it: an honest trainer leaves nothing out, and one that drops a
 worker is seen by everybody."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,13 +39,13 @@ class Bench:
         self.works: dict[tuple[int, Address], Work] = {}
 
     def newcomer(self) -> UseBook:
+        may_validate, is_member = lambda one: one in self.validators, (NODE, OTHER).__contains__
+        members: Any = SimpleNamespace(is_member=is_member, quorum=2, may_validate=may_validate)
         return UseBook(
             self.policies,
+            members,
             self.max_staleness,
             self.clock,
-            (NODE, OTHER).__contains__,
-            lambda: 2,
-            lambda one: one in self.validators,
             lambda id: id not in self.unusable,
             keep_surplus=self.keep_surplus,
         )
