@@ -1,11 +1,10 @@
 """What a session costs per turn, with snapshots and without, and whether strangers agree on it.
 
-`python -m benchmarks.sessions [--quick] [--json] [--no-cost] [--sessions N] [--ways N] [--emulated PYTHON]`, or
+`python -m benchmarks.sessions [--quick] [--json] [--no-cost] [--sessions N] [--ways N]`, or
 `--shelf`: what the packages of the shelf add to the seconds in which a sandbox opens, and nothing else. Sessions
 of a seeded generator (shell, Python, edits, endless loops, full disks) are played under two hash seeds of the host, two
 settings of the compiler, and in wasmtime's virtual machine in place of this processor: words, fuel and state hashes are
-compared. With --emulated they are played by another processor's code as well: PYTHON is what
-`scripts/emulated_arm64.sh` makes. Cost: wall milliseconds per turn of a session of 8 turns.
+compared. Cost: wall milliseconds per turn of a session of 8 turns.
 """
 
 import argparse
@@ -198,9 +197,6 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=0, help="of the agreement; 2000, quick 6")
     parser.add_argument("--no-cost", action="store_true", help="agreement alone")
     parser.add_argument("--ways", type=int, default=len(WAYS), help="the first so many; the last one is the slowest")
-    parser.add_argument(
-        "--emulated", action="append", default=[], metavar="PYTHON", help="an interpreter that is one way more"
-    )
     parser.add_argument("--shelf", action="store_true", help="seconds to open a sandbox with each package, alone")
     parser.add_argument("--play", default="", help=argparse.SUPPRESS)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
@@ -215,8 +211,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     if not asked.no_cost:
         found |= {"with snapshots": cost(count, 4), "without": cost(count, 0), "image": images(count)}
-    ways = [(sys.executable, name) for name in list(WAYS)[: max(1 if asked.emulated else 2, asked.ways)]]
-    ways += [(python, name) for python in asked.emulated for name in list(WAYS)[1:3]]
+    ways = [(sys.executable, name) for name in list(WAYS)[: max(2, asked.ways)]]
     found["agreement"] = agreement(asked.sessions or (6 if asked.quick else 2000), ways)
     print(json.dumps(found) if asked.json else json.dumps(found, indent=1))
 

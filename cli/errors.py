@@ -50,6 +50,14 @@ _CODES = {
 }
 
 
+RETIRED = {
+    "No such command 'top'.": "intellect-node status --watch",
+    "No such command 'update'.": "`git pull && make install` in a clone, `pip install --upgrade` elsewhere",
+    "No such option: --share-engine": "leave it out: each node has an engine of its own",
+}
+"""What the parser says of words that this program once took -> what stands in their place."""
+
+
 class CommandError(IntellectError):
     """A failure that the command line itself found. code: the exit code."""
 
@@ -122,6 +130,9 @@ def _describe_parser_error(error: Any) -> IntellectError:
     """What click and typer find in the words of a command."""
     why = " ".join(error.format_message().split())
     command = error.ctx.command_path if getattr(error, "ctx", None) else "intellect-node"
+    for said, instead in RETIRED.items():
+        if why.startswith(said):
+            return IntellectError("the command is retired", why, instead)
     return IntellectError("the command is not understood", why, f"see what it takes: {command} --help")
 
 

@@ -128,16 +128,6 @@ def command(
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
-    share_engine: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=16,
-            metavar="RUNS",
-            help="One engine for all nodes of this machine that say so, with room for so many runs. Runs that train "
-            "adapters of one model then share its weights.",
-        ),
-    ] = None,
     vouch: Annotated[
         bool | None,
         typer.Option(

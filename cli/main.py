@@ -45,10 +45,8 @@ from cli import (
     status,
     stop,
     task,
-    top,
     train,
     trainer,
-    update,
     verifiers,
     warm_start,
     weights,
@@ -65,8 +63,8 @@ WIDTH = 76
 MANY = 6
 """Options of a command from which on they are shown in panels."""
 COMMANDS = {
-    "Run a node": "demo join doctor stop leave service update keys state config",
-    "Look": "status top peers contributions logs report answers eval audit chat serve api",
+    "Run a node": "demo join doctor stop leave service keys state config",
+    "Look": "status peers contributions logs report answers eval audit chat serve api",
     "Train": "train get trainer run calibrate weights push",
     "Money": "contract devnet",
     "Make": "env task sandbox verifiers",
@@ -75,7 +73,7 @@ COMMANDS = {
 OPTIONS = {
     "Identity": "role state_dir vouch key as_ key_file password_file provider_key provider validator node",
     "Network": "network pool run listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
-    "Engine": "engine engine_command share_engine auto_setup trainer endpoint nodes node_rank backend device",
+    "Engine": "engine engine_command auto_setup trainer endpoint nodes node_rank backend device",
     "Serving": "gateway gateway_tls gateway_announce page page_host metrics_address metrics_log address",
     "Output": "as_json logs log_level detach quiet verbose report out csv watch follow screenshot plain yes keep",
 }
@@ -221,9 +219,7 @@ for name, module in (
     ("doctor", doctor),
     ("stop", stop),
     ("leave", leave),
-    ("update", update),
     ("status", status),
-    ("top", top),
     ("peers", peers),
     ("contributions", contributions),
     ("logs", logs),

@@ -242,6 +242,10 @@ def earnings(status: DaemonStatus) -> Lines:
     if pay is None:
         return ["its pay is not known yet"]
     lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
+    if pay.unit_worth_wei and pay.reward_per_unit_wei:
+        worth, price = int(pay.unit_worth_wei), int(pay.reward_per_unit_wei)
+        less = "" if worth == price else f" now, and {ether(price * 1000)} once the pool can pay all that is owed"
+        lines.append(f"1,000 units are worth {ether(worth * 1000)} tokens{less}")
     if pay.escrow_epochs is not None:
         lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")
     return [*lines, f"goes to {pay.provider}"] if pay.provider else lines
@@ -254,6 +258,8 @@ def _amounts(pay: PayPart) -> Lines:
         f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
         f"{ether(int(pay.waiting_wei))} certified{until}",
     ]
+    if owed := int(pay.owed_wei):
+        lines.append(f"{ether(owed)} owed, and payable once the pool can")
     missed = int(pay.missed_wei)
     return [*lines, f"{ether(missed)} missed their table and are never paid"] if missed else lines
 
@@ -263,12 +269,16 @@ def _amounts(pay: PayPart) -> Lines:
 
 def troubles(status: DaemonStatus, now: float) -> Lines:
     """Everything that its owner should look at, the worst first."""
+    from node.config import program_version
+
     lines: Lines = []
     if status.last_error:
         error = status.last_error
         lines += [f"{error.what}: {error.why}", f"do: {error.remedy}"]
     if is_member(status) and not status.network.rpc_ok:
         lines.append("the chain's RPC does not answer")
+    if status.node.version not in ("", program_version()):
+        lines.append(f"it runs {clean(status.node.version, 40)}, and {program_version()} is installed: start it again")
     lines += _clock(status)
     audit = status.audit
     if audit and not audit.trainer.trusted:
@@ -338,7 +348,7 @@ def command(
     import msgspec
 
     if watch and not as_json:
-        from cli.top import watch_until_quit
+        from cli.keypress import watch_until_quit
 
         watch_until_quit(lambda: _watched(state_dir))
         return

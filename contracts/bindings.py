@@ -196,7 +196,7 @@ class CaseState(IntEnum):
 
 class CaseInfo(msgspec.Struct, frozen=True):
     """A slash that judges of `pool` ordered. amount: token wei that it takes when it is final, if other cases have
-    left so much; final_at: unix seconds; penalty: token wei that the judges owe together if they were wrong.
+    left so much; final_at: unix seconds; bond: token wei that its carrier put up, and an appeal does.
     """
 
     id: int
@@ -206,7 +206,8 @@ class CaseInfo(msgspec.Struct, frozen=True):
     appealed: bool
     amount: int
     pool: int
-    penalty: int
+    bond: int
+    carrier: Address
 
 
 class PostedEarnings(msgspec.Struct, frozen=True):
@@ -403,7 +404,7 @@ class Slashed(PoolEvent, frozen=True, kw_only=True):
 
 
 class SlashOverturned(PoolEvent, frozen=True, kw_only=True):
-    """compensation: token wei that the judges who signed the slash paid to the provider."""
+    """compensation: token wei that the provider has of the carrier's bond."""
 
     node: Address
     case_id: int
@@ -502,10 +503,15 @@ class StakeSlashed(Event, frozen=True, kw_only=True):
 
 
 class StakeFrozen(Event, frozen=True, kw_only=True):
+    """pool: whose judges; carrier: who put up the bond, token wei."""
+
     case_id: int
     provider: Address
     amount: int
     final_at: int
+    pool: int
+    carrier: Address
+    bond: int
 
 
 class Appealed(Event, frozen=True, kw_only=True):
@@ -520,11 +526,23 @@ class Overturned(Event, frozen=True, kw_only=True):
     amount: int
 
 
-class MadeGood(Event, frozen=True, kw_only=True):
-    """What a judge's provider paid to one whom it had slashed wrongly."""
+class Finalized(Event, frozen=True, kw_only=True):
+    """amount: token wei that the case found to take."""
 
-    judge: Address
+    case_id: int
     provider: Address
+    amount: int
+
+
+class Credited(Event, frozen=True, kw_only=True):
+    """The vault owes somebody more: `collect` pays it."""
+
+    who: Address
+    amount: int
+
+
+class Collected(Event, frozen=True, kw_only=True):
+    who: Address
     amount: int
 
 
@@ -956,16 +974,25 @@ class Contracts:
         """How many units the node's size allows to be paid now, whatever it has earned."""
         return self._ask("swarm", "allowanceOf", pool, node)
 
-    def judges_of(self, case: int) -> tuple[Address, ...]:
-        """The providers who answer for a slash that may still be overturned."""
-        return tuple(self._ask("vault", "judgesOf", case))
-
     def stake_of(self, provider: Address) -> Stake:
         return Stake(*self._ask("vault", "stakeOf", provider))
 
     def case(self, case: int) -> CaseInfo:
         provider, final_at, state, *rest = self._ask("vault", "caseInfo", case)
         return CaseInfo(case, provider, final_at, CaseState(state), *rest)
+
+    def slash_of(self, pool: int, node: Address) -> int:
+        """Token wei that a fault of the node costs in the pool."""
+        return self._ask("swarm", "poolInfo", pool)[0][2]
+
+    def case_bond(self, amount: int) -> int:
+        """Token wei that whoever carries a slash of `amount` puts up, at most."""
+        share, least = at_once(lambda: self._ask("vault", "bondBps"), lambda: self._ask("vault", "minBond"))
+        return max(amount * share // 10_000, least)
+
+    def credit_of(self, who: Address) -> int:
+        """Token wei that the vault owes: bonds of cases that were won, shares, what was slashed."""
+        return self._ask("vault", "creditOf", who)
 
     def backing_of(self, provider: Address) -> int:
         """What `expel` compares with `required_stake`: what is bonded, or was before a case that is not final."""
@@ -1023,6 +1050,9 @@ class Contracts:
 
     def finalize(self, case: int) -> "ContractFunction":
         return self.vault.functions.finalize(case)
+
+    def collect(self, who: Address) -> "ContractFunction":
+        return self.vault.functions.collect(who)
 
     def set_arbiter(self, arbiter: Address) -> "ContractFunction":
         return self.vault.functions.setArbiter(arbiter)

@@ -27,7 +27,8 @@ class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     token: an existing ERC-20 that moves exactly what it is told, None for a new TestToken; treasury: None for nobody,
     so that all is burned; arbiter: None for the deployer, never the treasury; burn_bps: share of a slash in 1/10,000,
     the rest is the treasury's; max_slash: no slash takes more, nor more than stake_per_unit; appeal_seconds: how long a
-    slash by judgement can be overturned; min_window: no pool's window is shorter.
+    slash by judgement can be overturned, at most half of unbonding_seconds; bond_bps: share of a case's amount in
+    1/10,000 that each side puts up, min_bond at least; min_window: no pool's window is shorter.
     """
 
     token: Address | None = None
@@ -37,6 +38,8 @@ class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     appeal_seconds: int = 24 * 3600
     burn_bps: int = 5_000
     max_slash: int = 100 * TOKEN
+    bond_bps: int = 2_500
+    min_bond: int = TOKEN
     base_stake: int = 0
     stake_per_unit: int = 100 * TOKEN
     min_window: int = 3600
@@ -79,6 +82,8 @@ def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
         params.arbiter or deployer,
         params.burn_bps,
         params.max_slash,
+        params.bond_bps,
+        params.min_bond,
     )
 
 

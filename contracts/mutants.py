@@ -66,7 +66,8 @@ BY_HAND = (
     ("Members.sol", "gone || pool.has(ENDED)", "pool.has(ENDED)"),
     ("Earnings.sol", "(units + capacity - 1) / capacity", "units / capacity"),
     ("Earnings.sol", "(units + capacity - 1) / capacity", "epochs"),
-    ("StakeVault.sol", "penalty / judges.length", "penalty"),
+    ("StakeVault.sol", "share + (case_.appealed ? put + _lose(put) : put)", "share + put + _lose(put)"),
+    ("StakeVault.sol", "case_.appealed ? won + case_.bond : won", "won + case_.bond"),
 )
 """(file, text, what becomes of it): what a review tried, and the patterns above do not."""
 QUICK = {"FOUNDRY_FUZZ_RUNS": "32", "FOUNDRY_INVARIANT_RUNS": "2", "FOUNDRY_INVARIANT_DEPTH": "120"}
@@ -91,12 +92,7 @@ EXPLAINED: dict[str, str] = {
     "taken.unbonding = uint96(amount <= from.unbonding ? amount : from.unbonding);": _SAME,
     "StakeVault.sol: taken.bonded = uint96(amount < from.bonded ? amount : from.bonded); => "
     "taken.bonded = uint96(amount <= from.bonded ? amount : from.bonded);": _SAME,
-    "StakeVault.sol: if (burned > 0) token.safeTransfer(BURNED, burned); => "
-    "if (burned >= 0) token.safeTransfer(BURNED, burned);": _NOTHING_MOVES,
-    "StakeVault.sol: if (rest > 0) token.safeTransfer(treasury, rest); => "
-    "if (rest >= 0) token.safeTransfer(treasury, rest);": _NOTHING_MOVES,
-    "StakeVault.sol: if (paid > 0) token.safeTransfer(provider, paid); => "
-    "if (paid >= 0) token.safeTransfer(provider, paid);": _NOTHING_MOVES,
+    "StakeVault.sol: if (put < minBond) put = minBond; => if (put <= minBond) put = minBond;": _SAME,
     "Counters.sol: assert(units <= c.owed()); => (nothing)": _SECOND_LINE,
     "Counters.sol: assert(units <= c.owed()); => (nothing) (2)": _SECOND_LINE,
     "Pools.sol: if (stakePerUnit < maxSlash) maxSlash = stakePerUnit; => "

@@ -91,8 +91,6 @@ class NodeConfig(BaseSettings):
     """what computes: auto takes vLLM on a GPU, where it is installed and the run permits it, else torch"""
     engine_command: str | None = None
     """another program that speaks the engine protocol; default: node.inference.process of this program"""
-    share_engine: int = Field(default=0, ge=0, le=16)
-    """one engine for all nodes of this machine that say so, with room for this many runs; 0: one of its own"""
     wait: bool = True
     """where the stake or gas of this node is missing: wait for it; else end with the commands that mend it"""
     preflight: bool = True
@@ -157,8 +155,6 @@ class NodeConfig(BaseSettings):
     def engine_argv(self) -> list[str]:
         """The program of the engine child."""
         program = shlex.split(self.engine_command) if self.engine_command else self.engine_program()
-        if self.share_engine and not self.engine_command:
-            program = [sys.executable, "-m", "node.inference.shared", "--runs", str(self.share_engine)]
         return [*program, *self.engine_options]
 
     @property

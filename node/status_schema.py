@@ -129,19 +129,22 @@ class EpochPart(msgspec.Struct, frozen=True):
 
 
 class PaidUnitsPart(msgspec.Struct, frozen=True):
-    """This node's units: claimed, in a posted table, certified and in none yet, and missed."""
+    """This node's units: claimed, payable by a posted table, certified and in none yet, and missed; owed: in a table,
+    and payable once the pool can."""
 
     claimed: int = 0
     in_table: int = 0
     certified: int = 0
     missed: int = 0
+    owed: int = 0
 
 
 class PayPart(msgspec.Struct, frozen=True):
-    """What this node's work comes to, in wei. due: in the posted table; waiting: certified, and in no table yet;
-    missed: accepted, and in no table for ever; provider: to whom it goes; waiting_until: the chain's time, or 0;
-    table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts;
-    escrow_wei, reward_per_unit_wei: of the pool.
+    """What this node's work comes to, in wei. due: in the posted table; owed: in it, and payable once the pool can;
+    waiting: certified, and in no table yet; missed: accepted, and in no table for ever; provider: to whom it goes;
+    waiting_until: the chain's time, or 0; table_epoch: the last one that is tabled; escrow_epochs: for how many epochs
+    like the last ones the escrow lasts; escrow_wei, reward_per_unit_wei: of the pool; unit_worth_wei: what a unit came
+    to in the newest table.
     """
 
     provider: str = ""
@@ -150,11 +153,13 @@ class PayPart(msgspec.Struct, frozen=True):
     due_wei: str = "0"
     waiting_wei: str = "0"
     missed_wei: str = "0"
+    owed_wei: str = "0"
     units: PaidUnitsPart = PaidUnitsPart()
     waiting_until: int = 0
     table_epoch: int | None = None
     escrow_wei: str | None = None
     reward_per_unit_wei: str | None = None
+    unit_worth_wei: str | None = None
     escrow_epochs: float | None = None
     warnings: list[str] = []
     epochs: list[EpochPart] = []

@@ -46,6 +46,11 @@ DIAGNOSES = (
         "install one, e.g. `apt install build-essential`, and run the command again",
     ),
     (
+        "DO NOT MATCH THE HASHES",
+        "the package index offers a file that is not the one that was tried",
+        "see the log for its name; ask whoever runs the index, or take another one",
+    ),
+    (
         "No space left on device",
         "the disk is full",
         "free about 2 GB (TMPDIR counts too) and run the command again",
@@ -182,10 +187,15 @@ def _has_nvidia_gpu() -> bool:
 
 
 def _install(python: Path, extras: Sequence[str], log: Path) -> None:
-    target = f"{REPOSITORY}[{','.join(extras)}]" if extras else str(REPOSITORY)
     say("installing about 130 packages (1 GB on disk; half a minute from a near index, else some minutes)")
-    constraints = str(REPOSITORY / "constraints.txt")
-    pip(python, ["install", "-c", constraints, *_index_options(), "-e", target], log, "installing")
+    # By hash and without looking for others: an index, or a mirror of it, can bring nothing that was not tried.
+    files = [word for name in ("node", *extras) for word in ("-r", str(REPOSITORY / "locked" / f"{name}.txt"))]
+    pip(python, ["install", "--require-hashes", "--no-deps", *files], log, "installing")
+    if "train" in extras:
+        # By its version alone: whose wheel it is, for which processors and cards, is for this machine's owner to say.
+        constraints = ["-c", str(REPOSITORY / "constraints.txt")]
+        pip(python, ["install", *constraints, *_index_options(), _torch_requirement()], log, "installing")
+    pip(python, ["install", "--no-deps", "--no-build-isolation", "-e", str(REPOSITORY)], log, "installing")
     # pip compiles what it copies, and an editable installation is not copied: each process of the first swarm or of the
     # first tests would compile all modules for itself.
     packages = ("protocol", "contracts", "node", "cli")

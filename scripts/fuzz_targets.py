@@ -25,6 +25,7 @@ from protocol.freshness import content_digest
 from protocol.identity import NodeKey
 from protocol.lots import LotPledge
 from protocol.manifest import PolicyStatement
+from protocol.pages import read_page
 from protocol.policy import (
     Anchor,
     MalformedPolicy,
@@ -55,6 +56,7 @@ from protocol.rollout import (
 )
 from protocol.run import EnvironmentSpec, RolloutSpec, RunError, RunSpec, VerificationSpec, decode_run, encode_run
 from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.table import Line, Owed, Table, decode_head, encode_head
 from protocol.text import StreamHeader, TextError, tokens_of
 
 K, ROWS = 8, 4
@@ -343,6 +345,33 @@ def stream(data: bytes) -> None:
         raise AssertionError("a stream of another length")
 
 
+_ROWS = tuple(Line(bytes([n]) * 20, n) for n in (1, 2))
+HEAD, (LINES, DEBTS) = Table(1, 9, 4, _ROWS, tuple(Owed(one.node, 9, 7) for one in _ROWS), 3).files()
+
+
+def table(data: bytes) -> None:
+    try:
+        head = decode_head(data, 1)
+    except ProtocolError:
+        return
+    head.share(KEY.address, {}, ())
+    head.root()
+
+
+def lines(data: bytes) -> None:
+    try:
+        read_page(data, HEAD.pages[0], Line)
+    except ProtocolError:
+        return
+
+
+def debts(data: bytes) -> None:
+    try:
+        read_page(data, HEAD.debts[0], Owed)
+    except ProtocolError:
+        return
+
+
 TARGETS = {
     "contribution": Target(contribution, tuple(map(_contributed, FORMS.values()))),
     "stream": Target(stream, (StreamHeader(2, 1, 9, 4, ROOT, ROOT).encode() + bytes(8),)),
@@ -357,5 +386,8 @@ TARGETS = {
     "image": Target(image, (encode_image(BASE),), JSON_NUMBERS),
     "patch": Target(patch, (PATCH,)),
     "pieces": Target(pieces, (encode_info(PIECES),)),
+    "table": Target(table, (encode_head(HEAD),)),
+    "lines": Target(lines, (LINES,)),
+    "debts": Target(debts, (DEBTS,)),
     "run": Target(run_file, (encode_run(RUN),), JSON_NUMBERS),
 }

@@ -8,6 +8,7 @@ import typer
 from cli.contract.earnings import Node
 from cli.contract.frame import OnlyPool, Plan, Rows, app, case_app, question, step, transaction, when
 from cli.contract.pool import Pool
+from cli.contract.stake import approve_steps
 from cli.contract.values import MAX_CASE, address
 from cli.errors import USAGE, CommandError
 from cli.events import events_of, fault_name, pool_topics
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
+BOND_WON = "nine tenths"
+"""Of the loser's bond that the winner of a case gets: StakeVault's LOST_BPS are burned."""
 CaseNumber = Annotated[int, typer.Argument(min=1, max=MAX_CASE, help="Number of the case; see `case list`.")]
 
 
@@ -37,32 +40,55 @@ async def list_(
 
 @question(case_app, "show", example="case show 3 --network base-sepolia --json")
 async def show(chain: "ChainClient", case: CaseNumber) -> tuple[dict[str, Any], Rows]:
-    """A frozen stake: whose it is, why, how much, until when, and which validators answer for it."""
+    """A frozen stake: whose it is, why, how much, until when, and who put up a bond for it."""
     info, now = await _case(chain, case), (await chain.block()).timestamp
-    judges: list[str] = list(await chain.ask("read a case", lambda c: c.judges_of(case)))
     events = [event for event in await _events(chain, info.pool) if getattr(event, "case_id", None) == case]
     told = [await _row(chain, event, info.provider, info) for event in events]
     facts = _frozen(info) | {"pool": info.pool} | (told[0] if told else {})
     names = ("case", "provider", "pool", "node", "reason", "state", "transaction")
     rows = [(name, facts[name]) for name in names if facts.get(name) is not None]
-    rows += [("judges", ", ".join(judges))]
+    rows += [("carried by", info.carrier), ("bond of each side", f"{ether(info.bond)} tokens")]
     rows += [("tokens", ether(int(facts["frozen_wei"]))), ("appealed", "yes" if facts["appealed"] else "no")]
-    return facts | {"judges": judges}, [*rows, ("final", when(facts["final_at"], now))]
+    return facts, [*rows, ("final", when(facts["final_at"], now))]
 
 
 @transaction(case_app, "appeal", example="case appeal 3 --network base-sepolia --key provider")
 async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
     """As the provider whose stake was frozen: ask for more time, once, so that the arbiter can look at the case."""
     info = await _case(chain, case)
-    says = f"the {ether(info.amount)} tokens frozen in case {case} stay frozen longer, so that the arbiter can decide"
-    return Plan(says, f"case {case} is appealed", [step(f"appeal case {case}", chain.contracts.appeal(case))])
+    says = (
+        f"the {ether(info.amount)} tokens frozen in case {case} stay frozen longer, so that the arbiter can decide. "
+        f"You put up {ether(info.bond)} tokens: they are lost unless it overturns the case; then they come back, and "
+        f"{BOND_WON} of what {info.carrier} put up"
+    )
+    steps = await approve_steps(chain, me, chain.profile.contracts.vault, info.bond)
+    steps.append(step(f"appeal case {case}", chain.contracts.appeal(case)))
+    return Plan(says, f"case {case} is appealed", steps)
+
+
+@transaction(case_app, "collect", example="case collect 0xProvider --network base-sepolia --key anybody")
+async def collect(
+    chain: "ChainClient",
+    me: "Address",
+    who: Annotated[Any, typer.Argument(parser=address, metavar="[ADDRESS]", help="Default: the signer.")] = None,
+) -> Plan:
+    """Have the vault pay what it owes somebody: bonds of cases that were won, shares, what was slashed."""
+    whose = who or me
+    owed = await chain.credit_of(whose)
+    says = f"the vault pays {ether(owed)} tokens to {whose}, to which it owes them"
+    return Plan(
+        says, f"{ether(owed)} tokens were paid to {whose}", [step("collect a credit", chain.contracts.collect(whose))]
+    )
 
 
 @transaction(case_app, "finalize", example="case finalize 3 --network base-sepolia --key anybody")
 async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
     """Burn and pay out what was frozen, for ever, once its time is over. Anybody may do this."""
     info = await _case(chain, case)
-    says = f"{ether(info.amount)} tokens of {info.provider}, frozen in case {case}, are lost to it for ever"
+    says = (
+        f"{ether(info.amount)} tokens of {info.provider}, frozen in case {case}, are lost to it for ever; "
+        f"{info.carrier}, who carried the case, has its bond back and a fiftieth of them"
+    )
     return Plan(says, f"case {case} is final", [step(f"finish case {case}", chain.contracts.finalize(case))])
 
 
@@ -119,7 +145,12 @@ async def _row(
 
 def _frozen(info: "CaseInfo") -> dict[str, Any]:
     facts = {"case": info.id, "provider": info.provider, "state": info.state.name.lower(), "appealed": info.appealed}
-    return facts | {"frozen_wei": str(info.amount), "penalty_wei": str(info.penalty), "final_at": info.final_at}
+    return facts | {
+        "frozen_wei": str(info.amount),
+        "bond_wei": str(info.bond),
+        "carrier": info.carrier,
+        "final_at": info.final_at,
+    }
 
 
 def lines_of(row: dict[str, Any], now: int) -> list[str]:
@@ -150,11 +181,14 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
     c, call = given.commitment, given.call(chain.contracts)
     info, hours = await chain.pool(c.pool), await chain.appeal_seconds() / 3600
     frozen = f"{ether(info.slash_amount)} tokens of its provider's stake are frozen"
+    bond = await chain.ask("read a bond", lambda contracts: contracts.case_bond(info.slash_amount))
     says = (
         f"the node {c.node} is evicted and is paid nothing more, and {frozen}: lost after {hours:g} h unless "
-        "overturned; then the judges who signed pay that much to the provider"
+        f"overturned. You put up {ether(bond)} tokens: they come back with a fiftieth of the stake once that is lost; "
+        f"if it is overturned the provider gets {BOND_WON} of them"
     )
-    return Plan(says, f"{c.node} is slashed", [step(f"slash {c.node}", call)])
+    steps = [*await approve_steps(chain, me, chain.profile.contracts.vault, bond), step(f"slash {c.node}", call)]
+    return Plan(says, f"{c.node} is slashed", steps)
 
 
 @transaction(app, "evidence", example="evidence contradiction.json --network base-sepolia --key me")
@@ -174,10 +208,9 @@ async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
 @transaction(case_app, "overturn", example="case overturn 7 0xNode --network base-sepolia --key arbiter")
 async def overturn(chain: "ChainClient", me: "Address", pool: Pool, node: Node) -> Plan:
     """As the arbiter: undo a quorum's slash while it is frozen."""
-    slash = (await chain.pool(pool)).slash_amount
     says = (
-        f"the frozen stake of {node}'s provider goes back to it, and the judges who signed the slash pay it "
-        f"{ether(slash)} tokens out of their stakes, in equal parts"
+        f"the frozen stake of {node}'s provider goes back to it, as far as no other case claims it, and it gets "
+        f"{BOND_WON} of the bond of who carried the slash; no other stake moves"
     )
     return Plan(
         says, f"the slash of {node} is undone", [step("overturn a slash", chain.contracts.overturn(pool, node))]

@@ -29,7 +29,7 @@ from cli.contract.frame import (
 )
 from cli.contract.values import address_option, eth, time_option, tokens_option
 from cli.errors import USAGE, CommandError
-from cli.output import AsJson, console, ether, print_facts, print_json, quiet_logs
+from cli.output import AsJson, console, duration, ether, print_facts, print_json, quiet_logs
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ def deploy(
     burn_bps: Annotated[
         int, typer.Option(min=0, max=10_000, help="Share of a slash that is burned, in 1/10000.")
     ] = 5000,
+    bond_bps: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Share of a slash that each side of a case puts up, in 1/10000.")
+    ] = 2500,
+    min_bond: Annotated[int, tokens_option("The least that each side of a case puts up.")] = "1",  # type: ignore[assignment]
     replace: Annotated[
         bool, typer.Option("--replace", help="Deploy although the profile names contracts already.")
     ] = False,
@@ -120,6 +124,13 @@ def deploy(
             "name another --arbiter or --treasury",
             USAGE,
         )
+    if unbonding < 2 * appeal:
+        raise CommandError(
+            "the unbonding is shorter than two appeals",
+            f"{duration(unbonding)}, and an appealed case may take {duration(2 * appeal)}: its stake would be gone",
+            "give a longer --unbonding, or a shorter --appeal",
+            USAGE,
+        )
     params = DeployParams(
         token=token,
         treasury=treasury,
@@ -127,6 +138,8 @@ def deploy(
         unbonding_seconds=unbonding,
         appeal_seconds=appeal,
         burn_bps=burn_bps,
+        bond_bps=bond_bps,
+        min_bond=min_bond,
         max_slash=max_slash,
         base_stake=base_stake,
         stake_per_unit=stake_per_unit,
@@ -251,9 +264,10 @@ def _write(network: str, profile: "NetworkProfile", done: "Deployment") -> Path:
 
 def _says(profile: "NetworkProfile", key: "NodeKey", params: "DeployParams", progress: Progress) -> str:
     token = f"stakes are held in the token {params.token}" if params.token else "a new test token is made, free for all"
-    treasury, arbiter = params.treasury or key.address, params.arbiter or key.address
+    rest = f"{params.treasury} gets what slashes do not burn" if params.treasury else "slashes are burned whole"
+    arbiter = params.arbiter or key.address
     words = (
-        f"the contracts are put on {profile.name} for ever; {token}. {treasury} gets what slashes do not burn; "
+        f"the contracts are put on {profile.name} for ever; {token}. {rest}; "
         f"{arbiter} may undo a quorum's slash within {params.appeal_seconds / 3600:g} h; a slash takes at most "
         f"{ether(params.max_slash)} tokens. You pay the gas."
     )

@@ -28,6 +28,8 @@ _PARAMETERS = {
     "appeal_seconds": ("vault", "appealSeconds", "seconds"),
     "max_slash": ("vault", "maxSlash", "tokens"),
     "burn_bps": ("vault", "burnBps", "share"),
+    "bond_bps": ("vault", "bondBps", "share"),
+    "min_bond": ("vault", "minBond", "tokens"),
     "treasury": ("vault", "treasury", "address"),
     "arbiter": ("vault", "arbiter", "address"),
 }

@@ -84,6 +84,8 @@ _FIELDS: dict[str, dict[str, tuple[Parser, Any]]] = {
         "min_window": (_TIME, 3600),
         "max_slash": (_TOKENS, 100 * 10**18),
         "burn_bps": (_number(0, 10_000), 5000),
+        "bond_bps": (_number(0, 10_000), 2500),
+        "min_bond": (_TOKENS, 10**18),
     },
     "pool": {
         "key": (_text, None),
@@ -222,6 +224,8 @@ class _Plan:
             self._wrong("pool.slash", why, "lower it, or raise deploy.stake_per_unit and deploy.max_slash")
         if deploy["max_slash"] == 0:
             self._wrong("deploy.max_slash", "nothing could ever be slashed", "give a number of tokens")
+        if deploy["min_bond"] == 0:
+            self._wrong("deploy.min_bond", "a case against who has nothing left would cost nothing", "give some tokens")
         rate = pool["reward"] // PER
         if rate == 0:
             self._wrong("pool.reward", "less than the smallest part of a token for a unit", f"at least {PER} wei")

@@ -160,7 +160,7 @@ async def amounts_of(chain: "ChainClient", account: "Address") -> dict[str, str]
     balances, bond = await chain.balances(account), await chain.stake_of(account)
     amounts = {"coin_wei": balances.coin, "token_wei": balances.token, "bonded_wei": bond.bonded}
     amounts |= {"unbonding_wei": bond.unbonding, "frozen_wei": bond.frozen}
-    amounts |= {"required_wei": await chain.required_stake(account)}
+    amounts |= {"required_wei": await chain.required_stake(account), "credit_wei": await chain.credit_of(account)}
     return {name: str(amount) for name, amount in amounts.items()}
 
 

@@ -22,8 +22,8 @@ from cli.demo.view import View
 from cli.errors import RUN, CommandError
 from cli.events import event_rows
 from cli.invocation import until_signalled
+from cli.keypress import any_key
 from cli.places import directory_lock
-from cli.top import any_key
 from node.environments.server.dial import LOCAL_SERVERS, PROGRAM
 from node.state.directory import check_space, existing
 from node.status_schema import DaemonStatus, PretrainingPart

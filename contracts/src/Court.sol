@@ -169,7 +169,7 @@ contract Court is ICourt {
     }
 
     /// @notice Punishes an objective fault in a file. Needs the node's own signature on the commitment and a quorum of
-    /// the pool's validators for outcome 2 and this reason.
+    /// the pool's validators for outcome 2 and this reason. Whoever carries it puts up a bond (StakeVault).
     /// @param values what each of them found besides, in the order of the signatures
     /// @param rechecked bit i: signature i is of a Rechecked, not of a Verdict
     function slash(
@@ -183,8 +183,8 @@ contract Court is ICourt {
         bytes32 work = Statements.hashCommitment(c);
         _requireSigner(work, nodeSignature, c.node);
         if (values.length != signatures.length) revert BadValues(values.length, signatures.length);
-        bytes32[] memory statements = _slashVerdicts(c.pool, work, reason, values, rechecked);
-        _punish(c, work, reason, _requireQuorum(c.pool, statements, signatures));
+        _requireQuorum(c.pool, _slashVerdicts(c.pool, work, reason, values, rechecked), signatures);
+        _punish(c, work, reason);
     }
 
     // ------------------------------------------------------------- by evidence
@@ -256,7 +256,6 @@ contract Court is ICourt {
     /// own.
     function requireQuorum(uint256 id, bytes32[] calldata statements, bytes[] calldata signatures) external view {
         if (statements.length != signatures.length) revert BadValues(statements.length, signatures.length);
-        // slither-disable-next-line unused-return -- that there are enough is what is asked
         _requireQuorum(id, statements, signatures);
     }
 
@@ -276,12 +275,12 @@ contract Court is ICourt {
     }
 
     /// New judges reach nobody who has left before they took office.
-    function _punish(WorkCommitment calldata c, bytes32 work, uint8 reason, address[] memory judges) private {
+    function _punish(WorkCommitment calldata c, bytes32 work, uint8 reason) private {
         uint256 since = _benches[c.pool].since;
         if (since != 0 && swarm.memberInfo(c.pool, c.node).memberUntil <= since) revert NotItsJudges(c.pool, c.node);
         if (_judged[work]) revert AlreadyJudged(c.fileRoot);
         _judged[work] = true;
-        swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, judges);
+        swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, msg.sender);
     }
 
     /// Strikes whoever signed both statements, if they differ.
@@ -309,23 +308,17 @@ contract Court is ICourt {
         for (uint256 i = 0; i < signatures.length; ++i) {
             statements[i] = statement;
         }
-        // slither-disable-next-line unused-return -- that there are enough is what is asked
         _requireQuorum(id, statements, signatures);
     }
 
     /// The same, where each of them signed a statement of its own.
-    function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures)
-        private
-        view
-        returns (address[] memory judges)
-    {
+    function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures) private view {
         Bench storage bench = _benches[id];
         uint256 threshold = bench.threshold;
         // a pool that nobody opened has no number, and every seat on it has one
         if (signatures.length < threshold || signatures.length > MAX_VALIDATORS || threshold == 0) {
             revert QuorumMissing(signatures.length, threshold);
         }
-        judges = new address[](signatures.length);
         uint32 number = bench.number;
         uint256 heard = 0;
         for (uint256 i = 0; i < signatures.length; ++i) {
@@ -336,7 +329,6 @@ contract Court is ICourt {
             uint256 bit = 1 << place.place;
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
-            judges[i] = signer;
         }
     }
 

@@ -17,8 +17,12 @@ import {ISwarm} from "./ISwarm.sol";
 /// again once the provider appeals). Until then the arbiter can have it given back; from then on anybody may
 /// `finalize` it. The arbiter can do nothing else.
 ///
-/// Whatever is taken is burned or the treasury's. Whoever reports a fault gets nothing of it: nobody who judges gains by
-/// judging, there is no share to take by copying a report, and a cheat cannot report itself to get a part back.
+/// Who carries a case puts up a bond, and who appeals as much. Who is right gets both, less what of the other's is
+/// burned: so a wrong case costs who brought it, and no decision of the arbiter's moves another stake. A case that is
+/// final pays its carrier a small share; of what evidence takes nobody gets any, so no copy of a report pays.
+///
+/// Whatever is taken is burned or the treasury's. All that this contract owes is credited, and paid to whom it is owed
+/// by `collect`: nobody who refuses tokens holds up a slash.
 ///
 /// What is frozen answers for all open cases of its provider, and for a slash. So nobody can put its own stake out of
 /// reach by a case of its own: what such a case gives back goes to the other cases first.
@@ -38,6 +42,10 @@ contract StakeVault is ReentrancyGuard {
         uint16 burnBps;
         /// no slash takes more, token wei
         uint96 maxSlash;
+        /// the share of a case's amount that each side puts up, in 1/10,000
+        uint16 bondBps;
+        /// what each side puts up at least, token wei
+        uint96 minBond;
     }
 
     struct Stake {
@@ -70,12 +78,18 @@ contract StakeVault is ReentrancyGuard {
         uint96 amount;
         /// whose judges it is from
         uint32 pool;
-        /// what these judges owe the provider together if they were wrong, token wei
-        uint96 penalty;
+        /// what each side puts up, token wei
+        uint96 bond;
+        /// who brought it here, and put up the first bond
+        address carrier;
     }
 
     /// @notice Where burned tokens go: an address whose key nobody has.
     address public constant BURNED = 0x000000000000000000000000000000000000dEaD;
+    /// @notice The share of what a final case takes that its carrier gets, in 1/10,000.
+    uint256 public constant CARRIER_BPS = 200;
+    /// @notice The share of the loser's bond that is burned, in 1/10,000: no two sides pass a bond to and fro for nothing.
+    uint256 public constant LOST_BPS = 1_000;
     uint16 private constant BPS = 10_000;
 
     IERC20 public immutable token;
@@ -84,6 +98,8 @@ contract StakeVault is ReentrancyGuard {
     address public immutable treasury;
     uint16 public immutable burnBps;
     uint96 public immutable maxSlash;
+    uint16 public immutable bondBps;
+    uint96 public immutable minBond;
     address private immutable deployer;
 
     /// @notice The one contract that may slash; zero until set.
@@ -97,8 +113,8 @@ contract StakeVault is ReentrancyGuard {
     /// the sum of the amounts of a provider's open cases; never less than what is frozen
     mapping(address provider => uint256) private _claimed;
     mapping(uint256 id => Case) private _cases;
-    /// providers of the validators who signed for a case, one that signed twice twice
-    mapping(uint256 id => address[]) private _judges;
+    /// @notice What `collect` pays, token wei.
+    mapping(address who => uint256) public creditOf;
 
     event SwarmSet(address indexed swarm);
     event ArbiterSet(address indexed arbiter);
@@ -107,16 +123,27 @@ contract StakeVault is ReentrancyGuard {
     event Rebonded(address indexed provider, uint256 amount, uint256 bonded);
     event Withdrawn(address indexed provider, uint256 amount);
     event StakeSlashed(address indexed provider, uint256 amount, uint256 burned);
-    event StakeFrozen(uint256 indexed caseId, address indexed provider, uint256 amount, uint64 finalAt);
+    event StakeFrozen(
+        uint256 indexed caseId,
+        address indexed provider,
+        uint256 amount,
+        uint64 finalAt,
+        uint32 pool,
+        address indexed carrier,
+        uint256 bond
+    );
     event Appealed(uint256 indexed caseId, address indexed provider, uint64 finalAt);
-    event MadeGood(address indexed judge, address indexed provider, uint256 amount);
     event Overturned(uint256 indexed caseId, address indexed provider, uint256 amount);
+    event Finalized(uint256 indexed caseId, address indexed provider, uint256 amount);
+    event Credited(address indexed who, uint256 amount);
+    event Collected(address indexed who, uint256 amount);
 
     error ZeroAddress();
     error ZeroAmount();
     error AmountTooLarge(uint256 amount);
     error ArbiterIsTreasury(address both);
-    error BadShare(uint16 burnBps);
+    error BadShare(uint16 share);
+    error UnbondingTooShort(uint64 unbondingPeriod, uint64 least);
     error OnlyDeployer(address caller);
     error OnlySwarm(address caller);
     error OnlyArbiter(address caller);
@@ -125,6 +152,7 @@ contract StakeVault is ReentrancyGuard {
     error StakeTooSmall(uint256 available, uint256 wanted);
     error StakeTooLow(address provider, uint256 bonded, uint256 required);
     error NothingToWithdraw();
+    error NothingToCollect(address who);
     error StillUnbonding(uint64 withdrawableAt);
     error CaseClosed(uint256 caseId);
     error AlreadyAppealed(uint256 caseId);
@@ -144,13 +172,19 @@ contract StakeVault is ReentrancyGuard {
         // who gets what is taken does not decide whether it is
         if (params.arbiter == params.treasury) revert ArbiterIsTreasury(params.arbiter);
         if (params.burnBps > BPS) revert BadShare(params.burnBps);
-        if (params.unbondingPeriod == 0 || params.appealSeconds == 0 || params.maxSlash == 0) revert ZeroAmount();
+        if (params.bondBps > BPS) revert BadShare(params.bondBps);
+        if (params.appealSeconds == 0 || params.maxSlash == 0 || params.minBond == 0) revert ZeroAmount();
+        // what is frozen and given back, or slashed besides, is still here when its case is over
+        uint64 least = 2 * params.appealSeconds;
+        if (params.unbondingPeriod < least) revert UnbondingTooShort(params.unbondingPeriod, least);
         token = token_;
         unbondingPeriod = params.unbondingPeriod;
         appealSeconds = params.appealSeconds;
         treasury = params.treasury;
         burnBps = params.burnBps;
         maxSlash = params.maxSlash;
+        bondBps = params.bondBps;
+        minBond = params.minBond;
         arbiter = params.arbiter;
         deployer = msg.sender;
         emit ArbiterSet(params.arbiter);
@@ -184,10 +218,7 @@ contract StakeVault is ReentrancyGuard {
         Stake storage stake = _stakes[provider];
         stake.bonded += uint96(amount);
         emit Bonded(provider, msg.sender, amount, stake.bonded);
-        uint256 before = token.balanceOf(address(this));
-        token.safeTransferFrom(msg.sender, address(this), amount);
-        uint256 received = token.balanceOf(address(this)) - before;
-        if (received != amount) revert TokenTakesFee(amount, received);
+        _pull(msg.sender, amount);
     }
 
     /// @notice Starts to take `amount` out, down to what the provider's nodes need; remove nodes to take out more. All
@@ -226,25 +257,35 @@ contract StakeVault is ReentrancyGuard {
         token.safeTransfer(msg.sender, amount);
     }
 
+    /// @notice Pays `who` what it is owed here: bonds of cases that it won, shares, what was slashed. Anybody may ask.
+    function collect(address who) external nonReentrant {
+        uint256 amount = creditOf[who];
+        if (amount == 0) revert NothingToCollect(who);
+        creditOf[who] = 0;
+        emit Collected(who, amount);
+        token.safeTransfer(who, amount);
+    }
+
     // --------------------------------------------------------------- slashing
 
     /// @notice Takes up to `amount` for ever, of the stake and then of what is frozen.
     /// @return taken what was there to take, at most `maxSlash`
-    function slash(address provider, uint256 amount) external onlySwarm nonReentrant returns (uint256 taken) {
+    function slash(address provider, uint256 amount) external onlySwarm returns (uint256 taken) {
         if (amount > maxSlash) amount = maxSlash;
         taken = _sum(_take(_stakes[provider], amount));
         taken += _sum(_take(_frozen[provider], amount - taken));
-        _spend(provider, taken);
+        _spend(provider, taken, 0);
     }
 
     /// @notice Takes up to `amount` out of the stake and keeps it until the case is final or overturned. What is
     /// frozen already answers for what the stake has not.
-    /// @param judges who pay `amount` in equal parts to the provider if the case is overturned
+    /// @param carrier who brings the case and puts up its bond
     /// @return caseId the new case's number
     /// @return claimed what the case takes when it is final, at most `maxSlash`
-    function freeze(address provider, uint256 amount, uint32 pool, address[] calldata judges)
+    function freeze(address provider, uint256 amount, uint32 pool, address carrier)
         external
         onlySwarm
+        nonReentrant
         returns (uint256 caseId, uint256 claimed)
     {
         if (amount > maxSlash) amount = maxSlash;
@@ -254,13 +295,16 @@ contract StakeVault is ReentrancyGuard {
         _claimed[provider] += claimed;
         caseId = ++caseCount;
         uint64 finalAt = uint64(block.timestamp) + appealSeconds;
-        _cases[caseId] = Case(provider, finalAt, State.Frozen, false, uint96(claimed), pool, uint96(amount));
-        _judges[caseId] = judges;
-        emit StakeFrozen(caseId, provider, claimed, finalAt);
+        uint96 put = uint96(claimed * bondBps / BPS);
+        if (put < minBond) put = minBond;
+        _cases[caseId] = Case(provider, finalAt, State.Frozen, false, uint96(claimed), pool, put, carrier);
+        emit StakeFrozen(caseId, provider, claimed, finalAt, pool, carrier, put);
+        _pull(carrier, put);
     }
 
     /// @notice The provider of a frozen stake asks the arbiter for a decision, which gives it `appealSeconds` from now.
-    function appeal(uint256 caseId) external {
+    /// It puts up as much as the carrier did.
+    function appeal(uint256 caseId) external nonReentrant {
         Case storage case_ = _openCase(caseId);
         if (msg.sender != case_.provider) revert OnlyProvider(msg.sender);
         if (case_.appealed) revert AlreadyAppealed(caseId);
@@ -268,12 +312,13 @@ contract StakeVault is ReentrancyGuard {
         case_.appealed = true;
         case_.finalAt = uint64(block.timestamp) + appealSeconds;
         emit Appealed(caseId, msg.sender, case_.finalAt);
+        _pull(msg.sender, case_.bond);
     }
 
-    /// @notice Gives back to where it was what no other open case has a claim on, and has the judges who were wrong pay
-    /// the provider, each out of its stake and then of what of it is frozen. The Swarm asks for it on the arbiter's word.
-    /// @return paid what they had to pay with
-    function overturn(uint256 caseId) external onlySwarm nonReentrant returns (uint256 paid) {
+    /// @notice Gives back to where it was what no other open case has a claim on, and the carrier's bond to the
+    /// provider. The Swarm asks for it on the arbiter's word.
+    /// @return won what the provider gets of the carrier's bond
+    function overturn(uint256 caseId) external onlySwarm returns (uint256 won) {
         Case storage case_ = _openCase(caseId);
         if (block.timestamp >= case_.finalAt) revert AppealOver(caseId, case_.finalAt);
         case_.state = State.Overturned;
@@ -284,19 +329,23 @@ contract StakeVault is ReentrancyGuard {
         uint256 amount = there > claimed ? there - claimed : 0;
         _move(_frozen[provider], _stakes[provider], amount);
         emit Overturned(caseId, provider, amount);
-        paid = _makeGood(provider, case_.penalty, _judges[caseId]);
-        if (paid > 0) token.safeTransfer(provider, paid);
+        won = _lose(case_.bond);
+        _credit(provider, case_.appealed ? won + case_.bond : won);
     }
 
-    /// @notice Ends a case that nobody overturned: what was frozen is burned or goes to the treasury.
-    function finalize(uint256 caseId) external nonReentrant {
+    /// @notice Ends a case that nobody overturned: what was frozen is burned or goes to the treasury, but for the
+    /// carrier's share. The carrier has its bond back, and what an appeal lost.
+    function finalize(uint256 caseId) external {
         Case storage case_ = _openCase(caseId);
         if (block.timestamp < case_.finalAt) revert AppealOpen(caseId, case_.finalAt);
         case_.state = State.Final;
-        address provider = case_.provider;
-        uint96 amount = case_.amount;
-        _claimed[provider] -= amount;
-        _spend(provider, _sum(_take(_frozen[provider], amount)));
+        (address provider, uint256 put) = (case_.provider, case_.bond);
+        _claimed[provider] -= case_.amount;
+        uint256 taken = _sum(_take(_frozen[provider], case_.amount));
+        emit Finalized(caseId, provider, taken);
+        uint256 share = taken * CARRIER_BPS / BPS;
+        _spend(provider, taken, share);
+        _credit(case_.carrier, share + (case_.appealed ? put + _lose(put) : put));
     }
 
     // ------------------------------------------------------------------ views
@@ -315,11 +364,6 @@ contract StakeVault is ReentrancyGuard {
     /// @notice What stands behind nodes that work or judge already: bonded, or bonded before a case that is not final.
     function backingOf(address provider) external view returns (uint256) {
         return uint256(_stakes[provider].bonded) + _frozen[provider].bonded;
-    }
-
-    /// @notice The providers who answer for a case.
-    function judgesOf(uint256 caseId) external view returns (address[] memory) {
-        return _judges[caseId];
     }
 
     function caseInfo(uint256 caseId) external view returns (Case memory) {
@@ -350,26 +394,39 @@ contract StakeVault is ReentrancyGuard {
         to.bonded += taken.bonded;
     }
 
-    function _makeGood(address provider, uint256 penalty, address[] storage judges) private returns (uint256 paid) {
-        for (uint256 i = 0; i < judges.length; ++i) {
-            uint256 each = penalty / judges.length;
-            uint256 taken = _sum(_take(_stakes[judges[i]], each));
-            taken += _sum(_take(_frozen[judges[i]], each - taken));
-            emit MadeGood(judges[i], provider, taken);
-            paid += taken;
-        }
-    }
-
     function _sum(Stake memory stake) private pure returns (uint256) {
         return uint256(stake.bonded) + stake.unbonding;
     }
 
-    function _spend(address provider, uint256 amount) private {
-        uint256 burned = (amount * burnBps) / BPS;
+    /// Burns what is taken or gives it to the treasury, but for `share`.
+    function _spend(address provider, uint256 amount, uint256 share) private {
+        uint256 rest = amount - share;
+        uint256 burned = rest * burnBps / BPS;
         emit StakeSlashed(provider, amount, burned);
-        if (burned > 0) token.safeTransfer(BURNED, burned);
-        uint256 rest = amount - burned;
-        if (rest > 0) token.safeTransfer(treasury, rest);
+        _credit(BURNED, burned);
+        _credit(treasury, rest - burned);
+    }
+
+    /// A bond that was lost: what the winner gets of it.
+    function _lose(uint256 put) private returns (uint256 won) {
+        uint256 burned = put * LOST_BPS / BPS;
+        _credit(BURNED, burned);
+        won = put - burned;
+    }
+
+    function _credit(address who, uint256 amount) private {
+        if (amount == 0) return;
+        creditOf[who] += amount;
+        emit Credited(who, amount);
+    }
+
+    /// Takes tokens; refuses a token that delivers less than it takes.
+    function _pull(address from, uint256 amount) private {
+        uint256 before = token.balanceOf(address(this));
+        // slither-disable-next-line arbitrary-send-erc20 -- who calls, or who called the Court
+        token.safeTransferFrom(from, address(this), amount);
+        uint256 received = token.balanceOf(address(this)) - before;
+        if (received != amount) revert TokenTakesFee(amount, received);
     }
 
     function _openCase(uint256 caseId) private view returns (Case storage case_) {

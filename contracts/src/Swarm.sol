@@ -34,27 +34,21 @@ contract Swarm is Earnings {
         Pools(minWindow_)
     {}
 
-    /// @notice The Court has judged a file: evicts the node, freezes the stake; who signed it answers for that.
-    /// @param validators who signed it
-    // slither-disable-next-line reentrancy-no-eth -- guarded, and the vault calls nobody while it freezes
-    function punishByJudgement(
-        uint256 id,
-        address node,
-        uint8 reason,
-        bytes32 fileRoot,
-        address[] calldata validators
-    ) external onlyCourt nonReentrant {
+    /// @notice The Court has judged a file: evicts the node, freezes the stake.
+    /// @param carrier who brought it to the Court, and answers for it with a bond
+    // slither-disable-next-line reentrancy-no-eth -- guarded: all that reads the case's number waits
+    function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot, address carrier)
+        external
+        onlyCourt
+        nonReentrant
+    {
         Member storage member = _members[id][node];
         if (member.slashedAt != 0) revert NodeEvicted(id, node);
         _requireReached(id, node);
         member.slashedAt = uint40(block.timestamp);
         _evict(id, node);
-        address provider = _nodes[node].provider;
-        address[] memory judges = new address[](validators.length);
-        for (uint256 i = 0; i < validators.length; ++i) {
-            judges[i] = _nodes[validators[i]].provider;
-        }
-        (uint256 caseId, uint256 claimed) = vault.freeze(provider, _terms[id].slashAmount, uint32(id), judges);
+        (uint256 caseId, uint256 claimed) =
+            vault.freeze(_nodes[node].provider, _terms[id].slashAmount, uint32(id), carrier);
         member.caseId = uint64(caseId);
         _tell(id, node, reason, claimed, fileRoot, caseId);
     }
@@ -75,8 +69,7 @@ contract Swarm is Earnings {
     }
 
     /// @notice The vault's arbiter undoes a slash by judgement before it is final: the stake goes back, the node may
-    /// join again and be paid, and the judges who signed it pay the provider the slash in equal parts, as far as each of
-    /// them has a stake.
+    /// join again and be paid, and its provider gets the bond of whoever carried the slash.
     function overturn(uint256 id, address node) external nonReentrant {
         if (msg.sender != vault.arbiter()) revert OnlyArbiter(msg.sender);
         Member storage member = _members[id][node];

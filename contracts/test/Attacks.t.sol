@@ -86,19 +86,82 @@ contract AttacksTest is Base {
         swarm.overturn(second, node);
         eq(_stake().bonded, 10 ether);
         eq(_stake().frozen, SLASH);
-        eq(token.balanceOf(provider), 80 ether + 2 * uint256(SLASH)); // its own judges paid it
-        eq(vault.bondedOf(PUPPETEER), 30 ether - 2 * uint256(SLASH));
+        eq(vault.bondedOf(PUPPETEER), 30 ether);
+        eq(_worth(provider), 80 ether + 2 * (PUT - PUT / 10)); // what those who carried its own cases put up
         vm.warp(block.timestamp + APPEAL);
         vault.finalize(3);
         eq(_stake().frozen, 0);
-        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), SLASH);
+        eq(_worth(vault.BURNED()) + _worth(treasury), SLASH * 98 / 100 + 2 * PUT / 10);
+    }
+
+    /// Its own judges slash two accounts of its own wrongly, while another pool's case waits for its stake. The arbiter,
+    /// who is right each time, moved 20 of the 30 to those accounts. The control: nothing but the honest case.
+    function test_a_slash_is_not_walked_away_by_wrong_slashes_of_ones_own_judges() public {
+        for (uint256 attack = 0; attack < 2; ++attack) {
+            vm.warp(block.timestamp + 10);
+            uint256 own = attack == 0 ? _ownPool() : pool + 1;
+            if (attack == 1) _bond(PUPPETEER, SLASH); // as at first
+            uint256 puppet = PUPPET + attack;
+            _join(puppet, pool);
+            _judge(puppet, _in(pool, puppet, 0), judgeKeys[0]);
+            uint256 honest = vault.caseCount();
+            for (uint256 i = 0; i < 2 * attack; ++i) {
+                _bond(address(uint160(0x7001 + i)), 20 ether);
+                _register(address(uint160(0x7001 + i)), 0xE100 + i, 1);
+                _join(0xE100 + i, own);
+                _judge(0xE100 + i, _in(own, 0xE100 + i, 0), PUPPET);
+                vm.prank(arbiter);
+                swarm.overturn(own, vm.addr(0xE100 + i));
+                eq(vault.bondedOf(address(uint160(0x7001 + i))), 20 ether);
+            }
+            StakeVault.StakeInfo memory stake = vault.stakeOf(PUPPETEER);
+            eq(uint256(stake.bonded) + stake.frozen, 30 ether);
+            vm.warp(block.timestamp + APPEAL);
+            vm.expectEmit(address(vault));
+            emit StakeVault.Finalized(honest, PUPPETEER, SLASH);
+            vault.finalize(honest);
+        }
+    }
+
+    /// Whoever has the arbiter's key undoes cases. It moved the judges' stakes to those whom they had found to be cheats.
+    function test_the_arbiters_thief_takes_no_judges_stake_but_its_carriers_bond() public {
+        _slash(_file(0, 10));
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        eq(vault.bondedOf(address(0x5005)), 30 ether);
+        eq(vault.creditOf(provider), PUT - PUT / 10);
+        eq(_stake().bonded, 100 ether);
+    }
+
+    /// Two accounts of one owner freeze each other's stake and win or lose: it costs them each time.
+    function test_cases_among_ones_own_accounts_cost_a_tenth_of_a_bond_each() public {
+        uint256 own = _ownPool();
+        _join(nodeKey, own);
+        _give(PUPPETEER, PUT, address(vault));
+        (bytes memory mine, bytes[] memory verdicts) = _case(nodeKey, _in(own, nodeKey, 0), PUPPET);
+        vm.prank(PUPPETEER);
+        court.slash(_in(own, nodeKey, 0), mine, 5, verdicts, _blank(verdicts), 0);
+        vm.prank(arbiter);
+        swarm.overturn(own, node);
+        eq(_worth(PUPPETEER) + _worth(provider), PUT - PUT / 10);
+    }
+
+    function test_a_cheat_that_reports_itself_to_its_own_judges_keeps_a_fiftieth() public {
+        _give(provider, PUT, address(vault));
+        (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
+        vm.prank(provider);
+        court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
+        vm.warp(block.timestamp + APPEAL);
+        vault.finalize(1);
+        eq(_worth(provider) - PUT, SLASH / 50);
+        eq(_stake().bonded, 100 ether - SLASH);
     }
 
     function test_evidence_reaches_what_a_cheat_froze_itself() public {
         _frozenByItself();
         _contradict();
         eq(_stake().frozen, 20 ether - SLASH);
-        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), SLASH);
+        eq(_worth(vault.BURNED()) + _worth(treasury), SLASH);
     }
 
     function test_three_pools_never_take_more_than_there_is_and_leave_nothing_behind() public {
@@ -109,7 +172,8 @@ contract AttacksTest is Base {
         for (uint256 id = 1; id <= 3; ++id) vault.finalize(id);
         eq(_stake().frozen, 0);
         eq(_stake().bonded, 0);
-        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), 20 ether);
+        eq(_worth(vault.BURNED()) + _worth(treasury), 20 ether * 98 / 100);
+        eq(vault.creditOf(address(this)), 20 ether * 2 / 100 + 3 * PUT);
     }
 
     // ---- 2: judging with nothing to lose
@@ -250,8 +314,8 @@ contract AttacksTest is Base {
         _contradict();
         eq(token.balanceOf(reporter), 0);
         eq(_stake().bonded, 100 ether - SLASH);
-        eq(token.balanceOf(vault.BURNED()), SLASH / 2);
-        eq(token.balanceOf(treasury), SLASH / 2);
+        eq(_worth(vault.BURNED()), SLASH / 2);
+        eq(_worth(treasury), SLASH / 2);
     }
 
     function contradict() external {

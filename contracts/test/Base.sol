@@ -91,6 +91,8 @@ abstract contract Base {
     uint32 internal constant LEASE = 1000;
     uint96 internal constant RATE = 1e15;
     uint96 internal constant SLASH = 10 ether;
+    /// What each side of a case about one unit puts up.
+    uint256 internal constant PUT = SLASH / 4;
     uint256 internal constant BASE = 10 ether;
     uint256 internal constant PER_UNIT = 10 ether;
     uint256 internal constant MIN_WINDOW = 100;
@@ -172,11 +174,14 @@ abstract contract Base {
             treasury: treasury,
             arbiter: arbiter,
             burnBps: 5_000,
-            maxSlash: 60 ether
+            maxSlash: 60 ether,
+            bondBps: 2_500,
+            minBond: 1 ether
         });
         vault = StakeVault(_create("StakeVault", abi.encode(token_, params)));
         swarm = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         court = Court(_create("Court", abi.encode(swarm)));
+        _give(address(this), 1_000 ether, address(vault)); // whoever has no part of its own carries cases
         vault.setSwarm(address(swarm));
         swarm.setCourt(court);
     }
@@ -331,6 +336,11 @@ abstract contract Base {
     }
 
     // ---- reading
+
+    /// What somebody has, and what the vault owes it.
+    function _worth(address who) internal view returns (uint256) {
+        return token.balanceOf(who) + vault.creditOf(who);
+    }
 
     function _poolInfo(uint256 id) internal view returns (PoolInfo memory info) {
         (Pools.Terms memory terms, Counters c) = swarm.poolInfo(id);

@@ -128,17 +128,18 @@ contract DefectsTest is Base {
     }
 
     /// 15. One judge could take everything, and was paid what it took.
-    function test_15_no_judge_takes_everything_and_none_is_paid() public {
+    function test_15_no_judge_takes_everything_and_who_carries_gets_a_fiftieth() public {
         WorkCommitment memory c = _file(0, 1);
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         address judge = vm.addr(judgeKeys[0]);
+        _give(judge, PUT, address(vault));
         vm.prank(judge);
         court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         eq(_stake().bonded, 100 ether - SLASH);
         vm.warp(block.timestamp + APPEAL);
         vm.prank(judge);
         vault.finalize(1);
-        eq(token.balanceOf(judge), 0);
+        eq(_worth(judge), PUT + SLASH / 50);
     }
 }

@@ -81,7 +81,6 @@ contract EdgesTest is Base {
         _slash(first);
         vm.prank(arbiter);
         swarm.overturn(pool, node);
-        _bond(address(0x5005), SLASH); // what it paid for the wrong one
         first.index = 1;
         _slash(first);
         eq(_stake().frozen, SLASH);

@@ -13,7 +13,7 @@ import {Base, Sign} from "./Base.sol";
 /// What nodes follow is told in events, each with all that it says. Those of slashes and benches stand in Edges.t.sol.
 contract EventsTest is Base {
     function test_a_vault_tells_its_arbiter_and_swarm() public {
-        StakeVault.Params memory params = StakeVault.Params(1, 1, treasury, arbiter, 0, 1);
+        StakeVault.Params memory params = StakeVault.Params(2, 1, treasury, arbiter, 0, 1, 0, 1);
         vm.expectEmit();
         emit StakeVault.ArbiterSet(arbiter);
         StakeVault made = StakeVault(_create("StakeVault", abi.encode(token, params)));
@@ -53,8 +53,9 @@ contract EventsTest is Base {
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         uint64 finalAt = uint64(block.timestamp) + APPEAL;
+        _give(provider, PUT, address(vault));
         vm.expectEmit(address(vault));
-        emit StakeVault.StakeFrozen(1, provider, SLASH, finalAt);
+        emit StakeVault.StakeFrozen(1, provider, SLASH, finalAt, uint32(pool), address(this), PUT);
         court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         vm.warp(block.timestamp + 1);
         vm.expectEmit(address(vault));
@@ -63,21 +64,32 @@ contract EventsTest is Base {
         vault.appeal(1);
         vm.expectEmit(address(vault));
         emit StakeVault.Overturned(1, provider, SLASH);
-        for (uint256 i = 0; i < 2; ++i) {
-            vm.expectEmit(address(vault));
-            emit StakeVault.MadeGood(address(0x5005), provider, SLASH / 2);
-        }
+        vm.expectEmit(address(vault));
+        emit StakeVault.Credited(vault.BURNED(), PUT / 10);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Credited(provider, 2 * PUT - PUT / 10);
         vm.expectEmit(address(swarm));
-        emit Swarm.SlashOverturned(pool, node, 1, SLASH);
+        emit Swarm.SlashOverturned(pool, node, 1, PUT - PUT / 10);
         vm.prank(arbiter);
         swarm.overturn(pool, node);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Collected(provider, 2 * PUT - PUT / 10);
+        vault.collect(provider);
     }
 
     function test_what_is_gone_for_ever_is_told() public {
         _slash(_file(0, 1));
         vm.warp(block.timestamp + APPEAL);
         vm.expectEmit(address(vault));
-        emit StakeVault.StakeSlashed(provider, SLASH, SLASH / 2);
+        emit StakeVault.Finalized(1, provider, SLASH);
+        vm.expectEmit(address(vault));
+        emit StakeVault.StakeSlashed(provider, SLASH, SLASH * 49 / 100);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Credited(vault.BURNED(), SLASH * 49 / 100);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Credited(treasury, SLASH * 49 / 100);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Credited(address(this), SLASH / 50 + PUT);
         vault.finalize(1);
     }
 

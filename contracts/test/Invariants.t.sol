@@ -297,21 +297,66 @@ contract Crowd is Base {
     function overturn(uint8 index) external {
         for (uint256 i = index; i < uint256(index) + WORKERS * _pools.length; ++i) {
             (uint256 id, address worker) = (_pools[i % _pools.length], _worker(i / _pools.length));
-            if (swarm.memberInfo(id, worker).caseId == 0) continue;
+            uint256 caseId = swarm.memberInfo(id, worker).caseId;
+            if (caseId == 0) continue;
+            bytes32 others = _others(vault.caseInfo(caseId).provider);
+            uint256 sum = _sumOf(vault.caseInfo(caseId).provider);
             vm.prank(arbiter);
             swarm.overturn(id, worker);
+            bool moved = _others(vault.caseInfo(caseId).provider) != others;
+            if (moved || _sumOf(vault.caseInfo(caseId).provider) != sum) broken = "the arbiter moved a stake";
             return;
         }
     }
 
     function appeal(uint8 index) external {
         uint256 id = _openCase(index);
-        vm.prank(vault.caseInfo(id).provider);
+        address who = vault.caseInfo(id).provider;
+        _give(who, vault.caseInfo(id).bond, address(vault));
+        vm.prank(who);
         vault.appeal(id);
     }
 
     function finalize(uint8 index) external {
-        vault.finalize(_openCase(index));
+        _finalize(_openCase(index));
+    }
+
+    /// It takes what it froze, as far as evidence and other cases have left it, and nothing else.
+    function _finalize(uint256 id) private {
+        StakeVault.Case memory case_ = vault.caseInfo(id);
+        (uint256 frozen, uint256 sum) = (vault.stakeOf(case_.provider).frozen, _sumOf(case_.provider));
+        bytes32 others = _others(case_.provider);
+        uint256 had = vault.creditOf(case_.carrier);
+        vault.finalize(id);
+        uint256 taken = case_.amount < frozen ? case_.amount : frozen;
+        if (frozen - vault.stakeOf(case_.provider).frozen != taken) broken = "a case took something else than it froze";
+        if (sum - _sumOf(case_.provider) != taken) broken = "a case took what was not frozen";
+        if (_others(case_.provider) != others) broken = "a case moved another stake";
+        uint256 won = case_.appealed ? 2 * uint256(case_.bond) - uint256(case_.bond) / 10 : case_.bond;
+        if (vault.creditOf(case_.carrier) - had != won + taken / 50) broken = "a carrier got something else than its due";
+    }
+
+    function _sumOf(address who) private view returns (uint256) {
+        StakeVault.StakeInfo memory stake = vault.stakeOf(who);
+        return uint256(stake.bonded) + stake.unbonding + stake.frozen;
+    }
+
+    /// Everybody's stake but one's.
+    function _others(address but) private view returns (bytes32 all) {
+        for (uint256 i = 0; i < _providers.length; ++i) {
+            if (_providers[i] != but) all = keccak256(abi.encode(all, vault.stakeOf(_providers[i])));
+        }
+    }
+
+    function collect(uint8 who) external {
+        vault.collect(_creditor(who));
+    }
+
+    /// Everybody whom the vault may owe something: carriers and providers, and where slashes go.
+    function _creditor(uint256 i) private view returns (address) {
+        i %= _providers.length + 3;
+        if (i < _providers.length) return _providers[i];
+        return i == _providers.length ? treasury : i == _providers.length + 1 ? vault.BURNED() : address(this);
     }
 
     function _openCase(uint8 index) private view returns (uint256 id) {
@@ -408,11 +453,18 @@ contract Crowd is Base {
     /// pool is free, owed, paid or swept.
     function _checkMoney() private view {
         uint256 staked = 0;
-        uint256 owned = token.balanceOf(manager) + token.balanceOf(treasury) + token.balanceOf(vault.BURNED());
+        uint256 owned = token.balanceOf(manager);
         for (uint256 i = 0; i < _providers.length; ++i) {
             StakeVault.StakeInfo memory stake = vault.stakeOf(_providers[i]);
             staked += uint256(stake.bonded) + stake.unbonding + stake.frozen;
-            owned += token.balanceOf(_providers[i]);
+        }
+        for (uint256 i = 0; i < _providers.length + 3; ++i) {
+            owned += token.balanceOf(_creditor(i));
+            staked += vault.creditOf(_creditor(i));
+        }
+        for (uint256 id = 1; id <= vault.caseCount(); ++id) {
+            StakeVault.Case memory case_ = vault.caseInfo(id);
+            if (case_.state == StakeVault.State.Frozen) staked += case_.appealed ? 2 * uint256(case_.bond) : case_.bond;
         }
         eq(token.balanceOf(address(vault)), staked);
         uint256 held = 0;
@@ -482,7 +534,7 @@ contract Crowd is Base {
     function checkNothingIsStranded() external {
         vm.warp(block.timestamp + 3000 days);
         for (uint256 id = 1; id <= vault.caseCount(); ++id) {
-            if (vault.caseInfo(id).state == StakeVault.State.Frozen) vault.finalize(id);
+            if (vault.caseInfo(id).state == StakeVault.State.Frozen) _finalize(id);
         }
         for (uint256 i = 0; i < _pools.length * WORKERS; ++i) {
             (uint256 id, uint256 which) = (_pools[i / WORKERS], i % WORKERS);
@@ -563,7 +615,7 @@ contract InvariantsTest {
 
     /// What happens often stands here more than once.
     function targetSelectors() public view returns (FuzzSelector[] memory targets) {
-        bytes4[39] memory all = [
+        bytes4[40] memory all = [
             Crowd.wait_.selector,
             Crowd.wait_.selector,
             Crowd.wait_.selector,
@@ -594,6 +646,7 @@ contract InvariantsTest {
             Crowd.overturn.selector,
             Crowd.appeal.selector,
             Crowd.finalize.selector,
+            Crowd.collect.selector,
             Crowd.evidence.selector,
             Crowd.verdictEvidence.selector,
             Crowd.propose.selector,

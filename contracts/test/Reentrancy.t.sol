@@ -126,31 +126,48 @@ contract ReentrancyTest is Base {
         eq(_stake().bonded, 100 ether);
     }
 
-    function test_who_was_wronged_cannot_withdraw_while_it_is_made_good() public {
+    /// Who carries a case, who appeals and who collects: the token calls them in the middle of it.
+    function test_nobody_withdraws_while_bonds_and_credits_are_on_their_way() public {
         vm.prank(provider);
         vault.unbond(40 ether);
         vm.warp(block.timestamp + UNBONDING);
         vm.prank(node);
         swarm.join(pool, "");
-        _slash(_file(0, 1));
-        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
+        token.mint(provider, 2 * PUT);
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(vault), 2 * PUT)));
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
+        bytes memory withdraw = abi.encodeCall(vault.withdraw, ());
+        attacker.arm(address(vault), withdraw);
+        bytes memory slash = abi.encodeCall(court.slash, (c, own, 5, verdicts, _blank(verdicts), 0));
+        yes(attacker.act(address(court), slash), "carried");
+        _blocked();
+        attacker.arm(address(vault), withdraw);
+        yes(attacker.act(address(vault), abi.encodeCall(vault.appeal, (1))), "appealed");
+        _blocked();
         vm.prank(arbiter);
         swarm.overturn(pool, node);
+        attacker.arm(address(vault), withdraw);
+        vault.collect(provider);
         _blocked();
-        eq(token.balanceOf(provider), SLASH);
+        eq(token.balanceOf(provider), 2 * PUT - PUT / 10);
     }
 
-    /// The Swarm's own guard: the vault's does not know that a claim goes through the Swarm.
-    function test_who_was_wronged_cannot_claim_while_it_is_made_good() public {
+    /// The Swarm's own guard: the vault's does not know that a claim goes through the Swarm. A case without a number
+    /// would be taken for one that is final.
+    function test_nobody_claims_or_is_acquitted_while_its_case_is_opened() public {
         _earn(0, 1000);
-        _slash(_file(0, 1));
+        token.mint(provider, 2 * PUT);
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(vault), 2 * PUT)));
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         attacker.arm(address(swarm), abi.encodeCall(swarm.claim, (pool, node, 1000, new bytes32[](0))));
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
+        bytes memory slash = abi.encodeCall(court.slash, (c, own, 5, verdicts, _blank(verdicts), 0));
+        yes(attacker.act(address(court), slash), "carried");
         _blocked();
-        eq(token.balanceOf(provider), SLASH);
-        _claim(1000);
-        eq(token.balanceOf(provider), SLASH + 1 ether);
+        eq(_info().owed, 1 ether);
     }
 
     function test_bonding_while_bonding() public {
@@ -193,24 +210,6 @@ contract ReentrancyTest is Base {
         swarm.sweep(pool);
         _blocked();
         eq(token.balanceOf(manager), ESCROW);
-    }
-
-    function test_the_treasury_cannot_withdraw_in_the_middle_of_a_slash() public {
-        vm.prank(address(swarm));
-        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
-        vm.prank(address(swarm));
-        vault.slash(address(0x5005), 20 ether);
-        _blocked();
-        eq(token.balanceOf(treasury), 10 ether);
-    }
-
-    function test_the_treasury_cannot_withdraw_while_a_case_is_finalized() public {
-        _slash(_file(0, 1));
-        vm.warp(block.timestamp + APPEAL);
-        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
-        vault.finalize(1);
-        _blocked();
-        eq(token.balanceOf(treasury), SLASH / 2);
     }
 
     function test_a_token_that_keeps_a_fee_is_refused() public {

@@ -7,9 +7,10 @@ import structlog
 import trio
 
 from contracts.bindings import PoolCreated, PoolParams
-from node.chain.cases import Case, write_case
+from node.chain.cases import Case, FileCase, write_case
 from node.chain.connection import Receipt
 from node.chain.errors import RpcRefused
+from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.views import Views
@@ -124,7 +125,30 @@ class ChainClient(Views):
                 await trio.to_thread.run_sync(write_case, path, case)
             except OSError as error:
                 logger.warning("case.not_kept", path=str(path), why=str(error))  # the case still goes to the chain
+        if isinstance(case, FileCase):
+            await self._put_up(case, key)
         return await self._write(case.action, case.call(self._contracts), key)
+
+    async def _put_up(self, case: FileCase, key: NodeKey | None) -> None:
+        """Let the vault take the bond that a quorum's slash needs; on a devnet whoever carries one is given it."""
+        carrier, (amount, have) = key or self.key, await self._bond_of(case, key)
+        if carrier is not None and have < amount and is_devnet(self.profile):
+            await DevnetFaucet(self).fund(carrier.address, token=amount - have)
+        await self._approve(self.profile.contracts.vault, amount, key)
+
+    async def _bond_of(self, case: FileCase, key: NodeKey | None) -> tuple[int, int]:
+        """Token wei that the case needs, and that its carrier has."""
+        owner, contracts = key or self.key, self._contracts
+
+        def read() -> tuple[int, int]:
+            amount = contracts.case_bond(contracts.slash_of(case.commitment.pool, case.commitment.node))
+            return amount, contracts.token_balance(owner.address) if owner else 0
+
+        return await self._read("read a bond", read)
+
+    async def collect(self, who: Address, *, key: NodeKey | None = None) -> Receipt:
+        """Have the vault pay what it owes somebody. Anybody may."""
+        return await self._write(f"collect what is owed to {who}", self._contracts.collect(who), key)
 
     async def seat_trainers(
         self, pool: int, trainers: Sequence[Address], lease: int, grace: int, *, key: NodeKey | None = None

@@ -279,6 +279,12 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "AmountTooLarge": ("the amount is too large", "give a smaller amount"),
     "StakeTooSmall": ("less than that is there", "give a smaller amount"),
     "NothingToWithdraw": ("nothing is unbonding", "unbond first: intellect-node contract unstake"),
+    "NothingToCollect": ("the vault owes nothing to that address", "nothing to do"),
+    "UnbondingTooShort": (
+        "the unbonding is shorter than two appeals",
+        "give a longer --unbonding, or a shorter --appeal",
+    ),
+    "BadShare": ("a share is more than all of it", "give at most 10000"),
     "StillUnbonding": ("the unbonding period is not over", "wait until then"),
     "CaseClosed": ("the case is closed, or there is none", "see: intellect-node contract case show"),
     "AlreadyAppealed": ("the case was appealed before", "wait for the arbiter"),

@@ -5,14 +5,17 @@ block took out. Knows no clock and asks nobody: whoever spends money on what sta
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from contracts.bindings import (
     Claimed,
     EarningsPosted,
     Event,
+    GivenBack,
     Joined,
     Left,
     NodeAttested,
+    PoolFunded,
     Slashed,
     SlashOverturned,
     TermHeld,
@@ -28,10 +31,16 @@ MOST_BENCHES = 16
 
 
 class Ledger:
-    """The books of one pool. own: the node whose pay is remembered."""
+    """The books of one pool. own: the node whose pay is remembered; read_until: the chain's time up to which all events
+    have come, unix seconds."""
 
-    def __init__(self, own: Address) -> None:
+    def __init__(self, own: Address, read_until: Callable[[], float] = lambda: float("inf")) -> None:
         self._own = own
+        self.read_until = read_until
+        self._money: list[tuple[int, int, int]] = []
+        """Block, wei that came into the escrow, units that came back to it."""
+        self._taken: dict[Address, tuple[int, int]] = {}
+        """Of each node: the block of its last claim, and all units that were claimed or given back."""
         self._slashes: dict[Address, list[Slashed]] = {}
         self._overturned: set[int] = set()
         self.tables: deque[EarningsPosted] = deque(maxlen=MOST_TABLES)
@@ -53,8 +62,15 @@ class Ledger:
                 self.tables.append(event)
             case ValidatorsSet():
                 self.benches.append(event)
-            case Claimed() if event.node == self._own:
-                self.claims.append(event)
+            case PoolFunded(block=block, amount=amount):
+                self._money.append((block, amount, 0))
+            case Claimed(block=block, node=node, units=units):
+                self._take(block, node, units)
+                if node == self._own:
+                    self.claims.append(event)
+            case GivenBack(block=block, node=node, units=units):
+                self._take(block, node, units)
+                self._money.append((block, 0, units))
             case Slashed(node=node):
                 self._slashes.setdefault(node, []).append(event)
             case SlashOverturned(case_id=case):
@@ -70,14 +86,34 @@ class Ledger:
                 self.tables.remove(event)
             case ValidatorsSet() if event in self.benches:
                 self.benches.remove(event)
-            case Claimed() if event in self.claims:
-                self.claims.remove(event)
+            case PoolFunded(block=block, amount=amount):
+                self._money.remove((block, amount, 0))
+            case Claimed(block=block, node=node, units=units):
+                self._take(block, node, -units)
+                if event in self.claims:
+                    self.claims.remove(event)
+            case GivenBack(block=block, node=node, units=units):
+                self._take(block, node, -units)
+                self._money.remove((block, 0, units))
             case Slashed(node=node):
                 self._slashes[node] = [known for known in self._slashes.get(node, ()) if known != event]
             case SlashOverturned(case_id=case):
                 self._overturned.discard(case)
 
+    def _take(self, block: int, node: Address, units: int) -> None:
+        last, before = self._taken.get(node, (0, 0))
+        self._taken[node] = (max(last, block), before + units)
+
     # what is known
+
+    def escrow(self, block: int, price: int) -> int:
+        """Units that came into the escrow by the end of a block, those that tables promised since too."""
+        came = [(wei, units) for at, wei, units in self._money if at <= block]
+        return sum(wei for wei, _ in came) // price + sum(units for _, units in came) if price else 0
+
+    def claimed(self, block: int | None = None) -> dict[Address, int]:
+        """Units of each node that were paid or given back; block: of those alone that had the last of it by its end."""
+        return {node: units for node, (at, units) in self._taken.items() if units and (block is None or at <= block)}
 
     @property
     def paid(self) -> int:
@@ -97,6 +133,11 @@ class Ledger:
     def convicted(self) -> set[Address]:
         """Nodes whose own signatures convicted them: nothing gives them back what they had earned."""
         return {node for node, slashes in self._slashes.items() if any(not slash.case_id for slash in slashes)}
+
+    @property
+    def judged(self) -> bool:
+        """Whether judges ever had anybody slashed: then the vault may owe somebody a bond."""
+        return any(slash.case_id for slashes in self._slashes.values() for slash in slashes)
 
     @property
     def cases(self) -> list[int]:

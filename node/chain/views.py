@@ -146,6 +146,10 @@ class Views(Connection):
         """A slash that judges ordered, by the vault's number."""
         return await self._read(f"read case {case}", lambda: self._contracts.case(case))
 
+    async def credit_of(self, who: Address) -> int:
+        """Token wei that the vault owes somebody."""
+        return await self._read("read a credit", lambda: self._contracts.credit_of(who))
+
     async def appeal_seconds(self) -> int:
         return await self._read("read a parameter", self._contracts.appeal_seconds)
 

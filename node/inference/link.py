@@ -68,7 +68,6 @@ class Link:
 
     def __init__(self, process: Child) -> None:
         self._process = process
-        self._computing = process.pid
         self._numbers = itertools.count(1)
         self._awaited: dict[int, _Awaited] = {}
         self._cancelled: dict[int, float] = {}
@@ -172,7 +171,7 @@ class Link:
     def _hear(self, reply: Reply) -> None:
         if isinstance(reply, Pong):
             self._dog.pong(time.monotonic(), reply.beats, reply.busy)
-            self.used, self._computing = reply.used, reply.pid or self._process.pid
+            self.used = reply.used
         elif isinstance(reply, Ending):
             self._during = reply.during
             self._break(reply.what, reply.why, reply.remedy)
@@ -216,7 +215,7 @@ class Link:
             used, now = None, time.monotonic()
             if self._dog.doubts(now):
                 # In a thread: psutil reads /proc of every process of the machine for this.
-                used = await trio.to_thread.run_sync(cpu_seconds, self._computing)
+                used = await trio.to_thread.run_sync(cpu_seconds, self._process.pid)
             hangs = self._dog.look(now, used) or self._overdue()
             if hangs:
                 self._break("the engine hangs", hangs)

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 # Before torch is imported, which reads them once. One thread each: several nodes share a machine.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.inference.engines import EngineFactory, make_engine  # noqa: E402
-from node.inference.errors import EngineError, reason_to_end  # noqa: E402 - the environment must be set before torch loads
+from node.inference.errors import reason_to_end  # noqa: E402 - the environment must be set before torch loads
 from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest  # noqa: E402
 from node.inference.room import adapter_columns, room_for  # noqa: E402
 from node.inference.server import Server, SessionType, log  # noqa: E402
@@ -58,17 +58,12 @@ _GONE, _UNREADABLE, _UNUSABLE = 0, 3, 4
 """Exit statuses: the daemon is, the input is, the engine is."""
 
 
-class Sink(Protocol):
-    def write(self, frame: bytes, /) -> object: ...
-    def flush(self) -> None: ...
-
-
 class Conversation:
-    """What one daemon asks, and the replies. ended: hears, with an exit status, that nothing more can come or go; it is
+    """What the daemon asks, and the replies. ended: hears, with an exit status, that nothing more can come or go; it is
     called from any thread, and perhaps more than once."""
 
     def __init__(
-        self, source: BinaryIO, sink: Sink, server: Server, owner: Owner, ended: Callable[[int], None]
+        self, source: BinaryIO, sink: BinaryIO, server: Server, owner: Owner, ended: Callable[[int], None]
     ) -> None:
         self._source = source
         self._sink = sink
@@ -102,19 +97,13 @@ class Conversation:
         else:
             self._ended(_GONE)
 
-    def close(self) -> None:
-        """Give up what is at work, wait for it, and let go of the engine."""
-        self._jobs.close(self._owner.wake)
-        # In the owner's thread, like all that touches an engine.
-        self._owner.alone(Ticket(0, "rollout"), self._server.close)
-
     def _hear(self, request: Request | WireError) -> None:
         if isinstance(request, WireError):
             self._say(Failed(what=request.what, why=request.why, remedy="report this: the daemon sent it"))
         elif isinstance(request, Ping):
             owner = self._owner
             used = {str(share): seconds for share, seconds in owner.clock.used.items()}
-            self._say(Pong(id=request.id, beats=owner.beats, busy=owner.busy, used=used, pid=os.getpid()))
+            self._say(Pong(id=request.id, beats=owner.beats, busy=owner.busy, used=used))
         elif isinstance(request, Cancel):
             self._jobs.cancel(request.which)
             self._owner.wake()
@@ -133,34 +122,23 @@ class Conversation:
 
         return tell
 
-    def tell_end(self, reason: EngineError, during: Collection[Ticket]) -> None:
-        """The last word. during: what the engine was at, of whatever conversation."""
-        numbers = self._jobs.numbers(during)
-        self._say(Ending(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))
+    def end_if_fatal(self, error: Exception, during: Collection[Ticket]) -> None:
+        """Never returns from what the process cannot go on after. during: what the engine was at."""
+        reason = reason_to_end(error)
+        if reason is not None:
+            log("engine.ends", what=reason.what, why=reason.why)
+            numbers = tuple({ticket.number for ticket in during})
+            self._say(Ending(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))
+            os._exit(_UNUSABLE)
 
 
-def end_if_fatal(
-    conversations: Collection[Conversation], error: Exception, during: Collection[Ticket], grace: float = 0.0
-) -> None:
-    """Never returns from what the process cannot go on after. grace: seconds for sinks that send in their own time."""
-    reason = reason_to_end(error)
-    if reason is not None:
-        log("engine.ends", what=reason.what, why=reason.why)
-        # A list of its own: daemons of a host come and go meanwhile, in threads of theirs.
-        for one in list(conversations):
-            one.tell_end(reason, during)
-        time.sleep(grace)
-        os._exit(_UNUSABLE)
-
-
-def settings_for(wish: Wish, run: RunSpec, runs: int = 1) -> EngineSettings:
-    """How an engine for a run computes here. runs: that share it, so that each has room for its adapters."""
+def settings_for(wish: Wish, run: RunSpec) -> EngineSettings:
+    """How an engine for a run computes here."""
     settings = wish.granted(run.verification.admitted, devices())
     if run.distill and run.distill.tasks:  # its teacher is put beside it
         settings = replace(settings, leave=settings.leave + room_for(run.weight_bytes(TEACHER), settings.dtype))
     if run.recipe.lora:  # kept apart, each policy that is kept has its adapter on the device
-        columns = adapter_columns(runs * kept_policies(run) + 1, run.recipe.lora.rank)
-        settings = replace(settings, columns=columns)
+        settings = replace(settings, columns=adapter_columns(kept_policies(run) + 1, run.recipe.lora.rank))
     return settings
 
 
@@ -169,14 +147,14 @@ def main(session_type: SessionType = Session, factory: EngineFactory | None = No
     wish = Wish() if factory else wish_from(sys.argv[1:])
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
-    conversations: list[Conversation] = []
-    owner = Owner(fatal=functools.partial(end_if_fatal, conversations))
+    # Only now is there a conversation to tell of an end, and only in its requests anything can fail.
+    owner = Owner(fatal=lambda error, during: conversation.end_if_fatal(error, during))
     server = Server(
         lambda run: factory or functools.partial(make_engine, settings=settings_for(wish, run)), session_type
     )
     # A conversation ends in any thread, where sys.exit would end that thread alone.
-    conversations.append(Conversation(source, sink, server, owner, ended=os._exit))
-    threading.Thread(target=conversations[0].read, daemon=True).start()
+    conversation = Conversation(source, sink, server, owner, ended=os._exit)
+    threading.Thread(target=conversation.read, daemon=True).start()
     owner.serve()
 
 
@@ -209,7 +187,7 @@ class Jobs:
         self._answer = answer
         self._say = say
         self._limit = limit
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._waiting: dict[Share, deque[tuple[Request, Ticket]]] = {}
         self._running: Counter[Share] = Counter()
         self._tickets: dict[int, Ticket] = {}
@@ -244,21 +222,6 @@ class Jobs:
                 if not waiting:
                     del self._waiting[share]
 
-    def numbers(self, tickets: Collection[Ticket]) -> tuple[int, ...]:
-        """Of those that are unanswered here."""
-        with self._lock:
-            return tuple(number for number, ticket in self._tickets.items() if ticket in tickets)
-
-    def close(self, wake: Callable[[], None]) -> None:
-        """Give everything up, and return once nothing is at work. wake: tells whoever computes for them."""
-        with self._lock:
-            waiting = list(self._tickets)
-        for number in waiting:
-            self.cancel(number)
-        wake()
-        with self._lock:
-            self._lock.wait_for(lambda: not self._tickets)
-
     def _begin(self) -> None:
         """Give threads away. The lock is held."""
         while share := self._next_share():
@@ -283,10 +246,8 @@ class Jobs:
             del self._tickets[request.id]
             if share is not None:
                 self._running[share] -= 1
-            # Under the lock: who waits in `close` until no ticket is left knows that all replies were said.
             self._say(reply)
             self._begin()
-            self._lock.notify_all()
 
 
 def cancelled(number: int) -> Failed:

@@ -77,11 +77,6 @@ class Server:
             view = session.at(request, desk)
             return produce(view, request) if isinstance(request, Produce) else inspect(view, request)
 
-    def close(self) -> None:
-        """Nothing is asked of it any more, and nothing is at work; for the owner's thread."""
-        if self._session is not None:
-            self._session.close()
-
     def _prepare(self, request: Prepare) -> Ready:
         run = decode_run(request.run, desk=True)  # the daemon has checked it
         if self._session is not None:

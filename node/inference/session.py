@@ -40,17 +40,12 @@ class Computing(Protocol):
 
 
 class Bench:
-    """A model's engine, those that compute otherwise with the same weights, and which policy each of them has.
-
-    It belongs to one session, or to several whose runs begin with the same model (node.inference.host).
-    """
+    """A model's engine, those that compute otherwise with the same weights, and which policy each of them has."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.siblings: dict[tuple[str, str], Engine] = {arithmetic(engine.name): engine}
         self.in_use: dict[str, KeptPolicy] = {}
-        self.kept: list[KeptPolicies] = []
-        """Of each session its policies."""
         self.making = threading.Lock()
 
     def sibling(self, way: tuple[str, str]) -> Engine | None:
@@ -60,11 +55,11 @@ class Bench:
             sibling = self.siblings.get(way) or self.engine.sibling(*way)
             return sibling if sibling is None else self.siblings.setdefault(way, sibling)
 
-    def hold(self, engine: Apart, name: str, root: bytes, weights: Callable[[], Weights]) -> None:
-        """A policy beside the others; of these all stay that a session keeps."""
+    def hold(self, engine: Apart, name: str, root: bytes, weights: Callable[[], Weights], kept: list[bytes]) -> None:
+        """A policy beside the others; of these all stay that are kept."""
         # It has the start model's weights from now on, also where the adapter cannot be held.
         self.in_use.pop(name, None)
-        engine.hold(root, weights(), [one for kept in self.kept for one in kept.roots()])
+        engine.hold(root, weights(), kept)
 
     def load(self, engine: Engine, kept: "KeptPolicy", weights: Callable[[], Weights]) -> None:
         """A policy in the place of the one before."""
@@ -73,15 +68,9 @@ class Bench:
             engine.load(weights())
             self.in_use[engine.name] = kept
 
-    def leave(self, kept: "KeptPolicies") -> None:
-        """A session has ended; with the last one the engines do."""
-        self.kept.remove(kept)
-        self.close_if_unused()
-
-    def close_if_unused(self) -> None:
-        if not self.kept:
-            for engine in self.siblings.values():
-                engine.close()
+    def close(self) -> None:
+        for engine in self.siblings.values():
+            engine.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +95,13 @@ class Session:
     """A run being worked on. Raises EngineError for requests that it cannot serve.
 
     By itself it uses its engine at once, in the thread that asks. Where several threads ask, each has a view (`at`) by
-    which somebody else does it for them. bench: of an engine that is shared; otherwise the factory makes one.
+    which somebody else does it for them.
     """
 
-    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory, bench: Bench | None = None) -> None:
+    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
         self.run = run
         self._assets = assets
-        self._bench = bench or Bench(*factory(assets / MODEL))
+        self._bench = Bench(*factory(assets / MODEL))
         self.engine, self._tokenizer = self._bench.engine, self._bench.tokenizer
         self.environment: Environment = self._load(run.environment)
         self.policies = KeptPolicies(self.engine.read, kept_policies(run))
@@ -125,8 +114,6 @@ class Session:
         self._shard: Shard | None = None
         self._making = threading.Lock()
         self._computing: Computing = _AtOnce()
-        # Last: a session that cannot be made would never leave again, and its engines would never end.
-        self._bench.kept.append(self.policies)
 
     def _load(self, environment: EnvironmentSettings) -> Environment:
         return Guarded(load_environment(environment, self._assets, self._tokenizer))
@@ -203,7 +190,11 @@ class Session:
             return self.adjust(kept.weights)
 
         if isinstance(engine, Apart) and arithmetic(engine.name)[1] == LORA and is_adapter(kept.weights):
-            hold = partial(self._bench.hold, engine, engine.name, self.policy, weights)
+
+            def hold() -> None:
+                # Asked when it is held: others are kept by then.
+                self._bench.hold(engine, engine.name, self.policy, weights, self.policies.roots())
+
             return EnginePolicy(engine, self.policy, hold, beside=True)
         return EnginePolicy(engine, self.policy, partial(self._bench.load, engine, kept, weights))
 
@@ -281,7 +272,7 @@ class Session:
         return bounds_of(self.run, self.environment)
 
     def close(self) -> None:
-        self._bench.leave(self.policies)
+        self._bench.close()
         for teacher in self._teacher:
             teacher.engine.close()
         self.environment.close()

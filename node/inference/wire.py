@@ -236,13 +236,11 @@ class Ping(_Message, frozen=True):
 
 class Pong(_Message, frozen=True):
     """beats: grows with everything that the engine's thread ends; busy: what it does now, empty for nothing; used:
-    seconds of the engine that each kind of work has had (node.inference.owner); pid: of the process that computes,
-    where it is another than the one that was started (node.inference.shared)."""
+    seconds of the engine that each kind of work has had (node.inference.owner)."""
 
     beats: int
     busy: str = ""
     used: dict[str, float] = {}
-    pid: int = 0
 
 
 class Progress(_Message, frozen=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from contracts.bindings import NOBODY, Contracts, PoolInfo
+from contracts.bindings import NOBODY, Contracts, PoolInfo, PostedEarnings
 from node.chain.endpoints import EndpointFailed, Line
 from node.chain.errors import ChainError, RpcUnreachable, shown, tokens
 from node.chain.profile import NetworkProfile
@@ -238,8 +238,8 @@ def check_gas(standing: Standing) -> Finding:
     return ok("gas", f"the node's account has {coins(standing.coin)}: gas {lasts}", **data)
 
 
-def check_pool(pool: PoolInfo) -> Finding:
-    """Pure."""
+def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
+    """Pure. posted: its newest table, where that is known."""
     data = {"pool": pool.id, "ended": pool.ended, "paused": pool.paused, "invited": pool.invited}
     if pool.ended:
         return failure("pool", f"pool {pool.id} has ended", "choose another: intellect-node contract pool list", **data)
@@ -250,15 +250,25 @@ def check_pool(pool: PoolInfo) -> Finding:
     if not pool.escrow:
         return warning("pool", f"pool {pool.id} has no money for new work", "ask its owner: contract pool fund", **data)
     paid = f"pays {tokens(pool.reward_per_unit * 1000)} tokens per 1000 units, {tokens(pool.escrow)} in escrow"
+    if posted and posted.last_units and posted.last_units >= pool.units_per_epoch * posted.last_epochs:
+        most = f"its newest table paid all {pool.units_per_epoch:,} units that an epoch may have"
+        return warning(
+            "pool",
+            f"pool {pool.id} {paid}, and {most}",
+            "expect less for a unit, or later: all who work here share them",
+            **data,
+        )
     return ok("pool", f"pool {pool.id} {paid}", **data)
 
 
 class Powers(msgspec.Struct, frozen=True):
-    """Who stands above every pool of a deployment. burn_bps: of what a slash takes, in 10,000; min_window: seconds."""
+    """Who stands above every pool of a deployment. burn_bps: of what a slash takes, bond_bps: of it that its
+    carrier puts up, in 10,000; min_window: seconds."""
 
     arbiter: Address
     treasury: Address
     burn_bps: int
+    bond_bps: int
     appeal_seconds: int
     min_window: int
 
@@ -267,7 +277,14 @@ def read_powers(contracts: Contracts) -> Powers:
     """Blocks on the network."""
     vault = contracts.vault.functions
     arbiter, treasury = parse_address(vault.arbiter().call()), parse_address(vault.treasury().call())
-    return Powers(arbiter, treasury, vault.burnBps().call(), vault.appealSeconds().call(), contracts.min_window())
+    return Powers(
+        arbiter,
+        treasury,
+        vault.burnBps().call(),
+        vault.bondBps().call(),
+        vault.appealSeconds().call(),
+        contracts.min_window(),
+    )
 
 
 def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
@@ -275,8 +292,8 @@ def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
     quorum, slash = f"{pool.threshold} of {len(pool.validators)} validators", tokens(pool.slash_amount)
     return [
         f"{quorum} say what everybody has earned, and can take {slash} tokens of a member's stake",
-        f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; then those who "
-        "signed pay as much to whom they wronged",
+        f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; whoever carried "
+        f"the slash then loses its bond, {powers.bond_bps / 100:g} % of it",
         f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
         f"the manager {pool.manager} pauses and ends the pool; it names other validators {_time(pool.window)} ahead",
         f"the opener {pool.opener} ends it, too, and gets what nobody has earned",

@@ -168,7 +168,7 @@ class Survey:
             self._add(failure("pool", "neither --pool nor the network profile names a pool", "give --pool N"))
             return
         pool = await chain.pool(number, agreed=True)
-        self._add(check_pool(pool))
+        self._add(check_pool(pool, await chain.earnings(number)))
         role = self._role(pool)
         if role is None:
             return
@@ -276,7 +276,8 @@ async def admit(
 
     block = await chain.block()
     public = is_public(chain.profile)
-    found = [against_chain(block.timestamp, time.time(), rehearsal=not public), check_pool(pool)]
+    found = [against_chain(block.timestamp, time.time(), rehearsal=not public)]
+    found.append(check_pool(pool, await chain.earnings(pool.id)))
     found += await trio.to_thread.run_sync(examine_machine)
     where = announced(listen, config.announce)
     found.append(check_all_announced(where, role, public, chosen=bool(config.announce)))

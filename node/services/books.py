@@ -6,7 +6,7 @@ The table is found among what validators signed, and kept in the journal.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
 import msgspec
 import structlog
@@ -19,13 +19,16 @@ from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
 from node.state.journal import TABLE
-from protocol.earnings import MAX_TABLE_BYTES, Table, checked_table, encode_table
+from protocol.blobs import describe
 from protocol.errors import IntellectError
-from protocol.identity import Address
+from protocol.identity import Address, address_bytes
 from protocol.messages import EarningsSigned
+from protocol.pages import Page, Row, pages_of, read_page
+from protocol.table import MAX_HEAD_BYTES, Head, Line, Owed, Share, Table, checked_head, whole
 
 log = structlog.get_logger()
 T = TypeVar("T")
+R = TypeVar("R", bound=Row)
 FETCH_TIMEOUT = 30.0
 HEARD = 16
 """Tables of one validator that are remembered: others are crowded out by its own."""
@@ -71,8 +74,14 @@ class Books:
         self.ledger = ledger
         self._journal = context.journal
         self._signed: dict[Address, Recent[bytes, EarningsSigned]] = {}
-        self._read: dict[bytes, Table] = {}
-        """The table that was posted last, by its root."""
+        self._heads: dict[bytes, Head] = {}
+        """Of the table that was posted last, by its root."""
+        self._files: dict[bytes, bytes] = {}
+        """What was read of it: the head by the table's root, files of rows by their own."""
+        self._read: dict[bytes, tuple[Row, ...]] = {}
+        self._written: set[bytes] = set()
+        self._before = (0, 0)
+        """A time, and the last block before it."""
         self._turn = trio.Lock()
         self._seen: Seen | None = None
         self._looked_at = self._terms_at = 0.0
@@ -110,32 +119,91 @@ class Books:
         return {author: next(reversed(said.values())) for author, said in self._signed.items()}
 
     async def of(self, posted: PostedEarnings) -> Table | None:
-        """The table that stands on chain; None before the first, and while nobody shows it."""
-        if posted.total and posted.root not in self._read:
-            read = partial(checked_table, pool=self.context.pool, root=posted.root)
-            if (table := await self._kept(read) or await self._shown(posted.root, read)) is not None:
-                self._read = {posted.root: table}
-        return self._read.get(posted.root) if posted.total else None
+        """The table that stands on chain, with all its rows; None before the first, and while nobody shows it."""
+        if (head := await self.head(posted)) is None:
+            return None
+        lines = [line for page in head.pages for line in await self._rows(page, Line)]
+        owed = [row for page in head.debts for row in await self._rows(page, Owed)]
+        await self._keep()
+        return await trio.to_thread.run_sync(whole, head, lines, owed)
 
-    async def _kept(self, read: Callable[[bytes], Table]) -> Table | None:
+    async def share(self, posted: PostedEarnings, node: Address) -> Share | None:
+        """What it says of one node, for which few of its files are fetched; None as `of`."""
+        if (head := await self.head(posted)) is None:
+            return None
+        lines = {number: await self._rows(head.pages[number], Line) for number in head.pages_of(node)}
+        places = pages_of(head.debts, address_bytes(node))
+        owed = [row for number in places for row in await self._rows(head.debts[number], Owed)]
+        await self._keep()
+        return await trio.to_thread.run_sync(head.share, node, lines, owed)
+
+    async def head(self, posted: PostedEarnings) -> Head | None:
+        """The same without its rows."""
+        if not posted.total:
+            return None
+        if posted.root not in self._heads:
+            read = partial(checked_head, pool=self.context.pool, root=posted.root, total=posted.total)
+            if (found := await self._kept(read) or await self._shown(posted.root, read)) is None:
+                return None
+            head, data = found
+            self._heads = {posted.root: head}
+            named = {page.root for page in (*head.pages, *head.debts)}
+            self._read = {root: rows for root, rows in self._read.items() if root in named}
+            self._files = {root: file for root, file in self._files.items() if root in named} | {posted.root: data}
+        return self._heads[posted.root]
+
+    async def _kept(self, read: Callable[[bytes], Head]) -> tuple[Head, bytes] | None:
         kept = await self._journal.do(self._journal.recall, TABLE)
         # `read` checks the root, so a stale table in the journal is no harm.
-        with suppress(IntellectError):  # it is the one before
-            return await trio.to_thread.run_sync(read, kept) if kept else None
+        with suppress(IntellectError, msgspec.MsgspecError):  # it is the one before
+            data, *files = msgspec.msgpack.decode(kept or b"", type=list[bytes])
+            head = await trio.to_thread.run_sync(read, data)
+            self._files = {describe(file).root: file for file in files}
+            return head, data
+        return None
 
-    async def _shown(self, root: bytes, read: Callable[[bytes], Table]) -> Table | None:
+    async def _keep(self) -> None:
+        """In the journal what was read of the table: its signers may be gone when this node starts again, and it must
+        claim by it."""
+        if self._files.keys() != self._written:
+            files = sorted(self._files.items(), key=lambda each: each[0] not in self._heads)
+            data = msgspec.msgpack.encode([file for _, file in files])
+            await self._journal.do(self._journal.remember, TABLE, data)
+            self._written = set(self._files)
+
+    async def _rows(self, page: Page, kind: type[R]) -> tuple[R, ...]:
+        """Of one file of the table that was read last."""
+        if page.root not in self._files:
+            holders = [*self._signed, *self.context.membership.addresses()]
+            self._files[page.root] = await self.fetch(page.root, page.size, holders, bytes)
+        if page.root not in self._read:
+            self._read[page.root] = await trio.to_thread.run_sync(read_page, self._files[page.root], page, kind)
+        return cast(tuple[R, ...], self._read[page.root])
+
+    async def _shown(self, root: bytes, read: Callable[[bytes], Head]) -> tuple[Head, bytes] | None:
         for author, message in [(one, said[root]) for one, said in self._signed.items() if root in said]:
             try:
-                size = min(message.size, MAX_TABLE_BYTES)
+                size = min(message.size, MAX_HEAD_BYTES)
                 # Whoever signed it has it. Anybody else may, and the root says whether it is the one.
-                table = await self.fetch(message.table, size, [author, *self.context.membership.addresses()], read)
+                holders = [author, *self.context.membership.addresses()]
+                return await self.fetch(message.table, size, holders, lambda data: (read(data), data))
             except (IntellectError, OSError) as error:
                 log.info("table.unusable", validator=author, why=str(error))
-                continue
-            # Kept: its signers may be gone when this node starts again, and it must claim by it.
-            await self._journal.do(self._journal.remember, TABLE, encode_table(table))
-            return table
         return None
+
+    async def block_before(self, at: int) -> int:
+        """The last block of before a time, unix seconds: what everybody reckons by."""
+        if self._before[0] != at:
+            low, step = (await self.chain.block()).number, 1
+            high = low + 1
+            while low > 0 and (await self.chain.block(low)).timestamp >= at:
+                low, high, step = max(low - step, 0), low, 2 * step
+            while high - low > 1:
+                middle = (low + high) // 2
+                is_before = (await self.chain.block(middle)).timestamp < at
+                low, high = (middle, high) if is_before else (low, middle)
+            self._before = (at, low)
+        return self._before[1]
 
     async def fetch(self, root: bytes, size: int, holders: Sequence[Address], read: Callable[[bytes], T]) -> T:
         """A blob of at most this size, as `read` finds it, in a thread. Raises IntellectError or OSError."""

@@ -110,7 +110,8 @@ class Certifying(Service):
         found = [one for waiting in self._files.values() for one in self._decided_files(waiting)]
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
-        await self._sign([(one, None) for one in found + self._trained()])
+        await self._sign([(one, None) for one in found])
+        await self._sign([(one, None) for one in self._trained()], once=True)
         await self._sign([(one.statement, one.at) for one in self._to_be_paid()])
 
     def claims(self) -> list[list[Claim]]:
@@ -263,18 +264,19 @@ class Certifying(Service):
 
     # saying
 
-    async def _sign(self, wanted: Sequence[tuple[Accepted, float | None]]) -> None:
+    async def _sign(self, wanted: Sequence[tuple[Accepted, float | None]], *, once: bool = False) -> None:
         """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more. With each:
-        when it was found so, None for what the journal knows."""
+        when it was found so, None for what the journal knows. once: in one epoch, also after that is tabled."""
         members = self._context.membership
-        known = [each for each in wanted if members.is_member(each[0].node) or members.is_trainer(each[0].node)]
+        # Who is no member, a trainer as anybody, has no stake that answers for what it did.
+        known = [each for each in wanted if members.is_member(each[0].node)]
         fit = [each for each in known if not members.is_evicted(each[0].node)]
         for start in range(0, len(fit), AT_ONCE):
-            for statement, signature in await self._journal.promise(self._signed, fit[start : start + AT_ONCE]):
+            for statement, signature in await self._journal.promise(self._signed, fit[start : start + AT_ONCE], once):
                 self.certified += 1
                 self._queue(statement, signature)
 
-    def _signed(self, wanted: Sequence[tuple[Accepted, float | None]]) -> list[tuple[Accepted, bytes]]:
+    def _signed(self, wanted: Sequence[tuple[Accepted, float | None]], once: bool) -> list[tuple[Accepted, bytes]]:
         """In the journal's thread."""
         journal, found = self._journal, list[tuple[Accepted, bytes]]()
         with journal.at_once():
@@ -282,6 +284,8 @@ class Certifying(Service):
                 found_at = journal.said_at("verdict", one.work) if at is None else at
                 if not self._context.time.may_certify(one.epoch, found_at) or not one.units:
                     log.info("work.not_certified", node=one.node, epoch=one.epoch, why="it is not of this time")
+                elif once and journal.said("paid policy", one.work) not in (None, one.epoch.to_bytes(8)):
+                    log.warning("policy.announced_again", node=one.node, work=one.work.hex()[:16], epoch=one.epoch)
                 # An own rejection stands in the journal, though the quorum said otherwise.
                 elif not journal.earned.is_refused(one.work):
                     # The journal has the last word: there are never two different statements of this validator for one
@@ -291,6 +295,8 @@ class Certifying(Service):
                         log.warning("work.certified_otherwise", work=one.work.hex()[:16])
                     else:
                         found.append((one, kept))
+                        if once:
+                            journal.say("paid policy", one.work, one.epoch.to_bytes(8))
         return found
 
     def _queue(self, statement: Accepted, signature: bytes) -> None:

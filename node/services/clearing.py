@@ -65,14 +65,13 @@ class Clearing(Keeping):
     async def give_back(self, seen: Seen) -> None:
         """What convicted nodes had earned, once nothing can undo that."""
         slashed = self._ledger.slashed
-        table = await self._books.of(seen.posted) if slashed else None
-        for node, slash in slashed.items() if table else ():
+        for node, slash in slashed.items():
             # An appeal could still make the conviction undone; its node is owed the money then.
-            if table is None or slash.case_id and slash.case_id not in self._final:
+            if slash.case_id and slash.case_id not in self._final:
                 continue
-            units = table.units_of(node)
-            if units > await self._chain.claimed(self._pool, node):
-                claim = self._chain.claim(self._pool, node, units, table.proof(node))
+            share = await self._books.share(seen.posted, node)
+            if share and share.units and share.units > await self._chain.claimed(self._pool, node):
+                claim = self._chain.claim(self._pool, node, share.units, share.proof)
                 await self._try(claim, "pay.given_back", node=node)
 
     async def sweep(self, seen: Seen) -> None:

@@ -23,9 +23,10 @@ from node.state.kept import cached
 from node.state.made import UNCLEAR
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, PaidUnitsPart, PayPart
-from protocol.earnings import Table, decode_certificates
+from protocol.earnings import decode_certificates
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
+from protocol.table import Head
 
 log = structlog.get_logger()
 # a claim costs the same gas however many epochs it brings, and what stands in a table is owed: waiting loses nothing
@@ -36,17 +37,20 @@ EPOCHS_TOLD = 64
 """Epochs of ours whose pay the status tells, the newest."""
 WARN_EPOCHS = 3
 """An escrow that lasts for fewer epochs like the last ones is told."""
+WARN_SHARE = 0.9
+"""A newest table that paid less of what waited for it is told."""
 SENDING = "claiming"
 """The journal's fact: the claim that may be on its way."""
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What a node's work comes to, in units. claimed: paid by now; due: in the posted table and not claimed; certified:
-    by a quorum, and in no table yet; missed: accepted, and in no table for ever; until: when the next of it can be
-    claimed, by the chain; paid: wei."""
+    """What a node's work comes to, in units. claimed: paid by now; due: in the posted table and not claimed; owed: in
+    it, for when the pool can pay; certified: by a quorum, and in no table yet; missed: accepted, and in no table for
+    ever; until: when the next of it can be claimed, by the chain; paid: wei."""
 
     claimed: int = 0
     due: int = 0
+    owed: int = 0
     certified: int = 0
     missed: int = 0
     until: int = 0
@@ -73,6 +77,8 @@ class Settling(Keeping):
         self._told_certified: int | None = None
         self._record: PayRecord | None = None
         self._seen: Seen | None = None
+        self._behind = 0
+        """Units of all nodes that the newest table cannot pay."""
         self.account = Account()
 
     @classmethod
@@ -89,24 +95,31 @@ class Settling(Keeping):
     def status(self) -> dict[str, Any]:
         account, seen = self.account, self._seen
         price = seen.pool.reward_per_unit if seen else 0
-        earned = account.paid + (account.due + account.certified) * price
+        earned = account.paid + (account.due + account.owed + account.certified) * price
         pay = PayPart(
             provider=self._provider or "",
             earned_wei=str(earned),
             paid_wei=str(account.paid),
             due_wei=str(account.due * price),
+            owed_wei=str(account.owed * price),
             waiting_wei=str(account.certified * price),
             waiting_until=account.until,
             missed_wei=str(account.missed * price),
-            units=PaidUnitsPart(account.claimed, account.due, account.certified, account.missed),
+            units=PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, account.owed),
             table_epoch=seen.posted.epoch if seen else None,
             epochs=self._epochs()[-EPOCHS_TOLD:],
             warnings=list(self._warned.values()),
             escrow_wei=str(seen.pool.escrow) if seen else None,
             escrow_epochs=seen.lasts if seen else None,
             reward_per_unit_wei=str(price) if seen else None,
+            unit_worth_wei=str(self._worth(seen)) if seen else None,
         )
         return {"pay": pay, "stake": {"bonded_wei": str(self._bonded)}}
+
+    def _worth(self, seen: Seen) -> int:
+        """wei: what a unit came to in the newest table, among all units that waited for it."""
+        posted, price = seen.posted, seen.pool.reward_per_unit
+        return price * posted.last_units // (posted.last_units + self._behind) if self._behind else price
 
     def _epochs(self) -> list[EpochPart]:
         """JSON-ready: no number beyond what JSON readers can hold."""
@@ -136,13 +149,16 @@ class Settling(Keeping):
             self._provider = (await self._chain.node_info(self._own)).owner
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
         await self._finish()
-        table = await self._books.of(seen.posted)
-        units = table.units_of(self._own) if table else 0
+        head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
+        self._behind = head.owing.behind if head and head.owing else 0
         claimed = await self._chain.claimed(self._pool, self._own)
-        if table and units > claimed and self._is_time(pool, seen.now):
-            await self._claim(units, table.proof(self._own))
+        if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
+            await self._claim(share.units, share.proof)
             claimed = await self._chain.claimed(self._pool, self._own)
-        await self._sum(seen, table, units, claimed)
+        # Who has no line had its last one claimed.
+        line = share.units or claimed if share else 0
+        await self._sum(seen, head, (line, share.rest if share else 0), claimed)
+        await self._collect()
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
         await self._warn(seen)
@@ -181,23 +197,36 @@ class Settling(Keeping):
             log.info("pay.not_due", units=units, why=error.why)
         await self._journal.do(self._journal.remember, SENDING, b"")
 
+    async def _collect(self) -> None:
+        """Bonds and shares of cases that are over, of this node and of its provider."""
+        if not self._ledger.judged:
+            return
+        for who in filter(None, (self._own, self._provider)):
+            owed = await self._chain.credit_of(who)
+            if owed:
+                await self._chain.collect(who)
+                log.info("case.collected", who=who, amount=str(owed))
+                self._progress.tell("collected", f"{tokens(owed)} tokens of cases that are over were paid to {who}")
+
     # telling
 
-    async def _sum(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
-        pool, journal = seen.pool, self._journal
+    async def _sum(self, seen: Seen, head: Head | None, share: tuple[int, int], claimed: int) -> None:
+        """share: units of this node's line, and those that it is owed beyond it."""
+        pool, journal, (line, rest) = seen.pool, self._journal, share
         self._certified, kept = await journal.do(
             lambda: (journal.pay.certified_units(self._own, pool.threshold), journal.recall(PAY))
         )
         read = partial(msgspec.msgpack.decode, kept or b"", type=PayRecord)
         self._record = cached(f"the journal's {PAY}", read) if kept else None
-        if table is not None or not seen.posted.total:
-            await self._note(seen, table, line, claimed)
+        if head is not None or not seen.posted.total:
+            await self._note(seen, head, line + rest, claimed)
         self._tabled, missed = await journal.do(lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.missed_units()))
         waiting = self._waiting()
         until = min((pool.maturity(epoch) for epoch in waiting), default=0)
-        self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, self._ledger.paid)
+        due, certified = max(line - claimed, 0), sum(waiting.values())
+        self.account = Account(claimed, due, rest, certified, missed, until, self._ledger.paid)
 
-    async def _note(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
+    async def _note(self, seen: Seen, head: Head | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""
         pool, known, through = seen.pool, self._record, seen.first - 1
         if known is None:  # what was tabled before this journal began is not told
@@ -208,9 +237,9 @@ class Settling(Keeping):
             first, before = known.through + 1, known.line
         times = (pool.started_at, pool.epoch_seconds, pool.window)
         record = PayRecord(seen.posted.root, first, through, before, line, claimed, pool.threshold, *times)
-        if table is not None and first <= through and (known is None or known.root != seen.posted.root):
+        if head is not None and first <= through and (known is None or known.root != seen.posted.root):
             try:
-                await self._settle(record, table)
+                await self._settle(record, head)
             except (IntellectError, OSError) as error:  # a blob cannot be had: asked for again at the next look
                 log.info("pay.not_looked_up", through=through, why=str(error))
                 return
@@ -218,13 +247,13 @@ class Settling(Keeping):
             await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
         self._record = record
 
-    async def _settle(self, record: PayRecord, table: Table) -> None:
+    async def _settle(self, record: PayRecord, head: Head) -> None:
         """Find which works a table has: all that were certified, if their sum is what the line rose by; else those in
         the blobs that the table names."""
         rise, epochs = record.line - record.before, range(record.first, record.through + 1)
         certified = sum(units for epoch, units in self._certified.items() if epoch in epochs)
         # The usual case needs no blob: everything certified is in the table.
-        works = None if certified == rise else await self._works_in(table, record.quorum)
+        works = None if certified == rise else await self._works_in(head, record.quorum)
         # If neither explains the rise, nobody can say which works the table has: told as unclear, not guessed.
         clear = works is None or sum(works.values()) == rise
         chosen = frozenset(works) if clear and works is not None else None
@@ -232,20 +261,21 @@ class Settling(Keeping):
         log.info("pay.tabled", through=record.through, units=rise, certified=certified, clear=clear)
         which = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
         if rise:
-            self._progress.tell("in the table", f"{rise:,} units of {which} are owed and can be claimed")
+            text = f"{rise:,} units of {which} are owed, and claimed as the pool can pay them"
+            self._progress.tell("in the table", text)
         if clear and certified > rise:
             self._progress.trouble(f"{certified - rise:,} certified units of {which} missed the table of earnings")
 
-    async def _works_in(self, table: Table, quorum: int) -> dict[bytes, int]:
+    async def _works_in(self, head: Head, quorum: int) -> dict[bytes, int]:
         """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
         works: dict[bytes, int] = {}
         others = self._context.membership.addresses()
-        for source in table.sources:
+        for source in head.sources:
             if source.node == address_bytes(self._own):
                 read = partial(decode_certificates, node=self._own, epoch=source.epoch)
                 shown = await self._books.fetch(source.root, source.size, others, read)
                 works |= {one.work: one.units for one in shown.works if len(one.signatures) >= quorum}
-        for refusal in table.refusals:
+        for refusal in head.refusals:
             works.pop(refusal.work(self._pool), None)
         return works
 
@@ -283,6 +313,11 @@ class Settling(Keeping):
             told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
         elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
             told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
+        if self._behind and self._worth(seen) < pool.reward_per_unit * WARN_SHARE:
+            told["worth"] = (
+                f"{self._behind:,} units of all nodes are owed that the pool cannot pay yet: "
+                f"of what waited its newest table paid {self._worth(seen) / pool.reward_per_unit:.0%}"
+            )
         if pool.validators_from:
             names = ", ".join(pool.proposed)
             told["validators"] = f"other validators may take office from {_date(pool.validators_from)}: {names}"
@@ -306,7 +341,7 @@ class Settling(Keeping):
             if not case.appealed and now < case.final_at:
                 told[f"case {case.id}"] = (
                     f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
-                    f"appeals until {_date(case.final_at)}: contract case appeal {case.id}"
+                    f"appeals until {_date(case.final_at)}, with a bond: contract case appeal {case.id}"
                 )
         if frozen > 0:
             told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"

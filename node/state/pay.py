@@ -18,7 +18,8 @@ PAY = "pay"
 
 class PayRecord(msgspec.Struct, frozen=True):
     """What is known of this node's pay. root: of the table that was looked at last; it covers first..through, and
-    took the node's line from `before` to `line`; claimed: units; quorum, and the pool's times in seconds."""
+    took what the node has earned since the pool began, payable or not, from `before` to `line`; claimed: units; quorum,
+    and the pool's times in seconds."""
 
     root: bytes
     first: int

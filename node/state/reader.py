@@ -14,13 +14,12 @@ import msgspec
 
 from node.errors import StateError
 from node.state.directory import JOURNAL_NAME
-from node.state.journal import FORM, TABLE
+from node.state.journal import FORM
 from node.state.kept import kept
 from node.state.made import FileRecord, read_records
 from node.state.pay import PAY, PayRecord
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
-from protocol.earnings import Table
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
@@ -64,7 +63,7 @@ class StateFiles:
 
     def untabled_units(self) -> int:
         """Units of this node's accepted files that no posted table has, as far as its daemon knew."""
-        posted = self._kept(TABLE, found, Table).epoch if (found := self.fact(TABLE)) else -1
+        posted = known.through if (known := self.pay()) else -1
         query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND epoch > ?"
         return self._journal(lambda journal: int(journal.execute(query, (posted,)).fetchone()[0]))
 

@@ -23,10 +23,10 @@ from node.swarm.contributions import KEPT, OPEN, Contributions
 from node.swarm.facts import PeerTold
 from node.swarm.works import RESULTS
 from protocol.decision import DecisionSpec, Level
-from protocol.earnings import encode_table, table_after
 from protocol.identity import Address
 from protocol.messages import EarningsSigned
 from protocol.statements import Accepted, Earnings, sign
+from protocol.table import encode_head, table_after
 from tests.attacks.validators.court import (
     DOMAIN,
     OTHER,
@@ -64,14 +64,16 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
     """Of the posted one the root alone stands on chain: who forgets its signers does not find it."""
     court = Court([Validator] * 2)
     context = court.trainer.context
-    table = table_after(POOL, 3, None, {WORKER.address: 7}, [], [])
-    file = tmp_path / "table"
-    file.write_bytes(encode_table(table))
+    table = table_after(POOL, 3, None, {3: {WORKER.address: 7}}, 7, {}, {})
+    assert table is not None
+    file, (head, (rows,)) = tmp_path / "table", table.files()
+    kept = {head.pages[0].root: rows}
     asked: list[str] = []
 
     async def fetch(root: bytes, sources: Any, **_: Any) -> Path:
         await trio.lowlevel.checkpoint()
         asked.append(sources[0])
+        file.write_bytes(kept.get(root) or encode_head(head))
         return file
 
     context.blobs = SimpleNamespace(fetch=fetch)  # type: ignore[assignment]
@@ -95,7 +97,8 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
         assert set(tables._signed) == {LIAR, HONEST}
         assert len(tables._signed[LIAR]) == HEARD and bytes(32) not in tables._signed[LIAR]
         posted: Any = SimpleNamespace(root=table.root(), epoch=3, total=7)
-        assert await tables.of(posted) == table and asked == [HONEST]
+        assert await tables.head(posted) == head and asked == [HONEST]
+        assert await tables.of(posted) == table
         nursery.cancel_scope.cancel()
 
 

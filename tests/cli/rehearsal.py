@@ -259,7 +259,7 @@ def _slash(scene: Scene, pool: int, name: str, seed: int) -> int:
 
 
 def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
-    """Frozen, appealed, overturned: everything is back, and as much again from the judges who were wrong."""
+    """Frozen, appealed, overturned: everything is back, and of the carrier's bond what was not burned."""
     before = _wealth(scene, people["provider"])
     case = _slash(scene, pool, "worker", 2)
     scene.send("provider", "case", "appeal", str(case))
@@ -271,8 +271,11 @@ def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     shown = scene.look("case", "show", str(case))
     if (shown["state"], shown["node"], shown["reason"]) != ("overturned", people["worker"], "wrong_draw"):
         raise RehearsalFailed(f"the case is {shown}")
-    if _wealth(scene, people["provider"]) - before != 50 * TOKEN or shown["judges"] != [people["judges"]] * 2:
-        raise RehearsalFailed(f"a wrong slash was not made good: {shown}")
+    scene.send("owner", "case", "collect", people["provider"])
+    scene.send("owner", "case", "collect", people["provider"], code=4)
+    won = _wealth(scene, people["provider"]) - before
+    if (won, shown["bond_wei"], shown["carrier"]) != (50 * TOKEN // 4 * 9 // 10, str(50 * TOKEN // 4), people["owner"]):
+        raise RehearsalFailed(f"a wrong slash was not given back: {shown}, {won}")
     scene.send("worker", "join", str(pool), "--contact", "again")
 
 

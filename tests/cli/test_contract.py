@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from cli.main import main
+from contracts.deploy import BURNED
 from node.chain.client import ChainClient
 from node.chain.errors import TransactionUnconfirmed
 from node.chain.profile import load_profile, user_profile_path, write_profile
@@ -225,12 +226,19 @@ def test_a_deployment_that_was_interrupted_goes_on(scene: Any) -> None:
         scene.cli(*deploy, code=130)
     finally:
         ChainClient.execute = real  # type: ignore[method-assign]
-    assert len(scene.cli(*deploy[:-2], "--dry-run", "--json")["steps"]) == 4
+    planned = scene.cli(*deploy[:-2], "--dry-run", "--json")
+    assert len(planned["steps"]) == 4
+    assert "slashes are burned whole" in planned["says"] and f"{scene.me} may undo" in planned["says"]
     before = int(scene.rpc("eth_blockNumber"), 16)
     done = scene.cli(*deploy)
     assert int(scene.rpc("eth_blockNumber"), 16) == before + 4
     assert load_profile("second", home=scene.home).contracts.swarm == done["swarm"] != profile.contracts.swarm
-    assert scene.cli("contract", "params", "--network", "second", "--json")["contracts"]["court"] == done["court"]
+    told = scene.cli("contract", "params", "--network", "second", "--json")
+    assert told["contracts"]["court"] == done["court"]
+    # What was consented to is what the chain has.
+    born = told["parameters"]
+    assert (born["treasury"], born["arbiter"], born["bond_bps"]) == (BURNED, scene.me, 2500)
+    assert "two appeals" in scene.cli(*deploy, "--unbonding", "47h", code=2)["errors"]
 
 
 @pytest.mark.parametrize(

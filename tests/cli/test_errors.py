@@ -49,6 +49,22 @@ def test_what_the_parser_finds_is_three_lines(
     assert main(lines[2].split(": ", 2)[2].split()[1:]) == 0 and "Usage" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["top"], "status --watch"),
+        (["update", "--check"], "git pull"),
+        (["join", "--share-engine", "2"], "each node has an engine of its own"),
+    ],
+)
+def test_of_a_retired_word_its_successor_is_named(
+    words: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == USAGE
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "error: the command is retired" and instead in lines[2]
+
+
 def test_a_group_that_is_named_alone_shows_what_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["task"]) == USAGE
     told = capsys.readouterr()

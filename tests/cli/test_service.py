@@ -81,19 +81,6 @@ def test_a_password_that_does_not_open_the_nodes_key_takes_no_other_ones_place(
     assert (machine / "a" / "service.env").read_text() == 'INTELLECT_NODE_PASSWORD="right"\n'
 
 
-def test_a_shared_engine_is_kept_and_one_out_of_bounds_is_refused_by_its_option(
-    machine: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["service", "install", "--", "--state-dir", str(machine / "a"), "--share-engine"]
-    for runs in ("0", "17"):
-        assert main([*words, runs]) == 2
-        assert "Invalid value for '--share-engine'" in capsys.readouterr().err
-    assert not unit_file(machine).exists()
-    assert config_of(["--share-engine", "2"]).share_engine == 2
-    assert main([*words, "2"]) == 0
-    assert " --share-engine 2" in next(line for line in unit_file(machine).read_text().splitlines() if "Exec" in line)
-
-
 def test_a_second_service_or_daemon_in_one_state_directory_is_refused(
     machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,6 @@
 """`status` against a socket that answers like a daemon."""
 
 import http.server
-import io
 import json
 import os
 import socketserver
@@ -13,9 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from rich.cells import cell_len
-from rich.console import Console
 
-from cli import top
 from cli.main import main
 from node import sdk
 from node.config import api_socket_path
@@ -203,7 +200,7 @@ ROLES: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "top"])
+@pytest.mark.parametrize("command", ["status", "peers"])
 @pytest.mark.parametrize("role", ROLES)
 def test_everything_fits_into_80_columns(
     role: str, command: str, daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -246,19 +243,13 @@ def test_peers_are_told_in_full_where_that_is_asked_for(daemon: Path, capsys: py
     assert json.loads(capsys.readouterr().out)["peers"][0]["role"] == "trainer"
 
 
-def test_top_keeps_the_line_of_a_daemon_that_starts_again(daemon: Path) -> None:
-    seen = top.Seen(None)
-    seen.look()
-    assert [here for _, here in seen.rows()] == [True]
-    api_socket_path(daemon).rename(api_socket_path(daemon).with_suffix(".away"))
-    seen.look()
-    assert [here for _, here in seen.rows()] == [False]
-    shown = io.StringIO()
-    Console(file=shown, width=80).print(top.picture(seen.rows()))
-    assert "away" in shown.getvalue() and "0xabab..abab" in shown.getvalue()
-    api_socket_path(daemon).with_suffix(".away").rename(api_socket_path(daemon))
-    seen.look()
-    assert [here for _, here in seen.rows()] == [True]
+def test_a_daemon_of_before_the_program_was_changed_is_told(
+    daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == 0 and "is installed" not in capsys.readouterr().out
+    monkeypatch.setitem(STATUS, "node", {**STATUS["node"], "version": "0.0.1"})
+    assert main(["status"]) == 0
+    assert "it runs 0.0.1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_daemon_of_the_machine_s_service_manager_is_found_by_its_state_directory(

@@ -142,6 +142,11 @@ class World:
                 self.send(self.contracts.approve(spender, tokens), key)
         return key
 
+    def put_up(self, key: NodeKey, amount: int) -> None:
+        """Give a key a bond of a case, which the vault may take."""
+        self.send(self.contracts.mint(key.address, amount), key)
+        self.send(self.contracts.approve(self.contracts.addresses.vault, amount), key)
+
     def provider(self, stake: int = 100 * TOKEN) -> NodeKey:
         key = self.person(stake)
         self.send(self.contracts.bond(key.address, stake), key)
@@ -245,6 +250,8 @@ class Pool:
         verdicts = changes["verdicts"] if "verdicts" in changes else self.verdicts(c, reason)
         values = changes.get("values", [bytes(32)] * len(verdicts))
         call = self.contracts.slash(c, signature, reason, verdicts, values, changes.get("rechecked", 0))
+        if by is not self.manager:  # who has tokens, and let the vault take them
+            self.world.put_up(by, self.contracts.case_bond(self.info.slash_amount))
         return self.world.send(call, by, at=at)
 
 

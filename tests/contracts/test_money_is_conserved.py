@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+from contracts.bindings import CaseState
 from contracts.deploy import TOKEN
 from tests.contracts.conftest import table
 
@@ -70,7 +71,9 @@ class Walk:
         contracts, info = self.world.contracts, self.pool.info
         stakes = [contracts.stake_of(provider.address) for provider in [*self.providers, self.judges]]
         vault = contracts.token_balance(contracts.addresses.vault)
-        assert vault == sum(stake.bonded + stake.unbonding + stake.frozen for stake in stakes)
+        count = contracts.vault.functions.caseCount().call()
+        bonds = sum(case.bond for n in range(1, count + 1) if (case := contracts.case(n)).state == CaseState.FROZEN)
+        assert vault == bonds + sum(stake.bonded + stake.unbonding + stake.frozen for stake in stakes)
         assert contracts.token_balance(contracts.addresses.swarm) == info.escrow + info.owed
         paid = sum(contracts.claimed(self.pool.id, node.address) for node in self.nodes)
         assert info.owed == (contracts.earnings(self.pool.id).total - paid) * info.reward_per_unit

@@ -126,12 +126,14 @@ def test_the_swarm_is_set_once_by_the_deployer(world: Any, refused: Any) -> None
 def vault_params(**changes: Any) -> tuple[Any, ...]:
     someone = Web3.to_checksum_address("0x" + "77" * 20)
     fields = {
-        "unbonding": 10,
+        "unbonding": 20,
         "appeal": 10,
         "treasury": someone,
         "arbiter": Web3.to_checksum_address("0x" + "78" * 20),
         "burn": 0,
         "max": 1,
+        "bond": 2_500,
+        "least": 1,
     }
     return tuple((fields | changes).values())
 
@@ -142,7 +144,9 @@ def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
     for args, name in (
         ((token, vault_params(burn=10_001)), "BadShare"),
         ((token, vault_params(arbiter=vault_params()[2])), "ArbiterIsTreasury"),
-        ((token, vault_params(unbonding=0)), "ZeroAmount"),
+        ((token, vault_params(unbonding=19)), "UnbondingTooShort"),
+        ((token, vault_params(bond=10_001)), "BadShare"),
+        ((token, vault_params(least=0)), "ZeroAmount"),
         ((token, vault_params(appeal=0)), "ZeroAmount"),
         ((token, vault_params(max=0)), "ZeroAmount"),
         ((nobody, vault_params()), "ZeroAddress"),
@@ -182,6 +186,7 @@ def test_an_appeal_gives_the_arbiter_time_and_the_arbiter_gives_everything_back(
     overturn = world.contracts.overturn(pool.id, pool.node.address)
     with refused("OnlyProvider"):
         world.send(world.contracts.appeal(frozen.case_id), world.person())
+    world.put_up(pool.provider, frozen.bond)
     world.send(world.contracts.appeal(frozen.case_id), pool.provider, at=frozen.final_at - 1)
     with refused("AlreadyAppealed"):
         world.send(world.contracts.appeal(frozen.case_id), pool.provider)
@@ -190,13 +195,19 @@ def test_an_appeal_gives_the_arbiter_time_and_the_arbiter_gives_everything_back(
     world.send(overturn, world.deployer, at=frozen.final_at + 1)
     stake = world.contracts.stake_of(pool.provider.address)
     assert (stake.bonded, stake.frozen) == (100 * TOKEN, 0)
-    assert world.contracts.token_balance(pool.provider.address) == 50 * TOKEN  # of those who signed
-    (owner,) = set(world.contracts.judges_of(frozen.case_id))
-    assert world.contracts.stake_of(owner).bonded == 60 * TOKEN
-    with refused("ValidatorUnfit"):
-        pool.slash(pool.commitment(), world.person())
-    donor = world.person(50 * TOKEN)
-    world.send(world.contracts.bond(owner, 50 * TOKEN), donor)
+    assert (frozen.pool, frozen.bond, world.contracts.case(frozen.case_id).carrier) == (
+        pool.id,
+        50 * TOKEN // 4,
+        frozen.carrier,
+    )
+    assert world.contracts.credit_of(pool.provider.address) == frozen.bond + frozen.bond * 9 // 10
+    assert world.contracts.credit_of(frozen.carrier) == 0
+    world.send(world.contracts.collect(pool.provider.address), world.person())
+    assert world.contracts.token_balance(pool.provider.address) == frozen.bond + frozen.bond * 9 // 10
+    with refused("NothingToCollect"):
+        world.send(world.contracts.collect(pool.provider.address), world.person())
+    owner = world.contracts.node_info(pool.validators[0].address).owner
+    assert world.contracts.stake_of(owner).bonded == 110 * TOKEN
     with refused("AlreadyJudged"):
         pool.slash(pool.commitment(), world.person())
 

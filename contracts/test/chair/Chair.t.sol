@@ -396,8 +396,8 @@ contract ChairTest is Base {
         vm.prank(arbiter);
         swarm.overturn(pool, node);
         eq(_stake().bonded, 100 ether);
-        eq(token.balanceOf(provider), SLASH);
-        eq(vault.bondedOf(address(0x5005)), 30 ether - SLASH);
+        eq(vault.creditOf(provider), PUT - PUT / 10);
+        eq(vault.bondedOf(address(0x5005)), 30 ether);
         _hold(); // it leads on
     }
 

@@ -190,17 +190,17 @@ contract SlashTest is Base {
 
     // ---- judges who were wrong
 
-    function test_an_overturned_slash_leaves_no_trace_and_is_made_good_by_who_signed_it() public {
+    function test_an_overturned_slash_gives_back_what_it_took_and_moves_no_other_stake() public {
         _slash(_file(0, 1));
-        eq(vault.judgesOf(1).length, 2);
         vm.expectPartialRevert(Swarm.OnlyArbiter.selector);
         swarm.overturn(pool, node);
         vm.warp(block.timestamp + APPEAL - 1);
         vm.prank(arbiter);
         swarm.overturn(pool, node);
         eq(_stake().bonded, 100 ether);
-        eq(token.balanceOf(provider), SLASH);
-        eq(vault.bondedOf(address(0x5005)), 30 ether - SLASH);
+        eq(vault.creditOf(provider), PUT - PUT / 10);
+        eq(vault.creditOf(vault.BURNED()), PUT / 10);
+        eq(vault.bondedOf(address(0x5005)), 30 ether);
         eq(_info().escrow, ESCROW); // none of it is the pool's
         vm.prank(node);
         swarm.join(pool, "");
@@ -210,61 +210,65 @@ contract SlashTest is Base {
         WorkCommitment memory c = _file(0, 1);
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
-        vm.expectPartialRevert(Court.ValidatorUnfit.selector); // until they bond again
-        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
-        _bond(address(0x5005), SLASH);
         vm.expectPartialRevert(Court.AlreadyJudged.selector);
         court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
-    function test_each_of_the_judges_pays_its_part_and_nobody_elses() public {
-        (address first, address second, address third) = (address(0x7001), address(0x7002), address(0x7003));
-        delete judgeKeys;
-        for (uint256 i = 0; i < 3; ++i) {
-            address owner = i == 0 ? first : i == 1 ? second : third;
-            judgeKeys.push(0xE200 + i);
-            _bond(owner, 20 ether);
-            _register(owner, 0xE200 + i, 1);
-        }
-        _startIn(_open(_params()));
-        _slash(_file(0, 1)); // the first two sign, which is enough
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
-        eq(vault.bondedOf(first), 20 ether - SLASH / 2);
-        eq(vault.bondedOf(second), 20 ether - SLASH / 2);
-        eq(vault.bondedOf(third), 20 ether);
-        eq(token.balanceOf(provider), SLASH);
-    }
-
-    function test_judges_pay_as_far_as_they_have_something_wherever_it_is() public {
-        _slash(_file(0, 1));
-        address owner = address(0x5005);
-        address[] memory both = new address[](2);
-        (both[0], both[1]) = (vm.addr(judgeKeys[0]), vm.addr(judgeKeys[1]));
-        vm.prank(owner);
-        swarm.removeProvider(both);
-        vm.prank(owner);
-        vault.unbond(27 ether); // on its way out, but not out
-        vm.prank(address(swarm));
-        vault.slash(owner, 26 ether); // 1 unbonding, 3 bonded are left
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
-        eq(token.balanceOf(provider), 4 ether);
-        eq(vault.bondedOf(owner) + vault.stakeOf(owner).unbonding, 0);
+    function test_who_carries_a_slash_puts_up_a_quarter_of_it_and_without_that_carries_nothing() public {
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
+        _give(anybody, PUT - 1, address(vault));
+        vm.prank(anybody);
+        vm.expectRevert();
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         eq(_stake().bonded, 100 ether);
+        _give(anybody, 1, address(vault));
+        vm.prank(anybody);
+        token.approve(address(vault), PUT);
+        vm.prank(anybody);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
+        eq(token.balanceOf(anybody), 0);
+        eq(vault.caseInfo(1).carrier, anybody);
+        vm.warp(block.timestamp + APPEAL);
+        vault.finalize(1);
+        vault.collect(anybody);
+        eq(token.balanceOf(anybody), PUT + SLASH / 50);
+        vm.expectRevert(abi.encodeWithSelector(StakeVault.NothingToCollect.selector, anybody));
+        vault.collect(anybody);
     }
 
-    /// frozen: all, or so much that one of two judges pays a part out of what is bonded
-    function test_what_of_a_judges_stake_is_frozen_answers_too(uint256 frozen) public {
-        _slash(_file(0, 1));
+    function test_a_case_against_who_has_nothing_still_costs_the_least_bond() public {
         vm.prank(address(swarm));
-        vault.freeze(address(0x5005), _bounded(frozen, 20 ether, 30 ether), 9, new address[](0));
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
-        eq(token.balanceOf(provider), SLASH);
-        eq(vault.stakeOf(address(0x5005)).frozen, 30 ether - SLASH);
-        vm.warp(block.timestamp + APPEAL);
-        vault.finalize(2); // takes what is left
-        eq(vault.stakeOf(address(0x5005)).frozen, 0);
+        vault.slash(provider, 60 ether);
+        vm.prank(address(swarm));
+        vault.slash(provider, 60 ether);
+        _slash(_file(0, 1));
+        eq(vault.caseInfo(1).amount, 0);
+        eq(vault.caseInfo(1).bond, 1 ether);
+    }
+
+    function test_who_is_right_gets_both_bonds_less_a_tenth_of_the_losers() public {
+        for (uint256 i = 0; i < 2; ++i) {
+            _startIn(_open(_params()));
+            _slash(_file(0, 1));
+            _give(provider, PUT, address(vault));
+            vm.prank(provider);
+            vault.appeal(i + 1);
+            uint256 burned = vault.creditOf(vault.BURNED());
+            if (i == 0) {
+                vm.prank(arbiter);
+                swarm.overturn(pool, node);
+                eq(vault.creditOf(provider), 2 * PUT - PUT / 10);
+                eq(vault.creditOf(address(this)), 0);
+                eq(vault.creditOf(vault.BURNED()), PUT / 10);
+            } else {
+                vm.warp(block.timestamp + APPEAL);
+                vault.finalize(2);
+                eq(vault.creditOf(provider), 2 * PUT - PUT / 10); // of the first one
+                eq(vault.creditOf(address(this)), 2 * PUT - PUT / 10 + SLASH / 50);
+                eq(vault.creditOf(vault.BURNED()), burned + PUT / 10 + SLASH * 49 / 100);
+            }
+        }
     }
 }

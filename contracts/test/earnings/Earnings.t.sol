@@ -323,7 +323,7 @@ contract EarningsTest is Base {
         vm.prank(arbiter);
         swarm.overturn(pool, node);
         _claim(1000);
-        eq(token.balanceOf(provider), 1 ether + SLASH); // and what its judges paid
+        eq(token.balanceOf(provider), 1 ether);
     }
 
     function test_what_a_slashed_node_had_coming_goes_back_once_nothing_can_undo_that() public {

@@ -160,7 +160,7 @@ contract ManagerTest is Base {
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
         swarm.punishByEvidence(pool, node, 1, ROOT);
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.punishByJudgement(pool, node, 1, ROOT, new address[](0));
+        swarm.punishByJudgement(pool, node, 1, ROOT, address(this));
         vm.expectPartialRevert(Pools.CourtAlreadySet.selector);
         swarm.setCourt(court);
         Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));

@@ -6,7 +6,7 @@ import {StakeVault} from "../../src/StakeVault.sol";
 
 contract BirthTest is Base {
     function _good() private view returns (StakeVault.Params memory) {
-        return StakeVault.Params(1, 1, treasury, arbiter, 10_000, 1);
+        return StakeVault.Params(2, 1, treasury, arbiter, 10_000, 1, 10_000, 1);
     }
 
     function create(address token_, StakeVault.Params memory params) external returns (StakeVault) {
@@ -22,13 +22,29 @@ contract BirthTest is Base {
         StakeVault made = this.create(address(token), _good());
         eq(made.burnBps(), 10_000);
         eq(made.maxSlash(), 1);
-        eq(made.unbondingPeriod(), 1);
+        eq(made.unbondingPeriod(), 2);
+        eq(made.bondBps(), 10_000);
+        eq(made.minBond(), 1);
         eq(made.appealSeconds(), 1);
         eq(made.treasury(), treasury);
         eq(made.arbiter(), arbiter);
         StakeVault.Params memory params = _good();
         params.burnBps = 10_001;
         _refused(address(token), params);
+        params = _good();
+        params.bondBps = 10_001;
+        _refused(address(token), params);
+    }
+
+    function test_what_a_case_may_take_is_still_there_when_its_appeal_is_over() public {
+        StakeVault.Params memory params = _good();
+        params.appealSeconds = 500;
+        params.unbondingPeriod = 999;
+        vm.expectRevert(abi.encodeWithSelector(StakeVault.UnbondingTooShort.selector, 999, 1000));
+        new StakeVault(token, params);
+        _refused(address(token), params);
+        params.unbondingPeriod = 1000;
+        eq(this.create(address(token), params).unbondingPeriod(), 1000);
     }
 
     function test_nobody_and_nothing_are_refused() public {
@@ -36,13 +52,14 @@ contract BirthTest is Base {
         StakeVault.Params memory one = _good();
         one.arbiter = treasury;
         _refused(address(token), one);
-        for (uint256 i = 0; i < 5; ++i) {
+        for (uint256 i = 0; i < 6; ++i) {
             StakeVault.Params memory params = _good();
             if (i == 0) params.treasury = address(0);
             if (i == 1) params.arbiter = address(0);
             if (i == 2) params.unbondingPeriod = 0;
             if (i == 3) params.appealSeconds = 0;
             if (i == 4) params.maxSlash = 0;
+            if (i == 5) params.minBond = 0;
             _refused(address(token), params);
         }
     }

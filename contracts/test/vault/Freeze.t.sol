@@ -21,7 +21,7 @@ contract FreezeTest is Base {
 
     function _freeze(uint256 amount) private returns (uint256 id, uint256 claimed) {
         vm.prank(address(swarm));
-        return vault.freeze(provider, amount, uint32(pool), new address[](0));
+        return vault.freeze(provider, amount, uint32(pool), address(this));
     }
 
     function test_what_is_frozen_leaves_the_stake_at_once() public view {
@@ -39,9 +39,10 @@ contract FreezeTest is Base {
         vm.warp(finalAt);
         vm.prank(anybody);
         vault.finalize(1);
-        eq(token.balanceOf(anybody), 0);
-        eq(token.balanceOf(vault.BURNED()), 12.5 ether);
-        eq(token.balanceOf(treasury), 12.5 ether);
+        eq(_worth(anybody), 0);
+        eq(vault.creditOf(address(this)), 6.25 ether + 0.5 ether);
+        eq(_worth(vault.BURNED()), 12.25 ether);
+        eq(_worth(treasury), 12.25 ether);
         eq(_stake().frozen, 0);
         yes(vault.isFinal(1), "final");
         vm.expectPartialRevert(StakeVault.CaseClosed.selector);
@@ -51,7 +52,7 @@ contract FreezeTest is Base {
     function test_overturning_puts_everything_where_it_was() public {
         vm.warp(finalAt - 1);
         vm.prank(address(swarm));
-        eq(vault.overturn(1), 0); // no judge signed it
+        eq(vault.overturn(1), 6.25 ether * 9 / 10);
         eq(_stake().unbonding, 10 ether);
         eq(_stake().bonded, 90 ether);
         eq(_stake().frozen, 0);
@@ -78,7 +79,7 @@ contract FreezeTest is Base {
 
     function test_no_case_takes_more_than_the_cap() public {
         (uint256 id, uint256 claimed) = _freeze(60 ether + 1);
-        eq(vault.caseInfo(id).penalty, 60 ether);
+        eq(vault.caseInfo(id).bond, 15 ether);
         eq(claimed, 60 ether);
         eq(_stake().bonded, 15 ether);
     }
@@ -94,8 +95,10 @@ contract FreezeTest is Base {
         vm.expectPartialRevert(StakeVault.OnlyProvider.selector);
         vault.appeal(1);
         vm.warp(finalAt - 1);
+        _give(provider, 6.25 ether, address(vault));
         vm.prank(provider);
         vault.appeal(1);
+        eq(token.balanceOf(provider), 0);
         eq(vault.caseInfo(1).finalAt, finalAt - 1 + APPEAL);
         vm.warp(finalAt);
         vm.expectPartialRevert(StakeVault.AppealOpen.selector);

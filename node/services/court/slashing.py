@@ -27,7 +27,7 @@ from node.chain.cases import (
     VerdictContradiction,
     Vote,
 )
-from node.chain.errors import Reverted
+from node.chain.errors import InsufficientFunds, Reverted
 from node.recent import Recent
 from node.services.context import Context
 from node.services.court.turns import seconds_to_wait
@@ -300,6 +300,8 @@ class Slashing:
                 if isinstance(error, Reverted) and error.name == "ValidatorUnfit":
                     unfit |= {*error.args_.values()}
                 log.warning("case.not_carried", node=node, why=error.why, attempt=attempt)
+                if isinstance(error, InsufficientFunds) and not attempt:  # gas, or the bond of a case
+                    self._context.progress.trouble(f"the slash of {node} was not carried: {error.why}")
                 await trio.sleep(min(2.0**attempt, 30.0))
         return False
 

@@ -5,14 +5,13 @@ quorum certified. Once an epoch's window is over it signs the table that follows
 validator's table differs, the blobs that it names and this one lacks are fetched, and the proofs against works that it
 leaves out; then both come to the same. From the first table that it signs for an epoch on, a validator takes what it
 lacks from other validators' tables alone, so that nobody can keep it signing anew. Whoever's turn it is carries a
-quorum's signatures. Nothing is signed beyond what is funded.
+quorum's signatures. Nothing is signed beyond what is funded: what falls short stays in the table, owed.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, Self
 
 import msgspec
@@ -33,23 +32,18 @@ from node.swarm.facts import WorkTouched
 from node.swarm.membership import is_cut_off, voices
 from protocol.earnings import (
     MAX_SHOWN_BYTES,
-    MAX_TABLE_BYTES,
     MAX_WORKS,
     Refusal,
     Shown,
     Source,
-    Table,
     decode_certificates,
-    decode_table,
-    encode_table,
-    largest_that_fits,
     refusal_of,
-    table_after,
 )
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address, address_bytes, address_from_bytes
 from protocol.messages import MAX_SHOWN, CertificatesShown, EarningsSigned, EpochShown
 from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, sign, signer_of
+from protocol.table import MAX_HEAD_BYTES, Table, decode_head, encode_head, table_after
 
 log = structlog.get_logger()
 PAUSES = (1.0, 15.0)
@@ -268,46 +262,49 @@ class Tabling(Keeping):
 
     async def _table(self, seen: Seen, last: int) -> Table | None:
         pool, posted, first = seen.pool, seen.posted, seen.first
+        # Everybody reckons by the same block, whenever it looks, and for that it must know what happened before.
+        at = pool.maturity(last)
+        if self._ledger.read_until() < at:
+            return None
         before = await self._books.of(posted)
         if posted.total and before is None:
             self.waiting = f"the table of epoch {posted.epoch} cannot be had from anybody"
             return None
-        earned = await self._journal.do(self._journal.earned.earned_between, first, last)
+        block = await self._books.block_before(at)
         # who is slashed by judgement stays in: the contract keeps its pay until the case is final, and the arbiter may
         # overturn it long after this table
         # Their own two signatures prove it, so nothing can give them their pay back.
         convicted = self._ledger.convicted
-        earned = [row for row in earned if row[1] not in convicted]
-        # The contract refuses a table beyond the escrow, so as many epochs are taken as can be paid now.
-        free = pool.escrow // pool.reward_per_unit if pool.reward_per_unit else 2**62
-        by_epoch, epochs = Counter[int](), range(first, last + 1)
-        for at, _, more in earned:
-            by_epoch[at] += more
-        through = dict(zip(epochs, accumulate(by_epoch[at] for at in epochs), strict=True))
-        epoch = largest_that_fits(first, last, through.__getitem__, free, pool.units_per_epoch)
-        if epoch is None or (through[epoch] == 0 and through[last]):
-            self.waiting = f"{through[last]} units are certified, and the pool can pay for {free} now"
-            return None
-        if not through[epoch]:
-            return None
-        units: Counter[Address] = Counter()
-        for at, node, more in earned:
-            units[node] += more if at <= epoch else 0
-        rows = await self._journal.do(self._journal.earned.sources, first, epoch)
+        earned: dict[int, dict[Address, int]] = {}
+        for epoch, node, units in await self._journal.do(self._journal.earned.earned_between, first, last):
+            if node not in convicted:
+                earned.setdefault(epoch, {})[node] = units
+        escrow = self._ledger.escrow(block, pool.reward_per_unit) - posted.total
+        most = min(max(escrow, 0), pool.units_per_epoch * (last + 1 - first))
+        rows = await self._journal.do(self._journal.earned.sources, first, last)
         sources = [Source(at, address_bytes(node), root, size) for at, node, root, size in rows]
-        proofs = await self._journal.do(self._journal.earned.refusals, first, epoch)
+        proofs = await self._journal.do(self._journal.earned.refusals, first, last)
         where = "a refusal in the journal"
         read = [cached(where, partial(msgspec.msgpack.decode, proof, type=Refusal)) for proof in proofs]
         refusals = [one for one in read if one is not None]
-        given = (self._pool, epoch, before, units, sources, refusals)
-        return await trio.to_thread.run_sync(table_after, *given)
+        claims = (self._ledger.claimed(), self._ledger.claimed(block))
+        given = (self._pool, last, before, earned, most, *claims, sources, refusals)
+        table = await trio.to_thread.run_sync(table_after, *given)
+        more = sum(sum(units.values()) for units in earned.values()) + (before.behind if before else 0)
+        if table is None and more:
+            self.waiting = f"{more} units are certified, and the pool can pay for {most} now"
+        return table
 
     async def _sign(self, table: Table) -> None:
         now, own = self._context.clock.monotonic(), self._mine
         # Compared by lines: other sources of the same units are no reason to sign anew.
-        if own is None or own.table.epoch != table.epoch or own.table.lines != table.lines:
-            data, root = await trio.to_thread.run_sync(lambda: (encode_table(table), table.root()))
-            info = await self._context.blobs.add(data)
+        rows = (table.epoch, table.total, table.lines, table.owed)
+        if own is None or (own.table.epoch, own.table.total, own.table.lines, own.table.owed) != rows:
+            head, files = await trio.to_thread.run_sync(table.files)
+            root = head.root()
+            for file in files:
+                await self._context.blobs.add(file)
+            info = await self._context.blobs.add(encode_head(head))
             earnings = Earnings(self._pool, table.epoch, root, table.total)
             signature = sign(self._context.key, self._context.domain, earnings)
             message = EarningsSigned(
@@ -350,8 +347,8 @@ class Tabling(Keeping):
                 self._done.add(message.table)  # bytes of this root will never be others
 
     async def _take_from(self, author: Address, message: EarningsSigned, first: int) -> None:
-        read = partial(decode_table, pool=self._pool)
-        table = await self._books.fetch(message.table, min(message.size, MAX_TABLE_BYTES), [author], read)
+        read = partial(decode_head, pool=self._pool)
+        table = await self._books.fetch(message.table, min(message.size, MAX_HEAD_BYTES), [author], read)
         log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
         rows = await self._journal.do(self._journal.earned.sources, first, table.epoch)
         known = {root for _, _, root, _ in rows}

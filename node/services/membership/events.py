@@ -41,7 +41,7 @@ class Events(Service):
         self._follower = follower
         self._progress = progress or ProgressRecord()
         self._membership = membership
-        self.ledger = Ledger(membership.own)
+        self.ledger = Ledger(membership.own, self._read_until)
         self._stood: Recent[Event, tuple[str, int]] = Recent(REMEMBERED)
         """Where its node was and until when, before a member joined again or left."""
         self._benches: deque[tuple[tuple[Address, ...], int]] = deque(maxlen=REMEMBERED)
@@ -79,11 +79,15 @@ class Events(Service):
                 else:
                     self._progress.tell(TROUBLE, "the chain does not answer: no pay and no membership until it does")
 
+    def _read_until(self) -> int:
+        """The chain's time up to which its events were taken in; 0 while some wait in the channel."""
+        return 0 if self._follower.events.statistics().current_buffer_used else self._follower.read_until
+
     async def _end_leases(self) -> None:
         """Once all renewals of before are known."""
         # A renewal that waits in the channel would come too late for a member that was just ended.
-        if self._follower.read_until and not self._follower.events.statistics().current_buffer_used:
-            while self._membership.expire(self._follower.read_until - GRACE):
+        if until := self._read_until():
+            while self._membership.expire(until - GRACE):
                 await trio.lowlevel.checkpoint()
 
     async def _take_in(self) -> None:

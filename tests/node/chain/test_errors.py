@@ -8,7 +8,6 @@ from node.chain.errors import InsufficientStake, Reverted
 CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court", "Chair")
 # raised at birth, between our own contracts, or by OpenZeppelin for what our callers cannot bring about
 INTERNAL = {
-    "BadShare",
     "CourtAlreadySet",
     "SwarmAlreadySet",
     "OnlyCourt",

@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from contracts.bindings import Claimed, EarningsPosted, Joined, Slashed, SlashOverturned, ValidatorsSet
+from contracts.bindings import (
+    Claimed,
+    EarningsPosted,
+    GivenBack,
+    Joined,
+    PoolFunded,
+    Slashed,
+    SlashOverturned,
+    ValidatorsSet,
+)
 from node.chain.ledger import MOST_TABLES, Ledger
 from protocol.identity import NodeKey
 
@@ -30,6 +39,24 @@ def test_our_nodes_pay_is_added_up_and_taken_back_with_its_block() -> None:
     for event in events[1:]:
         ledger.undo(event)
     assert (ledger.paid, ledger.claims) == (50, [events[0]])
+
+
+def test_the_escrow_and_what_each_node_has_claimed_are_known_as_of_a_block_and_taken_back_with_it() -> None:
+    ledger = Ledger(OWN)
+    events = [
+        PoolFunded(**place(1), payer=OWN, amount=50, escrow=50),
+        claimed(2, OWN, 2),
+        claimed(3, OTHER, 1),
+        GivenBack(**place(4), node=OTHER, units=1),
+        PoolFunded(**place(5), payer=OWN, amount=70, escrow=90),
+    ]
+    for event in events:
+        ledger.apply(event)
+    assert [ledger.escrow(block, 10) for block in (0, 1, 4, 5)] == [0, 5, 6, 13] and ledger.escrow(5, 0) == 0
+    assert ledger.claimed() == {OWN: 2, OTHER: 2} and ledger.claimed(3) == {OWN: 2}
+    for event in reversed(events[1:]):
+        ledger.undo(event)
+    assert (ledger.escrow(9, 10), ledger.claimed()) == (5, {})
 
 
 def test_the_newest_table_counts_and_old_ones_are_forgotten() -> None:

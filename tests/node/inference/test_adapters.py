@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -350,7 +349,7 @@ def test_an_adapter_that_cannot_be_held_leaves_nobody_with_the_start_models_weig
     expected = engine.prefill(seen, 1.0)[0].logprobs
     broken = {name: torch.full_like(one, torch.nan) for name, one in adapter(start, 1, 2).items()}
     with pytest.raises(ModelError, match="not finite"):
-        bench.hold(engine, engine.name, ROOTS[1], lambda: broken)
+        bench.hold(engine, engine.name, ROOTS[1], lambda: broken, [ROOTS[1]])
     bench.load(engine, ROOTS[0], lambda: whole)
     assert np.array_equal(engine.prefill(seen, 1.0)[0].logprobs, expected)
 
@@ -359,21 +358,19 @@ ROOTS = (bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32)
 
 
 class Office:
-    """One owner over one engine of the kernel `lora`, for two runs that begin with the same model."""
+    """One owner over one engine of the kernel `lora`, for three policies of a run."""
 
-    def __init__(self, runs: list[RunSpec], assets: Path, folder: Path) -> None:
+    def __init__(self, run: RunSpec, assets: Path, folder: Path) -> None:
         start = StartWeights(assets / "model")
         weights = {name: start[name] for name in start}
         self.engine = TorchEngine(assets / "model", EngineSettings(attention=LORA))
         self.images = [folder / f"{number}.safetensors" for number in range(3)]
         for number, path in enumerate(self.images):
             write_image(path, adapter(weights, number, 2 + number, size=0.3))
-        bench = Bench(self.engine, self.engine.tokenizer)
-        self.runs = [Session(run, assets, torch_engine, bench) for run in runs]
+        self.session = Session(run, assets, lambda model: (self.engine, self.engine.tokenizer))
         self.decoders: list[int] = []
-        self.of = dict(zip(ROOTS, (self.runs[0], self.runs[0], self.runs[1]), strict=True))
         for root, path in zip(ROOTS, self.images, strict=True):
-            self.of[root].keep(root, str(path))
+            self.session.keep(root, str(path))
         self.owner = Owner()
         self._made = self.engine.decoder
         self.engine.decoder = self._decoder  # type: ignore[method-assign]
@@ -398,7 +395,7 @@ class Office:
         def work(number: int, root: bytes) -> None:
             desk = Desk(self.owner, Ticket(number, "rollout" if number else "task"))
             order = Produce(policy_root=root, node=NODE, pool=3, index=5, out_path=str(folder / root.hex()))
-            made[root] = produce(self.of[root].at(order, desk), order)
+            made[root] = produce(self.session.at(order, desk), order)
             self.owner.wake()
 
         jobs = [threading.Thread(target=work, args=(i, root), daemon=True) for i, root in enumerate(ROOTS)]
@@ -429,15 +426,14 @@ def judged(run: RunSpec, assets: Path, image: Path, root: bytes, made: Produced)
     return seen_by(validator, order)
 
 
-def test_two_runs_share_an_engine_and_validators_accept_both(
+def test_policies_share_a_decoder_and_validators_accept_each(
     tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
 ) -> None:
-    other = msgspec.structs.replace(tiny_run, name="another")
-    office = Office([tiny_run, other], tiny_assets, tmp_path)
+    office = Office(tiny_run, tiny_assets, tmp_path)
     made = office.produce(tmp_path)
     assert office.decoders == [3], "one decoder had rows of all three policies at a time"
-    for root, image, run in zip(ROOTS, office.images, (tiny_run, tiny_run, other), strict=True):
-        seen = judged(run, tiny_assets, image, root, made[root])
+    for root, image in zip(ROOTS, office.images, strict=True):
+        seen = judged(tiny_run, tiny_assets, image, root, made[root])
         assert (seen.outcome, seen.reason, seen.detail) == (Outcome.ACCEPT, Reason.NONE, "")
         assert arithmetic(seen.verifier)[1] == LORA
     stale = judged(tiny_run, tiny_assets, office.images[1], ROOTS[0], made[ROOTS[0]])
@@ -445,15 +441,15 @@ def test_two_runs_share_an_engine_and_validators_accept_both(
 
 
 def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
-    office = Office([tiny_run, tiny_run], tiny_assets, tmp_path)
+    office = Office(tiny_run, tiny_assets, tmp_path)
     results: dict[int, object] = {}
 
     def draw(number: int, root: bytes) -> None:
-        load = lambda: put(office.of[root], root)  # noqa: E731
+        load = lambda: put(office.session, root)  # noqa: E731
         policy, requests = EnginePolicy(office.engine, root, load, beside=True), [Request([3, 4], np.full(6, 0.4))] * 3
         try:
             results[number] = office.owner.draw(Ticket(number, "rollout"), policy, requests, 1.0)
-        except (EngineError, KeyError) as error:
+        except EngineError as error:
             results[number] = error
         office.owner.wake()
 
@@ -466,9 +462,9 @@ def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets
         office.owner.turn()
     for job in jobs:
         job.join(20)
-    assert isinstance(results[1], KeyError)
+    assert isinstance(results[1], EngineError) and "not loaded" in results[1].what
     for number, root in ((0, ROOTS[0]), (2, ROOTS[1])):
-        put(office.of[root], root)
+        put(office.session, root)
         expected = generate(office.engine, [Request([3, 4], np.full(6, 0.4), adapter=root)], 1.0)[0].output
         found = results[number]
         assert isinstance(found, list) and [one.output for one in found] == [expected] * 3

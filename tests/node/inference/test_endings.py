@@ -8,7 +8,7 @@ import pytest
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError, reason_to_end
 from node.inference.owner import Owner
-from node.inference.process import Conversation, end_if_fatal
+from node.inference.process import Conversation
 from node.inference.server import Server
 from node.inference.session import Session
 from node.inference.wire import HEADER, Ending, Failed, Prepare, decode_reply
@@ -39,21 +39,16 @@ def test_only_what_nobody_can_go_on_after_ends_the_process(error: Exception, wha
 def test_a_process_that_ends_says_why_and_at_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    sinks = [io.BytesIO(), io.BytesIO()]
-    owner = Owner()
-    talks = [
-        Conversation(io.BytesIO(), one, Server(lambda run: torch_engine, Session), owner, ended.append) for one in sinks
-    ]
-    for talk in talks:  # each numbers its own requests, and neither is answered while the owner does nothing
-        talk._jobs.submit(Prepare(id=3, run=b"", assets_dir=""), lambda done, of: None)
+    sink = io.BytesIO()
+    talk = Conversation(io.BytesIO(), sink, Server(lambda run: torch_engine, Session), Owner(), ended.append)
+    talk._jobs.submit(Prepare(id=3, run=b"", assets_dir=""), lambda done, of: None)  # the owner does nothing
     at_work = talk._jobs._tickets[3]
-    end_if_fatal(talks, EngineError("no", "it is only this request", "ask otherwise"), [at_work])
-    assert not ended and not any(sink.getvalue() for sink in sinks)
-    end_if_fatal(talks, MemoryError("no more"), [at_work, at_work])
-    blameless, blamed = (decode_reply(sink.getvalue()[HEADER.size :]) for sink in sinks)
-    assert ended == [4] and isinstance(blamed, Ending) and isinstance(blameless, Ending)
+    talk.end_if_fatal(EngineError("no", "it is only this request", "ask otherwise"), [at_work])
+    assert not ended and not sink.getvalue()
+    talk.end_if_fatal(MemoryError("no more"), [at_work, at_work])
+    blamed = decode_reply(sink.getvalue()[HEADER.size :])
+    assert ended == [4] and isinstance(blamed, Ending)
     assert blamed.during == (3,) and "memory" in blamed.what and "no more" in blamed.why
-    assert blameless.during == ()
 
 
 def test_a_reply_that_cannot_be_encoded_is_a_failure_and_no_silence() -> None:

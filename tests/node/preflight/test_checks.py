@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from contracts.bindings import PoolInfo
+from contracts.bindings import PoolInfo, PostedEarnings
 from node.chain.errors import shown
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
@@ -367,6 +367,12 @@ def test_stake_and_gas_are_judged_apart() -> None:
 def test_a_pool_that_takes_or_pays_nobody_is_named(fields: dict[str, int], level: str) -> None:
     plain = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "escrow": 10**18}
     assert check_pool(PoolInfo(**(plain | fields))).level == level  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("units", "level"), [(599, "ok"), (600, "warning")])
+def test_a_pool_whose_workers_make_more_than_it_pays_is_told_before_joining(units: int, level: str) -> None:
+    plain = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "escrow": 10**18, "units_per_epoch": 300}
+    assert check_pool(PoolInfo(**plain), PostedEarnings(9, bytes(32), 9000, units, 2)).level == level  # type: ignore[arg-type]
 
 
 # ports

@@ -17,6 +17,7 @@ from contracts.bindings import (
     Claimed,
     EarningsPosted,
     NodeInfo,
+    PoolFunded,
     PoolInfo,
     PostedEarnings,
     Slashed,
@@ -38,7 +39,6 @@ from node.services.settling import Settling
 from node.swarm.ballots import FileState
 from node.swarm.facts import Certified, Facts, PolicyFollowed, WorkTouched
 from protocol.blobs import BlobInfo, describe
-from protocol.earnings import Line, leaf_hash, verify
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import (
     CertificatesShown,
@@ -49,7 +49,9 @@ from protocol.messages import (
     VerdictIssued,
     together,
 )
+from protocol.pages import verify
 from protocol.statements import Domain, Earnings, Outcome, Rechecked, WorkCommitment, sign, signer_of, work_id
+from protocol.table import Line
 from tests.attacks.validators.court import InlineJournal, court_run
 
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (21, 22, 23))
@@ -63,7 +65,7 @@ class Treasury:
     """The contract's side of earnings. Blocks of two seconds; down: nobody answers."""
 
     def __init__(self, epoch: int, window: int, escrow: int = 10**12) -> None:
-        self.epoch, self.window, self.free = epoch, window, escrow
+        self.epoch, self.window, self.free = epoch, window, 0
         self.validators = [key.address for key in VALIDATORS]
         self.threshold, self.per_epoch = 2, 10**9
         self.posted = PostedEarnings(None, bytes(32), 0)
@@ -74,10 +76,17 @@ class Treasury:
         self.claims: list[tuple[Address, int]] = []
         self.slashed: set[Address] = set()
         self.posts: list[tuple[int, int]] = []
+        self.credits: Counter[Address] = Counter()
+        self.collected: list[tuple[Address, int]] = []
         self.ledgers: list[Ledger] = []
         self.told: list[Any] = []
         self.down = self.loses_answers = self.claims_fail = False
         self._tell(ValidatorsSet, block=START // 2, validators=tuple(self.validators), threshold=self.threshold)
+        self.fund(escrow, block=START // 2)
+
+    def fund(self, units: int, block: int = 0) -> None:
+        self.free += units
+        self._tell(PoolFunded, block=block, payer=TRAINER.address, amount=units * PRICE, escrow=self.free * PRICE)
 
     def seat(self, keys: Sequence[NodeKey]) -> None:
         """Others take office."""
@@ -129,6 +138,15 @@ class Treasury:
         await self._answer()
         return Stake(5, 0, 0, 0)
 
+    async def credit_of(self, who: Address) -> int:
+        await self._answer()
+        return self.credits[who]
+
+    async def collect(self, who: Address) -> None:
+        await self._answer()
+        assert self.credits[who], "the contract refuses it"
+        self.collected.append((who, self.credits.pop(who)))
+
     async def case(self, case: int) -> CaseInfo:
         raise AssertionError("nobody was slashed")
 
@@ -145,13 +163,13 @@ class Treasury:
         if more > self.free:
             raise Reverted("post", "EscrowTooSmall", {})
         self.free, self.owed = self.free - more, self.owed + more
-        self.posted = PostedEarnings(epoch, root, total)
+        self.posted = PostedEarnings(epoch, root, total, more, epoch + 1 - first)
         self.posts.append((epoch, total))
         self._tell(EarningsPosted, epoch=epoch, root=root, total=total)
 
     async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> None:
         await self._answer()
-        if not verify(self.posted.root, leaf_hash(Line(address_bytes(node), units)), proof):
+        if not verify(self.posted.root, Line(address_bytes(node), units).leaf(), proof):
             raise Reverted("claim", "BadProof", {})
         if node in self.slashed:
             raise Reverted("claim", "CaseNotFinal", {})
@@ -388,7 +406,7 @@ class Node:
         self.board = world.gossip.boards[own] = Board(world.gossip, self.key)
         self.board.heard = Heard(world)
         self.jury, self.membership = Jury(self), Membership(world)
-        ledger = Ledger(own)
+        ledger = Ledger(own, lambda: world.read_until)
         world.chain.follow(ledger)
         time = PoolTime(START, world.chain.epoch, world.chain.window, wall=lambda: START + trio.current_time())
         context: Any = SimpleNamespace(
@@ -439,6 +457,8 @@ class World:
             for key in keys:
                 self.nodes[key.address] = Node(self, key, role)
         self.made = 0
+        self.read_until = float("inf")
+        """Of the chain's events, by everybody."""
         self.accepted: dict[Address, int] = {}
 
     @property
@@ -492,8 +512,8 @@ class World:
             node.jury.accusing[work.id] = said
             node.jury.hear(work, FileState.REJECTED)
 
-    def paid(self) -> dict[Address, int]:
-        return dict(self.chain.units)
+    def paid(self) -> Counter[Address]:
+        return Counter(self.chain.units)
 
 
 async def inline(work: Any, *args: Any) -> Any:

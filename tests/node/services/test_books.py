@@ -1,6 +1,7 @@
 """What a look at a pool's books asks of the chain."""
 
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,20 @@ from contracts.bindings import Claimed, PoolFunded, PoolInfo, PostedEarnings
 from node.chain.ledger import Ledger
 from node.chain.views import Block
 from node.clock import Clock
+from node.recent import Recent
 from node.services.books import SHARED_SECONDS, TERMS_SECONDS, Books
 from node.services.context import PoolTime
-from protocol.identity import NodeKey
+from protocol import pages
+from protocol.blobs import describe
+from protocol.identity import NodeKey, address_from_bytes
+from protocol.messages import EarningsSigned
+from protocol.pages import verify
+from protocol.statements import Earnings
+from protocol.table import Line, encode_head, table_after
+from tests.attacks.validators.court import InlineJournal
 
-POOL = 7
+POOL, TIMES = 7, [0, 3, 3, 9, 12, 12, 12, 40, 41, 60]
+"""Of blocks, by their number."""
 OWN = NodeKey.generate().address
 FIELDS = {"block": 1, "transaction": "0x", "log_index": 0, "pool": POOL}
 
@@ -76,3 +86,73 @@ async def test_terms_are_read_again_once_they_may_be_others(
     await trio.sleep(TERMS_SECONDS)
     assert await escrow() == 2
     assert chain.asked["earnings"] == chain.asked["block"] == 6
+
+
+async def test_the_last_block_before_a_time_is_found_once_in_few_questions(books: Books) -> None:
+    asked: list[int | None] = []
+
+    async def block(number: int | None = None) -> Block:
+        await trio.lowlevel.checkpoint()
+        asked.append(number)
+        number = len(TIMES) - 1 if number is None else number
+        return Block(number, b"", TIMES[number])
+
+    books.chain = SimpleNamespace(block=block)  # type: ignore[assignment]
+    for at in (1, 3, 4, 12, 13, 41, 60, 61):
+        asked.clear()
+        wanted = max(number for number, time in enumerate(TIMES) if time < at)
+        assert await books.block_before(at) == wanted and len(asked) <= 9
+        assert await books.block_before(at) == wanted and len(asked) <= 9
+
+
+class Shelf:
+    """Blobs that somebody holds, and which of them were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asked = folder, list[bytes]()
+
+    def put(self, data: bytes) -> bytes:
+        root = describe(data).root
+        (self.folder / root.hex()).write_bytes(data)
+        return root
+
+    async def fetch(self, root: bytes, sources: Any, **_: Any) -> Path:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(root)
+        return self.folder / root.hex()
+
+
+async def test_a_worker_reads_its_page_of_a_table_and_keeps_it_for_the_next_start(
+    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_ROWS", 4)
+    table = table_after(
+        POOL, 3, None, {3: {address_from_bytes(n.to_bytes(20)): n for n in range(1, 18)}}, 2**50, {}, {}
+    )
+    assert table is not None
+    shelf, (head, files) = Shelf(tmp_path), table.files()
+    for file in files:
+        shelf.put(file)
+    named, posted = shelf.put(encode_head(head)), PostedEarnings(3, table.root(), table.total)
+    journal, membership = InlineJournal(), SimpleNamespace(addresses=list)
+    context: Any = SimpleNamespace(
+        pool=POOL, journal=journal, blobs=shelf, membership=membership, key=SimpleNamespace(address=OWN)
+    )
+    earnings = Earnings(POOL, 3, posted.root, posted.total)
+    message = EarningsSigned(pool=POOL, earnings=earnings, table=named, size=2**20, signature=bytes(65))
+    node = address_from_bytes((10).to_bytes(20))
+
+    def started() -> Books:
+        return Books(context, books.chain, Ledger(OWN))
+
+    first = started()
+    first._signed[OWN] = Recent(1)
+    first._signed[OWN][posted.root] = message
+    for one in (first, started()):
+        share = await one.share(posted, node)
+        assert share is not None and share.units == 10
+        assert verify(posted.root, Line((10).to_bytes(20), 10).leaf(), share.proof)
+        assert shelf.asked == [named, head.pages[2].root], "the head and one page, and from then on nothing"
+    shelf.asked.clear()
+    assert await first.of(posted) == table
+    assert set(shelf.asked) == {page.root for page in head.pages} - {head.pages[2].root}

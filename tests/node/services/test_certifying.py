@@ -99,3 +99,37 @@ async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it
             kept.append(certifying._journal.pay.certificate(certifying._own, POOL, statement.work) is not None)
         assert kept == [True, False, False]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_trainer_that_is_no_member_is_paid_no_policies(autojump_clock: Any) -> None:
+    """It has no stake that answers for them. The control: the other policy, of one that is."""
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        await bench.court.announce(1)
+        await trio.sleep(1)
+        assert await bench.decided() == {(TRAINER.address, 1)}
+        bench.seats[3].membership.left(TRAINER.address)
+        await bench.court.announce(2)
+        await trio.sleep(1)
+        assert await bench.decided() == {(TRAINER.address, 1)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_policy_that_is_announced_again_with_another_epoch_is_paid_once(autojump_clock: Any) -> None:
+    """By a validator that has started again, after a table has covered the first one."""
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        await bench.court.announce(1)
+        await trio.sleep(1)
+        assert await bench.decided() == {(TRAINER.address, 1)}
+        certifying, root = bench.certifying, policy_root(1)
+        certifying._journal.pay.forget_epochs(5)
+        certifying._context.time = PoolTime(epoch_seconds=10, window=20, wall=lambda: 65.0)
+        for epoch, number, certified in ((6, 1, False), (6, 2, True)):
+            again = of_policy(bench.court.run, POOL, TRAINER.address, number, root, epoch)
+            await certifying._sign([(again, None)], once=True)
+            found = certifying._journal.pay.certificate(certifying._own, POOL, again.work)
+            assert (found is not None) is certified, "the control: another policy"
+        nursery.cancel_scope.cancel()

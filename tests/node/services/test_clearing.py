@@ -13,11 +13,16 @@ from node.chain.ledger import Ledger
 from node.services import clearing as module
 from node.services.books import Seen
 from node.services.clearing import Clearing
-from protocol.earnings import Line, Table, leaf_hash, verify
 from protocol.identity import Address, NodeKey, address_bytes
+from protocol.pages import verify
+from protocol.table import Line, Share, Table
 
 NODES = [NodeKey(bytes([n]) * 32).address for n in range(1, 6)]
 PROVIDER, POOL, WINDOW = NodeKey(bytes([9]) * 32).address, 7, 800
+
+
+def table_of(lines: Sequence[Line]) -> Table:
+    return Table(POOL, 3, sum(line.units for line in lines), tuple(lines))
 
 
 class Contract:
@@ -30,14 +35,14 @@ class Contract:
         self.members = dict.fromkeys(NODES, PROVIDER)
         self.backing = 500
         lines = sorted((Line(address_bytes(node), 10 + n) for n, node in enumerate(NODES)), key=lambda one: one.node)
-        self.table = Table(POOL, 3, tuple(lines))
+        self.table = table_of(lines)
         self.ended_at, self.escrow = 0, 1000
         self.faster: set[str] = set()
         self.unanswered: set[Any] = set()
         self.asked_of: list[Address] = []
 
     def freeze(self, number: int, final_at: int = 200, state: CaseState = CaseState.FROZEN) -> None:
-        self.cases[number] = CaseInfo(number, PROVIDER, final_at, state, False, 1, POOL, 0)
+        self.cases[number] = CaseInfo(number, PROVIDER, final_at, state, False, 1, POOL, 0, PROVIDER)
 
     async def pool(self, pool: int) -> PoolInfo:
         given = {"started_at": 0, "epoch_seconds": 100, "window": WINDOW, "escrow": self.escrow}
@@ -77,7 +82,7 @@ class Contract:
 
     async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> None:
         self._ask("claim", node)
-        assert verify(self.table.root(), leaf_hash(Line(address_bytes(node), units)), proof)
+        assert verify(self.table.root(), Line(address_bytes(node), units).leaf(), proof)
         assert units > self.units.get(node, 0)
         self.units[node] = units
         self._lost("claim")
@@ -111,10 +116,11 @@ class Desk:
     async def look(self) -> Seen:
         return Seen(await self.chain.pool(POOL), self.chain.time, await self.chain.earnings(POOL))
 
-    async def of(self, posted: PostedEarnings) -> Table | None:
+    async def share(self, posted: PostedEarnings, node: Address) -> Share | None:
         """Among all that show a table."""
         assert posted.total
-        return self.chain.table if posted.root == self.chain.table.root() else None
+        table = self.chain.table
+        return table.files()[0].share(node, {0: table.lines}, ()) if posted.root == table.root() else None
 
     def slash(self, node: Address, case: int) -> None:
         place = {"block": len(self.chain.cases), "transaction": "0x", "log_index": 0, "pool": POOL}
@@ -139,8 +145,7 @@ async def test_every_case_past_its_time_is_made_final_once_and_then_its_pay_goes
     autojump_clock: Any, desk: Desk, faster: Sequence[str]
 ) -> None:
     chain, (rich, poor, _, convicted, overturned) = desk.chain, NODES
-    poor_line = Line(address_bytes(poor), chain.table.units_of(poor))
-    chain.table = Table(POOL, 3, tuple(line for line in chain.table.lines if line != poor_line))  # earned nothing
+    chain.table = table_of([line for line in chain.table.lines if line.node != address_bytes(poor)])  # earned nothing
     chain.faster = set(faster)
     for number, node in enumerate([rich, poor, overturned], 1):
         chain.freeze(number)

@@ -14,10 +14,11 @@ import trio
 from cli.contributions import pay_state
 from node.services.court import tabling
 from node.state.pay import PAY, PayRecord
-from protocol.earnings import Line, ShownWork, Source, Table, encode_certificates, encode_table
+from protocol.earnings import ShownWork, Source, encode_certificates
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import CertificatesShown, EarningsSigned, EpochShown, ValidatorSaid
 from protocol.statements import Accepted, Earnings, Outcome, sign
+from protocol.table import Line, Table, encode_head
 from tests.node.services.earners import (
     DOMAIN,
     POOL,
@@ -214,6 +215,12 @@ async def test_a_slash_that_is_overturned_after_the_table_costs_no_pay_and_a_con
         nursery.start_soon(world.workers[0].live)
         await trio.sleep(100)
         assert world.paid() == {honest: 50, judged: 50} and world.chain.owed == 0
+        assert not world.chain.collected
+        world.chain.credits[judged] = 9  # of the bond of who carried the slash; and its carrier's, of another case
+        world.chain.credits[world.validators[0].key.address] = 3
+        await trio.sleep(600)
+        assert dict(world.chain.collected) == {judged: 9, world.validators[0].key.address: 3}
+        assert len(world.chain.collected) == 2, "each once"
         nursery.cancel_scope.cancel()
 
 
@@ -295,21 +302,58 @@ async def test_certificates_that_are_worth_nothing_are_paid_nothing(autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_nothing_is_signed_beyond_what_is_funded_and_it_is_paid_once_there_is_money(
+async def test_what_an_epoch_brings_beyond_its_cap_is_owed_and_paid_by_the_next_ones(
     autojump_clock: Any, world: World
 ) -> None:
-    world.chain.free = 60
+    """One unit over, and the pool paid nobody for ever. The control: at the cap all of it is paid at once."""
+    world.chain.per_epoch = 300
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(world.workers[0], 300)
+        await trio.sleep(95)
+        world.make(world.workers[0], 200)
+        world.make(world.workers[1], 101)
+        await trio.sleep(905)
+        assert world.chain.posts == [(0, 300)] and world.paid() == {WORKERS[0].address: 300}
+        await trio.sleep(98)
+        # 299 of 301 units: each has its share, and what is left of a unit is nobody's yet
+        assert world.paid() == {WORKERS[0].address: 499, WORKERS[1].address: 100}
+        audit = world.workers[1].settling.status()["pay"]
+        assert (audit.units.owed, audit.owed_wei, audit.units.missed) == (1, str(PRICE), 0)
+        assert int(audit.unit_worth_wei) == PRICE * 299 // 301
+        world.make(world.workers[2], 300)
+        await trio.sleep(1500)
+        assert world.paid() == world.accepted and sum(world.accepted.values()) == 901
+        assert states(world.workers[0]) == ["claimed", "claimed"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_signed_beyond_what_is_funded_and_everybody_has_a_share_until_there_is_money(
+    autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Money that comes later than the last block before an epoch's window is over counts in the next one: everybody
+    reckons by the same block."""
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+    world = World(tmp_path, epoch=100, window=800, escrow=60)
     async with trio.open_nursery() as nursery:
         for node in world.nodes.values():
             nursery.start_soon(node.live)
         await trio.sleep(5)
         world.make(world.workers[0], 50)
         await trio.sleep(100)
-        world.make(world.workers[1], 50)
-        await trio.sleep(1500)
-        assert world.paid() == {WORKERS[0].address: 50}
-        assert "50 units are certified" in world.validators[0].tabling.status()["audit"]["earnings"].waiting
-        world.chain.free += 1000
+        world.make(world.workers[0], 30)
+        world.make(world.workers[1], 20)
+        await trio.sleep(1100)
+        assert world.paid() == {WORKERS[0].address: 56, WORKERS[1].address: 4}
+        assert "40 units are certified" in world.validators[0].tabling.status()["audit"]["earnings"].waiting
+        assert "of what waited its newest table paid 20%" in world.workers[1].settling.status()["pay"].warnings[-1]
+        world.chain.fund(1000)
+        world.read_until = 0.0
+        await trio.sleep(300)
+        assert world.paid().total() == 60, "nobody reckons with events that have not come to it"
+        world.read_until = float("inf")
         await trio.sleep(300)
         assert world.paid() == world.accepted
         nursery.cancel_scope.cancel()
@@ -474,18 +518,20 @@ def hostile_table(what: str) -> bytes:
     lines = tuple(Line(address_bytes(key.address), 10) for key in sorted(WORKERS, key=lambda one: one.address))
     match what:
         case "another pool's":
-            return encode_table(Table(POOL + 1, 0, lines))
-        case "doubled":
-            return encode_table(Table(POOL, 0, (lines[0], lines[0])))
+            return encode_head(Table(POOL + 1, 0, 30, lines).files()[0])
+        case "not in order":
+            head = Table(POOL, 0, 30, lines).files()[0]
+            again = msgspec.structs.replace(head.pages[0], first=bytes(20))
+            return encode_head(msgspec.structs.replace(head, pages=(head.pages[0], again)))
         case "huge":
-            return bytes(tabling.MAX_TABLE_BYTES + 1)
+            return bytes(tabling.MAX_HEAD_BYTES + 1)
         case _:
             name = address_bytes(WORKERS[0].address)
             sources = tuple(Source(0, name, bytes([9]) * 28 + n.to_bytes(4), 100) for n in range(5000))
-            return encode_table(Table(POOL, 0, lines, sources))
+            return encode_head(Table(POOL, 0, 30, lines, sources=sources).files()[0])
 
 
-@pytest.mark.parametrize("what", ["another pool's", "doubled", "huge", "of blobs that nobody has"])
+@pytest.mark.parametrize("what", ["another pool's", "not in order", "huge", "of blobs that nobody has"])
 async def test_a_hostile_table_costs_the_others_little_and_delays_no_pay(
     autojump_clock: Any, world: World, what: str
 ) -> None:
@@ -499,13 +545,13 @@ async def test_a_hostile_table_costs_the_others_little_and_delays_no_pay(
         await trio.sleep(800)
         info = await world.blobs.add(hostile_table(what))
         earnings = Earnings(POOL, 0, bytes([5]) * 32, 30)
-        signature, size = sign(liar, DOMAIN, earnings), min(info.size, tabling.MAX_TABLE_BYTES)
+        signature, size = sign(liar, DOMAIN, earnings), min(info.size, tabling.MAX_HEAD_BYTES)
         message = EarningsSigned(pool=POOL, earnings=earnings, table=info.root, size=size, signature=signature)
         for _ in range(10):
             await Board(world.gossip, liar).post(message)
             await trio.sleep(20)
         assert world.paid() == world.accepted, "200 seconds after the window's end at most"
         own = len(VALIDATORS[1:])
-        assert world.blobs.fetched.count(info.root) <= own * (1 if what in ("another pool's", "doubled") else 16)
+        assert world.blobs.fetched.count(info.root) <= own * (1 if what in ("another pool's", "not in order") else 16)
         assert len(world.blobs.sought) <= own * 16 * tabling.MISSES
         nursery.cancel_scope.cancel()

@@ -36,7 +36,7 @@ from protocol.messages import Heartbeat
 from tests.memory_network import MemoryHub, MemoryNetwork
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
-POWERS = Powers(OTHER.address, OTHER.address, 0, 7200, 60)
+POWERS = Powers(OTHER.address, OTHER.address, 0, 2500, 7200, 60)
 CONTACT = f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER.peer_id}"
 
 
