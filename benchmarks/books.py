@@ -1,12 +1,12 @@
 """How much memory do a node's books take, hour after hour, in a pool of a thousand workers?
 
-    python -m benchmarks.books [--workers 1000] [--validators 5] [--hours 4] [--quick] [--json FILE]
+    python -m benchmarks.books [--workers 1000] [--validators 5] [--hours 4] [--silent] [--quick] [--json FILE]
 
 Each worker commits to a file in five minutes, each validator seals and shows a verdict on it; a policy comes every five
-minutes. From the second hour on every other worker keeps silent, and its place in a file's turn is another one's: what
-the silent have said must go, too. The product's `PoolState` and `Facts` of one node hear all of it under a virtual
-clock; words have the size that they have on the wire. Printed is, for each hour, the memory of the process beyond what
-it had before the first word, and the entries of all tables together. A node is flat when the later hours are alike.
+minutes. With --silent every other worker says nothing more from the second hour on: what it has said must go, too. The
+product's `PoolState` and `Facts` of one node hear all of it under a virtual clock, read from bytes as on the wire.
+Printed is, for each hour, the memory of the process beyond what it had before the first word, and the entries of all
+tables together. A node is flat when the later hours are alike.
 """
 
 import gc
@@ -25,7 +25,17 @@ from node.swarm.pool_state import Heard, Passed, PoolState
 from protocol.audit import AuditSpec, window_of
 from protocol.identity import Address, NodeKey
 from protocol.lots import RATE_ONE, LotPledge, secret_hash
-from protocol.messages import LotsRevealed, RolloutCommitted, Seal, Signed, ValidatorSaid, VerdictIssued, seal_of
+from protocol.messages import (
+    Envelope,
+    Judgement,
+    LotsRevealed,
+    RolloutCommitted,
+    Seal,
+    Signed,
+    ValidatorSaid,
+    VerdictIssued,
+    seal_of,
+)
 from protocol.statements import WorkCommitment, work_id
 from tests.node.swarm import pools
 from tests.node.swarm.pools import POOL, Wire, policy_root, root, sizes, stated, verdict
@@ -61,8 +71,11 @@ class Books:
         self.now += 100.0
 
     def hear(self, author: Address, word: Any) -> None:
-        raw = msgspec.msgpack.encode(word) + bytes(SIGNATURE)
-        self.facts.tell(self.state.apply(Heard(Signed(author, word, raw))))
+        payload = msgspec.msgpack.encode(word)
+        signature = b"" if isinstance(word, Judgement) else bytes(SIGNATURE)
+        heard = msgspec.msgpack.decode(payload, type=type(word))  # no part of it is another word's, too
+        signed = Signed(author, heard, msgspec.msgpack.encode(Envelope(payload, signature)))
+        self.facts.tell(self.state.apply(Heard(signed)))
 
     def policy(self, step: int) -> None:
         self.hear(self.leader, stated(step, 0))
@@ -97,14 +110,13 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
-def measure(workers: int, validators: int, hours: int) -> list[dict[str, Any]]:
+def measure(workers: int, validators: int, hours: int, *, silent: bool = False) -> list[dict[str, Any]]:
     books, rows, before = Books(workers, validators), list[dict[str, Any]](), resident()
     steps = int(hours * HOUR / EVERY)
     began = time.process_time()
     for step in range(steps):
         books.policy(step)
-        # From the second hour on every other worker keeps silent: what it said is as old as what others did.
-        speaking = books.workers if step * EVERY < HOUR else books.workers[::2]
+        speaking = books.workers[::2] if silent and step * EVERY >= HOUR else books.workers
         for number, worker in enumerate(speaking):
             books.now += EVERY / len(speaking)
             books.file(step, worker, number)
@@ -128,9 +140,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--validators", type=int, default=5)
     parser.add_argument("--hours", type=int, default=4)
+    parser.add_argument("--silent", action="store_true", help="half of the workers stop after an hour")
     a = parser.parse_args()
     silence_logs()
-    rows = measure(*((20, 3, 1) if a.quick else (a.workers, a.validators, a.hours)))
+    rows = measure(*((20, 3, 1) if a.quick else (a.workers, a.validators, a.hours)), silent=a.silent)
     save(a.json, rows)
 
 

@@ -71,7 +71,7 @@ class Swarm:
         self.used: dict[int, set[bytes]] = {}
         self.random = random.Random(seed)  # noqa: S311 - nothing is secret here
         self.now = 0.0
-        self.policies = PolicyClock(lambda: self.now, Terms(TRAINER, lambda: self.now), lambda: 2**62)
+        self.policies = PolicyClock(lambda: self.now, Terms(TRAINER, lambda: self.now), lambda _: 2**62)
         self.nodes = [address_from_bytes(bytes([number]) * 20) for number in range(1, len(lags) + 1)]
         self.lags, self.keep = lags, keep
         rollout = msgspec.structs.replace(

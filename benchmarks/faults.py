@@ -30,7 +30,7 @@ from benchmarks.watching import Demo
 from node.logs import log_files
 
 NODE = "worker-1"
-SECONDS = 12.0
+SECONDS, WITHOUT_FILES = 12.0, 32.0
 ROOM = "3g"
 """Of the disk that is filled."""
 Fault = Callable[[Demo], Iterator[None]]
@@ -85,7 +85,7 @@ def no_files(demo: Demo) -> Iterator[None]:
     before = resource.prlimit(victim, resource.RLIMIT_NOFILE)
     used = max(int(name) for name in os.listdir(f"/proc/{victim}/fd"))
     resource.prlimit(victim, resource.RLIMIT_NOFILE, (used // 2, before[1]))
-    time.sleep(SECONDS)
+    time.sleep(WITHOUT_FILES)
     yield
     if psutil.pid_exists(victim):
         resource.prlimit(victim, resource.RLIMIT_NOFILE, before)
@@ -105,19 +105,24 @@ def full_disk(demo: Demo) -> Iterator[None]:
 
 
 def flips(demo: Demo) -> Iterator[None]:
-    """A bit of each of the ten largest stored blobs of the run's files, and of the run's own; then a restart."""
-    complete = demo.state_dir(NODE) / "blobs" / "complete"
+    """A bit of each stored blob that is a file of the run, or the run itself; then a restart."""
     victim = demo.until(lambda: daemon(demo, NODE))
-    named = {path.stat().st_size for path in demo.state_dir(NODE).glob("run/*/**/*") if path.is_file()}
-    hit = [path for path in complete.iterdir() if path.suffix == "" and path.stat().st_size in named]
     os.kill(victim, signal.SIGSTOP)
+    tell(f"{flip_run_files(demo.state_dir(NODE))} blobs have a bit flipped")
+    os.kill(victim, signal.SIGKILL)
+    yield
+
+
+def flip_run_files(directory: Path) -> int:
+    """In the store of a state directory; how many they are."""
+    named = {path.stat().st_size for path in directory.glob("run/*/**/*") if path.is_file()}
+    complete = directory / "blobs" / "complete"
+    hit = [path for path in complete.iterdir() if path.suffix == "" and path.stat().st_size in named]
     for path in hit:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
         path.write_bytes(bytes(data))
-    tell(f"{len(hit)} blobs have a bit flipped")
-    os.kill(victim, signal.SIGKILL)
-    yield
+    return len(hit)
 
 
 FAULTS: dict[str, Fault] = {
@@ -142,10 +147,10 @@ def refused(demo: Demo) -> tuple[int, int]:
     return status.work.files_rejected, len(status.slashed)
 
 
-def said(demo: Demo, since: float) -> list[str]:
-    """Events of the node's log from then on, warnings and worse, each once."""
+def said(directory: Path, since: float) -> list[str]:
+    """Events of the log of a state directory from then on, warnings and worse, each once."""
     found: dict[str, None] = {}
-    for path in reversed([one for one in log_files(demo.state_dir(NODE) / "logs") if one.exists()]):
+    for path in reversed([one for one in log_files(directory / "logs") if one.exists()]):
         for line in path.read_text(errors="replace").splitlines():
             entry = json.loads(line) if line.startswith("{") else {}
             if entry.get("level") in ("warning", "error", "critical") and _seconds(entry) >= since:
@@ -181,7 +186,7 @@ def tried(demo: Demo, name: str) -> dict[str, Any]:
         "seconds": round(time.monotonic() - lifted, 1),
         "refused": files,
         "slashed": slashes,
-        "said": said(demo, at),
+        "said": said(demo.state_dir(NODE), at),
     }
 
 

@@ -130,6 +130,8 @@ def _chair(bench: Bench, trainers: list[NodeKey], judges: list[NodeKey], manager
     contracts, root = bench.contracts, b"\x55" * 32
     seat = contracts.seat_trainers(1, [one.address for one in trainers[:3]], HOUR, HOUR)
     gas["seat three trainers"] = bench.send(seat, manager)
+    for one in trainers:  # who leads is a member whose lease runs
+        bench.send(contracts.join(1, CONTACT), one)
     gas["hold the chair"] = bench.send(contracts.hold_chair(1, 7, root), trainers[0])
     bad = PolicyStatement(1, 0, 8, 0, root, root, root, root).commitment(trainers[0].address)
     words = {name: getattr(bad, name) for name in bad.__struct_fields__}
@@ -194,15 +196,17 @@ def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict
     bench.wait_until(max(bench.now() + 1, pool.maturity(2)))
     table = Earnings(1, 2, root, 3 * UNITS * WORKERS)
     bench.send(contracts.post_earnings(1, 2, root, table.total, bench.quorum(judges, table)), cheat)
+    carrier = bench.person(100 * TOKEN)  # who puts up the bonds
     for node in (worker, wronged):
         file = WorkCommitment(1, node.address, b"\x11" * 32, 0, b"\x02" * 32, 1000, 0)
         said = Verdict(1, file.node, file.policy_root, 0, file.file_root, 1000, Outcome.SLASH, 8)
         own, signatures = sign(node, bench.domain, file), bench.quorum(judges, said)
         call = contracts.slash(file, own, 8, signatures, [bytes(32)] * 2, 0)
-        gas["slash, 2 of 3"] = bench.send(call, cheat)
+        gas["slash, 2 of 3"] = bench.send(call, carrier)
     gas["overturn a slash"] = bench.send(contracts.overturn(1, wronged.address), bench.deployer)
     bench.wait_until(contracts.case(1).final_at)
     gas["finalize a slash"] = bench.send(contracts.finalize(1), worker)
+    gas["collect what the vault owes"] = bench.send(contracts.collect(carrier.address), worker)
     gas["give back"] = bench.send(contracts.claim(1, worker.address, 3 * UNITS, path), cheat)
     first = WorkCommitment(1, cheat.address, b"\x11" * 32, 0, b"\x01" * 32, 1000, 0)
     second = WorkCommitment(1, cheat.address, b"\x11" * 32, 0, b"\x02" * 32, 1000, 0)

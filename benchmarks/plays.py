@@ -6,12 +6,17 @@
 Each run is a demo: real daemons, libp2p, contracts on a local chain. Read are the curve of the run (mean held-back
 reward over the first and the last evaluations), policies, files, pay, and from every honest node's log whom it does
 not believe, mutes, or would slash. The exit code is 1 where that is somebody honest, or a run did not come to its end.
+
+With each play stands how far its last evaluations are from those of the honest run beside it, and at the end how far
+apart honest runs of different seeds are: what is less than that is no effect. After 24 steps that is two to five
+hundredths of a reward of .6, so `--steps 150` is needed to tell 2 %.
 """
 
 import json
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import msgspec
@@ -25,7 +30,8 @@ from cli.demo.story import run_demo
 from cli.demo.view import PlainView
 
 WORK = Path("plays")
-LIMIT = 600.0
+LIMIT, LIMIT_A_STEP = 600.0, 25.0
+"""Seconds of a run, at most: for its start, and for each step of two busy cores."""
 
 
 class Play(msgspec.Struct, frozen=True):
@@ -77,7 +83,7 @@ def perform(directory: Path, run: Path, play: Play, seed: int, steps: int) -> di
     view, found = Onlooker(), dict[str, Any]()
 
     async def story() -> None:
-        with trio.move_on_after(LIMIT):
+        with trio.move_on_after(LIMIT + LIMIT_A_STEP * steps):
             found.update(await run_demo(options, view))
 
     trio.run(story)
@@ -146,7 +152,22 @@ def main() -> None:
                     table[key] = perform(a.work / f"{title}-{seed}", run, one, seed, a.steps)
                     save(a.json, table)
             print(row(name, seed, table[f"{name}/{seed}"], table[f"honest-{play.validators}/{seed}"]), flush=True)
+    for line in spread(table):
+        print(line, flush=True)
     sys.exit(any(one["against_honest"] or not one["done"] for one in table.values()))
+
+
+def spread(table: dict[str, Any]) -> list[str]:
+    """How far apart honest runs of different seeds come out."""
+    lasts: dict[str, list[float]] = {}
+    for key, one in table.items():
+        if key.startswith("honest-") and one["last"] is not None:
+            lasts.setdefault(key.split("/")[0], []).append(one["last"])
+    return [
+        f"{name}: {mean(found):.4f} after the last step, standard deviation {stdev(found):.4f} of {len(found)} seeds"
+        for name, found in lasts.items()
+        if len(found) > 1
+    ]
 
 
 def row(name: str, seed: int, found: dict[str, Any], honest: dict[str, Any]) -> str:
@@ -155,9 +176,11 @@ def row(name: str, seed: int, found: dict[str, Any], honest: dict[str, Any]) -> 
     def part(one: dict[str, Any]) -> str:
         return f"{one['first']} -> {one['last']}, {one['policies']} policies, {one['accepted']} files"
 
+    whole = found["last"] is not None and honest["last"]
+    apart = f"{100 * (found['last'] / honest['last'] - 1):+.1f} %" if whole else "-"
     harm = "; ".join(found["against_honest"]) or "nobody"
     about = ", ".join(sorted(found["told"])) or "-"
-    return f"| {name} {seed} | {found['said']} words | {part(found)} | {part(honest)} | {about} | {harm} |"
+    return f"| {name} {seed} | {found['said']} words | {part(found)} | {part(honest)} | {apart} | {about} | {harm} |"
 
 
 if __name__ == "__main__":

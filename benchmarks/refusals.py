@@ -8,12 +8,13 @@ import argparse
 import json
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,10 @@ CASES = (
     Case("no run file", "join --role trainer --run absent.toml", 6, "absent.toml"),
     Case("a state directory in use", "join --network {dir}/net.toml --state-dir {dir}/held", 3, "is in use"),
     Case("a journal that is none", "join --network {dir}/net.toml --state-dir {dir}/broken", 3, "no SQLite database"),
+    Case("a journal of a newer program", "join --network {dir}/net.toml --state-dir {dir}/newer", 3,
+         "this program knows forms up to"),
+    Case("a directory of another user", "join --network {dir}/net.toml --pool 1 --state-dir {dir}/theirs",
+         3, "another user's" if os.getuid() == 0 else "permissions"),
     Case("a file as its place", "join --network {dir}/net.toml --state-dir {dir}/net.toml/node", 3, "is no directory"),
     Case("nothing to go on with", "demo --resume --dir {dir}/demo", 3, "there is no demo to go on with"),
     Case("a setting that there is not", "config set colour blue", 2, "there is no setting colour"),
@@ -87,12 +92,28 @@ def scene(directory: Path, profile: NetworkProfile) -> Iterator[None]:
     (directory / "held").mkdir()
     (directory / "broken").mkdir()
     (directory / "broken" / "journal.sqlite").write_text("{}")
+    (directory / "newer").mkdir()
+    with closing(sqlite3.connect(directory / "newer" / "journal.sqlite")) as journal:
+        journal.execute("PRAGMA user_version=99")
+    _of_another_user(directory / "theirs")
     lock = FileLock(directory / "held" / "lock")
     lock.acquire()
     try:
         yield
     finally:
         lock.release()
+
+
+def _of_another_user(place: Path) -> None:
+    """As far as this user can make one: root gives it away, another takes its own rights from itself."""
+    save_key(place / "node-key.json", NodeKey.generate(), "theirs")
+    (place / "password").write_text("theirs\n")
+    (place / "password").chmod(0o600)
+    if os.getuid() == 0:
+        for path in (place, *place.iterdir()):
+            os.chown(path, 12_345, 12_345)
+    else:
+        place.chmod(0)
 
 
 def files_of(directory: Path) -> set[str]:

@@ -1,1 +1,11 @@
-"""The command line: one file per command group."""
+"""The command line. First of all it looks whether this system has what the program is made of."""
+
+import sys
+
+from node.platforms import refusal
+
+if told := refusal(sys.platform):
+    what, why, remedy = told
+    # By hand: what prints errors otherwise is not imported here.
+    print(f"error: {what}\n  why: {why}\n  do:  {remedy}", file=sys.stderr)  # noqa: T201
+    raise SystemExit(3)

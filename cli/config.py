@@ -48,7 +48,7 @@ def _refused(first: "ErrorDetails", given: dict[str, Any]) -> CommandError:
         return _unknown(place, typed=place in given)
     return CommandError(
         f"the setting {place} cannot be used",
-        first["msg"],
+        first["msg"].removeprefix("Value error, "),
         "correct the flag, the INTELLECT_NODE_* variable or the line in config.toml",
         USAGE if place in given else 3,
     )

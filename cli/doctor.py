@@ -152,8 +152,10 @@ def command(
 
 def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]":
     """Make a survey, and show each finding as it comes; last what a running daemon says."""
+    from node.guest.machine import keep_to_cores
     from node.processes.launch import ENGINE, launch
 
+    keep_to_cores(config.limits.cores)
     server = None
     # Three of its looks need an engine's libraries: they are imported once, beside our own. A machine that can start
     # nothing more is to be told so by these looks.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.config import build_config
-from cli.errors import CONFIGURATION, UNEXPECTED, CommandError
+from cli.errors import CONFIGURATION, UNEXPECTED, USAGE, CommandError
 from cli.invocation import IMPORTING, own_command, without
 from cli.keyring import key_file
 from cli.logs import Level
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node join --role worker --network local   |   "
     "intellect-node join --role trainer --run my-run.toml --network local   |   "
-    "intellect-node join --network base-sepolia.toml --pool 7 --dry-run"
+    "intellect-node join theirs.toml --dry-run"
 )
 
 
@@ -69,6 +69,10 @@ class EngineName(StrEnum):
 
 def command(
     context: typer.Context,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="An invitation or another profile: as --network FILE."),
+    ] = None,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: NetworkName = None,
     state_dir: Annotated[Path | None, state_dir_option("Key, journal and blobs of this node. One daemon each.")] = None,
@@ -194,9 +198,11 @@ def command(
     if detach:
         join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
+    from node.guest.machine import keep_to_cores
     from node.processes.launch import for_role, fork_or_launch
     from node.processes.threads import without_pools
 
+    keep_to_cores(config.limits.cores)  # first: what is started from now on keeps to them
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours
     with without_pools():
         from cli.joinview import open_json_view, open_view
@@ -207,16 +213,18 @@ def command(
         # Imported before the guardian forks: a daemon that it starts again then has everything at once.
         import_for(config.role)
     # A test's process must not be replaced by a guardian that forks daemons.
-    if context.obj.own_process:
-        become_guarded()
+    up = become_guarded(MACHINE) if context.obj.own_process else bool
     view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
-    run_daemon(config, server, view.run)
+    run_daemon(config, server, view.run, up)
 
 
 def config_of(options: Mapping[str, Any]) -> "NodeConfig":
     """The settings that typed options make. Raises CommandError for what cannot be used."""
     from node.config import NodeConfig
 
+    if options.get("file") and options.get("network"):
+        raise CommandError("which network?", "both FILE and --network were given", "give one of them", USAGE)
+    options = {**options, "network": options.get("file") or options.get("network")}
     given = {SETTINGS.get(name, name): _setting(name, value) for name, value in options.items()}
     return build_config(**{name: value for name, value in given.items() if name in NodeConfig.model_fields})
 
@@ -245,6 +253,9 @@ def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
         typer.echo("this node would be admitted" if code == 0 else "this node would not be admitted")
     return code
 
+
+MACHINE = (CONFIGURATION,)
+"""How a daemon that was up ends when its machine failed: its guardian tries again."""
 
 if TYPE_CHECKING:
     from node.status_schema import DaemonStatus

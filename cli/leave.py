@@ -1,30 +1,37 @@
-"""`intellect-node leave`: out of the pool for good, and the way back to the stake."""
+"""`intellect-node leave`: out of the pool for good, with everything that was earned, and the way back to the stake."""
 
+import json
+import shlex
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import CHAIN, USAGE, CommandError
+from cli.errors import CHAIN, NETWORK, USAGE, CommandError
 from cli.output import AsJson, asking, console, date, duration, ether, print_json, quiet_logs
 from cli.places import StateDir, chosen_directory, complete_networks
 from cli.stop import PATIENCE, daemon_of, stop
 
 if TYPE_CHECKING:
-    from contracts.bindings import NodeInfo, Stake
+    from contracts.bindings import MemberState, NodeInfo, Stake
     from node.chain.client import ChainClient
+    from node.state.reader import StateFiles
+    from node.status_schema import DaemonStatus
     from protocol.identity import Address, NodeKey
 
 EXAMPLES = (
-    "Examples:  intellect-node leave   |   intellect-node leave --state-dir ~/nodes/a --network base-sepolia   |   "
-    "intellect-node leave --yes --json"
+    "Examples:  intellect-node leave --when-paid   |   intellect-node leave --now --state-dir ~/nodes/a   |   "
+    "intellect-node leave --now --yes --json"
 )
-OWN_PROVIDER = "provider-key.json"
-"""Where a node that set itself up on a devnet keeps its provider's key."""
+OWN_PROVIDER, OWN_PASSWORD = "provider-key.json", "password"
+"""Where a node that set itself up on a devnet keeps its provider's key, and the password that `join` made."""
+LOOK_EVERY = 2.0
+"""Seconds between two looks at a daemon that waits for its pay."""
 
 
 def command(
@@ -35,51 +42,259 @@ def command(
     password_file: Annotated[
         Path | None, typer.Option("--password-file", help="Password of the node's key (mode 0600).")
     ] = None,
+    when_paid: Annotated[
+        bool, typer.Option("--when-paid", help="Take no new work, and leave once everything is paid.")
+    ] = False,
+    now: Annotated[bool, typer.Option("--now", help="At once; says what is lost by that.")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Take back the wish to leave once it is paid.")] = False,
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that a daemon may drain.")] = PATIENCE,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, even if work would go unpaid.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --now: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Leave the pool: the daemon drains, the chain is told, and the steps back to the stake are printed with dates.
+    """Leave the pool: with --when-paid once everything is paid, with --now at once. Prints the way back to the stake.
 
-    Works without a daemon, too. The steps back need the provider's key, so this command does not take them.
+    Whoever is interrupted says it again: it goes on where it was. The stake needs the provider's key, so this command
+    leaves it alone.
     """
     from node.state.reader import StateFiles
 
+    if when_paid + (now or yes) + stay > 1:
+        raise CommandError("when?", "--when-paid, --now and --stay exclude each other", "give one of them", USAGE)
     say: Callable[[str], None] = (lambda _: None) if as_json else lambda text: console().print(text, soft_wrap=True)
     directory = chosen_directory(state_dir)
+    if stay:
+        return _stay(directory, say)
     where = network or _last_network(directory)
     key = _node_key(directory, password_file)  # before anything is stopped: without it nothing can be told the chain
-    # Asked while the daemon still runs: it is the only one that can still get these into a table.
-    unclaimed = StateFiles(directory).untabled_units()
-    if unclaimed:
-        say(f"{unclaimed:,} units were accepted and are in no table yet: only if it joins again are they paid")
-        # A script goes on with the warning alone: to leave loses no stake, and the units can still be had by joining
-        # again.
-        with asking():
-            agreed = yes or as_json or not sys.stdin.isatty() or typer.confirm("Leave all the same?", err=True)
-        if not agreed:
-            raise CommandError(
-                "the node stays in the pool", "the answer was no", "wait for the next table of earnings", USAGE
-            )
-    stopped, pool = None, 0
+    files = StateFiles(directory)
+    unpaid = _unpaid(directory, files, where, key.address)
+    if when_paid or not (now or yes or unpaid.units == 0):
+        when_paid = when_paid or _waits(unpaid, say)
+    if when_paid and (unpaid.waiting or daemon_of(directory) is not None):
+        _leave_when_paid(directory, unpaid, say)
+    elif unpaid.waiting and not (when_paid or yes):
+        _warn(unpaid, say, asked=now)
+    stopped, pool = None, files.pool()
     if daemon_of(directory) is not None:
-        # Before it is stopped: afterwards the chain no longer says which pool it was.
-        pool = _pool_now(directory)
         say("the daemon finishes what is under way, and leaves")
         stopped, _ = stop(directory, patience, say)
-    outcome = _leave(where, key, directory, pool)
+    outcome = _leave(where, key, directory, pool, password_file)
+    _take_back(directory)
     if as_json:
-        told = {"state_dir": str(directory), "network": where, "stopped": stopped, "unclaimed_units": unclaimed}
+        told = {"state_dir": str(directory), "network": where, "stopped": stopped, "unpaid_units": unpaid.units}
         print_json(told | outcome.facts())
         return
     for line in outcome.lines(where):
         say(line)
 
 
+# what is not paid yet
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaid:
+    """waiting: units in no table; tabled: in one, and not claimed; until: the chain's time at which the last of them
+    can be in a table; price: wei."""
+
+    waiting: int = 0
+    tabled: int = 0
+    until: int = 0
+    price: int = 0
+
+    @property
+    def units(self) -> int:
+        return self.waiting + self.tabled
+
+    def amount(self, units: int) -> str:
+        return f"{units:,} units" + (f" ({ether(units * self.price)} tokens)" if self.price else "")
+
+    def lines(self) -> list[str]:
+        """What --now loses, and what it does not."""
+        told: list[str] = []
+        if self.waiting:
+            told.append(
+                f"{self.amount(self.waiting)} are in no table of earnings yet. Leaving now loses of them what "
+                "validators were not shown: all of the epoch that runs, and what has no quorum's certificates"
+            )
+            told.append(f"until {date(self.until)} joining again brings them in; afterwards they are lost for good")
+        if self.tabled:
+            told.append(
+                f"{self.amount(self.tabled)} are in the table: they stay owed, and validators claim them a day later"
+            )
+        return told
+
+
+def _unpaid(directory: Path, files: "StateFiles", network: str, node: "Address") -> Unpaid:
+    """By the running daemon, which knows best; else by the journal and the chain."""
+    if (status := _status(directory)) is not None and status.pay is not None:
+        pay, units = status.pay, status.pay.units
+        until = status.leaving.until if status.leaving else pay.last_at
+        price = int(pay.reward_per_unit_wei or 0)
+        waiting = units.made + units.accepted + units.certified
+        return Unpaid(waiting, units.in_table + units.owed, until, price)
+    known = files.pay()
+    if known is None:  # it never looked at its pay: it has made nothing
+        return Unpaid()
+    posted, claimed, price = _on_chain(network, files.pool(), node) or (known.through, known.claimed, 0)
+    line = max(known.line, claimed)
+    sums = files.sums(node, posted, line, known.quorum)
+    last = max([sums.undecided, *sums.certified])
+    waiting = sums.made + sums.accepted + sum(sums.certified.values())
+    return Unpaid(waiting, line - claimed, known.claimable_at(last) if last >= 0 else 0, price)
+
+
+def _on_chain(network: str, pool: int, node: "Address") -> tuple[int, int, int] | None:
+    """(the last epoch that is tabled, units that were claimed, wei a unit); None where the chain is silent."""
+    from cli.contract.frame import read
+    from node.chain.errors import RpcUnreachable
+
+    async def look(chain: "ChainClient") -> tuple[int, int, int]:
+        posted, info = await chain.earnings(pool), await chain.pool(pool)
+        through = -1 if posted.epoch is None else posted.epoch
+        return through, await chain.claimed(pool, node), info.reward_per_unit
+
+    try:
+        return read(network, look)
+    except RpcUnreachable:
+        return None
+
+
+def _waits(unpaid: Unpaid, say: Callable[[str], None]) -> bool:
+    """Ask whether to wait. Raises CommandError where nobody can be asked."""
+    for line in unpaid.lines():
+        say(line)
+    if not sys.stdin.isatty():
+        raise CommandError(
+            f"when shall it leave? {unpaid.amount(unpaid.units)} are not paid yet",
+            "there is no terminal to ask at",
+            "give --when-paid to wait for them, or --now",
+            USAGE,
+        )
+    last = f" (about {date(unpaid.until)})" if unpaid.until else ""
+    with asking():
+        return typer.confirm(f"Wait until they are paid{last}? no: leave now", default=True, err=True)
+
+
+def _warn(unpaid: Unpaid, say: Callable[[str], None], *, asked: bool) -> None:
+    """Say what leaving at once loses, and ask, where somebody is there and was not asked before."""
+    for line in unpaid.lines() if asked else ():
+        say(line)
+    if asked and sys.stdin.isatty():
+        with asking():
+            agreed = typer.confirm("Leave all the same?", err=True)
+        if not agreed:
+            raise CommandError("the node stays in the pool", "the answer was no", "wait: leave --when-paid", USAGE)
+
+
+# waiting
+
+
+def _leave_when_paid(directory: Path, unpaid: Unpaid, say: Callable[[str], None]) -> None:
+    """Have the daemon leave once it is paid, and wait for that. Raises CommandError where it ends before."""
+    from cli import api
+    from node.state.reader import StateFiles
+
+    if daemon_of(directory) is None:
+        _wish(directory)
+        last = f", the last of it from {date(unpaid.until)} on" if unpaid.until else ""
+        raise CommandError(
+            "it is not paid without its daemon, and none runs",
+            f"{unpaid.amount(unpaid.units)} wait{last}",
+            f"start it as before: intellect-node join --state-dir {shlex.quote(str(directory))}; it takes no new work, "
+            "and leaves once it is paid",
+            NETWORK,
+        )
+    status = _status(directory)
+    if status is None or "leaving" not in status.services:
+        raise CommandError(
+            "the daemon cannot be told yet",
+            "it is still starting",
+            "say it again in a moment: leave --when-paid",
+            NETWORK,
+        )
+    api.ask(api.socket_of(directory), "POST", "/leave", b"{}")
+    say("it takes no new work, and leaves once it is paid; Ctrl-C ends this view alone (take it back: leave --stay)")
+    told = ""
+    while daemon_of(directory) is not None:
+        status = _status(directory)
+        if status is not None and status.leaving is not None and status.leaving.doing != told:
+            told = status.leaving.doing
+            say(f"  {told}")
+        time.sleep(LOOK_EVERY)
+    if StateFiles(directory).fact("leaving"):
+        raise CommandError(
+            "the node has not left yet",
+            "its daemon ended before everything was paid, or before the chain was told",
+            f"start it again as before: intellect-node join --state-dir {shlex.quote(str(directory))}; it goes on "
+            "leaving. Or leave --now",
+            NETWORK,
+        )
+
+
+def _wish(directory: Path) -> None:
+    """Write the wish down for the next daemon."""
+    from node.state.directory import FACT
+    from node.state.leave import LEAVING
+
+    _in_journal(directory, lambda journal: journal.remember(LEAVING, journal.recall(FACT) or b""))
+
+
+def _take_back(directory: Path) -> bool:
+    """Whether there was a wish."""
+    from node.state.leave import LEAVING
+
+    def forget(journal: Any) -> bool:
+        wished = bool(journal.recall(LEAVING))
+        if wished:
+            journal.remember(LEAVING, b"")
+        return wished
+
+    return _in_journal(directory, forget)
+
+
+def _in_journal(directory: Path, work: Callable[[Any], Any]) -> Any:
+    """Raises CommandError where a daemon has it."""
+    from node.state.directory import JOURNAL_NAME
+    from node.state.journal import Journal
+    from node.state.locks import FileLock
+
+    lock = FileLock(directory / "lock")
+    if not lock.acquire():
+        why, remedy = f"process {lock.holder} has its journal", "intellect-node stop, then say it again"
+        raise CommandError("its daemon runs", why, remedy, USAGE)
+    try:
+        journal = Journal(directory / JOURNAL_NAME)
+        try:
+            return work(journal)
+        finally:
+            journal.close()
+    finally:
+        lock.release()
+
+
+def _stay(directory: Path, say: Callable[[str], None]) -> None:
+    wished = _take_back(directory)
+    say("it does not leave any more: `intellect-node join` works again" if wished else "nobody wished it to leave")
+
+
+def _status(directory: Path) -> "DaemonStatus | None":
+    """What its daemon says; None where none does."""
+    from cli import api
+
+    try:
+        return api.get_status(api.socket_of(directory)) if daemon_of(directory) is not None else None
+    except CommandError:
+        return None
+
+
+# the chain, and the way back
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a node stands on chain after it has left. free: wei that can be unbonded once the node is removed; period:
-    seconds of unbonding; now: the chain's; key: how the provider's key is named."""
+    seconds of unbonding; now: the chain's; key: how the provider's key is named, with its password; brought: units that
+    were claimed by this command; evicted: whether it was slashed, and nobody overturned it."""
 
     node: "NodeInfo"
     pool_left: int
@@ -87,7 +302,9 @@ class Outcome:
     free: int
     period: int
     now: int
-    key: str
+    key: list[str] = field(default_factory=list)
+    brought: int = 0
+    evicted: bool = False
 
     def facts(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -96,6 +313,8 @@ class Outcome:
             "node": self.node.node,
             "provider": self.node.owner,
             "left_pool": self.pool_left or None,
+            "claimed_units": self.brought,
+            "slashed": self.evicted,
         }
         if stake is None:
             return facts | {"steps": []}
@@ -106,26 +325,27 @@ class Outcome:
         """For people."""
         left = f"left pool {self.pool_left}" if self.pool_left else "it is in no pool any more"
         lines = [f"{self.node.node}: {left}"]
+        if self.brought:
+            lines.append(f"{self.brought:,} units of the table were claimed")
         if self.stake is None or self.node.owner is None:
             return [*lines, "no provider stakes for it: there is nothing to unbond"]
         bonded, unbonding = ether(self.stake.bonded), ether(self.stake.unbonding)
         lines.append(f"provider {self.node.owner}: {bonded} tokens bonded, {unbonding} unbonding")
+        if self.evicted:
+            frozen = f", and {ether(self.stake.frozen)} tokens are frozen" if self.stake.frozen else ""
+            lines.append(
+                f"it was slashed: what the table owes it is held until that is final{frozen} (contract case list)"
+            )
         if not self.steps():
             return [*lines, "nothing of its stake is free: other nodes of the provider need it"]
-        lines.append("to have the stake back, with the provider's key:")
-        steps = [
-            f"  {number}. {step} --network {network} --key {self.key}" for number, step in enumerate(self.steps(), 1)
-        ]
-        return [*lines, *steps, f"the last one from {date(self._withdrawable())} on ({self._when()})"]
+        command = shlex.join([*self.steps()[0].split(), "--network", network, *self.key])
+        lines.append("to have the stake back, with the provider's key, now and once more when the date has come:")
+        return [*lines, f"  {command}", f"it can be taken out from {date(self._withdrawable())} on ({self._when()})"]
 
     def steps(self) -> list[str]:
-        """Commands, in their order."""
-        remove = [f"intellect-node contract node remove {self.node.node}"] if self.node.registered else []
-        # Without the commas that people are shown: the line is to be copied into a terminal.
-        unstake = [f"intellect-node contract unstake {ether(self.free).replace(',', '')}"] if self.free else []
-        unbonding = self.stake is not None and self.stake.unbonding
-        withdraw = ["intellect-node contract withdraw"] if unstake or unbonding else []
-        return [*remove, *unstake, *withdraw]
+        """The one command; none where nothing is to be had."""
+        some = self.node.registered or self.free or (self.stake is not None and self.stake.unbonding)
+        return [f"intellect-node contract node retire {self.node.node}"] if self.stake is not None and some else []
 
     def _withdrawable(self) -> int:
         """When everything can be taken out, if the steps are done now."""
@@ -137,22 +357,13 @@ class Outcome:
         return f"if you unstake now; {wait}" if self.free else wait
 
 
-def _pool_now(directory: Path) -> int:
-    """The pool that the running daemon is in, 0 where it does not say."""
-    from cli import api
-
-    try:
-        return max(api.get_status(api.socket_of(directory)).network.pool or 0, 0)
-    except CommandError:  # one that hangs is stopped all the same
-        return 0
-
-
-def _leave(network: str, key: "NodeKey", directory: Path, pool: int) -> Outcome:
-    """pool: the one that the daemon has just left, 0 for none."""
+def _leave(network: str, key: "NodeKey", directory: Path, pool: int, password_file: Path | None) -> Outcome:
+    """pool: the one that its journal names."""
     import trio
 
     from cli.contract.frame import alone, outbox_of, profile_of
     from node.chain.client import ChainClient
+    from node.chain.errors import RpcUnreachable
 
     profile = profile_of(network)
 
@@ -161,10 +372,19 @@ def _leave(network: str, key: "NodeKey", directory: Path, pool: int) -> Outcome:
             await chain.connect()
             # A daemon that was killed, or never ran, has told the chain nothing.
             left = await _tell_chain(chain, key.address) or pool
-            return await _look(chain, key.address, left, directory)
+            brought = await _claim(chain, left, key.address, directory)
+            return await _look(chain, key.address, left, directory, password_file, brought)
 
-    with alone(key.address), quiet_logs():
-        return trio.run(main)
+    try:
+        with alone(key.address), quiet_logs():
+            return trio.run(main)
+    except RpcUnreachable as error:
+        raise CommandError(
+            "the chain could not be told that the node leaves",
+            error.why,
+            "say it again once the chain answers: intellect-node leave --now; until then its lease runs out by itself",
+            CHAIN,
+        ) from error
 
 
 async def _tell_chain(chain: "ChainClient", node: "Address") -> int:
@@ -175,17 +395,63 @@ async def _tell_chain(chain: "ChainClient", node: "Address") -> int:
     return pool
 
 
-async def _look(chain: "ChainClient", address: "Address", left: int, directory: Path) -> Outcome:
+async def _claim(chain: "ChainClient", pool: int, node: "Address", directory: Path) -> int:
+    """Bring home what the newest table owes, if its daemon has read it. Units; whoever does not get them now is claimed
+    for by others, so nothing stops the leaving."""
+    from node.chain.errors import Reverted
+    from node.state.reader import StateFiles
+
+    if not pool:
+        return 0
+    posted, before = await chain.earnings(pool), await chain.claimed(pool, node)
+    share = StateFiles(directory).share(pool, posted.root, posted.total, node) if posted.total else None
+    if share is None or not share.units or share.units <= before:
+        return 0
+    try:
+        await chain.claim(pool, node, share.units, share.proof)
+    except Reverted:
+        return 0
+    return await chain.claimed(pool, node) - before
+
+
+async def _look(
+    chain: "ChainClient", address: "Address", left: int, directory: Path, password_file: Path | None, brought: int = 0
+) -> Outcome:
     node, now = await chain.node_info(address), (await chain.block()).timestamp
     period = await chain.ask("read a parameter", lambda c: c.vault.functions.unbondingPeriod().call())
-    key = str(directory / OWN_PROVIDER) if (directory / OWN_PROVIDER).exists() else "PROVIDER"
+    standing: MemberState | None = await chain.standing(left, address) if left else None
+    told = (brought, standing is not None and standing.evicted)
     if node.owner is None:
-        return Outcome(node, left, None, 0, period, now, key)
+        return Outcome(node, left, None, 0, period, now, [], *told)
     stake = await chain.stake_of(node.owner)
     # As it will be once the node is removed, which is the first of the steps that are told.
     less = -node.units if node.registered else 0
     free = max(stake.bonded - await chain.required_stake(node.owner, less), 0)
-    return Outcome(node, left, stake, free, period, now, key)
+    return Outcome(node, left, stake, free, period, now, _key_of(node.owner, directory, password_file), *told)
+
+
+def _key_of(provider: "Address", directory: Path, password_file: Path | None) -> list[str]:
+    """Options that open the provider's key, where it lies on this machine."""
+    from cli.keyring import key_directory
+
+    own = directory / OWN_PROVIDER
+    if own.exists():
+        # `join` made it with the node's password, and mostly made that, too.
+        password = password_file or directory / OWN_PASSWORD
+        return ["--key", str(own), *(["--password-file", str(password)] if password.exists() else [])]
+    for path in sorted(key_directory().glob("*.json")):
+        if _address_in(path) == provider.removeprefix("0x").lower():
+            return ["--key", path.stem]
+    return ["--key", "PROVIDER"]
+
+
+def _address_in(keystore: Path) -> str:
+    """As it is written there, without opening it."""
+    try:
+        told = json.loads(keystore.read_bytes())
+        return str(told["address"]).removeprefix("0x").lower()
+    except (OSError, ValueError, KeyError, TypeError):  # no keystore, or one that does not say
+        return ""
 
 
 def _last_network(directory: Path) -> str:

@@ -33,6 +33,7 @@ from cli import (
     keys,
     leave,
     logs,
+    pause,
     peers,
     push,
     report,
@@ -63,7 +64,7 @@ WIDTH = 76
 MANY = 6
 """Options of a command from which on they are shown in panels."""
 COMMANDS = {
-    "Run a node": "demo join doctor stop leave service keys state config",
+    "Run a node": "demo join doctor pause resume stop leave service keys state config",
     "Look": "status peers contributions logs report answers eval audit chat serve api",
     "Train": "train get trainer run calibrate weights push",
     "Money": "contract devnet",
@@ -71,8 +72,9 @@ COMMANDS = {
 }
 """Panel -> commands of the program."""
 OPTIONS = {
+    "Run": "run sets run_file",
     "Identity": "role state_dir vouch key as_ key_file password_file provider_key provider validator node",
-    "Network": "network pool run listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
+    "Network": "network pool listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
     "Engine": "engine engine_command auto_setup trainer endpoint nodes node_rank backend device",
     "Serving": "gateway gateway_tls gateway_announce page page_host metrics_address metrics_log address",
     "Output": "as_json logs log_level detach quiet verbose report out csv watch follow screenshot plain yes keep",
@@ -217,6 +219,7 @@ for name, module in (
     ("demo", demo),
     ("join", join),
     ("doctor", doctor),
+    ("pause", pause),
     ("stop", stop),
     ("leave", leave),
     ("status", status),
@@ -231,6 +234,7 @@ for name, module in (
     ("push", push),
 ):
     app.command(name, epilog=module.EXAMPLES)(module.command)
+app.command("resume", epilog=pause.RESUME_EXAMPLES)(pause.resume)
 app.command("chat", epilog=serve.CHAT_EXAMPLES)(serve.chat)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.command("answers", epilog=report.ANSWERS_EXAMPLES)(report.answers)

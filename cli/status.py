@@ -79,6 +79,8 @@ def _membership_in_a_word(status: DaemonStatus) -> str:
         return "no: this node was evicted"
     if state == "draining":
         return f"leaving pool {pool}"
+    if status.leaving is not None:
+        return f"it leaves pool {pool} once it is paid, and takes no new work"
     return f"yes, in pool {pool} as {status.node.role}" if is_member(status) else "not yet"
 
 
@@ -132,6 +134,7 @@ def activity(status: DaemonStatus) -> Lines:
         rate = status.work.tokens_per_second if status.work else 0.0
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         lines.append(f"run {run.name}: {at} of {run.steps_total}{speed}")
+    lines += _rest(status)
     lines += _chair(status)
     if status.training and status.training.ended_by:
         lines.append(f"ended: {status.training.ended_by}")
@@ -140,6 +143,13 @@ def activity(status: DaemonStatus) -> Lines:
     if status.work and status.work.waiting:
         lines.append(f"waits: {status.work.waiting}")
     return lines
+
+
+def _rest(status: DaemonStatus) -> Iterator[str]:
+    rest = status.rest
+    if rest is not None and rest.why:
+        under_way = "; what is under way may still end" if rest.draining else ""
+        yield f"rests: {rest.why}{under_way} (stake, pay and membership stay)"
 
 
 def _chair(status: DaemonStatus) -> Iterator[str]:
@@ -241,11 +251,14 @@ def earnings(status: DaemonStatus) -> Lines:
     pay = status.pay
     if pay is None:
         return ["its pay is not known yet"]
-    lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
+    some = int(pay.earned_wei) + int(pay.missed_wei) + int(pay.unclear_wei)
+    lines = _amounts(pay) if some else ["nothing yet"]
     if pay.unit_worth_wei and pay.reward_per_unit_wei:
         worth, price = int(pay.unit_worth_wei), int(pay.reward_per_unit_wei)
         less = "" if worth == price else f" now, and {ether(price * 1000)} once the pool can pay all that is owed"
         lines.append(f"1,000 units are worth {ether(worth * 1000)} tokens{less}")
+    if status.day is not None:
+        lines.append(f"a day: {status.day.text}")
     if pay.escrow_epochs is not None:
         lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")
     return [*lines, f"goes to {pay.provider}"] if pay.provider else lines
@@ -258,10 +271,16 @@ def _amounts(pay: PayPart) -> Lines:
         f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
         f"{ether(int(pay.waiting_wei))} certified{until}",
     ]
+    held = pay.units.in_table - pay.units.claimable
+    if held > 0:
+        lines.append(f"{held:,} units of the table wait: a node's size bounds what it is paid an epoch")
     if owed := int(pay.owed_wei):
         lines.append(f"{ether(owed)} owed, and payable once the pool can")
-    missed = int(pay.missed_wei)
-    return [*lines, f"{ether(missed)} missed their table and are never paid"] if missed else lines
+    if missed := int(pay.missed_wei):
+        lines.append(f"{ether(missed)} missed their table and are never paid")
+    if unclear := int(pay.unclear_wei):
+        lines.append(f"{ether(unclear)} cannot be told: nobody here knows whether a table has these works")
+    return lines
 
 
 # what is wrong

@@ -19,13 +19,15 @@ from eth_hash.auto import keccak
 from contracts.asking import at_once
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes, parse_address
-from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
+from protocol.statements import Accepted, Attestation, Invitation, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
     from web3.contract.contract import Contract, ContractFunction
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
 NOBODY = Address("0x" + "00" * 20)
+REVOKED = 2**32 - 1
+"""Places that are taken of an invitation that its manager took back: all that there can be."""
 MAX_LOG_BYTES = 16 * 1024
 """No event of ours has more data; a node of the chain that sends more is lying."""
 
@@ -158,7 +160,6 @@ class MemberState(msgspec.Struct, frozen=True):
     lease_until: int
     evicted: bool
     left: bool
-    admitted: bool
     slashed_at: int
     case: int
     member_until: int
@@ -411,6 +412,13 @@ class SlashOverturned(PoolEvent, frozen=True, kw_only=True):
     compensation: int
 
 
+class Admitted(PoolEvent, frozen=True, kw_only=True):
+    """A node may join by an invitation. invitee: whom that named."""
+
+    node: Address
+    invitee: Address
+
+
 class ValidatorsProposed(PoolEvent, frozen=True, kw_only=True):
     """from_: when they may take office."""
 
@@ -465,8 +473,11 @@ class TermHeld(PoolEvent, frozen=True, kw_only=True):
 
 
 class TermEnded(PoolEvent, frozen=True, kw_only=True):
+    """reached: how far the run has come; told again where other words of a quorum correct it."""
+
     term: int
     ended_at: int
+    reached: int
 
 
 class Bonded(Event, frozen=True, kw_only=True):
@@ -548,6 +559,13 @@ class Collected(Event, frozen=True, kw_only=True):
 
 class ArbiterSet(Event, frozen=True, kw_only=True):
     arbiter: Address
+
+
+class SuccessorNamed(Event, frozen=True, kw_only=True):
+    """successor: zeros for nobody; from_: when it may accept the arbiter's office, unix seconds."""
+
+    successor: Address
+    from_: int
 
 
 @cache
@@ -962,6 +980,14 @@ class Contracts:
     def member(self, pool: int, node: Address) -> MemberState:
         return _member_state(node, self._ask("swarm", "memberInfo", pool, node))
 
+    def admits(self, pool: int, node: Address) -> bool:
+        """Whether a pool by invitation takes this node as it is; its manager it takes in any case."""
+        return self._ask("court", "admits", pool, node)
+
+    def places_taken(self, pool: int, invitee: Address) -> int:
+        """REVOKED of an invitation that was taken back."""
+        return self._ask("court", "placesTaken", pool, invitee)
+
     def earnings(self, pool: int) -> PostedEarnings:
         root, total, epochs, *last = self._ask("swarm", "earningsOf", pool)
         return PostedEarnings(epochs - 1 if epochs else None, root, total, *last)
@@ -1054,8 +1080,12 @@ class Contracts:
     def collect(self, who: Address) -> "ContractFunction":
         return self.vault.functions.collect(who)
 
-    def set_arbiter(self, arbiter: Address) -> "ContractFunction":
-        return self.vault.functions.setArbiter(arbiter)
+    def name_successor(self, successor: Address) -> "ContractFunction":
+        """As the arbiter; NOBODY undoes it."""
+        return self.vault.functions.nameSuccessor(successor)
+
+    def accept_arbiter(self) -> "ContractFunction":
+        return self.vault.functions.acceptArbiter()
 
     # writes, unsent: nodes
 
@@ -1125,7 +1155,7 @@ class Contracts:
         return self.chair.functions.take(pool, term, from_step, parent)
 
     def end_term(self, silent: Sequence[TermSilent], signatures: Sequence[bytes]) -> "ContractFunction":
-        """A quorum's words about one lease, and their signatures, in one order."""
+        """A quorum's words about one lease, and their signatures: the greatest step first."""
         first, steps = silent[0], [one.step for one in silent]
         return self.chair.functions.endTerm(first.pool, first.term, first.until, steps, list(signatures))
 
@@ -1141,9 +1171,14 @@ class Contracts:
     def join(self, pool: int, contact: str) -> "ContractFunction":
         return self.swarm.functions.join(pool, contact)
 
-    def join_invited(self, pool: int, contact: str, deadline: int, invitation: bytes) -> "ContractFunction":
-        """invitation: the manager's signature of an Invitation."""
-        return self.swarm.functions.joinInvited(pool, contact, deadline, invitation)
+    def admit(self, node: Address, said: Invitation, signature: bytes, ticket: bytes = b"") -> "ContractFunction":
+        """signature: the manager's; ticket: the invitee's signature of a Ticket for the node, which only a node needs
+        that neither is the invitee nor works for it."""
+        shown = (said.invitee, said.places, said.deadline, signature, ticket)
+        return self.court.functions.admit(said.pool, node, shown)
+
+    def revoke_invitations(self, pool: int, invitees: Sequence[Address]) -> "ContractFunction":
+        return self.court.functions.revokeInvitations(pool, list(invitees))
 
     def leave(self, pool: int) -> "ContractFunction":
         return self.swarm.functions.leavePool(pool)

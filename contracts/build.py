@@ -20,6 +20,8 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "artifacts" / "sources.json"
 """The compiler's whole input in an installed wheel (contracts.wheel); a checkout has none."""
 CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court", "Chair")
+COMPILER = "0.8.37+commit.f401782d"
+"""As explorers name it; `compile.mjs` tells the one that was used."""
 SIZE_LIMIT = 22_000
 """Bytes of deployed code that we allow ourselves: room below the 24,576 that Ethereum accepts (EIP-170)."""
 COMPILE_SECONDS = 180
@@ -87,7 +89,10 @@ def _run_compiler(request: dict[str, Any]) -> dict[str, Any]:
     )
     if result.returncode != 0:
         raise BuildError("the compiler crashed", result.stderr[-800:], "run `npm ci` in contracts/ and try again")
-    return json.loads(result.stdout)["output"]
+    told = json.loads(result.stdout)
+    if not told["version"].startswith(COMPILER):
+        raise BuildError("another compiler", f"{told['version']}, not {COMPILER}", "run `npm ci` in contracts/")
+    return told["output"]
 
 
 def _refuse_complaints(output: dict[str, Any]) -> None:

@@ -109,7 +109,9 @@ EXPLAINED: dict[str, str] = {
     "Chair.sol: if (step > term.reached) term.reached = step; => if (step >= term.reached) term.reached = step;": _SAME,
     "Chair.sol: if (c.index < term.reached) term.reached = c.index; => "
     "if (c.index <= term.reached) term.reached = c.index;": _SAME,
-    "Chair.sol: if (steps[i] > newest) newest = steps[i]; => if (steps[i] >= newest) newest = steps[i];": _SAME,
+    "Chair.sol: if (reached < steps[quorum - 1]) reached = steps[quorum - 1]; => "
+    "if (reached <= steps[quorum - 1]) reached = steps[quorum - 1];": _SAME,
+    "Chair.sol: if (reached > steps[0]) reached = steps[0]; => if (reached >= steps[0]) reached = steps[0];": _SAME,
     "Chair.sol: uint64 least = last.reached > MAX_TAKEN_BACK ? last.reached - MAX_TAKEN_BACK : 0; => "
     "uint64 least = last.reached >= MAX_TAKEN_BACK ? last.reached - MAX_TAKEN_BACK : 0;": _SAME,
 }

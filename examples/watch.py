@@ -8,6 +8,8 @@ import sys
 
 from node import sdk
 
+USAGE = "python examples/watch.py STATE_DIR, or python examples/watch.py NETWORK POOL DIRECTORY"
+
 
 async def look(state_dir: str) -> None:
     node = sdk.Node(state_dir)
@@ -23,8 +25,20 @@ async def follow(network: str, pool: int, directory: str) -> None:
             print(f"step {policy.step} of {policy.run}: {policy.path}", flush=True)
 
 
+def main(words: list[str]) -> str | None:
+    """None where all went well, else what a person reads."""
+    try:
+        match words:
+            case [state_dir]:
+                asyncio.run(look(state_dir))
+            case [network, pool, directory] if pool.isdecimal():
+                asyncio.run(follow(network, int(pool), directory))
+            case _:
+                return f"error: the command is not understood\n  why: it takes one word or three\n  do:  {USAGE}"
+    except sdk.IntellectError as error:
+        return f"error: {error.what}\n  why: {error.why}\n  do:  {error.remedy}"
+    return None
+
+
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        asyncio.run(look(sys.argv[1]))
-    else:
-        asyncio.run(follow(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    sys.exit(main(sys.argv[1:]))

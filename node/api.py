@@ -18,6 +18,8 @@ from node.config import program_version
 from node.services.answering import Answering, Asked
 from node.services.auditing.steps import Auditing
 from node.services.cataloguing import Cataloguing, PublishWish
+from node.services.leaving import Leaving
+from node.services.resting import PauseWish, Resting
 from node.services.tasking.wishes import TaskWish, routes
 from node.status_schema import DaemonStatus, TaskPart
 from node.swarm.catalogue import Entry, Offer
@@ -104,6 +106,23 @@ class StepAudited(msgspec.Struct, frozen=True):
     verdict: Ruled | None
 
 
+class LeavingSaid(msgspec.Struct, frozen=True):
+    leaving: bool
+
+
+class Paused(msgspec.Struct, frozen=True):
+    """why: in words; until: unix seconds, None: until it is resumed."""
+
+    why: str
+    until: float | None
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """why: it rests all the same, or empty."""
+
+    why: str
+
+
 class Operation(msgspec.Struct, frozen=True):
     """body, answer: a struct, a schema of its own, or of an answer the kind of what is no JSON; query: name -> what."""
 
@@ -144,6 +163,9 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
         "GET /environments": Operation("Packages that members offer", Environments, query={"word": "part of a name"}),
         "GET /environments/{text}": Operation("Fetch a package: NAME@ROOT", EnvironmentFetched, refuses=True),
         "POST /answer": Operation("Have the newest policy answer: a line a token, and what came of it", LINES, Asked),
+        "POST /leave": Operation("Take no new work, and leave once everything is paid", LeavingSaid),
+        "POST /pause": Operation("Take no new work for a while", Paused, PauseWish, refuses=True),
+        "POST /resume": Operation("Work again, if nothing else stands against it", Resumed),
         "POST /audit/step/{step}": Operation("Look again at a step of the trainer", StepAudited, refuses=True),
     },
     "page": {
@@ -177,7 +199,7 @@ def served() -> dict[str, list[BaseRoute]]:
     nobody: Any = None
     control = ApiServer(Path(), DaemonStatus)
     control.mount(routes(nobody))
-    for kind in (Cataloguing, Auditing, Answering):
+    for kind in (Cataloguing, Auditing, Answering, Leaving, Resting):
         control.mount(object.__new__(kind).routes())
     return {
         "control": control.routes,

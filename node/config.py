@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from node.errors import ConfigError
+from node.guest.settings import Guest, read_guest
 from node.places import OURS, default_home
 
 Role = Literal["trainer", "worker", "validator", "auto"]
@@ -30,6 +31,8 @@ EngineName = Literal["auto", "torch", "vllm"]
 HubUse = Literal["late", "first", "never"]
 ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
 WEI = 10**18
+DISK_FIXED = 448 * 1024**2
+"""Bytes of a state directory beside blobs: logs, journal, what was read of the chain."""
 MAX_SOCKET_PATH = 100
 """Bytes; the systems differ, the least is 103."""
 
@@ -128,9 +131,20 @@ class NodeConfig(BaseSettings):
     heartbeat: float = 2.0
     trainer: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """[trainer] in config.toml: world_size, dtype, micro_batch_tokens ... (node.training.settings.TrainerSettings)"""
+    guest: dict[str, Any] = Field(default_factory=dict)
+    """[guest] in config.toml: hours, only_idle, caps of cores, GPU, disk and upload (node.guest.settings)"""
     show_logs: bool = True
     """the log's lines on standard error too; the files in the state directory are written in any case"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("guest")
+    @classmethod
+    def _usable(cls, values: dict[str, Any]) -> dict[str, Any]:
+        try:
+            read_guest(values)
+        except ConfigError as error:  # pydantic names the setting and its place
+            raise ValueError(error.why) from None
+        return values
 
     @classmethod
     def settings_customise_sources(
@@ -146,6 +160,28 @@ class NodeConfig(BaseSettings):
         # a stranger's checkout must not take its settings.
         return init_settings, ListsFromEnvironment(settings_cls), TomlConfigSettingsSource(settings_cls, toml_file=file)
 
+    @property
+    def limits(self) -> Guest:
+        """What the owner lets this program take, and when."""
+        return read_guest(self.guest)
+
+    @property
+    def quota(self) -> int:
+        """Bytes of the blob store: of a capped disk four sevenths of what logs and journal leave, since what is built
+        beside it takes up to three images where four are kept."""
+        most = self.limits.disk
+        return min(self.store_quota, max(most - DISK_FIXED, 0) * 4 // 7) if most else self.store_quota
+
+    @property
+    def upload_rate(self) -> float:
+        """Bytes per second of blobs for others, 0: no limit."""
+        return min(filter(None, (self.upload_limit, float(self.limits.upload))), default=0.0)
+
+    @property
+    def relay_offer(self) -> RelayOffer:
+        """Who limits what goes up carries nobody, unless told to."""
+        return "off" if self.limits.upload and self.relay == "auto" else self.relay
+
     @staticmethod
     def engine_program() -> list[str]:
         """Our own."""
@@ -160,7 +196,9 @@ class NodeConfig(BaseSettings):
     @property
     def engine_options(self) -> list[str]:
         """What is said to our own engine beyond its program."""
-        return [] if self.engine == "auto" else ["--engine", self.engine]
+        named = [] if self.engine == "auto" else ["--engine", self.engine]
+        most = self.limits.gpu_memory
+        return [*named, "--most-gib", f"{most / 2**30:.4f}"] if most else named
 
     @property
     def directory(self) -> Path:

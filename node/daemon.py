@@ -22,8 +22,9 @@ from node.blobs.exchange import Limits
 from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
-from node.chain.errors import RpcUnreachable
+from node.chain.errors import Reverted, RpcUnreachable
 from node.chain.follower import EventFollower
+from node.chain.invitations import Door
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
@@ -35,11 +36,15 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
+from node.preflight.chain import check_invitation, look_at_door
 from node.preflight.early import check_metrics_log, chosen_pool
+from node.preflight.finding import PreflightFailed
+from node.preflight.guest import capped, refuse_guest
 from node.preflight.reach import announced, choose_listen, remember_port
-from node.preflight.survey import admit, check_calibrated
+from node.preflight.survey import admit, check_before_stake
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
+from node.processes.opening import Opening, patient_opening
 from node.processes.supervision import Supervision, give_back_memory
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
@@ -49,6 +54,7 @@ from node.run.file import CompiledRun, compile_run
 from node.services.answering import Answering
 from node.services.auditing.steps import Auditing
 from node.services.base import Crew, Service
+from node.services.bringing import Bringing
 from node.services.cataloguing import Cataloguing
 from node.services.certifying import Certifying
 from node.services.chairing import Chairing
@@ -57,6 +63,7 @@ from node.services.clearing import Clearing
 from node.services.context import PoolTime, make_context
 from node.services.continuity import Continuity
 from node.services.court.tabling import Tabling
+from node.services.earning import Earning
 from node.services.ending import Ending
 from node.services.engine import Engine, Following
 from node.services.gateway import Serving
@@ -64,6 +71,7 @@ from node.services.generating import Generating
 from node.services.heartbeat import Beating
 from node.services.judging.judge import Validator
 from node.services.jury import Counting
+from node.services.leaving import Leaving
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
 from node.services.membership.participant import Lease, ensure_participant
@@ -71,6 +79,7 @@ from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
 from node.services.mending import Mending
 from node.services.paying import Paying
+from node.services.resting import Resting
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging
@@ -86,9 +95,10 @@ from node.services.tracing import SeatTracing, Tracing
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
 from node.state.bundle import check_moved
-from node.state.directory import JOURNAL_NAME, StateDir, journal_of
+from node.state.directory import JOURNAL_NAME, StateDir, check_owner, journal_of
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
+from node.state.leave import LEAVING, leaves
 from node.state.pen import Pen, mark_place
 from node.status import StatusPage
 from node.swarm.membership import Membership
@@ -106,6 +116,7 @@ ONE_SIGNAL = 0.5
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (
+    Resting,
     Tallying,
     Mending,
     Counting,
@@ -117,27 +128,30 @@ EVERYBODY: Services = (
     Claiming,
     Cataloguing,
 )
+PAID: Services = (Paying, Settling, Leaving)
 FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
+    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, *PAID, Earning),
+    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, *PAID, Bringing, Chairing),
+    "trainer": (*EVERYBODY, *PAID, Bringing, Clearing, Offering, Showing, Auditing, Trainer),
 }
-"""What a node of each role does, in the order of starting; each is ready before the next one is made."""
+"""What a node of each role does. What stays in a node that leaves starts first, then what works, in this order; each is
+ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Rounds, Learning, Paying, Settling),
-    "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
-    "trainer": (*EVERYBODY, Rounds, Paying, Settling, Clearing, Publishing),
+    "worker": (*EVERYBODY, Rounds, Learning, *PAID, Earning),
+    "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
+    "trainer": (*EVERYBODY, Rounds, *PAID, Bringing, Clearing, Publishing),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
 SEATED: Services = (*EVERYBODY, Rounds, SeatTracing)
 SEAT_ROLES: dict[Role, Services] = {
-    "worker": (*SEATED, Engine, Generating, Paying, Settling),
-    "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
-    "trainer": (*SEATED, Seating, Paying, Settling, Clearing, Publishing),
+    "worker": (*SEATED, Engine, Generating, *PAID, Earning),
+    "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
+    "trainer": (*SEATED, Seating, *PAID, Bringing, Clearing, Publishing),
 }
 """And where the trainers of such rounds learn from rollouts: workers sample."""
-
+STAYING = {*EVERYBODY, *PAID, Certifying, Tabling, Clearing} - {Claiming}
+"""What goes on in a node that leaves: it takes no new work, and what it did is judged, certified, tabled and paid."""
 
 ALONE: dict[str, tuple[str, ...]] = {"trainer": ("node.run.problems", "protocol.arrow_writer")}
 """What daemons of one role alone import: a trainer looks through its run's environments, and writes batches."""
@@ -153,14 +167,20 @@ def import_for(role: str) -> None:
         import_module(name)
 
 
-def run(config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
-    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew.
+def run(
+    config: NodeConfig,
+    server: Server | None = None,
+    companion: Companion | None = None,
+    up: Callable[[], object] = bool,
+) -> None:
+    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew; up: called once it
+    does what it came for.
 
     Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C.
     """
     gc.freeze()  # what is imported stands for good: looking through it for garbage stops the event loop for 0.1 s
     try:
-        trio.run(Daemon(config, server, companion).main)
+        trio.run(Daemon(config, server, companion, up).main)
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 
@@ -183,11 +203,19 @@ def _leaves(error: BaseException) -> list[BaseException]:
 class Daemon:
     """A node's life, from lock to leave."""
 
-    def __init__(self, config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        server: Server | None = None,
+        companion: Companion | None = None,
+        up: Callable[[], object] = bool,
+    ) -> None:
         self.config = config
+        self._up = up
         self.children = ForkServer(server)
         self._companion = companion
         self._journal: Journal | None = None
+        self._opening: Opening | None = None
         self.crew = Crew()
         self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
@@ -212,8 +240,10 @@ class Daemon:
         state = StateDir(self.config.directory.resolve())
         try:
             set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
-            self._journal = Journal(state.path / JOURNAL_NAME, Pen(shut=True))
-            await self._live(state, self._journal)
+            with patient_opening() as self._opening:
+                self.status.wait_for_files(self._opening)
+                self._journal = Journal(state.path / JOURNAL_NAME, Pen(shut=True))
+                await self._live(state, self._journal)
         finally:
             if self._journal:
                 self._journal.close()
@@ -237,12 +267,14 @@ class Daemon:
                 self.crew.become("draining")
                 self.progress.enter("draining", "finishing what is under way, then leaving the pool")
                 self.supervision.stopping()
+                if self._opening is not None:
+                    self._opening.give_up()
                 self._interrupted = number == signal.SIGINT
                 scope.cancel()
 
     async def _live(self, state: StateDir, journal: Journal) -> None:
         self.progress.enter("key", "opening the node's key")
-        key = await trio.to_thread.run_sync(self._open_key, state.path)
+        key = await trio.to_thread.run_sync(self._open_key, state.path, journal)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             # First: whatever starts a child asks it.
@@ -262,10 +294,14 @@ class Daemon:
                 await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
-    def _open_key(self, directory: Path) -> NodeKey:
+    def _open_key(self, directory: Path, journal: Journal) -> NodeKey:
         check_moved(directory)
-        password = read_password(self.config.password, self.config.password_file, directory)
-        return load_or_create(directory / "node-key.json", password)
+        place = directory / "node-key.json"
+        if not place.exists():  # a directory that was copied in part: with a new key it would be somebody else's
+            check_owner(journal, None)
+        key = load_or_create(place, read_password(self.config.password, self.config.password_file, directory))
+        check_owner(journal, key.address)
+        return key
 
     async def _join(
         self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient, front: Front
@@ -283,16 +319,22 @@ class Daemon:
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
         check_metrics_log(self.config, role)
+        await trio.to_thread.run_sync(refuse_guest, self.config, role, hardware)
+        hardware = capped(hardware, self.config.limits)
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
+        # It only comes for its pay, whatever has become of the pool or of this machine.
+        leaving = await journal.do(leaves, journal, label)
         # Nobody who was in the pool is refused because the chain is silent.
-        if self.config.preflight and answered:
+        if self.config.preflight and answered and not leaving:
             await self._admit(chain, pool, role, hardware, listen, state.path)
-            await check_calibrated(chain, pool, key.address, self.config, role, self.children)
+            await check_before_stake(chain, pool, key.address, self.config, role, hardware, self.children)
         # A key that joins another pool gets another journal: promises are kept apart by pool.
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
-        if answered:
+        await journal.do(check_owner, journal, key.address)
+        if answered and not leaving:
+            await self._look_for_invitation(chain, pool, key.address)
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
@@ -306,7 +348,7 @@ class Daemon:
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 if here:
-                    await chain.join(number, contact)
+                    await self._tell_where(chain, pool, contact, key.address, leaving=leaving)
                 # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
                 log.info("pool.joined", pool=number, role=role, contact=contact)
@@ -330,7 +372,7 @@ class Daemon:
                     await self._serve(nursery, place)
             finally:
                 if not journal.pen.given_up:  # it is another daemon's membership
-                    await self._leave(chain, number, member.membership, state.path)
+                    await self._leave(chain, number, member.membership, state.path, journal)
 
     async def _examine(
         self, journal: Journal, directory: Path, label: str, chain: ChainClient, pool: int, own: Address, answered: bool
@@ -362,6 +404,13 @@ class Daemon:
             log.warning("chain.unreachable", why=error.why)
             self.progress.trouble("the chain does not answer: going on as the member that this node was")
             return pool, False
+
+    async def _look_for_invitation(self, chain: ChainClient, pool: PoolInfo, node: Address) -> Door:
+        """Raises PreflightFailed where the pool takes invited nodes only, and no invitation lets this one in."""
+        door = await look_at_door(chain, pool, node, self.config)
+        if door.shut:
+            raise PreflightFailed([check_invitation(door)])
+        return door
 
     async def _admit(
         self,
@@ -398,8 +447,8 @@ class Daemon:
             pool,
             Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile), boot=boot),
             blobs,
-            quota=config.store_quota,
-            limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
+            quota=config.quota,
+            limits=Limits(config.upload_rate, config.download_limit, config.upload_slots),
             sources=[parse_source(text, private=True) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
             prover=Multiplier() if gpus else None,
@@ -417,7 +466,7 @@ class Daemon:
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
         events = Events(follower, membership, self.progress)
-        reach = Reach(member, self.progress, self.config.relay)
+        reach = Reach(member, self.progress, self.config.relay_offer)
         peers = Peers(member, directory)
         near = [Lan(member)] if self._dials_private(chain.profile) else []
         for service in (events, peers, lease, reach, *near):
@@ -426,17 +475,69 @@ class Daemon:
         return events.ledger
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
-        """Start the role's services one after the other: each may count on those before it."""
-        run = place.context.run.spec
+        """Start the role's services one after the other: each may count on those before it. Those that work end when
+        the node begins to leave, the others when it has left."""
+        run, crew, context = place.context.run.spec, self.crew, place.context
         roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
-        for kind in roles[place.role]:
-            service = await kind.open(place)
-            # This node does without it, by its settings or its run.
-            if service is not None:
-                if place.control is not None:
-                    place.control.mount(service.routes())
-                await self.crew.start(service, nursery)
-        self.crew.become("working")
+        if await context.journal.do(context.journal.recall, LEAVING):
+            crew.leave()
+        nursery.start_soon(self._end_when_left, nursery.cancel_scope)
+        kinds, starting = roles[place.role], trio.CancelScope()
+        staying = [kind for kind in kinds if kind in STAYING]
+        work = tuple(kind for kind in kinds if kind not in STAYING)
+        for kind in staying:
+            await self._start(kind, place, nursery)
+        working: trio.Nursery = await nursery.start(self._work, work, starting)
+        with starting:
+            await trio.lowlevel.checkpoint()  # who leaves already starts none of them
+            for kind in work:
+                await self._start(kind, place, working)
+        if not crew.leaving.is_set():
+            crew.become("working")
+        self._up()
+
+    async def _start(self, kind: type[Service], place: Workplace, nursery: trio.Nursery) -> None:
+        service = await kind.open(place)
+        # What works may have been ended meanwhile, by a node that leaves.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        # None: this node does without it, by its settings or its run.
+        if service is not None:
+            if place.control is not None:
+                place.control.mount(service.routes())
+            await self.crew.start(service, nursery)
+
+    async def _work(
+        self,
+        kinds: Services,
+        starting: trio.CancelScope,
+        *,
+        task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """The nursery of what works, until the node leaves. starting: the scope in which it is started."""
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await self.crew.leaving.wait()
+            starting.cancel()
+            nursery.cancel_scope.cancel()
+        self.crew.services[:] = [one for one in self.crew.services if type(one) not in kinds]
+
+    async def _end_when_left(self, scope: trio.CancelScope) -> None:
+        await self.crew.left.wait()
+        scope.cancel()
+
+    async def _tell_where(
+        self, chain: ChainClient, pool: PoolInfo, contact: str, own: Address, *, leaving: bool
+    ) -> None:
+        """Join, or renew the lease. Who only comes for its pay can do without: a pool that is over takes nobody in."""
+        try:
+            door = await self._look_for_invitation(chain, pool, own)
+            if door.by is not None:
+                await chain.admit(own, door.by)
+            await chain.join(pool.id, contact)
+        except (Reverted, PreflightFailed) as error:
+            if not leaving:
+                raise
+            self.progress.trouble(f"not a member while it leaves: {error.why}")
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.become("syncing")
@@ -469,7 +570,9 @@ class Daemon:
             "read the validators' verdicts (intellect-node status on another member); a slashed node cannot rejoin",
         )
 
-    async def _leave(self, chain: ChainClient, pool: int, membership: Membership, directory: Path) -> None:
+    async def _leave(
+        self, chain: ChainClient, pool: int, membership: Membership, directory: Path, journal: Journal
+    ) -> None:
         """Tell the chain that this node leaves; a node that cannot is dropped when its heartbeats stop."""
         if membership.evicted.is_set():
             return
@@ -480,6 +583,9 @@ class Daemon:
                 await trio.to_thread.run_sync(forget, directory)
             except IntellectError as error:
                 log.info("pool.not_left", why=error.why)
+                return
+            if self.crew.left.is_set():  # last: killed before, the next start leaves once more
+                await journal.do(journal.remember, LEAVING, b"")
 
 
 async def until_evicted(membership: Membership, chain: ChainClient, pool: int) -> None:

@@ -153,6 +153,7 @@ async def open_guest(
     ) as member:
         await member.membership.terms.ask_who_leads(chain, pool.id)
         for one in members:
+            member.membership.hands.joined(one.node, one.provider)
             member.membership.joined(one.node, one.contact)
         yield member
 

@@ -26,6 +26,7 @@ PHASES = (
     "policy",
     "first-contribution",
     "working",
+    "leaving",
     "draining",
 )
 """In the order in which a node goes through them. From `working` on it does what it came for."""

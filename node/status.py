@@ -18,6 +18,7 @@ from node.chain.profile import NetworkProfile
 from node.config import program_version
 from node.member import Member
 from node.network.interface import Network, TcpPath
+from node.processes.opening import Opening
 from node.services.base import Crew
 from node.services.context import Context
 from node.status_schema import DaemonStatus, MemberPart, PathPart
@@ -40,8 +41,12 @@ class StatusPage:
         self._role = ""
         self._member: Member | None = None
         self._context: Context | None = None
+        self._opening: Opening | None = None
 
     # filled in by the daemon
+
+    def wait_for_files(self, opening: Opening) -> None:
+        self._opening = opening
 
     def identify(self, key: NodeKey, directory: Path) -> None:
         self._key, self._directory = key, directory
@@ -67,7 +72,7 @@ class StatusPage:
     def _page(self, swarm: list[MemberPart]) -> DaemonStatus:
         beat = self._crew.beat()
         page: dict[str, Any] = {
-            "node": self._node(str(beat.get("engine", "")), bool(beat.get("finished"))),
+            "node": self._node(str(beat.get("engine", "")), bool(beat.get("finished")), str(beat.get("state", ""))),
             "network": self._chain(),
             "run": self._run(),
             "stake": self._stake(),
@@ -84,8 +89,10 @@ class StatusPage:
                 page[name] = joined(page.get(name), section)
         return msgspec.structs.replace(checked(page), swarm=swarm)
 
-    def _node(self, engine: str, finished: bool) -> dict[str, Any]:
+    def _node(self, engine: str, finished: bool, said: str) -> dict[str, Any]:
+        """said: its state, by a service that knows better."""
         state, progress = self._crew.state, self._crew.progress
+        state = said if said and state == "working" else state
         return {
             "address": self._key.address if self._key else "",
             "peer_id": self._key.peer_id if self._key else "",
@@ -97,6 +104,7 @@ class StatusPage:
             "contacts": list(self._member.network.contacts()) if self._member else [],
             "engine": engine,
             "state_dir": str(self._directory or ""),
+            "waited_for_files": self._opening.waited if self._opening else 0,
             "phase": msgspec.structs.asdict(progress.phase),
             "phases": [msgspec.structs.asdict(phase) for phase in progress.phases],
         }

@@ -59,15 +59,19 @@ class ClockPart(msgspec.Struct, frozen=True):
 
 class PenPart(msgspec.Struct, frozen=True):
     """Whether the node may promise anything (`node/state/pen.py`). state: open, held or shut; why: of the latter two;
-    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept."""
+    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept; holds:
+    how often it was held, since the daemon's start."""
 
     state: str = "shut"
     why: str = ""
     fence: int = -1
     adopted: int = 0
+    holds: int = 0
 
 
 class NodePart(msgspec.Struct, frozen=True):
+    """waited_for_files: how often something had to wait until it could open a file, since the daemon's start."""
+
     address: str = ""
     peer_id: str = ""
     role: str = ""
@@ -78,6 +82,7 @@ class NodePart(msgspec.Struct, frozen=True):
     contacts: list[str] = []
     engine: str | None = None
     state_dir: str = ""
+    waited_for_files: int = 0
     phase: PhasePart | None = None
     pen: PenPart | None = None
     reach: ReachPart | None = None
@@ -110,6 +115,29 @@ class RunPart(msgspec.Struct, frozen=True):
     final_reward: float | None = None
 
 
+class RestPart(msgspec.Struct, frozen=True):
+    """Whether the node rests. why: empty while it works; until: unix seconds, None if nobody can say; draining: whether
+    work is under way yet; dropped: works that a rest has cut short; in_use: what others do with the machine."""
+
+    why: str = ""
+    until: float | None = None
+    draining: bool = False
+    dropped: int = 0
+    in_use: str = ""
+
+
+class DayPart(msgspec.Struct, frozen=True):
+    """What a day of a worker comes to, by what was accepted in the last hour. known: whether enough was; share: of the
+    week that it works; gas_wei: None if it is not known."""
+
+    known: bool = False
+    least_wei: str = "0"
+    most_wei: str = "0"
+    gas_wei: str | None = None
+    share: float = 1.0
+    text: str = "unknown"
+
+
 class StakePart(msgspec.Struct, frozen=True):
     # Text: JSON's readers keep 53 bits of a number, and a stake has more.
     bonded_wei: str = "0"
@@ -118,33 +146,41 @@ class StakePart(msgspec.Struct, frozen=True):
 
 class EpochPart(msgspec.Struct, frozen=True):
     """What a quorum certified of one epoch of this node's work. state: certified, in the table, claimed, missed, or
-    unclear; missed_units: certified, and not in its table; claimable_at: when a table may have it, by the chain."""
+    unclear; missed_units: not in its table; unclear_units: of which nobody can say whether it has them; claimable_at:
+    when a table may have it, by the chain."""
 
     epoch: int
     state: str = ""
     wei: str = "0"
     units: int = 0
     missed_units: int = 0
+    unclear_units: int = 0
     claimable_at: int = 0
 
 
 class PaidUnitsPart(msgspec.Struct, frozen=True):
-    """This node's units: claimed, payable by a posted table, certified and in none yet, and missed; owed: in a table,
-    and payable once the pool can."""
+    """This node's units: claimed, payable by a posted table, certified and in none yet, missed; owed: in a table, and
+    payable once the pool can; made and not decided, accepted and not certified, claimable now of the payable ones, and
+    such as nobody can tell of."""
 
     claimed: int = 0
     in_table: int = 0
     certified: int = 0
     missed: int = 0
     owed: int = 0
+    made: int = 0
+    accepted: int = 0
+    claimable: int = 0
+    unclear: int = 0
 
 
 class PayPart(msgspec.Struct, frozen=True):
     """What this node's work comes to, in wei. due: in the posted table; owed: in it, and payable once the pool can;
-    waiting: certified, and in no table yet; missed: accepted, and in no table for ever; provider: to whom it goes;
-    waiting_until: the chain's time, or 0; table_epoch: the last one that is tabled; escrow_epochs: for how many epochs
-    like the last ones the escrow lasts; escrow_wei, reward_per_unit_wei: of the pool; unit_worth_wei: what a unit came
-    to in the newest table.
+    waiting: certified, and in no table yet; missed: accepted, and in no table for ever; unclear: nobody can say whether
+    a table has it; provider: to whom it goes; waiting_until: the chain's time, or 0; table_epoch: the last one that is
+    tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts; escrow_wei, reward_per_unit_wei: of
+    the pool; unit_worth_wei: what a unit came to in the newest table; brought: claims for nodes that are away; last_at:
+    when the last of what is made can be claimed.
     """
 
     provider: str = ""
@@ -153,6 +189,7 @@ class PayPart(msgspec.Struct, frozen=True):
     due_wei: str = "0"
     waiting_wei: str = "0"
     missed_wei: str = "0"
+    unclear_wei: str = "0"
     owed_wei: str = "0"
     units: PaidUnitsPart = PaidUnitsPart()
     waiting_until: int = 0
@@ -163,6 +200,8 @@ class PayPart(msgspec.Struct, frozen=True):
     escrow_epochs: float | None = None
     warnings: list[str] = []
     epochs: list[EpochPart] = []
+    brought: int = 0
+    last_at: int = 0
 
 
 class PathPart(msgspec.Struct, frozen=True):
@@ -582,6 +621,15 @@ class BlobsPart(msgspec.Struct, frozen=True):
 
 
 # A part that is None belongs to another role, or the daemon has not got there.
+class LeavingPart(msgspec.Struct, frozen=True):
+    """Of a node that leaves once it is paid. units: that are not paid yet; until: the chain's time at which the last of
+    them can be claimed, 0 for none; doing: in words."""
+
+    units: int = 0
+    until: int = 0
+    doing: str = ""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True):
     """The whole answer."""
 
@@ -589,8 +637,11 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     node: NodePart = NodePart()
     network: NetworkPart = NetworkPart()
     run: RunPart | None = None
+    rest: RestPart | None = None
+    day: DayPart | None = None
     stake: StakePart | None = None
     pay: PayPart | None = None
+    leaving: LeavingPart | None = None
     swarm: list[MemberPart] = []
     work: WorkPart | None = None
     training: TrainingPart | None = None

@@ -123,11 +123,20 @@ class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A manager lets a node into an invited pool. deadline: unix seconds."""
+    """A manager lets `places` nodes into a pool by invitation. invitee: a node, its provider, or a key that signs a
+    Ticket for each of them; deadline: unix seconds."""
+
+    pool: int
+    invitee: Address
+    places: int
+    deadline: int
+
+
+class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who was invited hands a place on to this node."""
 
     pool: int
     node: Address
-    deadline: int
 
 
 class Attestation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,6 +170,7 @@ Statement = (
     | Earnings
     | NodeRegistration
     | Invitation
+    | Ticket
     | Attestation
     | TermSilent
 )
@@ -176,7 +186,8 @@ _MEMBERS: dict[type[Statement], str] = {
     Accepted: "uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units",
     Earnings: "uint256 pool,uint64 epoch,bytes32 root,uint64 total",
     NodeRegistration: "address provider,address node,uint32 units,uint256 nonce,uint256 deadline",
-    Invitation: "uint256 pool,address node,uint256 deadline",
+    Invitation: "uint256 pool,address invitee,uint32 places,uint64 deadline",
+    Ticket: "uint256 pool,address node",
     Attestation: "uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until",
     TermSilent: "uint256 pool,uint32 term,uint64 until,uint64 step",
 }

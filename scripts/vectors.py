@@ -55,6 +55,7 @@ from protocol.statements import (
     Rechecked,
     Statement,
     TermSilent,
+    Ticket,
     Verdict,
     WorkCommitment,
     digest,
@@ -86,7 +87,8 @@ def _statements() -> list[tuple[NodeKey, Statement]]:
         (VALIDATOR, Accepted(POOL, WORKER.address, 21, work.work, 4096)),
         (VALIDATOR, Earnings(POOL, 21, bytes([20]) * 32, 123_456)),
         (WORKER, NodeRegistration(PROVIDER.address, WORKER.address, 2, 0, 1_900_000_000)),
-        (TRAINER, Invitation(POOL, WORKER.address, 1_900_000_000)),
+        (TRAINER, Invitation(POOL, WORKER.address, 2, 1_900_000_000)),
+        (WORKER, Ticket(POOL, VALIDATOR.address)),
         (VALIDATOR, Attestation(POOL, WORKER.address, 2, 1_800_000_000, 1_900_000_000)),
         (VALIDATOR, TermSilent(POOL, 2, 1_800_000_000, STEP)),
     ]

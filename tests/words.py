@@ -41,7 +41,7 @@ def announced(
 
 def policies(trainer: Address, clock: Callable[[], float] = lambda: 0.0) -> PolicyClock:
     """A clock of which one trainer leads for good, and everything it announces is reached by a quorum."""
-    return PolicyClock(clock, Terms(trainer, clock), lambda: 2**62)
+    return PolicyClock(clock, Terms(trainer, clock), lambda _: 2**62)
 
 
 class Ear:

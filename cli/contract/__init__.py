@@ -3,10 +3,23 @@
 The subjects register their commands in the frame's groups when they are imported.
 """
 
-from cli.contract import attest, cases, chair, deploy, earnings, look, plan, pool, stake
+from cli.contract import attest, cases, chair, deploy, earnings, invite, look, plan, pool, sources, stake
 from cli.contract.frame import app
 
-__all__ = ["app", "attest", "cases", "chair", "deploy", "earnings", "look", "plan", "pool", "stake"]
+__all__ = [
+    "app",
+    "attest",
+    "cases",
+    "chair",
+    "deploy",
+    "earnings",
+    "invite",
+    "look",
+    "plan",
+    "pool",
+    "sources",
+    "stake",
+]
 
 PANELS = {
     "Look": "params show events rewards",

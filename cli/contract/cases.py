@@ -96,11 +96,27 @@ async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> Pla
 async def arbiter(
     chain: "ChainClient",
     me: "Address",
-    to: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="The next arbiter: a key or contract.")],
+    to: Annotated[
+        Any, typer.Argument(parser=address, metavar="[ADDRESS]", help="The next arbiter: a key or contract.")
+    ] = None,
+    accept: Annotated[bool, typer.Option("--accept", help="As who was named: take the office.")] = False,
+    nobody: Annotated[bool, typer.Option("--nobody", help="Undo what was named.")] = False,
 ) -> Plan:
-    """As the arbiter: hand the office to another key or contract."""
-    says = f"{to} decides about frozen stakes from now on, and {me} no more; no money moves"
-    return Plan(says, f"{to} is the arbiter", [step("name another arbiter", chain.contracts.set_arbiter(to))])
+    """As the arbiter: name a successor, who accepts two appeals later; naming anew undoes it."""
+    from contracts.bindings import NOBODY
+
+    if (to is not None) + accept + nobody != 1:
+        why = "give an ADDRESS, --accept or --nobody, one of them"
+        raise CommandError("what about the arbiter's office?", why, "see --help", USAGE)
+    if accept:
+        says = f"{me} decides about frozen stakes from now on, and the former arbiter no more; no money moves"
+        return Plan(says, f"{me} is the arbiter", [step("accept the office", chain.contracts.accept_arbiter())])
+    hours = 2 * await chain.ask("read a parameter", lambda c: c.appeal_seconds()) / 3600
+    says = f"{to} may accept the arbiter's office in {hours:g} h; until then {me} decides, and may name anew"
+    if nobody:
+        says = f"{me} stays the arbiter; whoever was named as its successor is not any more"
+    call = chain.contracts.name_successor(NOBODY if nobody else to)
+    return Plan(f"{says}; no money moves", f"{to or 'nobody'} is named", [step("name a successor", call)])
 
 
 # ---- inside
@@ -179,7 +195,7 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
 
     given = _read_case(case, FileCase)
     c, call = given.commitment, given.call(chain.contracts)
-    info, hours = await chain.pool(c.pool), await chain.appeal_seconds() / 3600
+    info, hours = await chain.pool(c.pool), await chain.ask("read a parameter", lambda c: c.appeal_seconds()) / 3600
     frozen = f"{ether(info.slash_amount)} tokens of its provider's stake are frozen"
     bond = await chain.ask("read a bond", lambda contracts: contracts.case_bond(info.slash_amount))
     says = (

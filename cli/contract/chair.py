@@ -53,13 +53,13 @@ async def show(chain: "ChainClient", pool: Pool) -> tuple[dict[str, Any], list[A
     return {**facts, "parent": info.parent.hex(), "holder": info.holder, "seated": True}, rows
 
 
-@transaction(chair_app, "seat", example="chair seat 7 --trainer 0xAb.. --trainer 0xCd.. --lease 10m --key manager")
+@transaction(chair_app, "seat", example="chair seat 7 --trainer 0xAb.. --trainer 0xCd.. --lease 1h --key manager")
 async def seat(
     chain: "ChainClient",
     me: "Address",
     pool: Pool,
     trainer: Trainers = None,
-    lease: Annotated[int, time_option("After this time without a hold the chair is free.")] = "10m",  # type: ignore[assignment]
+    lease: Annotated[int, time_option("After this time without a hold the chair is free.")] = "1h",  # type: ignore[assignment]
     grace: Annotated[int, time_option("Wait of each further standby behind the one before it.")] = "20s",  # type: ignore[assignment]
 ) -> Plan:
     """As the manager, once: name the trainers. The first leads; the others stand by."""

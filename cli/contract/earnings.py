@@ -1,5 +1,6 @@
 """Earnings: the table that a quorum signed, putting it on chain, and claiming what a node's line says."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +10,10 @@ import typer
 from cli.contract.frame import OnlyPool, Plan, Rows, app, earnings_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address, read_json
+from cli.errors import CHAIN, CommandError
 from cli.events import events_of, pool_topics
 from cli.output import ether
+from cli.places import chosen_directory, state_dir_option
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -67,6 +70,54 @@ async def show(
         worth = ether(paid * info.reward_per_unit)
         rows += [("node", node), ("claimed", f"{paid:,} units, {worth} tokens"), ("at once", f"{allowed:,} units")]
     return facts, rows
+
+
+@question(earnings_app, "line", example="earnings line 7 0xNode --state-dir ~/nodes/a --network base-sepolia")
+async def line(
+    chain: "ChainClient",
+    pool: Pool,
+    node: Node,
+    state_dir: Annotated[
+        Path | None,
+        state_dir_option("Of any node of the pool: it has the table, of which the chain has the root alone."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File that is written. Default: line-POOL-NODE.json.")] = None,
+) -> tuple[dict[str, Any], Rows]:
+    """Write a node's line of the newest table, with its proof, for `contract claim`. Of any node, by any member."""
+    from node.state.files import write_whole
+    from node.state.reader import StateFiles
+
+    directory = chosen_directory(state_dir)
+    posted, paid = await chain.earnings(pool), await chain.claimed(pool, node)
+    share = StateFiles(directory).share(pool, posted.root, posted.total, node) if posted.total else None
+    if share is None:
+        through = "there is none" if posted.epoch is None else f"it is through epoch {posted.epoch}"
+        raise CommandError(
+            f"this node's part of the newest table of pool {pool} is not in {directory}",
+            f"{through}, and no daemon has read it here",
+            "the node's own daemon reads it as soon as it runs, a validator's all of it: --state-dir",
+            CHAIN,
+        )
+    if not share.units:
+        more = f"; {share.rest:,} units are owed, and payable once the pool can" if share.rest else ""
+        raise CommandError(
+            f"pool {pool} pays {node} nothing now",
+            f"all that it had a line for is claimed{more}",
+            "see: contract earnings show",
+            CHAIN,
+        )
+    units = share.units
+    path = out or Path(f"line-{pool}-{node}.json")
+    facts: dict[str, Any] = {"units": units, "proof": ["0x" + word.hex() for word in share.proof]}
+    write_whole(path, msgspec.json.encode(facts))
+    more = {"pool": pool, "node": node, "claimed": paid, "file": str(path)}
+    command = f"intellect-node contract claim {pool} {node} {shlex.quote(str(path))}"
+    rows: Rows = [
+        ("units", f"{units:,}, of which {paid:,} are claimed"),
+        ("written", str(path)),
+        f"claim it: {command}",
+    ]
+    return facts | more, rows
 
 
 @transaction(earnings_app, "post", example="earnings post table.json --network base-sepolia --key anybody")

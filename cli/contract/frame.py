@@ -75,7 +75,8 @@ _COMMON: Options = {
 class Plan:
     """What a command will do. says: in words, what happens to whose money; done: what to print afterwards;
     facts: receipts -> more keys for --json; refresh: a step as it is after those receipts, for one that depends
-    on what an earlier one brings about; before: to be done first, once it is confirmed.
+    on what an earlier one brings about; before: to be done first, once it is confirmed; last: those facts -> the last
+    line for people, in place of the facts themselves.
     """
 
     says: str
@@ -84,6 +85,7 @@ class Plan:
     facts: "Callable[[list[Receipt]], Mapping[str, Any]]" = field(default=lambda _: {})
     refresh: "Callable[[Step, list[Receipt]], Step]" = field(default=lambda step, _: step)
     before: Callable[[], Awaitable[None]] | None = None
+    last: Callable[[Mapping[str, Any]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,13 +390,17 @@ def _show_receipts(
     out = console()
     if recovered:
         out.print("done already by an earlier command that was interrupted, and not sent again:", soft_wrap=True)
-    more = " ".join(f"{name} {value}" for name, value in plan.facts(receipts).items() if isinstance(value, (int, str)))
+    told = plan.facts(receipts)
+    plain = {} if plan.last else told
+    more = " ".join(f"{name} {value}" for name, value in plain.items() if isinstance(value, (int, str)))
     out.print(clean(f"{plan.done} {more}".strip(), 400), markup=False, soft_wrap=True)
     for receipt in receipts:
         cost = f"gas {receipt.gas_used:,}, {eth(receipt.cost)} ETH"
         out.print(f"transaction {receipt.transaction} in block {receipt.block}, {cost}", soft_wrap=True)
         if link := profile.link("tx", receipt.transaction):
             out.print(f"  {link}", soft_wrap=True)
+    if plan.last:
+        out.print(clean(plan.last(told), 400), markup=False, soft_wrap=True)
 
 
 # The command groups of `intellect-node contract`, empty; the other files fill them

@@ -1,7 +1,5 @@
 """Looking: the contracts' parameters, any account, everything that was ever told."""
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,9 +9,7 @@ from rich.text import Text
 from cli.contract.frame import Network, Rows, app, question, read
 from cli.contract.stake import amount_rows, amounts_of
 from cli.contract.values import MAX_POOL, address
-from cli.errors import CommandError
 from cli.output import AsJson, clean, console, duration, ether, print_json, short
-from node.state.files import write_whole
 
 if TYPE_CHECKING:
     from contracts.bindings import Contracts
@@ -32,6 +28,7 @@ _PARAMETERS = {
     "min_bond": ("vault", "minBond", "tokens"),
     "treasury": ("vault", "treasury", "address"),
     "arbiter": ("vault", "arbiter", "address"),
+    "successor": ("vault", "successor", "address"),
 }
 
 
@@ -162,26 +159,3 @@ def _json_value(name: str, value: Any) -> Any:
 
 
 # `contract source`: what explorers want before they show a contract's sources
-
-
-@app.command("source", epilog="Example:  intellect-node contract source --out intellect.json")
-def source(
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: standard output.")] = None,
-) -> None:
-    """The contracts' sources and the compiler's settings as standard JSON, for explorers that verify contracts.
-
-    Compiled by solc 0.8.37 it gives the bytecode that `contract deploy` sends. Contract names: src/Swarm.sol:Swarm and
-    so on.
-    """
-    from contracts.build import standard_input
-
-    text = json.dumps(standard_input(), indent=1)
-    if out is None:
-        # Not by rich, which would wrap the JSON at the terminal's width.
-        print(text)
-        return
-    try:
-        write_whole(out, text.encode())
-    except OSError as error:
-        raise CommandError(f"cannot write {out}", error.strerror or str(error), "check the path") from None
-    console().print(f"{out}: give it to the explorer as Solidity standard JSON input", soft_wrap=True, markup=False)

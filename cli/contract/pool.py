@@ -5,27 +5,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import Network, Plan, Rows, app, pool_app, profile_of, question, read, step, transaction, when
-from cli.contract.stake import Amount, approve_steps, signature_of
+from cli.contract.frame import Plan, Rows, app, pool_app, question, step, transaction, when
+from cli.contract.stake import Amount, approve_steps
 from cli.contract.values import (
     MAX_POOL,
     MAX_TOTAL,
     MAX_UNITS,
-    Moment,
     address,
     time_option,
     tokens_option,
-    when_option,
     word,
 )
-from cli.errors import USAGE, CommandError
-from cli.keyring import open_node_key, open_signer
+from cli.errors import CHAIN, USAGE, CommandError
+from cli.keyring import open_node_key
 from cli.options import Sets
-from cli.output import clean, duration, ether, print_json
-from cli.places import state_dir_option
+from cli.output import clean, duration, ether
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from contracts.bindings import PoolParams
     from node.chain.client import ChainClient
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from protocol.identity import Address
 
 Pool = Annotated[int, typer.Argument(min=1, max=MAX_POOL, help="The pool's number.")]
-MEMBERS = "Run and members"
+MEMBERS = "Run"
 """The panel of help in which a pool's run, trainer and validators stand together."""
 Validators = Annotated[
     list[str] | None, typer.Option(rich_help_panel=MEMBERS, help="Address of a validator's node; repeatable.")
@@ -104,10 +101,14 @@ async def create(
 
     name, root, about = _run_of(run, sets or (), run_root)
     local = is_devnet(chain.profile)
+    manager, judges = _one_address(trainer, trainer_state, "trainer"), _validators(validator, validator_state)
+    if manager in judges:
+        why = f"{manager} is named as both: it would judge its own work"
+        raise CommandError("the trainer cannot be a validator", why, "name two nodes", USAGE)
     params = PoolParams(
         run_root=root,
         run_uri=uri or about,
-        manager=_one_address(trainer, trainer_state, "trainer"),
+        manager=manager,
         # Rounded down, to whole wei: a pool never promises more than was said.
         reward_per_unit=reward // PER,
         window=window or chain.profile.window_seconds,
@@ -117,7 +118,7 @@ async def create(
         max_units_per_epoch=max_units,
         units_per_epoch=units_per_epoch,
         slash_amount=slash,
-        validators=_validators(validator, validator_state),
+        validators=judges,
         threshold=threshold,
         invited=invited,
         attested=attested,
@@ -127,10 +128,11 @@ async def create(
     return Plan(
         f"a pool for the run {name} is opened. {ether(fund)} tokens of {me} become its rewards, paid for work at "
         f"{ether(reward)} per {PER} units, and what nobody earns comes back to {me} after the end.",
-        f"the pool for run {name} ({root.hex()[:16]}) is open with {ether(fund)} tokens:",
+        f"the pool for the run {name} ({root.hex()[:16]}) is open with {ether(fund)} tokens",
         await _open_steps(chain, me, params, number, fund),
         lambda receipts: _opened(chain, receipts, root),
         lambda step, receipts: _with_number(chain, step, receipts, fund),
+        last=lambda facts: _what_now(chain, facts, invited=invited),
     )
 
 
@@ -175,6 +177,18 @@ def _number(receipts: "list[Receipt]") -> int | None:
     # From the event, not from a count: somebody else may have opened a pool in between.
     events = [event for receipt in receipts for event in receipt.events]
     return next((event.pool for event in events if isinstance(event, PoolCreated)), None)
+
+
+def _what_now(chain: "ChainClient", facts: "Mapping[str, Any]", *, invited: bool) -> str:
+    """For people: the pool's number, and how it is joined."""
+    number, network = facts["pool"], chain.profile.name
+    if invited:
+        let_in = f"intellect-node contract pool invite {number} --bearer 20 --out theirs.toml --network {network}"
+        return (
+            f"It is pool {number}, by invitation. Let others in with: {let_in} and the manager's --key or --state-dir"
+        )
+    where = f"--network {network}" + ("" if facts["default"] else f" --pool {number}")
+    return f"It is pool {number}. Others join it with: intellect-node join {where}"
 
 
 def _opened(chain: "ChainClient", receipts: "list[Receipt]", run_root: bytes) -> dict[str, Any]:
@@ -289,40 +303,6 @@ async def validators(
     return Plan(says, f"validators are proposed for pool {pool}", [change])
 
 
-@pool_app.command(
-    "invite", epilog="Example:  intellect-node contract pool invite 7 0xNode --network base --key manager"
-)
-def invite(
-    pool: Pool,
-    node: Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="Who may join.")],
-    key: Annotated[str | None, typer.Option("--key", help="The manager's keystore: a file or a name.")] = None,
-    state_dir: Annotated[Path | None, state_dir_option("Instead: the manager's state directory.")] = None,
-    until: Annotated[Moment, when_option("+7d, a date, or unix seconds.")] = "+7d",  # type: ignore[assignment]
-    network: Network = "local",
-    password_file: Annotated[Path | None, typer.Option("--password-file", help="Password (mode 0600).")] = None,
-) -> None:
-    """As the manager of an invited pool: sign an invitation. Prints JSON for `contract join`; sends nothing."""
-    from protocol.statements import Domain, Invitation, sign
-
-    if (key is None) == (state_dir is None):
-        raise CommandError("who invites?", "give --key or --state-dir, one of them", "see --help", USAGE)
-    signer = open_signer(key, password_file) if key else open_node_key(state_dir or Path(), password_file)
-    profile = profile_of(network)
-
-    async def look(chain: "ChainClient") -> tuple[Any, int]:
-        return await chain.pool(pool), (await chain.block()).timestamp
-
-    info, now = read(network, look)
-    # The contract would refuse it too, but only when the invited node joins: too late for whoever waits there.
-    if info.manager != signer.address:
-        why = f"the manager of pool {pool} is {info.manager}, the key is {signer.address}"
-        raise CommandError("only the manager can invite", why, "use the manager's key")
-    # From the chain's clock, by which the contract judges; this machine's may be wrong.
-    deadline = until(now)
-    signature = sign(signer, Domain(profile.chain_id, profile.contracts.swarm), Invitation(pool, node, deadline))
-    print_json({"pool": pool, "node": node, "deadline": deadline, "invitation": "0x" + signature.hex()})
-
-
 @transaction(
     app, "join", example="join 7 --contact /ip4/203.0.113.7/tcp/4001/p2p/16Uiu2.. --state-dir nodes/a --network base"
 )
@@ -331,24 +311,27 @@ async def join(
     me: "Address",
     pool: Pool,
     contact: Annotated[str, typer.Option(help="Multiaddr under which the node can be reached.")] = "",
-    invitation: Annotated[
-        str | None, typer.Option(help="For an invited pool: the 130 hex digits of `pool invite`.")
-    ] = None,
-    deadline: Annotated[Moment | None, when_option("Deadline of that invitation, as `pool invite` printed it.")] = None,
 ) -> Plan:
-    """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)"""
+    """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)
+
+    In a pool by invitation: by one that the network's profile carries.
+    """
+    from node.chain.invitations import admission, look
+
     says = (
         f"the node {me} becomes a member of pool {pool} and leaves any other; its provider's stake answers for its work"
     )
-    if invitation is None:
-        call = chain.contracts.join(pool, contact)
-    elif deadline is None:
-        why, remedy = "--invitation needs its --deadline", "give both, as `pool invite` told"
-        raise CommandError("until when?", why, remedy, USAGE)
-    else:
-        until = deadline((await chain.block()).timestamp)
-        call = chain.contracts.join_invited(pool, contact, until, signature_of(invitation))
-    return Plan(says, f"{me} is a member of pool {pool}", [step(f"join pool {pool}", call)])
+    steps, info = [step(f"join pool {pool}", chain.contracts.join(pool, contact))], await chain.pool(pool)
+    if info.invited:
+        given = (chain.domain, info, chain.profile.invitations, me, None, (await chain.block()).timestamp)
+        door = await chain.ask("look for an invitation", lambda contracts: look(contracts, *given))
+        if door.shut:
+            raise CommandError(f"pool {pool} takes invited nodes only", door.why, "ask its manager for one", CHAIN)
+        if door.by is not None:
+            says += f"; it comes by {door.why}"
+            enter = admission(chain.contracts, chain.domain, me, door.by)
+            steps.insert(0, step(f"enter pool {pool} by invitation", enter))
+    return Plan(says, f"{me} is a member of pool {pool}", steps)
 
 
 @transaction(app, "leave", example="leave 7 --state-dir nodes/a --network base-sepolia")

@@ -8,7 +8,7 @@ import typer
 
 from cli.contract.frame import Network, Plan, Rows, app, node_app, provider_app, question, read, step, transaction, when
 from cli.contract.values import MAX_UNITS, Moment, address, address_option, read_json, wei, when_option
-from cli.errors import USAGE, CommandError
+from cli.errors import CHAIN, USAGE, CommandError
 from cli.events import events_of
 from cli.keyring import open_node_key
 from cli.output import duration, ether, print_json
@@ -244,6 +244,39 @@ async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) ->
     """Remove a node of yours; its committed work is still paid."""
     says = f"the node {node} can no longer work for you; the stake that it needed becomes free to unbond"
     return Plan(says, f"node {node} removed", [step("remove the node", chain.contracts.remove_node(node))])
+
+
+@transaction(node_app, "retire", example="node retire 0xNode --network base-sepolia --key provider")
+async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+    """The way back to a node's stake: take out what has unbonded, remove the node, unbond what no node of yours needs.
+
+    Say it once to begin, and again when the date has come. Interrupted, it goes on where it was.
+    """
+    info, bond, now = await chain.node_info(node), await chain.stake_of(me), (await chain.block()).timestamp
+    if info.owner != me:
+        owner = info.owner or "nobody"
+        raise CommandError(
+            "this node is not yours", f"its provider is {owner}, the signer is {me}", "sign with its key"
+        )
+    free = max(bond.bonded - await chain.required_stake(me, -info.units if info.registered else 0), 0)
+    steps, says = list["Step"](), list[str]()
+    # First: what is unbonded now would have this wait for another period.
+    if bond.unbonding and now >= bond.withdrawable_at:
+        steps.append(step("withdraw stake", chain.contracts.withdraw()))
+        says.append(f"{ether(bond.unbonding)} tokens that have unbonded come back to {me}")
+    if info.registered:
+        steps.append(step("remove the node", chain.contracts.remove_node(node)))
+        says.append(f"the node {node} can no longer work for you; what it earned stays due")
+    if free:
+        steps.append(step("unbond stake", chain.contracts.unbond(free)))
+        says.append(
+            f"{ether(free)} tokens that no node of yours needs can be withdrawn after {await _unbonding(chain)}"
+        )
+    if not steps:
+        rest = f"{ether(bond.unbonding)} tokens are unbonding" if bond.unbonding else "nothing is unbonding"
+        then = f"say it again from {when(bond.withdrawable_at, now)} on" if bond.unbonding else "nothing to do"
+        raise CommandError("there is nothing to take out now", rest, then, CHAIN)
+    return Plan("; ".join(says), f"node {node}: " + ", ".join(each.action for each in steps), steps)
 
 
 @transaction(node_app, "expel", example="node expel 0xNode --network base-sepolia --key anybody")

@@ -40,6 +40,9 @@ def config_of(words: Sequence[str]) -> "NodeConfig":
                 "leave it out",
                 USAGE,
             )
+    if context.params["file"]:
+        remedy = f"give --network {Path(context.params['file']).absolute()}"
+        raise CommandError("a service takes flags alone", "systemd starts it in another directory", remedy, USAGE)
     state_dir = context.params["state_dir"]
     # Whole: systemd starts the program in another directory.
     return join.config_of(context.params | {"state_dir": Path(state_dir).absolute() if state_dir else None})

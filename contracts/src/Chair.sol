@@ -11,9 +11,12 @@ import {Swarm} from "./Swarm.sol";
 ///
 /// A term is one trainer's: one transaction wins it, and everybody can read from which step and which policy on its
 /// word counts. So two trainers never lead at once, however they hear of each other.
+///
+/// Who holds or takes the chair is a member of the pool with a stake that answers for it (`Court.fit`). Who is not any
+/// more holds nothing, and nobody waits for it; the first holder has its first lease to join.
 contract Chair {
     /// fromStep, parent: the first policy that is the holder's, and the one before it; until: the lease's end; reached:
-    /// how far the run has come, as holders said, or the quorum that ended the last term
+    /// how far the run has come, as holders said, within what the quorum that ended the last term knew
     struct Term {
         uint32 number;
         uint8 place;
@@ -22,6 +25,13 @@ contract Chair {
         uint64 fromStep;
         uint64 reached;
         bytes32 parent;
+    }
+
+    /// What the words of a quorum that ended a term were about: the lease, and how far holders had said to be.
+    struct Silence {
+        uint32 number;
+        uint40 lease;
+        uint64 held;
     }
 
     struct Seating {
@@ -45,6 +55,7 @@ contract Chair {
 
     mapping(uint256 pool => Term) private _terms;
     mapping(uint256 pool => Seating) private _seatings;
+    mapping(uint256 pool => Silence) private _silences;
 
     event TrainersSeated(uint256 indexed pool, address[] trainers, uint32 leaseSeconds, uint32 graceSeconds);
     event TrainersProposed(uint256 indexed pool, address[] trainers, uint64 from);
@@ -52,7 +63,7 @@ contract Chair {
         uint256 indexed pool, address indexed holder, uint32 term, uint64 fromStep, bytes32 parent, uint64 until
     );
     event TermHeld(uint256 indexed pool, address indexed holder, uint32 term, uint64 step, bytes32 policyRoot, uint64 until);
-    event TermEnded(uint256 indexed pool, uint32 term, uint64 endedAt);
+    event TermEnded(uint256 indexed pool, uint32 term, uint64 endedAt, uint64 reached);
 
     error OnlyManager(address caller);
     error AlreadySeated(uint256 pool);
@@ -68,6 +79,7 @@ contract Chair {
     error TermIsOver(uint32 term);
     error BadStep(uint64 step, uint64 least);
     error NothingFound();
+    error NotInOrder(uint64 step, uint64 before);
 
     constructor(Court court_) {
         court = court_;
@@ -94,7 +106,7 @@ contract Chair {
         Term storage term = _terms[id];
         address holder = seating.trainers[term.place];
         if (msg.sender != holder) revert NotTheHolder(msg.sender, holder);
-        if (term.ended || swarm.memberInfo(id, holder).evicted) revert TermIsOver(term.number);
+        if (term.ended || !_mayLead(id, holder)) revert TermIsOver(term.number);
         uint40 until = uint40(block.timestamp + seating.leaseSeconds);
         term.until = until;
         // a holder that says less than it said takes nothing back; one that says too much is corrected by a quorum
@@ -114,10 +126,10 @@ contract Chair {
         if (term != last.number + 1) revert OtherTerm(last.number, last.until);
         uint256 count = seating.trainers.length;
         uint256 place = _placeOf(seating.trainers, msg.sender);
-        if (place == count || swarm.memberInfo(id, msg.sender).evicted) revert NotATrainer(msg.sender);
+        if (place == count || !_mayLead(id, msg.sender)) revert NotATrainer(msg.sender);
         uint64 least = last.reached > MAX_TAKEN_BACK ? last.reached - MAX_TAKEN_BACK : 0;
         if (fromStep < least) revert BadStep(fromStep, least);
-        if (!swarm.memberInfo(id, seating.trainers[last.place]).evicted) {
+        if (!_isOut(id, last, seating.trainers[last.place])) {
             uint256 turn = (place + 2 * count - last.place - 1) % count;
             uint256 from = last.until + turn * seating.graceSeconds;
             if (block.timestamp < from) revert TooEarly(from);
@@ -127,22 +139,34 @@ contract Chair {
 
     /// @notice A quorum of the pool's validators did not hear the holder. The lease names which silence they mean: one
     /// that has held since then is not silent any more.
-    /// @param steps the newest policy that each of them knows. The greatest counts: fewer than a quorum of liars can
-    /// have nothing taken back, and whoever carries the words leaves out one that is too great.
+    /// @param steps the newest policy that each of them knows, the greatest first. The run has come as far as holders
+    /// said, but at least to the word that a quorum reaches, and at most to the greatest: fewer liars than a quorum can
+    /// have nothing taken back, and move nothing where the holder was honest. Until somebody takes, other words about
+    /// the same lease correct it.
     function endTerm(uint256 id, uint32 number, uint64 until, uint64[] calldata steps, bytes[] calldata signatures)
         external
     {
-        Term storage term = _running(id, number);
-        if (term.until != until) revert OtherTerm(number, term.until);
+        // slither-disable-next-line unused-return -- that it is seated is what is asked
+        _seated(id);
+        Term storage term = _terms[id];
+        if (term.number != number) revert OtherTerm(term.number, term.until);
+        Silence memory silence = _silences[id];
+        bool again = term.ended && silence.lease != 0 && silence.number == number;
+        if (term.ended && !again) revert TermIsOver(number);
+        if ((again ? silence.lease : term.until) != until) revert OtherTerm(number, term.until);
         bytes32[] memory statements = new bytes32[](steps.length);
-        uint64 newest = 0;
         for (uint256 i = 0; i < steps.length; ++i) {
             statements[i] = Statements.hashTermSilent(id, number, until, steps[i]);
-            if (steps[i] > newest) newest = steps[i];
+            if (i > 0 && steps[i] > steps[i - 1]) revert NotInOrder(steps[i], steps[i - 1]);
         }
-        court.requireQuorum(id, statements, signatures);
-        term.reached = newest;
-        _end(id, term);
+        uint256 quorum = court.requireQuorum(id, statements, signatures);
+        uint64 reached = again ? silence.held : term.reached;
+        if (!again) _silences[id] = Silence(number, uint40(until), reached);
+        if (reached < steps[quorum - 1]) reached = steps[quorum - 1];
+        if (reached > steps[0]) reached = steps[0];
+        term.reached = reached;
+        if (again) emit TermEnded(id, number, term.until, reached);
+        else _end(id, term);
     }
 
     /// @notice A quorum found a step of the holder's bad, whatever each of them saw in it. What proves the fault besides
@@ -200,6 +224,7 @@ contract Chair {
         if (place == trainers.length) {
             term.place = uint8(place - 1);
             term.reached = 0;
+            delete _silences[id]; // nobody corrects that
             if (!term.ended) _end(id, term);
         } else {
             term.place = uint8(place);
@@ -235,7 +260,7 @@ contract Chair {
     function _end(uint256 id, Term storage term) private {
         term.ended = true;
         term.until = uint40(block.timestamp);
-        emit TermEnded(id, term.number, uint64(block.timestamp));
+        emit TermEnded(id, term.number, uint64(block.timestamp), term.reached);
     }
 
     function _seated(uint256 id) private view returns (Seating storage seating) {
@@ -247,6 +272,18 @@ contract Chair {
         (address manager, uint256 window) = swarm.managerOf(id);
         if (msg.sender != manager) revert OnlyManager(msg.sender);
         return window;
+    }
+
+    /// A member of the pool whose lease runs, and fit for an office.
+    function _mayLead(uint256 id, address trainer) private view returns (bool) {
+        return block.timestamp < swarm.memberInfo(id, trainer).memberUntil && court.fit(id, trainer);
+    }
+
+    /// Whether nobody need wait for the last holder. The first one may not have joined yet: until its first lease is over
+    /// only an eviction takes the chair from it.
+    function _isOut(uint256 id, Term storage last, address holder) private view returns (bool) {
+        if (last.number == 0) return swarm.memberInfo(id, holder).evicted;
+        return !_mayLead(id, holder);
     }
 
     /// As many as there are, if it is none of them.

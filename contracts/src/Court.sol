@@ -32,6 +32,19 @@ contract Court is ICourt {
         uint8 place;
     }
 
+    /// An Invitation, as it is shown.
+    struct Invited {
+        /// a node, its provider, or a key that signs a Ticket for the node that its holder likes
+        address invitee;
+        /// how many nodes it lets in
+        uint32 places;
+        uint64 deadline;
+        /// the manager's
+        bytes signature;
+        /// the invitee's, of a Ticket; not looked at where the node or its provider is the invitee
+        bytes ticket;
+    }
+
     /// What a quorum attested.
     struct Found {
         uint32 units;
@@ -59,14 +72,20 @@ contract Court is ICourt {
     mapping(bytes32 work => bool) private _judged;
 
     mapping(uint256 pool => mapping(address node => Found)) private _found;
+    mapping(uint256 pool => mapping(address node => bool)) private _admitted;
+    /// @notice How many places of an invitation are taken: all that there can be, if the manager took it back.
+    mapping(uint256 pool => mapping(address invitee => uint32)) public placesTaken;
 
     event NodeAttested(uint256 indexed pool, address indexed node, uint32 units, uint64 madeAt, uint64 until);
+    event Admitted(uint256 indexed pool, address indexed node, address indexed invitee);
     event ValidatorsProposed(uint256 indexed pool, address[] validators, uint8 threshold, uint64 from);
     event ValidatorsSet(uint256 indexed pool, address[] validators, uint8 threshold);
     event ValidatorStruck(uint256 indexed pool, address indexed validator);
 
     error OnlySwarm(address caller);
     error OnlyManager(address caller);
+    error InvitationExpired(uint256 deadline);
+    error InvitationSpent(uint256 pool, address invitee);
     error BadQuorum(uint256 validators, uint256 threshold);
     error BadValidator(address validator);
     error NoProposal(uint256 pool);
@@ -126,6 +145,37 @@ contract Court is ICourt {
 
     function benchOf(uint256 id) external view returns (Bench memory) {
         return _benches[id];
+    }
+
+    // ------------------------------------------------------------ invitations
+
+    /// @notice Lets a node into a pool by the manager's Invitation. Anybody may carry it, once.
+    function admit(uint256 id, address node, Invited calldata by) external {
+        // what is shown twice takes one place
+        if (_admitted[id][node]) return;
+        (address manager,) = swarm.managerOf(id);
+        if (block.timestamp > by.deadline) revert InvitationExpired(by.deadline);
+        if (placesTaken[id][by.invitee] >= by.places) revert InvitationSpent(id, by.invitee);
+        _requireSigner(Statements.hashInvitation(id, by.invitee, by.places, by.deadline), by.signature, manager);
+        if (by.invitee != node && by.invitee != swarm.nodeInfo(node).provider) {
+            _requireSigner(Statements.hashTicket(id, node), by.ticket, by.invitee);
+        }
+        placesTaken[id][by.invitee] += 1;
+        _admitted[id][node] = true;
+        emit Admitted(id, node, by.invitee);
+    }
+
+    /// @notice The manager takes invitations back. Who came by them stays.
+    function revokeInvitations(uint256 id, address[] calldata invitees) external {
+        (address manager,) = swarm.managerOf(id);
+        if (msg.sender != manager) revert OnlyManager(msg.sender);
+        for (uint256 i = 0; i < invitees.length; ++i) {
+            placesTaken[id][invitees[i]] = type(uint32).max;
+        }
+    }
+
+    function admits(uint256 id, address node) external view returns (bool) {
+        return _admitted[id][node] || _sits(id, node);
     }
 
     // ----------------------------------------------------------- by judgement
@@ -254,9 +304,24 @@ contract Court is ICourt {
 
     /// @notice Reverts unless these are the signatures of a quorum of the pool's validators, each over a statement of its
     /// own.
-    function requireQuorum(uint256 id, bytes32[] calldata statements, bytes[] calldata signatures) external view {
+    /// @return how many a quorum has
+    function requireQuorum(uint256 id, bytes32[] calldata statements, bytes[] calldata signatures)
+        external
+        view
+        returns (uint256)
+    {
         if (statements.length != signatures.length) revert BadValues(statements.length, signatures.length);
         _requireQuorum(id, statements, signatures);
+        return _benches[id].threshold;
+    }
+
+    /// @notice Whether the node may hold an office in the pool: it is registered, has something to lose, and was not
+    /// found to be a cheat here. What is frozen counts until its case is final: judges of one pool silence nobody in
+    /// another.
+    function fit(uint256 id, address holder) public view returns (bool) {
+        Nodes.Node memory node = swarm.nodeInfo(holder);
+        if (!node.registered || swarm.memberInfo(id, holder).evicted) return false;
+        return swarm.vault().backingOf(node.provider) >= swarm.requiredStake(node.provider);
     }
 
     // --------------------------------------------------------------- internal
@@ -325,19 +390,16 @@ contract Court is ICourt {
             address signer = _signerOf(statements[i], signatures[i]);
             Seat memory place = _seats[id][signer];
             if (place.bench != number) revert NotAValidator(signer);
-            if (!_mayJudge(id, signer)) revert ValidatorUnfit(signer);
+            if (!fit(id, signer)) revert ValidatorUnfit(signer);
             uint256 bit = 1 << place.place;
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
         }
     }
 
-    /// Only who has something to lose, and was not found to be a cheat here. What is frozen counts until its case is
-    /// final: judges of one pool silence nobody in another.
-    function _mayJudge(uint256 id, address validator) private view returns (bool) {
-        Nodes.Node memory node = swarm.nodeInfo(validator);
-        if (!node.registered || swarm.memberInfo(id, validator).evicted) return false;
-        return swarm.vault().backingOf(node.provider) >= swarm.requiredStake(node.provider);
+    function _sits(uint256 id, address node) private view returns (bool) {
+        uint32 bench = _seats[id][node].bench;
+        return bench != 0 && bench == _benches[id].number;
     }
 
     function _requireSigner(bytes32 statement, bytes calldata signature, address expected) private view {

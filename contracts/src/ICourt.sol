@@ -9,6 +9,9 @@ interface ICourt {
     /// @notice The same, however long ago they said it.
     function lastAttested(uint256 pool, address node) external view returns (uint256);
 
+    /// @notice Whether a pool by invitation takes the node: an invitation was shown for it, or it is a validator there.
+    function admits(uint256 pool, address node) external view returns (bool);
+
     /// @notice Seats the first validators of a new pool.
     function seat(uint256 pool, address[] calldata validators, uint8 threshold) external;
 }

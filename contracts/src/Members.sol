@@ -13,8 +13,6 @@ abstract contract Members is Pools {
     struct Member {
         /// when it joined for the first time; zero if it never did
         uint40 joinedAt;
-        /// whether the manager invited it
-        bool admitted;
         /// when judges had it slashed in this pool; zero if they did not, or if that was overturned
         uint40 slashedAt;
         /// the vault's number of that slash
@@ -39,7 +37,6 @@ abstract contract Members is Pools {
         uint64 leaseUntil;
         bool evicted;
         bool left;
-        bool admitted;
         uint64 slashedAt;
         uint256 caseId;
         /// when its membership ends or ended; zero if it never joined
@@ -64,16 +61,9 @@ abstract contract Members is Pools {
     /// Joining one pool leaves another.
     function join(uint256 id, string calldata contact) external {
         Counters pool = _openPool(id);
-        if (pool.has(INVITED) && !_members[id][msg.sender].admitted) revert NotInvited(id, msg.sender);
-        _join(id, pool, contact);
-    }
-
-    /// @notice `join` with the manager's Invitation, which is needed once.
-    function joinInvited(uint256 id, string calldata contact, uint256 deadline, bytes calldata invitation) external {
-        Counters pool = _openPool(id);
-        if (block.timestamp > deadline) revert SignatureExpired(deadline);
-        _requireSigner(Statements.hashInvitation(id, msg.sender, deadline), invitation, _terms[id].manager);
-        _members[id][msg.sender].admitted = true;
+        if (pool.has(INVITED) && msg.sender != _terms[id].manager && !court.admits(id, msg.sender)) {
+            revert NotInvited(id, msg.sender);
+        }
         _join(id, pool, contact);
     }
 
@@ -94,7 +84,6 @@ abstract contract Members is Pools {
         info.leaseUntil = present ? entry.leaseUntil : 0;
         info.evicted = _isEvicted(member);
         info.left = member.joinedAt != 0 && !present;
-        info.admitted = member.admitted;
         info.slashedAt = member.slashedAt;
         info.caseId = member.caseId;
         info.memberUntil = _memberUntil(id, node);

@@ -114,6 +114,23 @@ abstract contract Nodes is ISwarm {
         return units == 0 ? 0 : baseStake + stakePerUnit * units;
     }
 
+    /// @notice EIP-5267: the fields of the domain, for whatever shows somebody what it signs.
+    function eip712Domain()
+        external
+        view
+        returns (
+            bytes1 fields,
+            string memory name,
+            string memory version,
+            uint256 chainId,
+            address verifyingContract,
+            bytes32 salt,
+            uint256[] memory extensions
+        )
+    {
+        return (0x0f, "intellect-node", "1", block.chainid, address(this), 0, new uint256[](0));
+    }
+
     /// @notice The EIP-712 domain of all that nodes, managers and validators sign.
     function domainSeparator() public view returns (bytes32) {
         return keccak256(

@@ -105,6 +105,9 @@ contract StakeVault is ReentrancyGuard {
     /// @notice The one contract that may slash; zero until set.
     address public swarm;
     address public arbiter;
+    /// @notice Who may accept the arbiter's office, and from when; nobody if zero.
+    address public successor;
+    uint64 public successorFrom;
     uint256 public caseCount;
 
     mapping(address provider => Stake) private _stakes;
@@ -118,6 +121,7 @@ contract StakeVault is ReentrancyGuard {
 
     event SwarmSet(address indexed swarm);
     event ArbiterSet(address indexed arbiter);
+    event SuccessorNamed(address indexed successor, uint64 from);
     event Bonded(address indexed provider, address indexed payer, uint256 amount, uint256 bonded);
     event Unbonding(address indexed provider, uint256 amount, uint256 unbonding, uint64 withdrawableAt);
     event Rebonded(address indexed provider, uint256 amount, uint256 bonded);
@@ -147,6 +151,8 @@ contract StakeVault is ReentrancyGuard {
     error OnlyDeployer(address caller);
     error OnlySwarm(address caller);
     error OnlyArbiter(address caller);
+    error OnlySuccessor(address caller);
+    error SuccessorTooEarly(uint64 from);
     error OnlyProvider(address caller);
     error SwarmAlreadySet(address swarm);
     error StakeTooSmall(uint256 available, uint256 wanted);
@@ -199,13 +205,23 @@ contract StakeVault is ReentrancyGuard {
         emit SwarmSet(swarm_);
     }
 
-    /// @notice The arbiter hands its office over.
-    function setArbiter(address arbiter_) external {
+    /// @notice The arbiter names who comes after it, or nobody. Naming anew undoes what a thief of its key named: whoever
+    /// was named accepts after two appeals at the soonest, so that no open case changes hands unseen.
+    function nameSuccessor(address successor_) external {
         if (msg.sender != arbiter) revert OnlyArbiter(msg.sender);
-        if (arbiter_ == address(0)) revert ZeroAddress();
-        if (arbiter_ == treasury) revert ArbiterIsTreasury(arbiter_);
-        arbiter = arbiter_;
-        emit ArbiterSet(arbiter_);
+        if (successor_ == treasury) revert ArbiterIsTreasury(successor_);
+        successor = successor_;
+        successorFrom = uint64(block.timestamp) + 2 * appealSeconds;
+        emit SuccessorNamed(successor_, successorFrom);
+    }
+
+    /// @notice The successor takes the office: a key that nobody has gets it never.
+    function acceptArbiter() external {
+        if (msg.sender != successor) revert OnlySuccessor(msg.sender);
+        if (block.timestamp < successorFrom) revert SuccessorTooEarly(successorFrom);
+        arbiter = msg.sender;
+        successor = address(0);
+        emit ArbiterSet(msg.sender);
     }
 
     // ------------------------------------------------------------------ stake

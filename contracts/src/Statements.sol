@@ -61,8 +61,9 @@ library Statements {
         "NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)"
     );
     bytes32 internal constant INVITATION_TYPEHASH = keccak256(
-        "Invitation(uint256 pool,address node,uint256 deadline)"
+        "Invitation(uint256 pool,address invitee,uint32 places,uint64 deadline)"
     );
+    bytes32 internal constant TICKET_TYPEHASH = keccak256("Ticket(uint256 pool,address node)");
     bytes32 internal constant ATTESTATION_TYPEHASH = keccak256(
         "Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)"
     );
@@ -104,8 +105,16 @@ library Statements {
         return keccak256(abi.encode(NODE_REGISTRATION_TYPEHASH, provider, node, units, nonce, deadline));
     }
 
-    function hashInvitation(uint256 pool, address node, uint256 deadline) internal pure returns (bytes32) {
-        return keccak256(abi.encode(INVITATION_TYPEHASH, pool, node, deadline));
+    function hashInvitation(uint256 pool, address invitee, uint32 places, uint64 deadline)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(INVITATION_TYPEHASH, pool, invitee, places, deadline));
+    }
+
+    function hashTicket(uint256 pool, address node) internal pure returns (bytes32) {
+        return keccak256(abi.encode(TICKET_TYPEHASH, pool, node));
     }
 
     function hashAttestation(uint256 pool, address node, uint32 units, uint64 madeAt, uint64 until)

@@ -50,7 +50,8 @@ library Sign {
         keccak256("Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
     bytes32 constant ACCEPTED = keccak256("Accepted(uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units)");
     bytes32 constant EARNINGS = keccak256("Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)");
-    bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address node,uint256 deadline)");
+    bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address invitee,uint32 places,uint64 deadline)");
+    bytes32 constant TICKET = keccak256("Ticket(uint256 pool,address node)");
     bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)");
 
     function domain(uint256 chain, address contract_) internal pure returns (bytes32) {
@@ -298,6 +299,17 @@ abstract contract Base {
 
     function _sign(uint256 key, bytes32 statement) internal view returns (bytes memory) {
         return _signFor(key, Sign.domain(block.chainid, address(swarm)), statement);
+    }
+
+    /// An invitation by whoever has `key`, with a ticket for `who` by `ticketKey` if that is not zero.
+    function _invited(uint256 key, uint256 id, address invitee, uint32 places, uint64 deadline, uint256 ticketKey, address who)
+        internal
+        view
+        returns (Court.Invited memory)
+    {
+        bytes memory signature = _sign(key, keccak256(abi.encode(Sign.INVITATION, id, invitee, places, deadline)));
+        bytes memory ticket = ticketKey == 0 ? bytes("") : _sign(ticketKey, keccak256(abi.encode(Sign.TICKET, id, who)));
+        return Court.Invited(invitee, places, deadline, signature, ticket);
     }
 
     function _signFor(uint256 key, bytes32 domain, bytes32 statement) internal pure returns (bytes memory) {

@@ -82,12 +82,11 @@ contract DefectsTest is Base {
     /// 10. One invitation was good at two deployments.
     function test_10_an_invitation_is_for_one_deployment() public {
         address other = _create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW));
-        uint256 deadline = block.timestamp + 5;
-        bytes32 statement = keccak256(abi.encode(Sign.INVITATION, pool, node, deadline));
+        uint64 deadline = uint64(block.timestamp + 5);
+        bytes32 statement = keccak256(abi.encode(Sign.INVITATION, pool, node, uint32(1), deadline));
         bytes memory elsewhere = _signFor(managerKey, Sign.domain(block.chainid, other), statement);
-        vm.prank(node);
         vm.expectPartialRevert(WrongSigner.selector);
-        swarm.joinInvited(pool, "", deadline, elsewhere);
+        court.admit(pool, node, Court.Invited(node, 1, deadline, elsewhere, ""));
     }
 
     /// 11. A new validator left the old one in office.

@@ -21,9 +21,14 @@ contract EventsTest is Base {
         emit StakeVault.SwarmSet(anybody);
         made.setSwarm(anybody);
         vm.expectEmit(address(made));
-        emit StakeVault.ArbiterSet(provider);
+        emit StakeVault.SuccessorNamed(provider, uint64(block.timestamp) + 2);
         vm.prank(arbiter);
-        made.setArbiter(provider);
+        made.nameSuccessor(provider);
+        vm.warp(block.timestamp + 2);
+        vm.expectEmit(address(made));
+        emit StakeVault.ArbiterSet(provider);
+        vm.prank(provider);
+        made.acceptArbiter();
     }
 
     function test_a_stake_tells_its_way_in_and_out() public {

@@ -143,13 +143,13 @@ contract Crowd is Base {
         swarm.join(id, "");
     }
 
-    function joinInvited(uint8 which, uint8 seldom) external {
+    function joinByInvitation(uint8 which, uint8 seldom) external {
         vm.assume(seldom % 4 == 1);
         address worker = _worker(which);
-        uint256 deadline = block.timestamp + 5;
-        bytes memory invitation = _sign(managerKey, keccak256(abi.encode(Sign.INVITATION, _pools[2], worker, deadline)));
+        Court.Invited memory by = _invited(managerKey, _pools[2], worker, 1, uint64(block.timestamp + 5), 0, worker);
+        court.admit(_pools[2], worker, by);
         vm.prank(worker);
-        swarm.joinInvited(_pools[2], "", deadline, invitation);
+        swarm.join(_pools[2], "");
     }
 
     function leave(uint8 which, uint8 seldom) external {
@@ -630,7 +630,7 @@ contract InvariantsTest {
             Crowd.expel.selector,
             Crowd.join.selector,
             Crowd.join.selector,
-            Crowd.joinInvited.selector,
+            Crowd.joinByInvitation.selector,
             Crowd.leave.selector,
             Crowd.post.selector,
             Crowd.post.selector,

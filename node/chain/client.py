@@ -11,6 +11,7 @@ from node.chain.cases import Case, FileCase, write_case
 from node.chain.connection import Receipt
 from node.chain.errors import RpcRefused
 from node.chain.faucet import DevnetFaucet, is_devnet
+from node.chain.invitations import Invited, admission
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.views import Views
@@ -83,6 +84,11 @@ class ChainClient(Views):
     async def join(self, pool: int, contact: str, *, key: NodeKey | None = None) -> Receipt:
         """Join, renew the lease, or tell a new contact."""
         return await self._write(f"join pool {pool}", self._contracts.join(pool, contact), key)
+
+    async def admit(self, node: Address, by: Invited, *, key: NodeKey | None = None) -> Receipt:
+        """Let a node into its pool by an invitation; its `join` comes after that."""
+        call = admission(self._contracts, self.domain, node, by)
+        return await self._write(f"enter pool {by.pool} by invitation", call, key)
 
     async def leave(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write(f"leave pool {pool}", self._contracts.leave(pool), key)
@@ -170,7 +176,7 @@ class ChainClient(Views):
     async def end_term(
         self, silent: Sequence[TermSilent], signatures: Sequence[bytes], *, key: NodeKey | None = None
     ) -> Receipt:
-        """A quorum's words about one lease, and their signatures, in one order."""
+        """A quorum's words about one lease, and their signatures: the greatest step first."""
         return await self._write("end the term of a silent trainer", self._contracts.end_term(silent, signatures), key)
 
     async def end_term_by_verdicts(

@@ -232,7 +232,12 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     ),
     # members
     "NotMember": ("the node is not a member of the pool", "join the pool first"),
-    "NotInvited": ("the pool takes invited nodes only", "ask its manager for an invitation"),
+    "NotInvited": ("the pool takes invited nodes only", "ask its manager for a profile with an invitation"),
+    "InvitationExpired": ("the invitation is over", "ask the pool's manager for another"),
+    "InvitationSpent": (
+        "no place of the invitation is left, or it was taken back",
+        "ask the pool's manager for another",
+    ),
     "NodeEvicted": ("the node was evicted from the pool", "join another pool; or appeal, if it was wrong"),
     "ProposalLapsed": ("the proposal has lapsed", "have the manager propose them again"),
     "NotItsJudges": ("the node left before these validators took office", "nothing to do: they do not reach it"),
@@ -242,10 +247,14 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "NotSeated": ("the pool's manager trains, for good", "seat trainers first: intellect-node contract chair seat"),
     "BadTrainers": ("a pool has 1 to 8 trainers", "name fewer, or one"),
     "BadLease": ("lease and grace do not fit together", "grace <= lease <= 7 days, and the lease is not zero"),
-    "NotATrainer": ("a trainer is listed twice, is none of the pool's, or was evicted", "see: contract chair show"),
+    "NotATrainer": (
+        "a trainer is listed twice, is none of the pool's, or is no member with a stake",
+        "see: contract chair show; then join the pool",
+    ),
     "NotTheHolder": ("another trainer holds the chair", "wait for its turn; see: contract chair show"),
     "OtherTerm": ("the chair is in another term, or was held since", "nothing to do: see contract chair show"),
-    "TermIsOver": ("the term was ended", "wait for the turn, then take the chair"),
+    "TermIsOver": ("the term was ended, or its holder is no member with a stake", "join, and wait for the turn"),
+    "NotInOrder": ("the words do not stand in falling order", "give the greatest step first"),
     "NothingFound": ("a verdict that accepts the step ends no term", "give the verdicts against it only"),
     "BadStep": ("a term takes back 64 policies at most", "give a later policy, or have the manager propose trainers"),
     # earnings
@@ -291,6 +300,8 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "AppealOpen": ("the time for an appeal is not over", "finish it later"),
     "AppealOver": ("the time for an appeal is over", "nothing to do"),
     "OnlyProvider": ("only the provider whose stake it is may do that", "use that provider's key"),
+    "OnlySuccessor": ("only who was named as the arbiter's successor may do that", "have the arbiter name you"),
+    "SuccessorTooEarly": ("two appeals have to go by before the office changes hands", "wait until then"),
     "OnlyArbiter": ("only the arbiter may do that", "use the arbiter's key; see: contract params"),
     # tokens and signatures
     "TokenTakesFee": ("the token keeps a part of what is sent", "use a token that does not"),

@@ -344,7 +344,7 @@ class EventFollower:
         key = self._client.key
         if key is None or self._pool is None:
             return
-        block = await self._client.joined_block(self._pool, key.address)
+        block = (await self._client.standing(self._pool, key.address)).joined_block
         if not 0 < block < latest.number - AGAIN:
             return
         topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(self._pool).hex()]

@@ -13,6 +13,7 @@ import msgspec
 from contracts.bindings import NOBODY, Addresses
 from node.addresses import is_public
 from node.chain.errors import ProfileError
+from node.chain.invitations import MAX_INVITATIONS, Invited, checked
 from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.identity import parse_address
@@ -38,7 +39,8 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     up to the chain's block of that name; l1_fees: whether the chain takes a fee for its data beside the gas (OP
     stack); max_fee_gwei: of the chain's coin per gas, the most that is ever paid; window_seconds: of a pool
     for which nothing else is said; deployed_block: where the contracts' logs start; explorer: a URL prefix or None;
-    bootnodes: multiaddrs of members that are dialled whatever the chain says.
+    bootnodes: multiaddrs of members that are dialled whatever the chain says; coin: where its coin is had, for people;
+    invitations: into its pool.
     """
 
     name: str
@@ -54,6 +56,8 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     window_seconds: int = 86_400
     deployed_block: int = 0
     bootnodes: tuple[str, ...] = ()
+    coin: str = ""
+    invitations: tuple[Invited, ...] = ()
 
     @property
     def deployed(self) -> bool:
@@ -63,14 +67,14 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     @property
     def lan(self) -> bool:
         """Whether the chain itself is on this machine or in a private network, and so, it may be, are its members."""
-        return all(_is_near(urlsplit(url).hostname or "") for url in self.rpc_urls)
+        return all(is_near(urlsplit(url).hostname or "") for url in self.rpc_urls)
 
     def link(self, kind: Literal["tx", "address"], name: str) -> str | None:
         """Where a browser shows a transaction or an address; None where the network has no explorer."""
         return f"{self.explorer.rstrip('/')}/{kind}/{name}" if self.explorer else None
 
 
-def _is_near(host: str) -> bool:
+def is_near(host: str) -> bool:
     try:
         return not is_public(ipaddress.ip_address(host))
     except ValueError:
@@ -146,6 +150,9 @@ def read_profile(path: Path) -> NetworkProfile:
     _refuse_unknown(path, table, NetworkProfile, "")
     if isinstance(table.get("contracts"), dict):
         _refuse_unknown(path, table["contracts"], Addresses, "contracts.")
+    for one in invited if isinstance(invited := table.get("invitations"), list) else ():
+        if isinstance(one, dict):
+            _refuse_unknown(path, one, Invited, "invitations.")
     try:
         return _checked(msgspec.convert(table, NetworkProfile))
     except (msgspec.ValidationError, IntellectError, ValueError) as error:
@@ -154,13 +161,17 @@ def read_profile(path: Path) -> NetworkProfile:
 
 def write_profile(path: Path, profile: NetworkProfile) -> None:
     """Write a profile that `read_profile` reads back, replacing the file in one step."""
-    plain = {key: value for key, value in msgspec.to_builtins(profile).items() if value not in (None, ())}
-    contracts = plain.pop("contracts")
+    plain = {key: value for key, value in msgspec.to_builtins(profile).items() if value not in (None, (), "")}
+    contracts, invitations = plain.pop("contracts"), plain.pop("invitations", ())
     lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
     if profile.deployed:
         known = {key: value for key, value in contracts.items() if value != NOBODY}
         lines += ["", "[contracts]", *(f"{key} = {_toml(value)}" for key, value in known.items())]
-    write_whole(path, ("\n".join(lines) + "\n").encode())
+    for one in invitations:
+        lines += ["", "[[invitations]]", *(f"{key} = {_toml(value)}" for key, value in one.items() if value != "")]
+    raw = ("\n".join(lines) + "\n").encode()
+    # Whoever reads a key in it may join by it.
+    write_whole(path, raw, mode=0o600 if any(one.key for one in profile.invitations) else 0o666)
 
 
 def _checked(profile: NetworkProfile) -> NetworkProfile:
@@ -179,8 +190,11 @@ def _checked(profile: NetworkProfile) -> NetworkProfile:
         raise ValueError(f"max_fee_gwei must be above 0 and at most {MAX_FEE_GWEI:g}")
     if profile.explorer is not None and urlsplit(profile.explorer).scheme not in ("http", "https"):
         raise ValueError(f"explorer {profile.explorer!r} is not an http(s) URL")
+    if len(profile.invitations) > MAX_INVITATIONS:
+        raise ValueError(f"invitations must have at most {MAX_INVITATIONS} entries")
+    invitations = tuple(checked(one) for one in profile.invitations)
     parsed = {name: parse_address(getattr(profile.contracts, name)) for name in Addresses.__struct_fields__}
-    return msgspec.structs.replace(profile, contracts=Addresses(**parsed))
+    return msgspec.structs.replace(profile, contracts=Addresses(**parsed), invitations=invitations)
 
 
 def _refuse_unknown(path: Path, table: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:

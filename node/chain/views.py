@@ -113,10 +113,6 @@ class Views(Connection):
         """Whether judges had a node slashed in a pool, and nobody overturned it."""
         return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).evicted
 
-    async def joined_block(self, pool: int, node: Address) -> int:
-        """Where the log of a member's last joining stands; 0 of one that never joined."""
-        return (await self.standing(pool, node)).joined_block
-
     async def standing(self, pool: int, node: Address) -> MemberState:
         return await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))
 
@@ -149,9 +145,6 @@ class Views(Connection):
     async def credit_of(self, who: Address) -> int:
         """Token wei that the vault owes somebody."""
         return await self._read("read a credit", lambda: self._contracts.credit_of(who))
-
-    async def appeal_seconds(self) -> int:
-        return await self._read("read a parameter", self._contracts.appeal_seconds)
 
     async def balances(self, address: Address) -> Balances:
         def read() -> Balances:

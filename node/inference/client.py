@@ -6,7 +6,6 @@ policy first; callers hear of it only when that has failed twice.
 """
 
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Protocol
 import structlog
 import trio
 
+from node.changes import Changes
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
 from node.inference.link import Link, Told
 from node.inference.wire import MOST_REQUESTS, Asked, LoadPolicy, Prepare, R, Ready
-from node.processes.forkserver import Anew, Child, Starter
+from node.processes.forkserver import Anew, Child, Starter, kill_group
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
@@ -72,6 +72,8 @@ class EngineProcess:
         self._process: Child | None = None
         self._link: Link | None = None
         self._ready = trio.Event()
+        self._asleep = False
+        self._slept = Changes()
         self._asking = 0
         self._rules: VerificationSpec | None = None
         self._role = "worker"
@@ -106,6 +108,8 @@ class EngineProcess:
         From then on a child that starts anew and computes in another way serves nobody: its files would be malformed.
         """
         self._rules, self._role = rules, role
+        if self._asleep and self.ready is None:
+            return  # the first child is asked once it is there
         name = self.ready.engine_class if self.ready else ""
         objection = rules.blind(name) if role == "validator" else rules.objection(name)
         if objection:
@@ -118,11 +122,18 @@ class EngineProcess:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a child running. Raises EngineError if none ever becomes ready."""
         failures = 0
+        if self._asleep:
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
         while True:
+            await self._slept.until(lambda: not self._asleep)
             started = time.monotonic()
             try:
                 await self._run_child(task_status)
             except EngineError as error:
+                if self._asleep:
+                    self._starts -= 1  # the next one is no restart
+                    continue
                 # Only a child that was never ready ends the service: one that was may have met what passes.
                 hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= START_TRIES
                 if self.ready is None and hopeless:
@@ -133,6 +144,15 @@ class EngineProcess:
                 log.warning("engine.crashed", what=error.what, why=error.why, failures=failures)
             await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
 
+    def sleep(self) -> None:
+        """End the child, so that its memory is free, and start none until `wake`."""
+        self._asleep = True
+        self._slept.tell()
+
+    def wake(self) -> None:
+        self._asleep = False
+        self._slept.tell()
+
     async def ask(
         self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
     ) -> R:
@@ -142,6 +162,8 @@ class EngineProcess:
         Raises EngineError if the engine refuses, EngineCrashed if it ended under the request and its repetitions,
         EngineTimeout after `timeout` seconds: then the request is cancelled, and the child goes on.
         """
+        if self._asleep:
+            raise EngineError("the engine is put away", "this node is paused", "intellect-node resume")
         if self._asking >= MOST_REQUESTS:
             raise EngineError("the engine is busy", f"{self._asking} requests wait already", "try again later")
         self._asking += 1
@@ -181,35 +203,42 @@ class EngineProcess:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.run)
+                nursery.start_soon(self._put_away, link)
                 objection = await self._introduce(link, task_status)
                 if objection is None:
                     await link.ended.wait()
                 link.close()
+                nursery.cancel_scope.cancel()
             raise objection or link.why
         finally:
             self._worked, self._link, self._process = link.worked, None, None
             link.close()
             await _kill(process)
 
+    async def _put_away(self, link: Link) -> None:
+        await self._slept.until(lambda: self._asleep)
+        link.close()
+
     async def _introduce(self, link: Link, task_status: trio.TaskStatus[None]) -> EngineError | None:
         """Prepare the run and let requests come; what stands against that."""
+        before = self.ready
         try:
             with trio.fail_after(PREPARE_DEADLINE):
-                ready = await link.exchange(self._prepare)
-            first, self.ready = self.ready is None, ready
+                self.ready = ready = await link.exchange(self._prepare)
             if self._rules is not None:
                 # Each child says its class anew: its program or the machine may have changed since the last one.
                 self.check_permitted(self._rules, self._role)
         except trio.TooSlowError:
             return EngineCrashed("the engine did not start", "no answer to Prepare", "see the engine's log")
         except EngineError as error:
+            self.ready = before  # of a first one that is not admitted nothing was ready
             return error
         log.info("engine.ready", engine=ready.engine, device=ready.device, parameters=ready.parameters)
         # Not before: no request may reach a child that computes as the run does not admit.
         self._link = link
         self._ready.set()
         self._ready = trio.Event()  # for the next child
-        if first:
+        if before is None:
             task_status.started()
         return None
 
@@ -224,10 +253,7 @@ class EngineProcess:
 
 async def _kill(process: Child) -> None:
     """Kill the child and all it started: it leads a process group of its own."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        log.debug("engine.already_gone", pid=process.pid)
+    kill_group(process.pid)
     # A node that is being cancelled still waits for the killed child: else its process and pipes would stay.
     with trio.CancelScope(shield=True):
         await process.wait()

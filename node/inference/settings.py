@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from node.inference.room import CONTEXT
 from node.inference.vllm.installed import found
 from protocol.engines import FIXED, LORA
 
@@ -23,7 +24,7 @@ class EngineSettings:
     the class is named after; parallel: fewest GPUs that one model is split over; batch_tokens: most tokens in the cache
     of what is decoded, and in one forward pass; 0: as many as there is memory for (node.inference.room); leave: bytes
     of what is free there that others, a learner or an evaluator, will take; columns: of adapters that are kept apart,
-    for which there is to be room (node.inference.room)."""
+    for which there is to be room (node.inference.room); most: bytes of a GPU's memory, 0: all that is free."""
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -32,9 +33,15 @@ class EngineSettings:
     parallel: int = 1
     leave: int = 0
     columns: int = 0
+    most: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES or self.batch_tokens < 0 or self.parallel < 1 or min(self.leave, self.columns) < 0:
+        if (
+            self.dtype not in DTYPES
+            or self.batch_tokens < 0
+            or self.parallel < 1
+            or min(self.leave, self.columns, self.most) < 0
+        ):
             raise ValueError(f"unusable engine settings: {self}")
 
     @property
@@ -92,12 +99,17 @@ def multiprocessors(device: str) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def free_memory(device: str) -> int:
-    """Bytes that an engine there could still have."""
+def free_memory(device: str, most: int = 0) -> int:
+    """Bytes that an engine there could still have. most: of a GPU's, 0 for all; its allocator then refuses more."""
     import torch
 
     if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        free, total = torch.cuda.mem_get_info(device)
+        if most:
+            # The libraries' part is none of the allocator's.
+            share = min(max(most - CONTEXT, 1) / total, 1.0)
+            torch.cuda.set_per_process_memory_fraction(share, torch.device(device).index)
+        return min(int(free), most or int(free))
     from node import limits  # a machine that is borrowed for its GPU need not have psutil
 
     return limits.memory().free

@@ -97,7 +97,7 @@ def _plan(model: ModelSize, settings: EngineSettings, adapters: int) -> Plan:
     """What a device has room for, before anything is put there. adapters: bytes of those kept apart. Raises NoRoom."""
     gpu = settings.device != "cpu"
     wide = not gpu and settings.dtype == "bfloat16"
-    divide = partial(plan, model, free_memory(settings.device), settings.dtype, gpu=gpu, wide_head=wide)
+    divide = partial(plan, model, free_memory(settings.device, settings.most), settings.dtype, gpu=gpu, wide_head=wide)
     try:
         fits = divide(leave=settings.leave + adapters)
     except NoRoom as error:

@@ -22,6 +22,7 @@ class Wish:
     batch_tokens: int = 0
     engine: str = AUTO
     leave: int = 0
+    most: int = 0
 
     def granted(
         self, permitted: Sequence[str], devices: Sequence[str], engines: Mapping[str, EngineKind] = ENGINES
@@ -37,7 +38,7 @@ class Wish:
     def ways(self, devices: Sequence[str], engines: Mapping[str, EngineKind] = ENGINES) -> list[EngineSettings]:
         """All that this machine and what was said leave open, best first."""
         return [
-            EngineSettings(device, dtype, kernel, self.batch_tokens, parallel, self.leave)
+            EngineSettings(device, dtype, kernel, self.batch_tokens, parallel, self.leave, 0, self.most)
             for device in ([self.device] if self.device else devices)
             for kind in self._kinds(device, engines)
             for dtype in ([self.dtype] if self.dtype else _dtypes(device))
@@ -84,15 +85,20 @@ def wish_from(arguments: Sequence[str]) -> Wish:
     parser.add_argument(
         "--leave-gib", type=float, default=0.0, help="of the device's memory, for a learner or another program on it"
     )
+    parser.add_argument(
+        "--most-gib", type=float, default=0.0, help="of each GPU's memory, at most (default: all that is free)"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.batch_tokens is not None and chosen.batch_tokens < 1:
         parser.error("--batch-tokens must be at least 1")
     if not 0 <= chosen.leave_gib < 1 << 20:
         parser.error("--leave-gib must be 0 or more")
+    if not 0 <= chosen.most_gib < 1 << 20:
+        parser.error("--most-gib must be 0 or more")
     if chosen.attention and chosen.engine not in (AUTO, kind_of(chosen.attention).name):
         parser.error(f"--attention {chosen.attention} is no kernel of --engine {chosen.engine}")
-    leave = int(chosen.leave_gib * GIB)
-    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens or 0, chosen.engine, leave)
+    leave, most = int(chosen.leave_gib * GIB), int(chosen.most_gib * GIB)
+    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens or 0, chosen.engine, leave, most)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ LABELS = {
     "eval_length_by_target": "target",
     "eval_length_error_by_target": "target",
 }
+PEN = ("open", "held", "shut")
 ALARMS = ("entropy_rise", "mismatch", "grad_norm", "reward_collapse", "no_signal")
 REASONS = (
     ("work", "rejected_by_reason", "intellect_work_refusals", "own files that validators refused, by their reason"),
@@ -79,6 +80,7 @@ class _Figures(Collector):
         if processes := status.get("processes"):
             yield _restarts(processes)
         yield from _node(status.get("node") or {})
+        yield from _rest(status.get("rest") or {})
         yield from _chain(status.get("network") or {})
         if members := status.get("members"):
             yield _table(
@@ -131,6 +133,10 @@ def _node(node: Mapping[str, Any]) -> Iterator[Metric]:
     yield build
     if isinstance(uptime := node.get("uptime_seconds"), int | float):
         yield GaugeMetricFamily("intellect_uptime_seconds", "since the daemon's start", value=uptime)
+    waited = "times that something had to wait until it could open a file"
+    yield CounterMetricFamily("intellect_files_waited", waited, value=node.get("waited_for_files", 0))
+    if pen := node.get("pen"):
+        yield from _pen(pen)
     try:
         disk = shutil.disk_usage(node["state_dir"]) if node.get("state_dir") else None
     except OSError:
@@ -138,6 +144,29 @@ def _node(node: Mapping[str, Any]) -> Iterator[Metric]:
     if disk is not None:
         yield GaugeMetricFamily("intellect_disk_free_bytes", "on the disk of the state directory", value=disk.free)
         yield GaugeMetricFamily("intellect_disk_size_bytes", "of the disk of the state directory", value=disk.total)
+
+
+def _pen(pen: Mapping[str, Any]) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "intellect_pen", "1 for the state it is in: only open promises anything", labels=["state"]
+    )
+    yield _table(state, {name: float(name == pen.get("state")) for name in PEN})
+    fence = "newest step up to which nothing new is signed, -1 without"
+    yield GaugeMetricFamily("intellect_pen_fence_step", fence, value=pen.get("fence", -1))
+    adopted = "own words that others had kept, and this journal had not"
+    yield CounterMetricFamily("intellect_pen_adopted_words", adopted, value=pen.get("adopted", 0))
+    holds = "times that this key was heard elsewhere"
+    yield CounterMetricFamily("intellect_pen_holds", holds, value=pen.get("holds", 0))
+
+
+def _rest(rest: Mapping[str, Any]) -> Iterator[Metric]:
+    if rest:
+        paused = float(bool(rest.get("why")))
+        yield GaugeMetricFamily(
+            "intellect_paused", "1 while it takes no new work, by its owner's settings", value=paused
+        )
+        what = "works that a pause has cut short"
+        yield CounterMetricFamily("intellect_pause_dropped", what, value=rest.get("dropped", 0))
 
 
 def _chain(network: Mapping[str, Any]) -> Iterator[Metric]:

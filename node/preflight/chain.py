@@ -14,6 +14,8 @@ import trio
 from contracts.bindings import NOBODY, Contracts, PoolInfo, PostedEarnings
 from node.chain.endpoints import EndpointFailed, Line
 from node.chain.errors import ChainError, RpcUnreachable, shown, tokens
+from node.chain.invitations import OPEN_DOOR, Door
+from node.chain.invitations import look as look_for_invitation
 from node.chain.profile import NetworkProfile
 from node.chain.refusals import Refused
 from node.config import NodeConfig
@@ -261,6 +263,24 @@ def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
     return ok("pool", f"pool {pool.id} {paid}", **data)
 
 
+async def look_at_door(chain: "ChainClient", pool: PoolInfo, node: Address, config: NodeConfig) -> Door:
+    """Whether the pool takes a node, or one of the profile's invitations lets it in. Raises ChainError."""
+    if not pool.invited:
+        return OPEN_DOOR
+    now = (await chain.block()).timestamp
+    given = (chain.domain, pool, chain.profile.invitations, node, provider_address(config), now)
+    return await chain.ask("look for an invitation", lambda contracts: look_for_invitation(contracts, *given))
+
+
+def check_invitation(door: Door) -> Finding:
+    """Pure."""
+    if not door.shut:
+        return ok("invitation", door.why)
+    what = f"the pool takes invited nodes only: {door.why}"
+    remedy = "ask its manager for an invitation, a file, and join by it: intellect-node join FILE"
+    return failure("invitation", what, remedy)
+
+
 class Powers(msgspec.Struct, frozen=True):
     """Who stands above every pool of a deployment. burn_bps: of what a slash takes, bond_bps: of it that its
     carrier puts up, in 10,000; min_window: seconds."""
@@ -352,11 +372,16 @@ async def look(
     return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
 
 
+def provider_address(config: NodeConfig) -> Address | None:
+    """Of the key that would stake for this node; None where none is known."""
+    file = provider_file(config)
+    return None if file is None else _address_in(file, named=config.provider_key_file is not None)
+
+
 async def find_provider(chain: "ChainClient", config: NodeConfig) -> Provider | None:
     """None where no key is known. The keystore stays locked: its address stands in it. Raises ChainError, and
     KeyError_ for a file that was named and does not say its address."""
-    file = provider_file(config)
-    address = None if file is None else _address_in(file, named=config.provider_key_file is not None)
+    file, address = provider_file(config), provider_address(config)
     if file is None or address is None:
         return None
     key = file.stem if file.parent == config.home / "keys" else str(file)

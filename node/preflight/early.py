@@ -17,9 +17,12 @@ from node.errors import ConfigError, StateError
 from node.state.directory import check_place
 from node.state.locks import holder_of
 from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.statements import Domain
 
 if TYPE_CHECKING:
     from contracts.bindings import Contracts, PoolInfo
+    from node.chain.endpoints import Endpoints
 
 CHAIN_SECONDS = 4.0
 """For one endpoint's answer: a slow one is asked again by the daemon, with more patience."""
@@ -135,6 +138,7 @@ def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> Non
         contracts = Contracts(Asker(endpoints, action), profile.contracts)
         pool = contracts.pool(number)
         _check_state(config, pool)
+        _check_invitation(config, profile, endpoints, contracts, pool)
         if _puts_up_a_stake(config, profile, contracts):
             _check_run(profile, pool)
     except RpcUnreachable:
@@ -157,16 +161,42 @@ def _check_state(config: NodeConfig, pool: "PoolInfo") -> None:
         raise PreflightFailed([finding])
 
 
+def _check_invitation(
+    config: NodeConfig, profile: NetworkProfile, endpoints: "Endpoints", contracts: "Contracts", pool: "PoolInfo"
+) -> None:
+    """Before a stake is put up: a pool that takes nobody uninvited takes none of those either."""
+    from contracts.bindings import NOBODY
+    from node.chain.endpoints import encoded
+    from node.chain.invitations import look
+    from node.preflight.chain import check_invitation, provider_address
+    from node.preflight.finding import PreflightFailed
+
+    if not pool.invited:
+        return
+    answer = endpoints.request("eth_getBlockByNumber", encoded("eth_getBlockByNumber", ["latest", False]))
+    now, domain = int((answer.get("result") or {})["timestamp"], 16), Domain(profile.chain_id, profile.contracts.swarm)
+    who = (_own_address(config) or NOBODY, provider_address(config))
+    finding = check_invitation(look(contracts, domain, pool, profile.invitations, *who, now))
+    if config.preflight and finding.level == "failure":
+        raise PreflightFailed([finding])
+
+
+def _own_address(config: NodeConfig) -> Address | None:
+    """None for a node that has no key yet."""
+    from node.state.keystore import claimed_address, read_keystore
+
+    path = config.directory / "node-key.json"
+    return claimed_address(read_keystore(path)) if path.exists() else None
+
+
 def _puts_up_a_stake(config: NodeConfig, profile: NetworkProfile, contracts: "Contracts") -> bool:
     """Whether this node is not registered yet, and nobody gives it play money."""
     from node.chain.faucet import is_devnet
-    from node.state.keystore import claimed_address, read_keystore
 
     # A pool's trainer starts its run, so it cannot be asked whether it is over; play money needs no warning.
     if config.role == "trainer" or not config.preflight or (config.auto_setup and is_devnet(profile)):
         return False
-    path = config.directory / "node-key.json"
-    node = claimed_address(read_keystore(path)) if path.exists() else None
+    node = _own_address(config)
     return node is None or not contracts.node_info(node).registered
 
 

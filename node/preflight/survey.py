@@ -16,22 +16,27 @@ import trio
 from contracts.bindings import NOBODY, PoolInfo
 from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
+from node.chain.invitations import Door, admission
 from node.chain.profile import NetworkProfile, load_profile
 from node.chain.simulate import Step
 from node.config import NodeConfig, Role, default_home
+from node.guest.earning import by_speed
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.preflight.chain import (
     against_chain,
     check_gas,
+    check_invitation,
     check_pool,
     check_rpc,
     check_stake,
     look,
+    look_at_door,
     read_powers,
     who_takes_what,
 )
 from node.preflight.engines import check_class, check_engine, check_engines
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, worst
+from node.preflight.guest import capped, check_guest, refuse_guest
 from node.preflight.machine import (
     check_disk,
     check_gpu,
@@ -57,13 +62,16 @@ from node.processes.forkserver import Starter
 from node.recipe.speed import measured, recall
 from node.run.assets import Run
 from node.state.locks import holder_of
+from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
+from protocol.run import RunSpec
 
 CODES = {
     "rpc": 4,
     "network": 4,
     "pool": 4,
+    "invitation": 4,
     "stake": 4,
     "gas": 4,
     "join": 4,
@@ -86,6 +94,8 @@ class Scope(msgspec.Struct, frozen=True):
     engine: bool = False
 
 
+BYTES_PER_PARAMETER = 2
+"""Of the weights that a run begins with."""
 Told = Callable[[Finding], object]
 
 
@@ -172,9 +182,12 @@ class Survey:
         role = self._role(pool)
         if role is None:
             return
+        door = await look_at_door(chain, pool, self._node, self._config)
+        if pool.invited:
+            self._add(check_invitation(door))
         powers = await chain.ask("read the parameters", read_powers)
         self._add(ok("powers", "; ".join(who_takes_what(pool, powers))))
-        await self._look_at_stake(chain, pool)
+        await self._look_at_stake(chain, pool, door)
         await self._thread(lambda: self._look_at_port(chain.profile, role))
         await self._look_at_run(chain, pool, role)
 
@@ -188,7 +201,7 @@ class Survey:
         self._add(ok("role", f"{role}: {reason_for(asked, role, self._hardware)}", role=role))
         return role
 
-    async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo) -> None:
+    async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo, door: Door) -> None:
         config, directory = self._config, self._directory
         standing, steps = await look(chain, self._node, pool, config, directory)
         if not standing.registered and config.auto_setup and is_devnet(chain.profile):
@@ -200,13 +213,17 @@ class Survey:
         self._add(check_stake(standing, steps))
         self._add(check_gas(standing))
         # Before it is ready the contract says no in any case, for a reason that was told already.
-        if standing.ready and self._scope.joining:
-            await self._rehearse(chain, pool)
+        if standing.ready and self._scope.joining and not door.shut:
+            await self._rehearse(chain, pool, door)
 
-    async def _rehearse(self, chain: ChainClient, pool: PoolInfo) -> None:
-        """Whether the contract would let this node in, asked of the contract itself."""
-        contact = "/ip4/127.0.0.1/tcp/4001"
-        step = Step(f"join pool {pool.id}", chain.contracts.join(pool.id, contact))
+    async def _rehearse(self, chain: ChainClient, pool: PoolInfo, door: Door) -> None:
+        """Whether the contract would let this node in, asked of the contract itself: where it comes by an invitation,
+        of that one first, since the other call would build on it."""
+        if door.by is not None:
+            enter = admission(chain.contracts, chain.domain, self._node, door.by)
+            step = Step(f"enter pool {pool.id} by invitation", enter)
+        else:
+            step = Step(f"join pool {pool.id}", chain.contracts.join(pool.id, "/ip4/127.0.0.1/tcp/4001"))
         try:
             simulation = await chain.simulate([step], self._node)
         except IntellectError as error:
@@ -228,12 +245,30 @@ class Survey:
             spec = run.spec if run else None
             # Two: the policy that is worked with and the one that is fetched meanwhile.
             image = 2 * spec.weight_bytes() if spec else 0
-            await self._thread(lambda: [check_disk(self._directory, self._config.store_quota, image)])
-            self._add(check_memory(spec, role, self._hardware))
+            await self._thread(lambda: [check_disk(self._directory, self._config.quota, image)])
+            await self._thread(lambda: check_guest(self._config, role, self._hardware, spec))
+            if spec is not None and role == "worker":
+                self._add(await self._estimate(chain, pool, spec))
+            self._add(check_memory(spec, role, capped(self._hardware, self._config.limits)))
             if spec is not None and role != "trainer" and not self._config.engine_command:
                 self._add(await check_class(spec.verification, role, self._config.engine_options, self._starter))
             if run is not None and self._scope.engine and role != "trainer":
                 self._add(await check_engine(self._config.engine_argv, run.spec, run.assets, self._starter))
+
+    async def _estimate(self, chain: ChainClient, pool: PoolInfo, spec: RunSpec) -> Finding:
+        """What a day would come to, as far as anybody can say before."""
+        try:
+            gas = daily_gas(0) * await chain.gas_price()
+        except IntellectError:
+            gas = None
+        speed = await trio.to_thread.run_sync(recall, self._config.home, self._hardware)
+        if speed is None or not pool.reward_per_unit:
+            why = "this machine's speed is not measured" if speed is None else "the pool pays nothing for a unit"
+            return ok("earning", f"what a day comes to is unknown: {why}")
+        share = self._config.limits.hours.share(time.time())
+        day = by_speed(speed.expected(spec.weight_bytes() // BYTES_PER_PARAMETER), pool.reward_per_unit, share, gas)
+        told = {"most_wei": str(day.most), "gas_wei": None if gas is None else str(gas), "share": round(share, 3)}
+        return ok("earning", day.text, **told)
 
     async def _visit(self, chain: ChainClient, pool: PoolInfo, folder: Path) -> Run | None:
         visited = await visit(chain, pool, folder)
@@ -272,7 +307,7 @@ async def admit(
     """The warnings. listen: multiaddrs. Raises PreflightFailed for a failure, ChainError."""
 
     def examine_machine() -> list[Finding]:
-        return [check_disk(directory, config.store_quota), check_gpu(hardware), *map(check_listen, listen)]
+        return [check_disk(directory, config.quota), check_gpu(hardware), *map(check_listen, listen)]
 
     block = await chain.block()
     public = is_public(chain.profile)
@@ -286,20 +321,31 @@ async def admit(
     return [finding for finding in found if finding.level == "warning"]
 
 
-async def check_calibrated(
-    chain: ChainClient, pool: PoolInfo, node: Address, config: NodeConfig, role: Role, starter: Starter | None = None
+async def check_before_stake(
+    chain: ChainClient,
+    pool: PoolInfo,
+    node: Address,
+    config: NodeConfig,
+    role: Role,
+    hardware: Hardware,
+    starter: Starter | None = None,
 ) -> None:
     """Before a stake is put up for a node: raise PreflightFailed where the pool's run, if its members tell it, was not
-    calibrated for how this machine computes. Raises ChainError.
+    calibrated for how this machine computes, or needs more than it has or its owner grants. Raises ChainError.
 
     Who is registered has a stake, and hears it from the engine; on a devnet it is play money.
     """
     play_money = config.auto_setup and is_devnet(chain.profile)
-    if role == "trainer" or config.engine_command or play_money or (await chain.node_info(node)).provider:
+    if role == "trainer" or play_money or (await chain.node_info(node)).provider:
         return
     with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
         spec = await ask_for_spec(chain, pool, Path(folder))
-    if spec is not None and spec.pretraining is None:  # which no engine samples in
+    if spec is None:
+        return
+    await trio.to_thread.run_sync(refuse_guest, config, role, hardware, spec)
+    if (memory := check_memory(spec, role, hardware)).level == "failure":
+        raise PreflightFailed([memory])
+    if spec.pretraining is None and not config.engine_command:  # no engine samples in the former
         finding = await check_class(spec.verification, role, config.engine_options, starter)
         if finding.level == "failure":
             raise PreflightFailed([finding])

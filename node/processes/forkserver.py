@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ import structlog
 import trio
 
 from node.processes.launch import Server, launch
+from node.processes.opening import patiently
 from node.processes.wire import MAX_PACKET, Ended, Packet, Start, Started, decode, encode
 
 log = structlog.get_logger()
@@ -129,13 +131,20 @@ class ForkServer:
                 await self._bury()
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
-        """As `Starter.start`."""
+        """As `Starter.start`; where no more files may be open it waits."""
         order = self.order(command, environment)
-        child = await self._piped(order, heard) if order is not None else None
-        return child or await Anew().start(command, environment, heard=heard)
+
+        async def start() -> Child:
+            child = await self._piped(order, heard) if order is not None else None
+            return child or await Anew().start(command, environment, heard=heard)
+
+        return await patiently(start)
 
     async def said(self, command: Sequence[str]) -> bytes:
         """As `Starter.said`."""
+        return await patiently(lambda: self._said(command))
+
+    async def _said(self, command: Sequence[str]) -> bytes:
         order = self.order(command, os.environ)
         if order is None:
             return await Anew().said(command)
@@ -281,10 +290,12 @@ async def close_stdin(child: Child) -> None:
 
 
 def kill_group(pid: int) -> None:
+    """A child and all that it started; of one that was forked just now, which leads no group yet, itself."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        log.debug("child.already_gone", pid=pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _launched(modules: Sequence[str], environment: Mapping[str, str] | None) -> Server | None:

@@ -2,14 +2,18 @@
 
 The program imports everything once, then forks; the child is the daemon. A daemon that dies by a signal nobody sent to
 stop it (the system was short of memory, a library crashed) is forked anew in milliseconds, where a service manager
-would start an interpreter and import for seconds. Knows processes; nothing of nodes.
+would start an interpreter and import for seconds. One that was up, and was ended by its machine (a disk that takes
+nothing more, no descriptors), is forked anew after a pause, over and over: machines get well. Knows processes; nothing
+of nodes.
 """
 
 import ctypes
+import mmap
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Collection
 from types import FrameType
 
 from node.processes.threads import alone, running
@@ -17,12 +21,15 @@ from node.processes.threads import alone, running
 # Where it dies again at once there is a reason that a restart does not mend, and a service manager should see it.
 MOST_DEATHS = 5
 WITHIN_SECONDS = 60.0
+PAUSES = (1.0, 30.0)
+"""Seconds before a daemon that its machine has ended is started again: at first, and at most; doubled each time."""
 PR_SET_PDEATHSIG = 1
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def become_guarded() -> None:
-    """Returns in a child process, which is to be the daemon; ends the program with the daemon's exit status.
+def become_guarded(again: Collection[int] = (), pauses: tuple[float, float] = PAUSES) -> Callable[[], object]:
+    """Returns in a child process, which is to be the daemon; ends the program with the daemon's exit status. What it
+    returns is called by a daemon that is up. again: exit codes by which a daemon ends whose machine failed.
 
     Does nothing where processes cannot be forked safely: not on Linux, or with threads running, which it says. Signals
     that stop the program are handed to the daemon, each once: it leads a process group of its own, so the terminal's
@@ -30,16 +37,25 @@ def become_guarded() -> None:
     WITHIN_SECONDS.
     """
     if not sys.platform.startswith("linux"):
-        return
+        return bool
     if not alone():
         why = f"{running() - 1} thread(s) run beside it, whose locks a fork would keep for ever"
         remedy = "a service manager does: intellect-node service install"
         print(f"nothing starts this daemon again if it is killed: {why}; {remedy}", file=sys.stderr, flush=True)
-        return
+        return bool
     guardian, deaths = os.getpid(), []
+    shared = mmap.mmap(-1, 1)  # the one word that a daemon has for its guardian
+    was_up, pause = False, pauses[0]
     while (child := os.fork()) != 0:
-        status = _wait(child)
-        # An exit is the daemon's own decision, an error included; only a death by a signal that nobody meant is undone.
+        status, asked_to_stop = _wait(child)
+        if shared[0]:
+            was_up, pause = True, pauses[0]
+            shared[0] = 0
+        if was_up and status in again and not asked_to_stop:
+            _rest(pause, f"exit code {status}")
+            pause = min(2 * pause, pauses[1])
+            continue
+        # Any other exit is the daemon's own decision; a death by a signal that nobody meant is undone.
         if status >= 0 or -status in FORWARDED:
             _exit(status)
         now = time.monotonic()
@@ -48,12 +64,23 @@ def become_guarded() -> None:
             _exit(status)
         print(f"the daemon was killed by signal {-status}; starting it again", file=sys.stderr, flush=True)
     _be_guarded_by(guardian)
+    return lambda: shared.__setitem__(0, 1)
 
 
-def _wait(child: int) -> int:
-    """Exit status of the child, or minus the signal that ended it; hands on what is sent to us meanwhile."""
+def _rest(seconds: float, why: str) -> None:
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_DFL)  # nobody is there to hand it to
+    print(f"the daemon ended with {why}; starting it again in {seconds:g} s", file=sys.stderr, flush=True)
+    time.sleep(seconds)
+
+
+def _wait(child: int) -> tuple[int, bool]:
+    """Exit status of the child, or minus the signal that ended it; and whether it was asked to stop: what is sent to us
+    meanwhile is handed on."""
+    asked = list[int]()
 
     def forward(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         try:
             os.kill(child, number)
         except ProcessLookupError:
@@ -62,7 +89,7 @@ def _wait(child: int) -> int:
     for number in FORWARDED:
         signal.signal(number, forward)
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
+    return os.waitstatus_to_exitcode(status), bool(asked)
 
 
 def _exit(status: int) -> None:

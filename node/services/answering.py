@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from node.guest.rest import Rest
 from node.inference.client import EngineProcess
 from node.inference.wire import Answer, LoadPolicy, Progress, Said
 from node.services.base import Service
@@ -56,15 +57,16 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Answering(Service):
     name = "answering"
 
-    def __init__(self, engine: EngineProcess, shelf: PolicyShelf) -> None:
+    def __init__(self, engine: EngineProcess, shelf: PolicyShelf, rest: Rest | None = None) -> None:
         self._engine = engine
+        self._rest = rest or Rest()
         self._shelf = shelf
         self.under_way = 0
         self.count = 0
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        return cls(place.engine, place.context.shelf) if place.control is not None else None
+        return cls(place.engine, place.context.shelf, place.rest) if place.control is not None else None
 
     def routes(self) -> list[Route]:
         async def answer(request: Request) -> Response:  # described where nobody serves it
@@ -88,6 +90,8 @@ class Answering(Service):
             return _refused(str(error), 400)
         if fault := asked.fault():
             return _refused(fault, 400)
+        if self._rest.why:
+            return _refused(f"{self._rest.why}: no engine answers", 503)
         if (policy := self._shelf.newest) is None:
             return _refused("no policy is here yet", 503)
         if self.under_way >= MOST:
@@ -115,10 +119,14 @@ class Answering(Service):
 
         order = Answer(policy_root=policy.root, **{name: getattr(asked, name) for name in Asked.__struct_fields__})
         load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-        try:
-            found = await self._engine.ask(order, timeout=SECONDS, policy=load, told=told)
-        except IntellectError as error:
-            await send.send({"error": f"{error.what}: {error.why}"})
+        found, why = None, ""
+        with self._rest.work():
+            try:
+                found = await self._engine.ask(order, timeout=SECONDS, policy=load, told=told)
+            except IntellectError as error:
+                why = f"{error.what}: {error.why}"
+        if found is None:
+            await send.send({"error": why or f"cut short: {self._rest.why}"})
             return
         self.count += 1
         rest = {"output": found.output, "logprobs": found.logprobs, "top": found.top}

@@ -21,10 +21,11 @@ class Service:
 
     @classmethod
     async def open(cls, place: Any) -> Self | None:
-        """Made from what a node has (a Workplace): each argument that has no default by its name there. None where this
-        node does without it."""
-        needed = [one.name for one in signature(cls).parameters.values() if one.default is one.empty]
-        return cls(**{name: getattr(place, name) for name in needed})
+        """Made from what a node has (a Workplace): each argument by its name there, and one that it has not by its
+        default. None where this node does without it."""
+        named = signature(cls).parameters.values()
+        there = [one.name for one in named if one.default is one.empty or hasattr(type(place), one.name)]
+        return cls(**{name: getattr(place, name) for name in there})
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Run in `nursery`. One whose start others must wait for returns when it is ready."""
@@ -68,6 +69,12 @@ class Crew:
         self.state = "starting"
         self.progress = ProgressRecord(doing=self.doing)
         self.services: list[Service] = []
+        self.leaving, self.left = trio.Event(), trio.Event()
+        """It takes no new work; everything that it earned is paid."""
+
+    def leave(self) -> None:
+        self.become("leaving")
+        self.leaving.set()
 
     def become(self, state: str) -> None:
         self.state = state

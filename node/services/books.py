@@ -12,9 +12,10 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import PoolInfo, PostedEarnings
+from contracts.bindings import EarningsPosted, PoolInfo, PostedEarnings
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
+from node.changes import Bell
 from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
@@ -137,6 +138,25 @@ class Books:
         await self._keep()
         return await trio.to_thread.run_sync(head.share, node, lines, owed)
 
+    async def earlier(self, posted: EarningsPosted, node: Address) -> tuple[Head, Share] | None:
+        """What a table says of one node that stood on chain before, as long as somebody shows it. Not kept."""
+        read = partial(checked_head, pool=self.context.pool, root=posted.root, total=posted.total)
+        if (found := await self._shown(posted.root, read)) is None:
+            return None
+        head, holders = found[0], [*self._signed, *self.context.membership.addresses()]
+
+        async def rows(page: Page, kind: type[R]) -> tuple[R, ...]:
+            return await self.fetch(page.root, page.size, holders, lambda data: read_page(data, page, kind))
+
+        try:
+            lines = {number: await rows(head.pages[number], Line) for number in head.pages_of(node)}
+            places = pages_of(head.debts, address_bytes(node))
+            owed = [row for number in places for row in await rows(head.debts[number], Owed)]
+        except (IntellectError, OSError) as error:
+            log.info("table.unusable", why=str(error))
+            return None
+        return head, await trio.to_thread.run_sync(head.share, node, lines, owed)
+
     async def head(self, posted: PostedEarnings) -> Head | None:
         """The same without its rows."""
         if not posted.total:
@@ -222,6 +242,7 @@ class Keeping(Service):
         self._chain, self._ledger = books.chain, books.ledger
         self._pool, self._own = books.context.pool, books.context.key.address
         self._journal = books.context.journal
+        self._bell = Bell()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -233,7 +254,7 @@ class Keeping(Service):
                 except IntellectError as error:
                     log.warning(self.trouble, why=error.why)
                     self.failed(error)
-                await trio.sleep(pause)
+                await self._bell.wait(pause)
 
     def begin(self, nursery: trio.Nursery) -> None:
         """Start what goes on beside the looks."""

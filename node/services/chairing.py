@@ -4,6 +4,7 @@ What is so stands on the chain, and every node reads it there (`node.swarm.terms
 done: the pool's manager leads.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import pairwise
@@ -31,9 +32,6 @@ LOOK_EVERY = 1.0
 """Seconds between two looks at what only time decides: silence, a lease, a turn."""
 PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
-AHEAD = 64
-"""Policies beyond the newest that this node knows, from which on a validator's word of how far the run is is left out:
-it would have the chain refuse every later term."""
 TURN = 5.0
 """Seconds that a standby leaves to each one before it to carry the validators' words."""
 STALL_BATCHES = 8
@@ -236,7 +234,14 @@ class Chairing(Service):
         if now < turn:
             await self._end(term, ready, (turn - term.until) // max(self._terms.grace, 1))
         elif ready is not None:
-            await self._take(term, ready)
+            try:
+                await self._take(term, ready)
+            except Reverted as error:
+                # Somebody carried a liar's word of how far the run is: others correct it.
+                words = self._silence(term.number, set(self._context.membership.validators) - self._unfit)
+                if error.name != "BadStep" or not words:
+                    raise
+                await self._carry_silence(words)
 
     async def _take(self, term: Term, ready: Ready) -> None:
         log.info("chair.taking", term=term.number + 1, from_step=ready.from_step)
@@ -257,9 +262,9 @@ class Chairing(Service):
             await self._until_changed(term)
 
     def _what_ends(self, term: Term, ready: Ready | None) -> Callable[[], Awaitable[object]] | None:
-        """Of a holder that was thrown out the chair is free at once. A quorum's verdicts against a step of its end its
-        term whoever could lead then; its silence only where somebody can."""
-        if ready is not None and self._context.membership.is_evicted(term.holder):
+        """Of a holder that is out the chair is free at once. A quorum's verdicts against a step of its end its term
+        whoever could lead then; its silence only where somebody can."""
+        if ready is not None and self._is_out(term):
             return partial(self._take, term, ready)
         if term.ended:
             return None
@@ -271,13 +276,31 @@ class Chairing(Service):
             bad = against[0].statement.commitment(term.holder)
             verdicts, signatures = [one.verdict for one in against], [one.signature for one in against]
             return partial(self._chain.end_term_by_verdicts, term.number, bad, verdicts, signatures)
-        key, most = (term.number, term.until), self._context.state.policies.newest_step + AHEAD
+        words = self._silence(term.number, fit)
+        if ready is None or not words or words[0].until != term.until:
+            return None
+        return partial(self._carry_silence, words)
+
+    def _is_out(self, term: Term) -> bool:
+        """Whether its holder was thrown out, or left. The first one may join in its first lease, so only an eviction
+        counts. Of who never joined nobody knows."""
+        members, member = self._context.membership, self._context.membership.table.get(term.holder)
+        left = member is not None and member.gone is not None
+        return members.is_evicted(term.holder) or (term.number > 0 and left)
+
+    def _silence(self, term: int, fit: set[Address]) -> list[SilenceSigned]:
+        """A quorum's words about one lease of a term, the greatest first; none while there are too few. The least ones:
+        the chain takes none on trust, and what is too great keeps every later term waiting."""
         # Each validator's word about the latest lease that it spoke of.
         said = [one.message for one in self._context.facts.standing(SilenceSigned) if one.author in fit]
-        words = [one for one in said if (one.term, one.until) == key and one.step <= most][:quorum]
-        if ready is None or len(words) < quorum:
-            return None
-        return partial(self._chain.end_term, [one.statement for one in words], [one.signature for one in words])
+        leases = Counter(one.until for one in said if one.term == term)
+        quorum = self._context.membership.quorum
+        lease = max((until for until, words in leases.items() if words >= quorum), default=None)
+        words = sorted((one for one in said if (one.term, one.until) == (term, lease)), key=lambda one: one.step)
+        return words[:quorum][::-1]
+
+    async def _carry_silence(self, words: list[SilenceSigned]) -> None:
+        await self._chain.end_term([one.statement for one in words], [one.signature for one in words])
 
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""

@@ -100,8 +100,8 @@ class Continuity(Service):
     def status(self) -> dict[str, Any]:
         pen = "held" if self._pen.held else "open" if self._pen.may_write else "shut"
         why = self._pen.held or self._pen.doubt
-        fence = self._journal.fence.step
-        return {"node": {"pen": {"state": pen, "why": why, "fence": fence, "adopted": self.adopted}}}
+        told = {"state": pen, "why": why, "fence": self._journal.fence.step}
+        return {"node": {"pen": told | {"adopted": self.adopted, "holds": self.holds}}}
 
     # in doubt
 

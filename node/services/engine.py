@@ -7,6 +7,7 @@ import trio
 from node.blobs.exchange import BlobExchange
 from node.blobs.headway import describe, fraction
 from node.config import Role
+from node.guest.rest import Rest
 from node.inference.client import EngineProcess
 from node.services.base import Service
 from node.services.context import Context
@@ -19,18 +20,30 @@ from node.weights.fetch import PolicyFollower
 class Engine(Service):
     name = "engine"
 
-    def __init__(self, context: Context, engine: EngineProcess, role: Role) -> None:
-        self._child, self._role = engine, role
+    def __init__(self, context: Context, engine: EngineProcess, role: Role, rest: Rest) -> None:
+        self._child, self._role, self._rest = engine, role, rest
         self._rules, self._progress = context.run.spec.verification, context.progress
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Raises EngineError if no child becomes ready, or the run does not admit how it computes."""
+        if self._rest.why:
+            self._child.sleep()
         self._progress.enter("engine", "the engine loads its libraries and the model")
         # Awaited: services after this one ask the engine at once.
         await nursery.start(self._child.run)
         # Now, not at the first file: work in a way that the run does not admit is refused by everybody.
         self._child.check_permitted(self._rules, self._role)
-        self._progress.tell("engine", f"the engine is ready: {self._child.engine_name}")
+        ready = f"the engine is ready: {self._child.engine_name}"
+        self._progress.tell("engine", f"no engine is loaded: {self._rest.why}" if self._rest.why else ready)
+        # Told at once, before anybody who waits for the end of a rest asks the child.
+        self._rest.changed.follow(self._heed_rest)
+        self._heed_rest()
+
+    def _heed_rest(self) -> None:
+        if self._rest.quiet:
+            self._child.sleep()
+        elif not self._rest.why:
+            self._child.wake()
 
     def status(self) -> dict[str, Any]:
         seconds = {kind: round(used, 1) for kind, used in self._child.used.items()}
@@ -38,7 +51,8 @@ class Engine(Service):
         return {"processes": [process], "engine": EnginePart(seconds)}
 
     def beat(self) -> dict[str, Any]:
-        return {"engine": self._child.engine_name}
+        # Of one that is put away nothing is said: nobody shall count on its hardware, or try it.
+        return {"engine": "" if self._rest.quiet else self._child.engine_name}
 
 
 class Following(Service):

@@ -11,6 +11,7 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.guest.rest import DOING, PAUSED, Rest
 from node.inference.client import EngineChild
 from node.inference.wire import LoadPolicy, Produce, Produced, Progress, Said
 from node.recipe.capacity import CapacityGauge, measure
@@ -62,12 +63,14 @@ class Generating(Service):
         engine: EngineChild,
         scratch: Path,
         gauge: CapacityGauge,
+        rest: Rest | None = None,
     ) -> None:
         self._context = context
         self._journal = context.journal
         self._engine = engine
         self._scratch = scratch
         self._gauge = gauge
+        self._rest = rest or Rest()
         self._informative, self._signal = 1.0, False
         self._makers = Makers(MAKES_NOTHING)
         self._leftovers = Leftovers()
@@ -91,7 +94,7 @@ class Generating(Service):
         run = place.context.run
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
         gauge = CapacityGauge(run.spec, machine, await _expected_speed(place), lambda: place.member.claims.believed)
-        return cls(place.context, place.engine, place.scratch, gauge)
+        return cls(place.context, place.engine, place.scratch, gauge, place.rest)
 
     async def run(self) -> None:
         await self.works.count()
@@ -116,6 +119,8 @@ class Generating(Service):
 
     def doing(self) -> str:
         """What this worker does now, in words."""
+        if self._rest.why and not self._producing:
+            return DOING
         if self.waiting or self.finished:
             return self.waiting or "the run is over: nothing is left to generate"
         newest = self._context.shelf.newest
@@ -136,7 +141,10 @@ class Generating(Service):
 
     async def _generate(self) -> None:
         while True:
+            await self._wait_for_rest()
             policy = await self._next_policy()
+            if self._rest.why:
+                continue
             if self._is_cut_off():
                 await self._wait_for_a_voice(policy)
                 continue
@@ -144,8 +152,11 @@ class Generating(Service):
             index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             self._producing = index + 1
             try:
-                produced = await self._produce(policy, index)
-                await self._commit(policy, index, produced)
+                produced = None
+                with self._rest.work():
+                    produced = await self._produce(policy, index)
+                if produced is not None:  # no rest has cut it short
+                    await self._commit(policy, index, produced)
             except IntellectError as error:
                 log.warning("rollout.failed", step=policy.step, why=error.why)
                 self._context.progress.trouble(f"a file for policy {policy.step} was not made: {error.why}")
@@ -169,12 +180,25 @@ class Generating(Service):
             await trio.sleep(HEARING_EVERY)
         log.warning("worker.reconnected", seconds=round(self._context.clock.monotonic() - began, 1))
         self.waiting = None
+        await self._come_back(policy.step, began)
+
+    async def _wait_for_rest(self) -> None:
+        began, newest = self._context.clock.monotonic(), self._context.shelf.newest
+        if not self._rest.why:
+            return
+        log.info("worker.rests", why=self._rest.why)
+        await self._rest.over()
+        log.info("worker.goes_on", seconds=round(self._context.clock.monotonic() - began, 1))
+        await self._come_back(newest.step if newest else -1, began)
+
+    async def _come_back(self, step: int, began: float) -> None:
+        """What was missed comes first. step: the newest policy then; began: when nothing was made any more."""
         with trio.move_on_after(CATCHING_UP):
-            await self._context.shelf.newer_than(policy.step)
+            await self._context.shelf.newer_than(step)
         now = self._context.clock.monotonic()
-        # Time without a voice is no sign that the trainer lacks rollouts.
+        # Such time is no sign that the trainer lacks rollouts.
         self._arrived_at += now - began
-        self._leftovers.began(policy.step, now)
+        self._leftovers.began(step, now)
 
     async def _next_policy(self) -> HeldPolicy:
         """The newest policy, once this worker's share of its rollouts is not yet made.
@@ -250,7 +274,8 @@ class Generating(Service):
         trainer has one batch in hand while the next is being made, and neither waits for the other.
         """
         run = self._context.run.spec
-        living = self._context.membership.table.live(self._context.clock.monotonic(), "worker")
+        beats = self._context.membership.beats(self._context.clock.monotonic(), "worker")
+        living = [node for node, beat in beats.items() if beat.state != PAUSED]
         # Oneself counts as a maker from the start, or the first share would be divided among the others alone.
         self._makers.made(self._context.key.address, self._arrived_step)
         workers = max(1, self._makers.count(living, self._arrived_step))

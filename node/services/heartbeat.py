@@ -80,15 +80,14 @@ class Beating(Service):
         newest = self._context.shelf.newest
         contact, *also = self._contacts() or ("",)
         self._count += 1
-        fields: dict[str, Any] = {"policy_step": newest.step if newest else -1}
-        fields |= self._crew.beat()  # a service may know the step better
+        fields: dict[str, Any] = {"policy_step": newest.step if newest else -1, "state": self._crew.state}
+        fields |= self._crew.beat()  # a service may know better
         return Heartbeat(
             pool=self._context.pool,
             boot=self._pen.generation,
             count=self._count - 1,
             at=int(1000 * self._context.clock.wall()),
             role=self._role,
-            state=self._crew.state,
             contact=contact,
             interval=interval,
             also=tuple(also),

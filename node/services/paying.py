@@ -61,7 +61,6 @@ class Paying(Keeping):
 
     async def look(self, seen: Seen) -> float:
         """Show what is due to be shown."""
-        await self._forget()
         first, now = seen.first, self._context.clock.monotonic()
         last = self._context.time.epoch() - 1
         self._shown = {epoch: known for epoch, known in self._shown.items() if epoch >= first}
@@ -81,12 +80,6 @@ class Paying(Keeping):
             message = CertificatesShown(pool=self._pool, shown=tuple(due[start : start + MAX_SHOWN]))
             self._context.board.say([message], within=SAID_WITHIN)
         return min(seen.pause, self._context.time.shown_every)
-
-    async def _forget(self) -> None:
-        """What the last table but one covers: the newest may still be in a block that is replaced."""
-        tables = self._ledger.tables
-        if len(tables) > 1:
-            await self._journal.do(self._journal.pay.forget_epochs, tables[-2].epoch)
 
     def _blob(self, epoch: int) -> bytes:
         """Of two claims about one work the one that more validators make. In the journal's thread."""

@@ -15,12 +15,10 @@ import trio
 
 from contracts.bindings import CaseState, PoolInfo
 from node.chain.errors import Reverted, tokens
-from node.chain.faucet import is_devnet
-from node.progress import TROUBLE
+from node.changes import Changes
+from node.progress import TROUBLE, ProgressRecord
 from node.services.books import Books, Keeping, Seen
-from node.services.workplace import Workplace
 from node.state.kept import cached
-from node.state.made import UNCLEAR
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, PaidUnitsPart, PayPart
 from protocol.earnings import decode_certificates
@@ -44,17 +42,94 @@ SENDING = "claiming"
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What a node's work comes to, in units. claimed: paid by now; due: in the posted table and not claimed; owed: in
-    it, for when the pool can pay; certified: by a quorum, and in no table yet; missed: accepted, and in no table for
-    ever; until: when the next of it can be claimed, by the chain; paid: wei."""
+    """What a node's work comes to, in units. made: nobody has decided on it yet; accepted: not certified yet;
+    certified: by a quorum, and in no table yet; due: payable by the posted table and not claimed, claimable: of it,
+    what the contract pays now; owed: in the table, for when the pool can pay; claimed: paid by now; missed: accepted,
+    and in no table for ever; unclear: nobody can say; until: when the next of what is certified can be claimed, by the
+    chain; open_until: when what is not certified by then never is; last_at: when the last of both can be claimed; paid:
+    wei."""
 
-    claimed: int = 0
+    made: int = 0
+    accepted: int = 0
+    certified: int = 0
     due: int = 0
     owed: int = 0
-    certified: int = 0
+    claimable: int = 0
+    claimed: int = 0
     missed: int = 0
+    unclear: int = 0
     until: int = 0
+    open_until: int = 0
+    last_at: int = 0
     paid: int = 0
+
+
+class Warnings:
+    """What costs money if nobody acts. told: by name, as of the last look; bonded: wei that answer for this node."""
+
+    def __init__(self, books: Books, progress: ProgressRecord) -> None:
+        self.behind = 0
+        """Units of all nodes that the newest table cannot pay."""
+        self._chain, self._ledger, self._progress = books.chain, books.ledger, progress
+        self.told: dict[str, str] = {}
+        self.bonded = 0
+
+    async def look(self, seen: Seen, provider: Address | None, certified: int) -> None:
+        """Tell what is new. certified: units that no table has yet."""
+        told = {**self._of_the_pool(seen, certified), **await self._of_cases(seen.now, provider)}
+        for name, text in told.items():
+            if self.told.get(name) != text:
+                log.warning(f"pay.{name.split()[0]}", what=text)
+                self._progress.tell(TROUBLE, text)
+        self.told = told
+
+    def worth(self, seen: Seen) -> int:
+        """wei: what a unit came to in the newest table, among all units that waited for it."""
+        posted, price = seen.posted, seen.pool.reward_per_unit
+        return price * posted.last_units // (posted.last_units + self.behind) if self.behind else price
+
+    def _of_the_pool(self, seen: Seen, certified: int) -> dict[str, str]:
+        """Money that runs out, and new judges."""
+        told: dict[str, str] = {}
+        pool, lasts = seen.pool, seen.lasts
+        waiting = certified * pool.reward_per_unit
+        if not pool.stopped_at and pool.escrow < max(waiting, pool.reward_per_unit):
+            told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
+        elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
+            told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
+        if self.behind and self.worth(seen) < pool.reward_per_unit * WARN_SHARE:
+            told["worth"] = (
+                f"{self.behind:,} units of all nodes are owed that the pool cannot pay yet: "
+                f"of what waited its newest table paid {self.worth(seen) / pool.reward_per_unit:.0%}"
+            )
+        if pool.validators_from:
+            names = ", ".join(pool.proposed)
+            told["validators"] = f"other validators may take office from {when(pool.validators_from)}: {names}"
+        return told
+
+    async def _of_cases(self, now: int, provider: Address | None) -> dict[str, str]:
+        """Stake of our provider that is lost unless somebody with its key acts in time."""
+        if provider is None:
+            return {}
+        stake = await self._chain.stake_of(provider)
+        self.bonded, frozen = stake.bonded, stake.frozen
+        told: dict[str, str] = {}
+        if not frozen:
+            return told
+        for slash in [one for one in self._ledger.slashed.values() if one.provider == provider and one.case_id]:
+            case = await self._chain.case(slash.case_id)
+            if case.state is not CaseState.FROZEN:
+                continue
+            # What remains is frozen by cases of other pools, of which this ledger knows nothing.
+            frozen -= case.amount
+            if not case.appealed and now < case.final_at:
+                told[f"case {case.id}"] = (
+                    f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
+                    f"appeals until {when(case.final_at)}, with a bond: contract case appeal {case.id}"
+                )
+        if frozen > 0:
+            told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
+        return told
 
 
 class Settling(Keeping):
@@ -68,23 +143,22 @@ class Settling(Keeping):
         self._gather = gather
         self._progress = self._context.progress
         self._provider: Address | None = None
-        self._bonded = 0
-        """wei that answer for this node"""
         self._told_paid: int | None = None
-        self._warned: dict[str, str] = {}
-        self._certified: dict[int, int] = {}
+        self._warnings = Warnings(books, self._progress)
+        self._waiting: dict[int, int] = {}
+        """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: int | None = None
         self._record: PayRecord | None = None
         self._seen: Seen | None = None
-        self._behind = 0
-        """Units of all nodes that the newest table cannot pay."""
         self.account = Account()
+        self.looked = Changes()
+        self.settled = self.swept = False
+        """The newest table is read, and of a pool that is over nothing is tabled any more: both as of the last look."""
 
     @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        gather = 0.0 if is_devnet(place.chain.profile) else None  # gas costs nothing there
-        return cls(place.books, gather)
+    async def open(cls, place: Any) -> Self:
+        return place.settling
 
     def begin(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._books.listen)
@@ -104,43 +178,43 @@ class Settling(Keeping):
             owed_wei=str(account.owed * price),
             waiting_wei=str(account.certified * price),
             waiting_until=account.until,
+            last_at=account.last_at,
             missed_wei=str(account.missed * price),
-            units=PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, account.owed),
+            unclear_wei=str(account.unclear * price),
+            units=_units(account),
             table_epoch=seen.posted.epoch if seen else None,
             epochs=self._epochs()[-EPOCHS_TOLD:],
-            warnings=list(self._warned.values()),
+            warnings=list(self._warnings.told.values()),
             escrow_wei=str(seen.pool.escrow) if seen else None,
             escrow_epochs=seen.lasts if seen else None,
             reward_per_unit_wei=str(price) if seen else None,
-            unit_worth_wei=str(self._worth(seen)) if seen else None,
+            unit_worth_wei=str(self._warnings.worth(seen)) if seen else None,
         )
-        return {"pay": pay, "stake": {"bonded_wei": str(self._bonded)}}
-
-    def _worth(self, seen: Seen) -> int:
-        """wei: what a unit came to in the newest table, among all units that waited for it."""
-        posted, price = seen.posted, seen.pool.reward_per_unit
-        return price * posted.last_units // (posted.last_units + self._behind) if self._behind else price
+        return {"pay": pay, "stake": {"bonded_wei": str(self._warnings.bonded)}}
 
     def _epochs(self) -> list[EpochPart]:
         """JSON-ready: no number beyond what JSON readers can hold."""
-        told = [(one.epoch, self._state(one), one.units or 0, one.certified - (one.units or 0)) for one in self._tabled]
-        told += [(epoch, "certified", units, 0) for epoch, units in sorted(self._waiting().items())]
+        told = [(one.epoch, self._state(one), one.units, one.missed, one.unclear) for one in self._tabled]
+        told += [(epoch, "certified", units, 0, 0) for epoch, units in self._waiting.items()]
         pool = self._seen.pool if self._seen else None
         price, at = (pool.reward_per_unit, pool.maturity) if pool else (0, lambda epoch: 0)
         return [
-            EpochPart(epoch, state, str(units * price), units, 0 if state == "unclear" else missed, at(epoch))
-            for epoch, state, units, missed in told
+            EpochPart(epoch, state, str(units * price), units, missed, unclear, at(epoch))
+            for epoch, state, units, missed, unclear in told
         ]
 
     def _state(self, one: Tabled) -> str:
-        if one.line == UNCLEAR:
-            return "unclear"
-        return "missed" if not one.units else "claimed" if self.account.claimed >= one.line else "in the table"
+        if not one.units:
+            return "unclear" if one.unclear else "missed"
+        return "claimed" if self.account.claimed >= one.line else "in the table"
 
-    def _waiting(self) -> dict[int, int]:
-        """What no table that was looked at covers, by epoch."""
-        through = -1 if self._record is None else self._record.through
-        return {epoch: units for epoch, units in self._certified.items() if epoch > through}
+    async def hurry(self) -> None:
+        """From now on pay waits for no more to come. Returns once all is looked at that was made before."""
+        self._gather = 0.0
+        for _ in range(2):  # the first one may be under way, and may have asked the journal before
+            looked = self.looked.next
+            self._bell.ring()
+            await looked.wait()
 
     async def look(self, seen: Seen) -> float:
         """One look at what is due, and at what the owner should know."""
@@ -150,7 +224,7 @@ class Settling(Keeping):
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
         await self._finish()
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
-        self._behind = head.owing.behind if head and head.owing else 0
+        self._warnings.behind = head.owing.behind if head and head.owing else 0
         claimed = await self._chain.claimed(self._pool, self._own)
         if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
             await self._claim(share.units, share.proof)
@@ -161,8 +235,16 @@ class Settling(Keeping):
         await self._collect()
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
-        await self._warn(seen)
+        await self._warnings.look(seen, self._provider, self.account.certified)
+        over = pool.maturity(pool.epoch_at(pool.stopped_at)) + pool.window
+        self.swept = pool.ended and seen.now >= over and not pool.escrow
+        self.looked.tell()
         return seen.pause
+
+    @property
+    def now(self) -> int:
+        """The chain's time at the last look."""
+        return self._seen.now if self._seen else 0
 
     # claiming
 
@@ -212,59 +294,129 @@ class Settling(Keeping):
 
     async def _sum(self, seen: Seen, head: Head | None, share: tuple[int, int], claimed: int) -> None:
         """share: units of this node's line, and those that it is owed beyond it."""
-        pool, journal, (line, rest) = seen.pool, self._journal, share
-        self._certified, kept = await journal.do(
-            lambda: (journal.pay.certified_units(self._own, pool.threshold), journal.recall(PAY))
-        )
-        read = partial(msgspec.msgpack.decode, kept or b"", type=PayRecord)
-        self._record = cached(f"the journal's {PAY}", read) if kept else None
+        pool, journal, posted, (line, rest) = seen.pool, self._journal, seen.first - 1, share
+        self._record = await journal.do(journal.pay.record)
         if head is not None or not seen.posted.total:
             await self._note(seen, head, line + rest, claimed)
-        self._tabled, missed = await journal.do(lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.missed_units()))
-        waiting = self._waiting()
-        until = min((pool.maturity(epoch) for epoch in waiting), default=0)
-        due, certified = max(line - claimed, 0), sum(waiting.values())
-        self.account = Account(claimed, due, rest, certified, missed, until, self._ledger.paid)
+        known = self._record
+        self.settled = known is not None and known.root == seen.posted.root
+        # What was claimed was in a table, also in one that cannot be had.
+        earned = max(line + rest, claimed, known.line if known else 0)
+        due = line - claimed if head is not None else earned - claimed
+        given = (self._own, pool.threshold, posted, earned)
+        self._tabled, sums = await journal.do(
+            lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.sums(*given)),
+        )
+        self._waiting = sums.certified
+        allowed = 0
+        if due:  # a node's size bounds what it is paid at once
+            allowed = await self._chain.ask(
+                "read what a node may claim", lambda c: c.allowance_of(self._pool, self._own)
+            )
+        self.account = Account(
+            made=sums.made,
+            accepted=sums.accepted,
+            certified=sum(sums.certified.values()),
+            due=due,
+            owed=rest,
+            claimable=min(due, allowed),
+            claimed=claimed,
+            missed=sums.missed,
+            unclear=sums.unclear + sums.unread,
+            until=pool.maturity(min(sums.certified)) if sums.certified else 0,
+            open_until=pool.maturity(sums.undecided) if sums.undecided >= 0 else 0,
+            last_at=pool.maturity(last) if (last := max([sums.undecided, *sums.certified])) >= 0 else 0,
+            paid=self._ledger.paid,
+        )
+        if known is not None and len(self._ledger.tables) > 1:
+            # The newest table may still be in a block that is replaced; what was not read may still be told apart.
+            through = min(self._ledger.tables[-2].epoch, known.through)
+            await journal.do(journal.pay.forget_epochs, through)
 
     async def _note(self, seen: Seen, head: Head | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""
-        pool, known, through = seen.pool, self._record, seen.first - 1
-        if known is None:  # what was tabled before this journal began is not told
-            first, before = through + 1, line
-        elif through <= known.through:  # the same, or, after a reorganisation, another one in its place
-            first, before = known.first, known.before
+        known, posted, through = self._record, seen.posted, seen.first - 1
+        if known is not None and known.root == posted.root:
+            record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold)
+            if record != known:
+                await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
+            self._record = record
+            return
+        if known is None:  # what the journal holds of before it was looked at is told as well as it can be
+            record = self._recorded(seen, (0, 0, 0), posted.root, through, line, claimed)
+        elif through <= known.through:  # after a reorganisation, another table in its place
+            start = (known.first, known.before, known.unclear_before)
+            record = self._recorded(seen, start, posted.root, through, line, claimed)
         else:
-            first, before = known.through + 1, known.line
-        times = (pool.started_at, pool.epoch_seconds, pool.window)
-        record = PayRecord(seen.posted.root, first, through, before, line, claimed, pool.threshold, *times)
-        if head is not None and first <= through and (known is None or known.root != seen.posted.root):
-            try:
-                await self._settle(record, head)
-            except (IntellectError, OSError) as error:  # a blob cannot be had: asked for again at the next look
-                log.info("pay.not_looked_up", through=through, why=str(error))
-                return
-        elif record != known:
-            await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
-        self._record = record
+            start = (known.through + 1, known.line, known.unclear)
+            record = self._recorded(seen, start, posted.root, through, line, claimed)
+        if head is None or record.first > through:
+            self._record = await self._journal.do(self._journal.pay.settle, self._own, record, None)
+            return
+        # The usual case needs no blob, nor the tables between: everything certified is in this one.
+        if await self._settle_whole(record):
+            return
+        for between in [one for one in self._ledger.tables if record.first <= one.epoch < through]:
+            if (earlier := await self._books.earlier(between, self._own)) is not None:
+                names, said = earlier
+                # Without a line all was claimed by then that it ever had: nothing came since, or nobody can say what.
+                own = (said.units or record.before) + said.rest
+                part = msgspec.structs.replace(record, root=between.root, through=between.epoch, line=own)
+                if own >= record.before and (settled := await self._settle(part, names)) is not None:
+                    after = (settled.through + 1, settled.line, settled.unclear)
+                    record = self._recorded(seen, after, posted.root, through, line, claimed)
+        await self._settle(record, head)
 
-    async def _settle(self, record: PayRecord, head: Head) -> None:
+    @staticmethod
+    def _recorded(
+        seen: Seen, start: tuple[int, int, int], root: bytes, through: int, line: int, claimed: int
+    ) -> PayRecord:
+        """start: the first epoch, the line before it, and the units in it of which nobody can say whose they are."""
+        pool, (first, before, unclear) = seen.pool, start
+        times = (pool.started_at, pool.epoch_seconds, pool.window)
+        return PayRecord(root, first, through, before, line, claimed, pool.threshold, *times, True, unclear, unclear)
+
+    async def _settle_whole(self, record: PayRecord) -> PayRecord | None:
+        """Settle where a table has all that was certified."""
+        certified = await self._certified(record, record.through)
+        return await self._keep(record, None, certified) if certified == record.line - record.before else None
+
+    async def _settle(self, record: PayRecord, head: Head) -> PayRecord | None:
         """Find which works a table has: all that were certified, if their sum is what the line rose by; else those in
-        the blobs that the table names."""
-        rise, epochs = record.line - record.before, range(record.first, record.through + 1)
-        certified = sum(units for epoch, units in self._certified.items() if epoch in epochs)
-        # The usual case needs no blob: everything certified is in the table.
-        works = None if certified == rise else await self._works_in(head, record.quorum)
-        # If neither explains the rise, nobody can say which works the table has: told as unclear, not guessed.
-        clear = works is None or sum(works.values()) == rise
-        chosen = frozenset(works) if clear and works is not None else None
-        await self._journal.do(self._journal.pay.settle, self._own, record, chosen, clear)
-        log.info("pay.tabled", through=record.through, units=rise, certified=certified, clear=clear)
-        which = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
+        the blobs that the table names. None where one of them cannot be had: it is asked for at the next look."""
+        if (settled := await self._settle_whole(record)) is not None:
+            return settled
+        try:
+            works = await self._works_in(head, record.quorum)
+        except (IntellectError, OSError) as error:
+            log.info("pay.not_looked_up", through=record.through, why=str(error))
+            return None
+        # It names what is new in it; of tables before it that could not be had, all that was certified is left.
+        before = [one.epoch for one in self._ledger.tables if record.first <= one.epoch < record.through]
+        if before:
+            given = (self._own, record.quorum, record.first, before[-1])
+            works |= await self._journal.do(self._journal.pay.certified_works, *given)
+        # If that does not explain the rise, nobody can say which works it has: told as unclear, not guessed.
+        clear = sum(works.values()) == record.line - record.before
+        certified = await self._certified(record, record.through)
+        return await self._keep(msgspec.structs.replace(record, clear=clear), frozenset(works), certified)
+
+    async def _certified(self, record: PayRecord, through: int) -> int:
+        given = (self._own, record.quorum, record.first, through)
+        return sum((await self._journal.do(self._journal.pay.certified_works, *given)).values())
+
+    async def _keep(self, record: PayRecord, works: frozenset[bytes] | None, certified: int) -> PayRecord:
+        record = await self._journal.do(self._journal.pay.settle, self._own, record, works)
+        self._record, rise = record, record.line - record.before
+        log.info("pay.tabled", through=record.through, units=rise, certified=certified, clear=record.clear)
+        first, last = record.first, record.through
+        which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
         if rise:
             text = f"{rise:,} units of {which} are owed, and claimed as the pool can pay them"
             self._progress.tell("in the table", text)
-        if clear and certified > rise:
+        if record.clear and certified > rise:
             self._progress.trouble(f"{certified - rise:,} certified units of {which} missed the table of earnings")
+        return record
 
     async def _works_in(self, head: Head, quorum: int) -> dict[bytes, int]:
         """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
@@ -291,62 +443,17 @@ class Settling(Keeping):
         """What was certified of each epoch that is over; at the first look, all of it is old."""
         last, before = self._context.time.epoch() - 1, self._told_certified
         self._told_certified = last
-        for epoch, units in sorted(self._waiting().items()):
+        for epoch, units in self._waiting.items():
             if before is not None and before < epoch <= last:
-                when = _date(pool.maturity(epoch))
-                self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {when} on")
-
-    async def _warn(self, seen: Seen) -> None:
-        told = {**self._of_the_pool(seen), **await self._of_cases(seen.now)}
-        for name, text in told.items():
-            if self._warned.get(name) != text:
-                log.warning(f"pay.{name.split()[0]}", what=text)
-                self._progress.tell(TROUBLE, text)
-        self._warned = told
-
-    def _of_the_pool(self, seen: Seen) -> dict[str, str]:
-        """Money that runs out, and new judges."""
-        told: dict[str, str] = {}
-        pool, lasts = seen.pool, seen.lasts
-        waiting = self.account.certified * pool.reward_per_unit
-        if not pool.stopped_at and pool.escrow < max(waiting, pool.reward_per_unit):
-            told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
-        elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
-            told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
-        if self._behind and self._worth(seen) < pool.reward_per_unit * WARN_SHARE:
-            told["worth"] = (
-                f"{self._behind:,} units of all nodes are owed that the pool cannot pay yet: "
-                f"of what waited its newest table paid {self._worth(seen) / pool.reward_per_unit:.0%}"
-            )
-        if pool.validators_from:
-            names = ", ".join(pool.proposed)
-            told["validators"] = f"other validators may take office from {_date(pool.validators_from)}: {names}"
-        return told
-
-    async def _of_cases(self, now: int) -> dict[str, str]:
-        """Stake of our provider that is lost unless somebody with its key acts in time."""
-        if self._provider is None:
-            return {}
-        stake = await self._chain.stake_of(self._provider)
-        self._bonded, frozen = stake.bonded, stake.frozen
-        told: dict[str, str] = {}
-        if not frozen:
-            return told
-        for slash in [one for one in self._ledger.slashed.values() if one.provider == self._provider and one.case_id]:
-            case = await self._chain.case(slash.case_id)
-            if case.state is not CaseState.FROZEN:
-                continue
-            # What remains is frozen by cases of other pools, of which this ledger knows nothing.
-            frozen -= case.amount
-            if not case.appealed and now < case.final_at:
-                told[f"case {case.id}"] = (
-                    f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
-                    f"appeals until {_date(case.final_at)}, with a bond: contract case appeal {case.id}"
-                )
-        if frozen > 0:
-            told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
-        return told
+                at = when(pool.maturity(epoch))
+                self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {at} on")
 
 
-def _date(timestamp: int) -> str:
+def _units(account: Account) -> PaidUnitsPart:
+    told = (account.made, account.accepted, account.claimable, account.unclear)
+    return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, account.owed, *told)
+
+
+def when(timestamp: int) -> str:
+    """A chain's second as a date."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(timestamp))

@@ -14,8 +14,11 @@ from starlette.routing import BaseRoute
 
 from node.blobs.store import BlobStore
 from node.chain.client import ChainClient
+from node.chain.faucet import is_devnet
 from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
+from node.guest.rest import Rest
+from node.guest.settings import read_guest
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.member import Member
@@ -28,6 +31,7 @@ from node.services.context import Context
 from node.services.judging.lots import OwnLots, step_share
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
+from node.services.settling import Settling
 from node.services.training.groups import Groups
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
@@ -84,6 +88,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return self.directory / "tmp"
 
     @cached_property
+    def rest(self) -> Rest:
+        """Whether this node rests now."""
+        return Rest(read_guest(self.config.guest).patience)
+
+    @cached_property
     def engine(self) -> EngineProcess:
         """The child process that computes."""
         run = self.context.run
@@ -105,6 +114,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             workshop=self.workshop,
             records=self.records,
             repeat=context.board.post_raw,
+            ready=self.rest.over,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
         )
 
@@ -168,6 +178,12 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def books(self) -> Books:
         """What the chain says of the pool's money, and its tables of earnings."""
         return Books(self.context, self.chain, self.ledger)
+
+    @cached_property
+    def settling(self) -> Settling:
+        """What this node's work comes to."""
+        # On a devnet gas costs nothing, and pay waits for no more to come.
+        return Settling(self.books, 0.0 if is_devnet(self.chain.profile) else None)
 
     @cached_property
     def tally(self) -> Tally:

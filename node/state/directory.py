@@ -9,9 +9,10 @@ from node.errors import StateError
 from node.state.journal import FORM, Journal
 from node.state.locks import FileLock
 from node.state.tables import check_head
+from protocol.identity import Address
 
 JOURNAL_NAME = "journal.sqlite"
-FACT = "pool"
+FACT, OWNER = "pool", "key"
 # The journal must be able to grow: a node that cannot write a promise down may not make it.
 MIN_FREE_BYTES = 256 * 1024 * 1024
 ELSEWHERE = "choose another with --state-dir, or correct its permissions"
@@ -103,6 +104,20 @@ def journal_of(directory: Path, journal: Journal, pool: str) -> Journal:
     found = Journal(directory / JOURNAL_NAME, journal.pen)
     found.remember(FACT, wanted)
     return found
+
+
+def check_owner(journal: Journal, own: Address | None) -> None:
+    """The first key with which a journal was opened is the one whose words are in it. own: None where no key is at
+    hand. Blocking. Raises StateError for another's."""
+    kept = (journal.recall(OWNER) or b"").decode(errors="replace")
+    if own is not None and not kept:
+        journal.remember(OWNER, own.encode())
+    elif kept and kept != own:
+        raise StateError(
+            "the journal is another key's",
+            f"it has what {kept} has signed, and the key beside it is {own or 'not there'}",
+            "bring the whole directory (intellect-node state export where it is whole), or name a new one",
+        )
 
 
 def _aside(directory: Path, pool: bytes) -> Path:

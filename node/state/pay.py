@@ -2,24 +2,27 @@
 Blocking: through `Journal.do`."""
 
 from collections import Counter
+from functools import partial
 
 import msgspec
 
+from node.state.kept import cached
 from node.state.made import UNCLEAR
 from node.state.rows import Rows
 from protocol.identity import Address
 from protocol.statements import Accepted
 
-MOST_TABLED = 1_024
-"""Epochs of which it is remembered what their table had, the newest."""
+MOST_TABLED = 65_536
+"""Epochs of which it is remembered what their table had, the newest: seven years of hours. Sums go over all of them."""
 PAY = "pay"
 """The fact under which the state of the node's pay is kept, as PayRecord."""
 
 
 class PayRecord(msgspec.Struct, frozen=True):
     """What is known of this node's pay. root: of the table that was looked at last; it covers first..through, and
-    took what the node has earned since the pool began, payable or not, from `before` to `line`; claimed: units; quorum,
-    and the pool's times in seconds."""
+    took what the node has earned since the pool began, payable or not, from `before` to `line`; clear: whether it is
+    known which works it has; unclear: units that it and earlier tables have, and nobody can say of which works;
+    unclear_before: the earlier ones alone; claimed: units; quorum, and the pool's times in seconds."""
 
     root: bytes
     first: int
@@ -31,6 +34,9 @@ class PayRecord(msgspec.Struct, frozen=True):
     started_at: int
     epoch_seconds: int
     window: int
+    clear: bool = True
+    unclear: int = 0
+    unclear_before: int = 0
 
     def claimable_at(self, epoch: int) -> int:
         """From when on, by the chain's clock, a table may have what was earned in this epoch."""
@@ -38,13 +44,28 @@ class PayRecord(msgspec.Struct, frozen=True):
 
 
 class Tabled(msgspec.Struct, frozen=True):
-    """What a posted table has of one epoch of this node's works. certified: units by then; units: of them in the table,
-    None where nobody can say; line: as in FileRecord."""
+    """Where the works of one epoch are that tables cover, in units. line: as in FileRecord, the highest of them."""
 
     epoch: int
-    certified: int
-    units: int | None
+    units: int
+    missed: int
+    unclear: int
     line: int
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """Where this node's works are, in units. made: nobody has decided yet; accepted: and no quorum has certified it;
+    undecided: the last epoch with such works, -1 for none; certified: by epoch, and in no table; missed: of epochs
+    whose table has it not; unclear: works of which nobody can say whether a table has them; unread: the same, until the
+    newest table is read."""
+
+    made: int
+    accepted: int
+    undecided: int
+    certified: dict[int, int]
+    missed: int
+    unclear: int
+    unread: int
 
 
 class PayBook:
@@ -104,46 +125,119 @@ class PayBook:
 
     def certified_units(self, node: Address, least: int) -> dict[int, int]:
         """epoch -> units of the node's works that at least so many validators certified alike."""
-        works = "SELECT epoch, units FROM certificates WHERE node = ? GROUP BY epoch, work, units HAVING count(*) >= ?"
-        query = f"SELECT epoch, sum(units) FROM ({works}) GROUP BY epoch"  # noqa: S608 - constants
-        return dict(self._db.execute(query, (node, least)).fetchall())
+        found = Counter[int]()
+        for epoch, _, units in self._certified(node, least, 0, 2**62):
+            found[epoch] += units
+        return dict(found)
 
-    def settle(self, node: Address, record: PayRecord, works: frozenset[bytes] | None, clear: bool) -> None:
-        """A posted table covers the record's epochs: note what it has of the node's certified works, and what missed
-        it. works: those that it has, None for all; not clear: nobody can say which."""
+    def certified_works(self, node: Address, least: int, first: int, last: int) -> dict[bytes, int]:
+        """Work -> units of the node's works of these epochs that at least so many validators certified alike."""
+        return {work: units for _, work, units in self._certified(node, least, first, last)}
+
+    def _certified(self, node: Address, least: int, first: int, last: int) -> list[tuple[int, bytes, int]]:
         query = (
             "SELECT epoch, work, units FROM certificates WHERE node = ? AND epoch BETWEEN ? AND ? "
             "GROUP BY epoch, work, units HAVING count(*) >= ?"
         )
-        span = (record.first, record.through)
-        certified, units = Counter[int](), Counter[int]()
-        has: list[tuple[int, int, bytes]] = []
-        line = record.line if clear else UNCLEAR
-        for epoch, work, more in self._db.execute(query, (node, *span, record.quorum)).fetchall():
-            certified[epoch] += more
-            if works is None or work in works:
-                units[epoch] += more
-                has.append((line, epoch, work))
-        rows = [(epoch, certified[epoch], units[epoch] if clear else None, line) for epoch in certified]
+        return self._db.execute(query, (node, first, last, least)).fetchall()
+
+    def settle(self, node: Address, record: PayRecord, works: frozenset[bytes] | None) -> PayRecord:
+        """Tables cover the record's epochs: note which of the node's works they have; returns the record as it is kept.
+        works: those that they have, None for all that a quorum certified; unless `record.clear`, nobody can say."""
+        span, line = (record.first, record.through), record.line if record.clear else UNCLEAR
+        certified = self._certified(node, record.quorum, *span)
+        has = frozenset(work for _, work, _ in certified) if works is None else works
         with self._journal.at_once():
-            # First all of the span as missed, then those that the table has: in one transaction nobody sees the former.
-            self._db.execute("UPDATE files SET line = 0 WHERE epoch BETWEEN ? AND ?", span)
-            self._db.executemany("UPDATE files SET line = ? WHERE epoch = ? AND work = ?", has)
-            self._db.executemany("INSERT OR REPLACE INTO tabled VALUES (?, ?, ?, ?)", rows)
-            self._db.execute("DELETE FROM tabled WHERE epoch <= ?", (record.through - MOST_TABLED,))
+            # A quorum's certificates are its acceptance, heard or not.
+            accepted = "UPDATE files SET state = 'accepted' WHERE epoch = ? AND work = ? AND state = 'pending'"
+            self._db.executemany(accepted, [row[:2] for row in certified])
+            # All of the span first, then those that the table has: in one transaction nobody sees the former.
+            self._db.execute("UPDATE files SET line = ? WHERE epoch BETWEEN ? AND ?", (min(line, 0), *span))
+            if record.clear:
+                tabled = "UPDATE files SET line = ? WHERE work = ? AND epoch BETWEEN ? AND ?"
+                self._db.executemany(tabled, [(line, work, *span) for work in has])
+            # What a block that was replaced had beyond is in no table any more.
+            self._db.execute("UPDATE files SET line = NULL WHERE epoch > ?", (record.through,))
+            self._db.execute("DELETE FROM tabled WHERE epoch >= ? OR epoch <= ?", (span[0], span[1] - MOST_TABLED))
+            self._note_strays(certified, has, line)
+            if not record.clear:
+                explained = min(self._units_at(UNCLEAR, *span), record.line - record.before)
+                record = msgspec.structs.replace(record, unclear=record.unclear_before + explained)
             self._journal.remember(PAY, msgspec.msgpack.encode(record))
+        return record
+
+    def _note_strays(self, certified: list[tuple[int, bytes, int]], has: frozenset[bytes], line: int) -> None:
+        """What was certified and is no file of this node: a validator's verdicts, a trainer's policies."""
+        own = "SELECT 1 FROM files WHERE epoch = ? AND work = ?"
+        found: dict[int, tuple[int, int]] = {}
+        for epoch, work, units in certified:
+            if not self._db.execute(own, (epoch, work)).fetchone():
+                of, tabled = found.get(epoch, (0, 0))
+                found[epoch] = (of + units, tabled + units * (work in has))
+        clear = line != UNCLEAR
+        rows = [(epoch, of, tabled if clear else None, line) for epoch, (of, tabled) in found.items()]
+        self._db.executemany("INSERT INTO tabled VALUES (?, ?, ?, ?)", rows)
+
+    def _units_at(self, line: int, first: int, last: int) -> int:
+        """Units of works that missed their table (0), or of which nobody can say (UNCLEAR)."""
+        files = "SELECT coalesce(sum(units), 0) FROM files WHERE state != 'rejected' AND line = ?1"
+        strays = "SELECT coalesce(sum(certified - coalesce(units, 0)), 0) FROM tabled WHERE (units IS NULL) = (?1 < 0)"
+        both = [f"{query} AND epoch BETWEEN ?2 AND ?3" for query in (files, strays)]
+        return sum(self._db.execute(query, (line, first, last)).fetchone()[0] for query in both)
 
     def tabled(self, most: int) -> list[Tabled]:
-        """What posted tables have of this node's newest `most` epochs, oldest first."""
-        query = "SELECT epoch, certified, units, line FROM tabled ORDER BY epoch DESC LIMIT ?"
+        """Where the works of this node's newest `most` epochs are that tables cover, oldest first."""
+        query = (
+            "WITH works (epoch, has, missed, unclear, line) AS ("
+            "SELECT epoch, sum(units * (line > 0)), sum(units * (line = 0)), sum(units * (line < 0)), max(line) "
+            "FROM files WHERE line IS NOT NULL AND state != 'rejected' GROUP BY epoch UNION ALL "
+            "SELECT epoch, coalesce(units, 0), certified - coalesce(units, certified), certified * (units IS NULL), "
+            "line FROM tabled) SELECT epoch, sum(has), sum(missed), sum(unclear), max(line) FROM works "
+            "GROUP BY epoch ORDER BY epoch DESC LIMIT ?"
+        )
         return [Tabled(*row) for row in reversed(self._db.execute(query, (most,)).fetchall())]
 
-    def missed_units(self) -> int:
-        """Units of this node's accepted or certified works that their table has not."""
-        query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND line = 0"
-        files = self._db.execute(query).fetchone()[0]
-        left_out = "SELECT coalesce(sum(certified - units), 0) FROM tabled"
-        return max(int(files), int(self._db.execute(left_out).fetchone()[0]))
+    def sums(self, node: Address, quorum: int, posted: int, line: int) -> Sums:
+        """Where all works are. posted: the last epoch that is tabled on chain, -1 before the first; line: this node's
+        newest that is known."""
+        record = self.record()
+        through, settled, unclear = (record.through, record.line, record.unclear) if record else (-1, 0, 0)
+        rows = self._certified(node, quorum, 0, 2**62)
+        works, certified = {work: units for epoch, work, units in rows if epoch > through}, Counter[int]()
+        made = accepted = unread = 0
+        undecided = -1
+        query = "SELECT epoch, work, units, state FROM files WHERE line IS NULL"
+        for epoch, work, units, state in self._db.execute(query):
+            counts = works.pop(work, None)
+            if epoch is None or state == "rejected":
+                continue
+            if epoch <= posted:
+                unread += units
+            elif counts is not None:
+                certified[epoch] += counts
+            else:
+                undecided = max(undecided, epoch)
+                made, accepted = made + units * (state == "pending"), accepted + units * (state == "accepted")
+        for epoch, work, units in rows:
+            if work in works:
+                certified[epoch] += units
+        unread += sum(certified.pop(epoch) for epoch in [one for one in certified if one <= posted])
+        told = max(self._units_at(UNCLEAR, 0, through) - unclear, 0)
+        return Sums(
+            made,
+            accepted,
+            undecided,
+            dict(sorted(certified.items())),
+            self._units_at(0, 0, through),
+            told,
+            max(unread - max(line - settled, 0), 0),
+        )
+
+    def record(self) -> PayRecord | None:
+        """What was known at the last look; None before the first, and where it cannot be read."""
+        kept = self._journal.recall(PAY)
+        read = partial(msgspec.msgpack.decode, kept or b"", type=PayRecord)
+        return cached(f"the journal's {PAY}", read) if kept else None
 
     def own_epochs(self, node: Address, first: int) -> list[int]:
         """Epochs from `first` on of which this node has files or certificates."""

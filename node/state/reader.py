@@ -5,7 +5,7 @@ Reads only; a daemon may be running in the directory.
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,18 +13,39 @@ from typing import TypeVar
 import msgspec
 
 from node.errors import StateError
-from node.state.directory import JOURNAL_NAME
-from node.state.journal import FORM
+from node.state.directory import FACT, JOURNAL_NAME
+from node.state.journal import FORM, TABLE
 from node.state.kept import kept
 from node.state.made import FileRecord, read_records
-from node.state.pay import PAY, PayRecord
+from node.state.pay import PAY, PayBook, PayRecord, Sums
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
+from protocol.errors import ProtocolError
+from protocol.identity import Address, address_bytes
+from protocol.pages import pages_of, read_page
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
+from protocol.table import Line, Owed, Share, checked_head
 
 T = TypeVar("T")
 _SMALLEST_IMAGE = 64
+
+
+class _Rows:
+    """A journal that is only read."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+
+    def at_once(self) -> AbstractContextManager[None]:
+        raise NotImplementedError("nothing is written here")
+
+    def remember(self, name: str, value: bytes) -> None:
+        raise NotImplementedError("nothing is written here")
+
+    def recall(self, name: str) -> bytes | None:
+        row = self.db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
 
 
 class StateFiles:
@@ -61,11 +82,31 @@ class StateFiles:
             "name its image: --policy FILE",
         )
 
-    def untabled_units(self) -> int:
-        """Units of this node's accepted files that no posted table has, as far as its daemon knew."""
-        posted = known.through if (known := self.pay()) else -1
-        query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND epoch > ?"
-        return self._journal(lambda journal: int(journal.execute(query, (posted,)).fetchone()[0]))
+    def sums(self, node: Address, posted: int, line: int, quorum: int) -> Sums:
+        """Where the works of this node are, as far as its daemon knew. posted: the last epoch that is tabled on chain,
+        -1 for none; line: this node's newest that is known; quorum: of the validators."""
+        return self._journal(lambda journal: PayBook(_Rows(journal)).sums(node, quorum, posted, line))
+
+    def pool(self) -> int:
+        """The number of the pool that the journal is of; 0 for one that never was in any."""
+        label = (self.fact(FACT) or b"").rpartition(b":")[2]
+        return int(label) if label.isdigit() else 0
+
+    def share(self, pool: int, root: bytes, total: int, node: Address) -> Share | None:
+        """What the table of this root says of a node, by what the daemon here has read of it; None where it has not."""
+        found = self.fact(TABLE)
+        if not found:
+            return None
+        head, *files = self._kept(TABLE, found, list[bytes])
+        pages = {describe(file).root: file for file in files}
+        try:
+            table = checked_head(head, pool, root, total)
+            lines = {at: read_page(pages[table.pages[at].root], table.pages[at], Line) for at in table.pages_of(node)}
+            places = [table.debts[at] for at in pages_of(table.debts, address_bytes(node))]
+            owed = [row for page in places for row in read_page(pages[page.root], page, Owed)]
+        except (KeyError, ProtocolError):  # an older table, or files of others' lines alone
+            return None
+        return table.share(node, lines, owed)
 
     def contributions(self, most: int, since: float) -> list[FileRecord]:
         """The newest of what this node did, newest first. since: Unix seconds."""

@@ -123,6 +123,7 @@ class Known(Protocol):
 
 
 Horizon = Callable[[Known, Address, Any], Admission]
+About = Callable[[Any], Address | None]
 AHEAD = 1
 """Steps by which a word may overtake the announcement of what it speaks of."""
 CHECKPOINTS = 64
@@ -137,7 +138,8 @@ def _always(known: Known, author: Address, message: Message) -> Admission:
 class Count(msgspec.Struct, frozen=True):
     """by: who may say it; identity: the fields that make two words of one author the same; second, moves: see there;
     kept: messages of one author that the shelf keeps; per_second, burst: what one member may say by itself; horizon:
-    how far its author may speak."""
+    how far its author may speak; about: whose doing it judges, who has no voice in that, nor has who is in one hand
+    with it. Whose a work is `Works`, `Seals` and `UseBook` know."""
 
     by: Office
     identity: tuple[str, ...]
@@ -147,6 +149,7 @@ class Count(msgspec.Struct, frozen=True):
     per_second: float
     burst: float
     horizon: Horizon = _always
+    about: About = lambda message: None
 
 
 def _told(so: bool | None) -> Admission:
@@ -206,7 +209,9 @@ COUNTS: Mapping[type[Message], Count] = {
     # one a step, of 256 accepted works each
     DueSigned: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 64, 2.0, 64.0, _due),
     # one a step that it drew or that another accused
-    StepJudged: Count(Office.VALIDATOR, ("statement",), Second.IGNORED, Moves.QUORUM, 128, 1.0, 64.0, _step),
+    StepJudged: Count(
+        Office.VALIDATOR, ("statement",), Second.IGNORED, Moves.QUORUM, 128, 1.0, 64.0, _step, lambda one: one.trainer
+    ),
     # one a window; a restart may tell a few at once; against its pledge
     LotsRevealed: Count(Office.VALIDATOR, ("window",), Second.EVIDENCE, Moves.OWN, 16, 0.5, 16.0),
     # one per file that a liar judged; six signatures

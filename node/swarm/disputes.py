@@ -48,6 +48,11 @@ class Case(msgspec.Struct):
     winner: Judgement | None = None
     overdue: bool = False
 
+    @property
+    def first(self) -> VerdictIssued | None:
+        """The first verdict on it, whoever said it."""
+        return next((one.message for one in self.votes.values()), None)
+
 
 class Disputes:
     """One per node. bench: all who are in office; live: of them who is alive now; clock: monotonic seconds; told: who

@@ -13,6 +13,7 @@ import trio
 from node.clock import Seconds
 from node.network.interface import Network
 from node.swarm.board import Board
+from node.swarm.hands import Hands
 from node.swarm.places import Places
 from node.swarm.terms import Terms
 from protocol.checks import reason_name
@@ -61,6 +62,7 @@ class Membership:
         self.slashed: list[SlashRecord] = []
         self.own = own
         self.terms = Terms(trainer, clock)
+        self.hands = Hands(lambda: (self._validators, self.quorum))
         self._validators = dict.fromkeys(validators)
         self.quorum = quorum
         self.places = Places(own, network, self.table, (trainer, validators), bootnodes or {}, clock)

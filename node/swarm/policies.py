@@ -42,14 +42,14 @@ class KnownPolicy(msgspec.Struct, frozen=True):
 
 class PolicyClock:
     """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; terms: who leads, and
-    led; reached: the newest step that a quorum of the validators holds, -1 for none; own: this node's address, whose
-    own words it remembers to be true."""
+    led; reached: the newest step of a trainer that a quorum of the validators holds, -1 for none; own: this node's
+    address, whose own words it remembers to be true."""
 
     def __init__(
         self,
         clock: Callable[[], float],
         terms: Terms,
-        reached: Callable[[], int] = lambda: -1,
+        reached: Callable[[Address], int] = lambda trainer: -1,
         own: Address | None = None,
     ) -> None:
         self._clock = clock
@@ -88,7 +88,7 @@ class PolicyClock:
             # The end of its term stands in a block, and that may be replaced.
             over = self._terms.is_over(message.term, message.step) and self._terms.led(author, message.term)
             return Admission.HELD if over else Admission.REFUSED
-        return Admission.COUNTS if author == self._own or self._is_reached(message) else Admission.HELD
+        return Admission.COUNTS if author == self._own or self._is_reached(author, message) else Admission.HELD
 
     def _is_its_authors(self, author: Address, message: PolicyAnnounced) -> bool:
         named = self._terms.named == (message.step, message.policy_root)
@@ -99,11 +99,11 @@ class PolicyClock:
         over = self._terms.is_over(message.term, message.step)
         return over and self._clock() - self._terms.now.at <= GRACE_SECONDS
 
-    def _is_reached(self, message: PolicyAnnounced) -> bool:
+    def _is_reached(self, author: Address, message: PolicyAnnounced) -> bool:
         step = message.step
         # What the chain has been told of, and what was trained from a followed policy. Another policy than the one that
         # is followed for the step before it is a break of a rule, which an audit tells, and one step as any.
-        if step == 0 or step in self._by_step or step - 1 in self._by_step or step <= self._reached():
+        if step == 0 or step in self._by_step or step - 1 in self._by_step or step <= self._reached(author):
             return True
         named = self._terms.named
         return (named is not None and named[0] == step) or any(

@@ -100,7 +100,7 @@ class PoolState:
         self.tasks = TaskBook(lambda node: membership.table.is_silent(node, clock()), clock, membership.in_office)
         self.register = Register(run, self.policies, clock, self.tasks)
         self.lots = LotBook(run, pool, self.policies)
-        self.steps = StepBook(self.lots)
+        self.steps = StepBook(self.lots, membership.hands.is_party)
         self.refused: Counter[str] = Counter()
         """Words that count for nothing, by message and why."""
         books = (self.register, self.tasks, self.lots)
@@ -141,10 +141,12 @@ class PoolState:
         now, table = self._clock(), self._membership.table  # without a look at everybody else
         return [one for one in self._membership.validators if table.is_live(one, now)]
 
-    def reached(self) -> int:
-        """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none."""
+    def reached(self, trainer: Address) -> int:
+        """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none. Of them
+        none is a party to what this trainer does."""
         members, quorum = self._membership, self._membership.quorum
-        beats = (members.table.get(one) for one in members.validators if one not in self.disputes.quarantined)
+        asked = [one for one in members.validators if not members.hands.is_party(one, trainer)]
+        beats = (members.table.get(one) for one in asked if one not in self.disputes.quarantined)
         steps = sorted((one.beat.policy_step for one in beats if one is not None and one.beat), reverse=True)
         return steps[quorum - 1] if 0 < quorum <= len(steps) else -1
 
@@ -195,8 +197,12 @@ class PoolState:
     def _hear(self, signed: Signed[Any], at: float) -> None:
         """at: when it came."""
         message, author = signed.message, signed.author
-        kind = type(message)
-        match COUNTS[kind].horizon(self, author, message):
+        kind, row = type(message), COUNTS[type(message)]
+        judged = row.about(message)
+        if judged is not None and self._membership.hands.is_party(author, judged):
+            self.refused[f"{kind.__name__}.own"] += 1
+            return
+        match row.horizon(self, author, message):
             case Admission.COUNTS:
                 self._acts.get(kind, self._tell)(signed)
             case Admission.HELD:

@@ -121,12 +121,16 @@ class Seals:
         return self._moment
 
     def sealing(self, id: WorkId) -> set[Address]:
-        """Who has shown a verdict on a work, or sealed one and may be counted on to show it."""
+        """Who has shown a verdict on a work, or sealed one and may be counted on to show it. Not whose work it is."""
         late = {author for author in self._sealers if self._is_late(author)}
         # A seal whose time is over is nobody's promise any more.
         since = self._clock() - self._opening
         awaited = {author for author, one in self._sealers.items() if one.unopened.get(id, since) > since}
-        return awaited - late | self._ballots.has_spoken(id)
+        return awaited - late - self._owner(id) | self._ballots.has_spoken(id)
+
+    def _owner(self, id: WorkId) -> set[Address]:
+        work = self._register.get(id)
+        return {work.node} if work is not None else set()
 
     def has_sealed(self, id: WorkId) -> set[Address]:
         """Who has shown or sealed a verdict on a work, counted on or not."""
@@ -188,6 +192,8 @@ class Seals:
             return True  # there is nobody to copy from
         said, work = self._ballots.verdict_of(id, validator), self._register.get(id)
         ways = {author: one.seals[id] for author, one in self._sealers.items() if id in one.seals}
+        for owner in self._owner(id):
+            ways.pop(owner, None)
         own = ways.pop(validator, None)
         # What was shown must be what was sealed, or the seal bound its author to nothing.
         if said is None or work is None or own is None or seal_of(said.message, validator) != own.seal:

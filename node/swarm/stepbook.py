@@ -3,7 +3,7 @@
 Counts verdicts per statement; one validator has one word about one. What follows from a quorum is for others.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import msgspec
 
@@ -23,6 +23,7 @@ KEPT = 512
 class _Judged(msgspec.Struct, gc=False):
     """What is known of one statement. by: the verdicts of its auditors; owing: those who drew it and said nothing."""
 
+    trainer: Address
     step: int
     by: dict[Address, Signed[StepJudged]] = {}
     owing: set[Address] = set()
@@ -33,10 +34,11 @@ class _Judged(msgspec.Struct, gc=False):
 
 
 class StepBook:
-    """One per node. lots: what validators pledged."""
+    """One per node. lots: what validators pledged; is_party: whether a validator is one to what a trainer does."""
 
-    def __init__(self, lots: LotBook) -> None:
+    def __init__(self, lots: LotBook, is_party: Callable[[Address, Address], bool]) -> None:
         self._lots = lots
+        self._is_party = is_party
         self._judged: Recent[bytes, _Judged] = Recent(KEPT)
         self._last: Signed[StepJudged] | None = None
         self.verdicts = 0
@@ -45,12 +47,13 @@ class StepBook:
         """A policy is followed, whose step may be drawn from now on."""
         statement = followed.statement
         if statement.step > 0:
-            self._judged.setdefault(statement.struct_hash, _Judged(statement.step, {}, set()))
+            self._judged.setdefault(statement.struct_hash, _Judged(followed.author, statement.step, {}, set()))
 
     def add(self, signed: Signed[StepJudged]) -> bool:
         """Count a verdict on what was stated; False if its author has spoken of it."""
         statement = signed.message.statement
-        known = self._judged.setdefault(statement.struct_hash, _Judged(statement.step, {}, set()))
+        fresh = _Judged(signed.message.trainer, statement.step, {}, set())
+        known = self._judged.setdefault(statement.struct_hash, fresh)
         if signed.author in known.by:
             return False
         known.by[signed.author] = signed
@@ -69,7 +72,7 @@ class StepBook:
         """A secret is known: who drew a step and said nothing of it owes a verdict. It is no fault by itself: a part of
         the step may not have been had."""
         for statement, known in self._judged.items():
-            if signed.author in known.by:
+            if signed.author in known.by or self._is_party(signed.author, known.trainer):
                 continue
             if self._lots.draws_step(signed.author, signed.message, known.step, statement):
                 known.owing.add(signed.author)

@@ -158,7 +158,10 @@ class UseBook(_Counted):
 
     def due(self, id: WorkId) -> tuple[int, tuple[Address, ...]] | None:
         """(the policy at which a quorum of validators had named a work, who); None while none has."""
-        by = sorted((one[id], who) for who, one in self._named.items() if id in one and self._members.may_validate(who))
+        waiting = self._waiting.get(id)
+        owner = waiting.node if waiting is not None else None
+        named = ((who, one[id]) for who, one in self._named.items() if id in one and who != owner)
+        by = sorted((step, who) for who, step in named if self._members.may_validate(who))
         quorum = self._members.quorum
         return (by[quorum - 1][0], tuple(who for _, who in by[:quorum])) if 0 < quorum <= len(by) else None
 

@@ -42,6 +42,7 @@ from protocol.messages import (
     ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
+    lean,
 )
 from protocol.run import RunSpec
 from protocol.statements import work_id
@@ -182,6 +183,7 @@ class Works:
         if not self._lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
+        signed = lean(signed, self.ballots.note(work.id).first)
         known = self.ballots.prompts_differ(work.id)
         disputes = self.ballots.add(signed)
         if not known and self.ballots.prompts_differ(work.id):

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 import trio
 
+from node.changes import Changes
 from node.processes.forkserver import Anew, Child, Starter, close_stdin, end_child, kill_group
 from node.state.files import write_whole
 from node.training.errors import TrainingError
@@ -60,6 +61,8 @@ class SpoolProcess:
         self._starter = starter or Anew()
         self._process: Child | None = None
         self._finishing = trio.Event()
+        self._asleep = False
+        self._slept = Changes()
         self.restarts = 0
         """How often it was started again."""
 
@@ -72,6 +75,15 @@ class SpoolProcess:
         """Ask the child to stop; `run` then returns."""
         self._finishing.set()
 
+    def sleep(self) -> None:
+        """End the child, so that its memory is free, and start none until `wake`."""
+        self._asleep = True
+        self._slept.tell()
+
+    def wake(self) -> None:
+        self._asleep = False
+        self._slept.tell()
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the child running until its work is done or `finish` is called.
 
@@ -81,8 +93,11 @@ class SpoolProcess:
         failures, progress = 0, self._progress()
         while True:
             status = await self._run_once()
-            if status == 0 or self._finishing.is_set():
+            if (status == 0 and not self._asleep) or self._finishing.is_set():
                 return
+            if self._asleep:
+                await self._slept.until(lambda: not self._asleep)
+                continue
             self._raise_if_given_up()
             newest = self._progress()
             # Progress begins the count anew: a run of weeks may lose its process many times.
@@ -120,6 +135,7 @@ class SpoolProcess:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._stop_when_finishing, process)
+                nursery.start_soon(self._stop_when_put_away, process)
                 status = await process.wait()
                 nursery.cancel_scope.cancel()
             return status
@@ -129,8 +145,15 @@ class SpoolProcess:
             with trio.CancelScope(shield=True):
                 await end_child(process)
 
+    async def _stop_when_put_away(self, process: Child) -> None:
+        await self._slept.until(lambda: self._asleep)
+        await self._stop(process)
+
     async def _stop_when_finishing(self, process: Child) -> None:
         await self._finishing.wait()
+        await self._stop(process)
+
+    async def _stop(self, process: Child) -> None:
         await close_stdin(process)
         await trio.sleep(STOP_SECONDS)
         kill_group(process.pid)

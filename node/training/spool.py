@@ -85,6 +85,7 @@ class Spool(Places):
         self._milestones = milestones
         self._next_batch = 0
         self._newest = -1
+        self._adopted = ((0, 0), -1)
 
     def images(self) -> dict[int, Path]:
         """The image of each complete step that has one still, or that is kept for good."""
@@ -153,7 +154,11 @@ class Spool(Places):
     def adopted(self) -> int:
         """The newest step whose state was taken from another trainer, -1 if none was."""
         try:
-            return int((self.root / "adopted").read_text(encoding="ascii"))
+            status = (self.root / "adopted").stat()
+            # Opened when it was written anew: the event loop asks again and again, also where nothing may be opened.
+            if self._adopted[0] != (written := (status.st_ino, status.st_mtime_ns)):
+                self._adopted = written, int((self.root / "adopted").read_text(encoding="ascii"))
+            return self._adopted[1]
         except FileNotFoundError:
             return -1
 

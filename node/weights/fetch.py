@@ -49,7 +49,8 @@ class PolicyFollower:
 
     facts, clock: which policies are followed; sources: whom to ask for what an author announced; max_image_bytes: what
     the run allows; workshop: a directory of its own on the store's disk; records: what outlives a restart; repeat: how
-    an announcement is said again after it; newest: whether to pursue each newest policy, or none but those asked for.
+    an announcement is said again after it; newest: whether to pursue each newest policy, or none but those asked for;
+    ready: returns while one may be pursued.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class PolicyFollower:
         repeat: Repeat | None = None,
         blame: Blame | None = None,
         newest: bool = True,
+        ready: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint,
     ) -> None:
         self._facts = facts
         self._clock = clock
@@ -81,6 +83,7 @@ class PolicyFollower:
         self._repeat = repeat
         self._blame = blame
         self._newest = newest
+        self._ready = ready
         self._under_way: dict[bytes, _UnderWay] = {}
         # Bounded, for a trainer may say as many bad things as it likes.
         self._refused = Recent[bytes, str](COMPARED)
@@ -183,6 +186,7 @@ class PolicyFollower:
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
+            await self._ready()
             newest = self._clock.of_step(self._clock.newest_step)
             if newest is None or len(self._pursued) >= IN_FLIGHT:
                 continue  # whoever of them finishes looks again

@@ -264,10 +264,11 @@ def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     case = _slash(scene, pool, "worker", 2)
     scene.send("provider", "case", "appeal", str(case))
     scene.send("owner", "case", "finalize", str(case), code=4)
-    scene.send("deployer", "case", "arbiter", people["deployer"], code=4)  # only the arbiter hands on the office
+    scene.send("deployer", "case", "arbiter", people["deployer"], code=4)  # only the arbiter names who comes after it
     scene.send("arbiter", "case", "arbiter", people["deployer"])
-    scene.send("arbiter", "case", "overturn", str(pool), people["worker"], code=4)
-    scene.send("deployer", "case", "overturn", str(pool), people["worker"])
+    scene.send("deployer", "case", "arbiter", "--accept", code=4)  # two appeals later, at the soonest
+    scene.send("deployer", "case", "overturn", str(pool), people["worker"], code=4)
+    scene.send("arbiter", "case", "overturn", str(pool), people["worker"])
     shown = scene.look("case", "show", str(case))
     if (shown["state"], shown["node"], shown["reason"]) != ("overturned", people["worker"], "wrong_draw"):
         raise RehearsalFailed(f"the case is {shown}")
@@ -285,6 +286,9 @@ def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     case = _slash(scene, pool, "cheat", 3)
     scene.wait(2 * DAY)
     scene.send("owner", "case", "finalize", str(case))
+    scene.send("deployer", "case", "arbiter", "--accept")
+    if scene.look("params")["parameters"]["arbiter"] != people["deployer"]:
+        raise RehearsalFailed("the arbiter's successor is not in office")
     if before - _wealth(scene, people["cheats"]) != 50 * TOKEN:
         raise RehearsalFailed("the slash did not take 50 tokens")
 
@@ -350,13 +354,14 @@ def _check_books(scene: Scene, people: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def stage(directory: Path, cache: Path, *, quick: bool) -> Iterator[Scene]:
-    """A chain that says it is Base Sepolia, and a user whose profile of that network leads to it."""
+def stage(directory: Path, cache: Path, *, quick: bool, block: float = 2) -> Iterator[Scene]:
+    """A chain that says it is Base Sepolia, and a user whose profile of that network leads to it. quick: a block per
+    transaction; else one each `block` seconds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [str(find_anvil(cache)), "--port", str(port), "--chain-id", str(CHAIN_ID), "--accounts", "0", "--silent"]
-    chain = subprocess.Popen([*command, *([] if quick else ["--block-time", "2"])])
+    chain = subprocess.Popen([*command, *([] if quick else ["--block-time", str(block)])])
     kept = {
         name: os.environ.get(name)
         for name in ("INTELLECT_NODE_HOME", "INTELLECT_NODE_PASSWORD", "INTELLECT_KEY_PASSWORD")

@@ -299,6 +299,20 @@ def test_a_stranger_can_choose_among_pools(scene: Any, capsys: pytest.CaptureFix
     assert "0 members, 1 of 1 validators decide" in shown and "bonds 100 tokens" in shown
 
 
+def test_opening_a_pool_ends_with_what_to_do_now_and_makes_nobody_judge_himself(
+    scene: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = NodeKey.generate().address, NodeKey.generate().address
+    base = ["contract", "pool", "create", "--run-root", "ab" * 32, "--network", NETWORK, "--key", "me", "--yes"]
+    before = scene.rpc("eth_blockNumber")
+    assert main([*base, "--trainer", one, "--validator", other, "--validator", one.lower()]) == 2
+    assert "the trainer cannot be a validator" in capsys.readouterr().err and scene.rpc("eth_blockNumber") == before
+    assert main([*base, "--trainer", one, "--validator", other, "--invited", "--fund", "1"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    number = len(scene.look("pool", "list")["pools"])
+    assert last.startswith(f"It is pool {number}, by invitation.") and f"pool invite {number} --bearer" in last
+
+
 def test_the_chair_of_a_pool_is_its_managers_until_trainers_are_seated(scene: Any) -> None:
     first, second = NodeKey.generate().address, NodeKey.generate().address
     pool = scene.send("me", "pool", "create", "--run-root", "22" * 32, "--trainer", scene.me, "--validator", first)[

@@ -1,81 +1,14 @@
 """`contract pool plan`: a plan that is sound becomes commands that work; one that is not is told all its mistakes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.main import main
-from tests.cli.rehearsal import COIN, TOKEN, Scene, light_keys, stage
 
-SOUND = """
-network = "base-sepolia"
-
-[deploy]
-key = "deployer"
-unbonding = "3d"
-appeal = "2h"
-stake_per_unit = 60
-min_window = "30m"
-max_slash = "60"
-
-[pool]
-key = "owner"
-run_root = "{root}"
-trainer_state = "nodes/trainer"
-validator_state = ["nodes/v1", "nodes/v2"]
-threshold = 2
-reward = "0.5"
-fund = 300
-slash = 60
-epoch = "2h"
-units_per_epoch = 400_000
-invited = true
-
-[[provider]]
-key = "provider"
-nodes = ["nodes/trainer", "nodes/v1", "nodes/v2"]
-"""
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A chain without contracts, and three keys with coin."""
-    cache = Path(request.config.cache.mkdir("anvil"))  # type: ignore[union-attr]
-    with light_keys(), stage(tmp_path_factory.mktemp("user") / "home", cache, quick=True) as scene:
-        for name in ("deployer", "owner", "provider"):
-            scene.rpc("anvil_setBalance", scene.cli("keys", "new", name, "--json")["address"], hex(COIN))
-        yield scene
-
-
-def test_the_printed_commands_are_what_makes_the_pool(scene: Scene, tmp_path: Path) -> None:
-    file = tmp_path / "pool.toml"
-    file.write_text(SOUND.format(root="ab" * 32))
-    told = scene.cli("contract", "pool", "plan", str(file), "--json")
-    assert told["tokens_wei"] == {"owner": str(300 * TOKEN), "provider": str(180 * TOKEN)}
-    assert len(told["warnings"]) == 0 and told["window_seconds"] == 86_400
-    for step in told["commands"]:
-        program, *words = step["command"]
-        assert program == "intellect-node"
-        done = scene.cli(*words, *(["--yes"] if step["sends"] else []), "--json")
-    pool = scene.look("pool", "show", str(done["pool"]))["pool"]
-    assert (pool["window"], pool["epoch_seconds"], pool["threshold"], pool["invited"]) == (86_400, 7200, 2, True)
-    assert (pool["escrow_wei"], pool["slash_amount_wei"]) == (str(300 * TOKEN), str(60 * TOKEN))
-    assert (pool["run_root"], pool["units_per_epoch"]) == ("ab" * 32, 400_000)
-    for judge in pool["validators"]:
-        assert scene.look("node", "show", judge)["registered"], "it can judge"
-    born = scene.look("params")["parameters"]
-    assert (born["unbonding_period"], born["min_window"], born["max_slash_wei"]) == (259_200, 1800, str(60 * TOKEN))
-
-    file.write_text(SOUND.format(root="ab" * 32))
-    assert "already" in scene.cli("contract", "pool", "plan", str(file), code=2)["errors"]
-    without = SOUND[: SOUND.index("[deploy]")] + SOUND[SOUND.index("[pool]") :].replace('"2h"', '"71h"\nlease = "72h"')
-    file.write_text(without.format(root="ab" * 32))
-    assert "unbonding" in scene.cli("contract", "pool", "plan", str(file), code=2)["errors"], "the chain is asked"
-
-
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WRONG = """
 network = "base-sepolia"
 surprise = 1
@@ -118,6 +51,7 @@ def test_all_mistakes_are_told_at_once(
         ("surprise", "no such section"),
         ("deploy.key", "'nobody'"),
         ("deploy.max_slash", "nothing could ever"),
+        ("deploy.unbonding", "less than two appeals"),
         ("deploy.treasury", "decide whether"),
         ("pool.fnud", "no such setting"),
         ("pool.key", "nobody signs"),
@@ -135,7 +69,23 @@ def test_all_mistakes_are_told_at_once(
         ("no-such-run.toml", ""),
     ]:
         assert any(place in one and what in one for one in said), (place, what, said)
-    assert told["mistakes"] == len(said) == 18
+    assert told["mistakes"] == len(said) == 19
+
+
+def test_the_example_can_be_planned_where_nothing_is_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a local chain nor the run's files; a mistake in the run file is told all the same."""
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
+    for name in ("pool.toml", "arithmetic.toml"):
+        (tmp_path / name).write_text((EXAMPLES / name).read_text())
+    plan = ["contract", "pool", "plan", str(tmp_path / "pool.toml"), "--json"]
+    assert main(plan) == 0
+    words = [one["command"] for one in json.loads(capsys.readouterr().out)["commands"]]
+    assert words[:2] == [["intellect-node", "devnet", "up"], ["python", "-m", "examples.make_arithmetic"]]
+    assert len(words) == 12 and "--make" not in words[-1]
+    (tmp_path / "arithmetic.toml").write_text((EXAMPLES / "arithmetic.toml").read_text() + "\n[recpie]\n")
+    assert main(plan) == 2 and "recpie" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ KNOWN = {
     "node/services/cataloguing.py": "control",
     "node/services/auditing/steps.py": "control",
     "node/services/answering.py": "control",
+    "node/services/leaving.py": "control",
+    "node/services/resting.py": "control",
     "node/web/page/page.py": "page",
     "node/blobs/http/server.py": "gateway",
     "node/web/openai.py": "openai",

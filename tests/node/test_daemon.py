@@ -2,18 +2,24 @@
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import trio
+import trio.testing
 
+from cli.errors import CHAIN, CONFIGURATION, exit_code, unwrap
 from node import daemon
 from node.chain.errors import ChainError, NotDeployed
 from node.config import NodeConfig
+from node.services.base import Service
 from node.state.journal import Journal
+from node.state.keystore import save_key
+from node.state.leave import LEAVING
 from node.state.pen import Pen
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import NodeKey
@@ -36,6 +42,57 @@ def test_a_stop_that_comes_before_anything_runs_still_frees_the_state_directory(
         signal.signal(signal.SIGTERM, before)
 
     assert not (tmp_path / "state" / "lock").exists()
+
+
+def as_far_as_it_comes(place: Path) -> BaseException:
+    """Why a daemon without a chain ends."""
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - a group of one
+        trio.run(daemon.Daemon(NodeConfig(state_dir=place, home=place.parent)).main)
+    return unwrap(raised.value)
+
+
+def cut(place: Path) -> None:
+    journal = place / "journal.sqlite"
+    journal.write_bytes(journal.read_bytes()[: journal.stat().st_size // 2])
+
+
+def other_key(place: Path) -> None:
+    (place / "node-key.json").unlink()
+    save_key(place / "node-key.json", NodeKey(b"\2" * 32), (place / "password").read_text().strip())
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (lambda place: (place / "node-key.json").unlink(), "the key beside it is not there"),
+        (other_key, f"the key beside it is {NodeKey(bytes([2]) * 32).address}"),
+        (lambda place: (place / "password").unlink(), "no password for the key"),
+        (cut, "cannot use the journal"),
+    ],
+)
+def test_a_directory_that_was_copied_in_part_or_put_together_of_two_is_refused(
+    tmp_path: Path, part: Callable[[Path], object], says: str
+) -> None:
+    place = tmp_path / "state"
+    for _ in range(2):
+        assert exit_code(as_far_as_it_comes(place)) == CHAIN, "the control: a whole one"
+    part(place)
+    before = {path.name for path in place.iterdir()}
+    error = as_far_as_it_comes(place)
+    assert exit_code(error) == CONFIGURATION and says in str(error)
+    assert {path.name for path in place.iterdir()} - {"journal.sqlite-wal", "journal.sqlite-shm"} <= before
+
+
+def test_as_long_as_a_daemon_lives_what_it_opens_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = list[bool]()
+
+    def opened(path: Path, pen: Pen) -> Journal:
+        patient.append(hasattr(open, "__wrapped__"))
+        return Journal(path, pen)
+
+    monkeypatch.setattr(daemon, "Journal", opened)
+    as_far_as_it_comes(tmp_path / "state")
+    assert patient == [True] and not hasattr(open, "__wrapped__")
 
 
 class Chain:
@@ -93,3 +150,58 @@ def test_a_daemon_that_ends_closes_its_way_to_the_chain(
     with suppress(*([BaseExceptionGroup] if ends == "failed" else [])):
         trio.run(daemon.Daemon(NodeConfig(state_dir=tmp_path / "state", home=tmp_path)).main)
     assert said == ["opened", "closed"]
+
+
+@pytest.mark.parametrize("when", ["at work", "while it starts", "before it was started"])
+async def test_who_leaves_ends_what_works_and_keeps_what_stays_until_it_has_left(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[str] = []
+
+    class Stays(Service):
+        name = "stays"
+
+        @classmethod
+        async def open(cls, place: Any) -> Self:
+            return cls()
+
+        async def run(self) -> None:
+            running.append(self.name)
+            try:
+                await trio.sleep_forever()
+            finally:
+                running.remove(self.name)
+
+    class Works(Stays):
+        name = "works"
+
+    class Loads(Works):
+        """An engine that is ready late, or never."""
+
+        name = "loads"
+
+        async def start(self, nursery: trio.Nursery) -> None:
+            nursery.start_soon(self.run)
+            await (trio.sleep_forever if when == "while it starts" else trio.lowlevel.checkpoint)()
+
+    monkeypatch.setattr(daemon, "ROLES", {"worker": (Works, Loads, Stays)})
+    monkeypatch.setattr(daemon, "STAYING", {Stays})
+    node, journal = daemon.Daemon(NodeConfig(state_dir=tmp_path, home=tmp_path)), Journal(tmp_path / "j.sqlite")
+    run = SimpleNamespace(spec=SimpleNamespace(seats=0, pretraining=None))
+    place: Any = SimpleNamespace(role="worker", context=SimpleNamespace(run=run, journal=journal))
+    if when == "before it was started":
+        journal.remember(LEAVING, b"1:0xab:7")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node._serve, nursery, place)
+        while "stays" not in running:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        if when != "before it was started":
+            assert sorted(running) == ["loads", "stays", "works"]
+            node.crew.leave()
+            await trio.testing.wait_all_tasks_blocked(0.02)
+        assert running == ["stays"] and node.crew.names == ["stays"], "no status tells of what has ended"
+        assert node.crew.state != "working"
+        node.crew.left.set()
+    assert running == []
+    journal.close()

@@ -51,7 +51,8 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "bootnodes": (),
 }
 EVERYBODY_ELSE = (
-    "continuity", "tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling",
+    "resting", "continuity", "tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying",
+    "settling", "leaving", "bringing",
 )  # fmt: skip
 WORK = {
     "files_committed": 0,
@@ -113,13 +114,14 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "tallying mending jury heartbeat continuity tracing ending catalogue engine policies answering "
-                "generating tasks auditing paying settling"
+                "resting tallying mending jury heartbeat continuity tracing ending catalogue engine policies answering "
+                "generating tasks auditing paying settling leaving earning"
             ).split(),
         ),
         (
             "validator",
             [
+                "resting",
                 "tallying",
                 "mending",
                 "jury",
@@ -138,12 +140,15 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
                 "tabling",
                 "paying",
                 "settling",
+                "leaving",
+                "bringing",
                 "chair",
             ],
         ),
         (
             "trainer",
             [
+                "resting",
                 "tallying",
                 "mending",
                 "jury",
@@ -155,6 +160,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
                 "catalogue",
                 "paying",
                 "settling",
+                "leaving",
+                "bringing",
                 "clearing",
                 "offers",
                 "showing",
@@ -185,6 +192,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
     async with workplace("trainer", tmp_path, **asked) as place:
         crew = await crew_of(place)
         assert crew.names == [
+            "resting",
             "tallying",
             "mending",
             "jury",
@@ -197,6 +205,8 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "catalogue",
             "paying",
             "settling",
+            "leaving",
+            "bringing",
             "clearing",
             "offers",
             "showing",
@@ -209,7 +219,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("worker", ["rounds", "engine", "generating"]),
+        ("worker", ["rounds", "engine", "generating", "earning"]),
         ("validator", ["rounds", "engine", "judging", "cutting", "certifying", "tabling"]),
         ("trainer", ["rounds", "seating", "clearing", "publishing"]),
     ],
@@ -228,7 +238,8 @@ async def test_several_trainers_of_rollouts_have_roles_of_their_own(
 async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_path: Path) -> None:
     async with workplace(role, tmp_path) as place:
         page = StatusPage(place.crew)
-        assert checked(msgspec.to_builtins(page.render())) == page.render()
+        once = page.render()
+        assert checked(msgspec.to_builtins(once)) == once
         page.connect(place.member)
         page.work_for(place.context)
         crew = await crew_of(place)

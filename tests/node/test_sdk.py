@@ -10,6 +10,7 @@ import pytest
 import structlog
 import trio
 
+from examples import watch
 from node import sdk
 from node.config import api_socket_path
 from node.errors import NodeError
@@ -71,6 +72,12 @@ async def test_the_example_tells_what_a_node_does(owner: Owner, tmp_path: Path) 
     environment = {"XDG_RUNTIME_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = await trio.run_process(command, capture_stdout=True, cwd=ROOT, env=environment)
     assert done.stdout.decode().splitlines() == ["trainer working, step 7", "task 11111111 (evaluate): open"]
+
+
+@pytest.mark.parametrize(("words", "says"), [(["/nowhere"], "no daemon answers"), (["a", "b"], "not understood")])
+def test_the_example_ends_in_three_lines(words: list[str], says: str) -> None:
+    told = (watch.main(words) or "").splitlines()
+    assert says in told[0] and [line[:6] for line in told] == ["error:", "  why:", "  do: "]
 
 
 @pytest.mark.parametrize("told", [{"schema_version": 2}, {"node": {"pid": "4711"}}])

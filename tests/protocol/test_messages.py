@@ -27,10 +27,12 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Seal,
+    Signed,
     StepJudged,
     ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
+    lean,
     open_envelope,
     seal,
     seal_of,
@@ -147,6 +149,17 @@ def test_nobody_says_anothers_verdict_again_in_other_bytes() -> None:
         open_envelope(DOMAIN, 1, msgspec.msgpack.encode(Envelope(turned, b"")))
     with pytest.raises(MalformedMessage, match="a second time"):
         open_envelope(DOMAIN, 1, msgspec.msgpack.encode(Envelope(same, bytes(65))))
+
+
+def test_a_judgement_that_is_kept_without_its_envelope_is_the_same_word() -> None:
+    """Its values are those of another's, where both say the same."""
+    heard = open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, ISSUED))
+    other = open_envelope(DOMAIN, 1, seal(OTHER, DOMAIN, signed(ISSUED, OTHER, DOMAIN)))
+    kept = lean(other, heard.message)
+    assert kept.packed == b"" and kept.raw == other.raw and (kept.author, kept.message) == (other.author, other.message)
+    assert kept.message.verdict is heard.message.verdict and kept.message.signature != heard.message.signature
+    odd = Signed(KEY.address, ISSUED, b"bytes from which nothing follows")
+    assert lean(odd, None) == odd
 
 
 def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:

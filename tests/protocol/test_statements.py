@@ -19,6 +19,7 @@ from protocol.statements import (
     NodeRegistration,
     Rechecked,
     Statement,
+    Ticket,
     Verdict,
     WorkCommitment,
     digest,
@@ -38,7 +39,8 @@ STATEMENTS: list[Statement] = [
     Accepted(3, KEY.address, 41, b"\x04" * 32, 640),
     Earnings(3, 41, b"\x05" * 32, 12_345),
     NodeRegistration(KEY.address, KEY.address, 4, 1, 1_800_000_000),
-    Invitation(3, KEY.address, 1_800_000_000),
+    Invitation(3, KEY.address, 2, 1_800_000_000),
+    Ticket(3, KEY.address),
     Attestation(3, KEY.address, 4, 1_799_000_000, 1_800_000_000),
 ]
 ADDRESSES = st.binary(min_size=20, max_size=20).map(address_from_bytes)

@@ -15,14 +15,27 @@ contract ChairTest is Base {
     bytes32 private constant SILENT = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
 
     Chair private chair;
-    address private b = address(0xB0B);
-    address private c = address(0xCA1);
+    uint256 private constant B = 0xB0B;
+    uint256 private constant C = 0xCA1;
+    address private constant STANDBYS = address(0x8008);
+    address private b = vm.addr(B);
+    address private c = vm.addr(C);
 
     function setUp() public override {
         super.setUp();
         chair = Chair(_create("Chair", abi.encode(court)));
         vm.prank(manager);
         chair.seat(pool, _three(), TERM, GRACE);
+        _bond(STANDBYS, 30 ether);
+        _register(STANDBYS, B, 1);
+        _register(STANDBYS, C, 1);
+        _joins(b);
+        _joins(c);
+    }
+
+    function _joins(address who) private {
+        vm.prank(who);
+        swarm.join(pool, "");
     }
 
     function _three() private view returns (address[] memory all) {
@@ -53,17 +66,17 @@ contract ChairTest is Base {
         chair.hold(pool, 9, PARENT);
     }
 
-    /// Two validators' words, of which one knows of a policy more.
+    /// Two validators' words, of which the first knows of a policy more.
     function _silence(uint32 term, uint64 until) private view returns (bytes[] memory words) {
         words = new bytes[](2);
         for (uint64 i = 0; i < 2; ++i) {
-            words[i] = _sign(judgeKeys[i], keccak256(abi.encode(SILENT, pool, term, until, STEP + i)));
+            words[i] = _sign(judgeKeys[i], keccak256(abi.encode(SILENT, pool, term, until, STEP + 1 - i)));
         }
     }
 
     function _steps() private pure returns (uint64[] memory steps) {
         steps = new uint64[](2);
-        (steps[0], steps[1]) = (STEP, STEP + 1);
+        (steps[0], steps[1]) = (STEP + 1, STEP);
     }
 
     function _end() private {
@@ -160,7 +173,7 @@ contract ChairTest is Base {
     // ---- holding, taking
 
     function test_holding_begins_another_lease_and_moves_nothing_else(uint64 step) public {
-        vm.warp(block.timestamp + 5 * TERM); // nobody took
+        vm.warp(block.timestamp + 4 * TERM); // nobody took
         vm.expectEmit(address(chair));
         emit Chair.TermHeld(pool, node, 0, step, PARENT, uint64(block.timestamp) + TERM);
         vm.prank(node);
@@ -295,7 +308,7 @@ contract ChairTest is Base {
         uint64 until = _now().until;
         vm.warp(block.timestamp + 20);
         vm.expectEmit(address(chair));
-        emit Chair.TermEnded(pool, 0, uint64(block.timestamp));
+        emit Chair.TermEnded(pool, 0, uint64(block.timestamp), STEP);
         chair.endTerm(pool, 0, until, _steps(), _silence(0, until));
         eq(_now().until, block.timestamp);
         vm.prank(node);
@@ -303,8 +316,8 @@ contract ChairTest is Base {
         chair.hold(pool, 1, PARENT);
         bytes[] memory again = _silence(0, _now().until);
         until = _now().until;
-        vm.expectPartialRevert(Chair.TermIsOver.selector);
-        chair.endTerm(pool, 0, until, _steps(), again);
+        vm.expectPartialRevert(Chair.OtherTerm.selector);
+        chair.endTerm(pool, 0, until, _steps(), again); // words about no lease that there was
         _takeFrom(b, 1, STEP);
         yes(!_now().ended, "another term");
     }
@@ -329,13 +342,172 @@ contract ChairTest is Base {
         chair.endTerm(pool, 0, until, new uint64[](1), one);
     }
 
+    // ---- who of the quorum lies
+
+    function _word(uint256 judge, uint64 until, uint64 step) private view returns (bytes memory) {
+        return _sign(judgeKeys[judge], keccak256(abi.encode(SILENT, pool, uint32(0), until, step)));
+    }
+
+    /// The words of two judges about the first lease, the greater one first.
+    function _endBy(uint64 until, uint64 great, uint64 small) private {
+        uint64[] memory steps = new uint64[](2);
+        (steps[0], steps[1]) = (great, small);
+        bytes[] memory words = new bytes[](2);
+        (words[0], words[1]) = (_word(0, until, great), _word(1, until, small));
+        chair.endTerm(pool, 0, until, steps, words);
+    }
+
+    function test_one_liar_moves_nothing_where_the_holder_was_honest(uint64 said, bool greater) public {
+        _reach(5000);
+        uint64 until = uint64(_now().until);
+        if (greater) _endBy(until, uint64(_bounded(said, 5000, type(uint64).max)), 5000);
+        else _endBy(until, 5000, said % 5001);
+        eq(_now().reached, 5000);
+        vm.expectRevert(abi.encodeWithSelector(Chair.BadStep.selector, 4935, 4936));
+        _takeFrom(b, 1, 4935);
+        _takeFrom(b, 1, 4936);
+    }
+
+    /// The control: without anybody's lie, and with the holder's alone, two honest words say how far the run is.
+    function test_what_the_holder_said_is_kept_within_the_words_of_a_quorum(uint64 held, uint64 one, uint64 other) public {
+        _reach(held);
+        (uint64 great, uint64 small) = one > other ? (one, other) : (other, one);
+        _endBy(uint64(_now().until), great, small);
+        eq(_now().reached, held > great ? great : held < small ? small : held);
+    }
+
+    function test_a_lie_of_holder_and_judge_is_corrected_until_somebody_takes() public {
+        _reach(type(uint64).max);
+        uint64 until = uint64(_now().until);
+        vm.warp(block.timestamp + 20);
+        uint64 ended = uint64(block.timestamp);
+        _endBy(until, type(uint64).max, 7);
+        vm.expectPartialRevert(Chair.BadStep.selector);
+        _takeFrom(b, 1, 500);
+        vm.warp(block.timestamp + 20);
+        vm.expectEmit(address(chair));
+        emit Chair.TermEnded(pool, 0, ended, 501);
+        _endBy(until, 501, 500);
+        eq(_now().until, ended);
+        _takeFrom(b, 1, 500);
+        uint64 later = uint64(_now().until);
+        vm.expectRevert(abi.encodeWithSelector(Chair.OtherTerm.selector, 1, later));
+        this.endBy(until, 501, 500);
+    }
+
+    function endBy(uint64 until, uint64 great, uint64 small) external {
+        _endBy(until, great, small);
+    }
+
+    function test_words_stand_in_falling_order() public {
+        uint64 until = uint64(_now().until);
+        vm.expectRevert(abi.encodeWithSelector(Chair.NotInOrder.selector, 8, 7));
+        this.endBy(until, 7, 8);
+        _endBy(until, 8, 8);
+    }
+
+    function test_words_of_before_say_nothing_once_other_trainers_are_seated() public {
+        _reach(5000);
+        uint64 until = uint64(_now().until);
+        _endBy(until, 5000, 5000);
+        vm.prank(manager);
+        chair.propose(pool, _two(b, c));
+        vm.warp(block.timestamp + WINDOW);
+        chair.applyTrainers(pool);
+        vm.expectPartialRevert(Chair.TermIsOver.selector);
+        this.endBy(until, 5000, 5000);
+        _takeFrom(b, 1, 3);
+    }
+
+    function test_nobody_ends_by_silence_again_what_verdicts_ended() public {
+        (Judgement[] memory said, bytes[] memory signed) = _against(_step(0));
+        uint64 until = uint64(_now().until);
+        chair.endTermByVerdicts(0, _step(0), said, signed);
+        vm.expectRevert(abi.encodeWithSelector(Chair.TermIsOver.selector, 0));
+        this.endBy(until, 9, 9);
+    }
+
+    // ---- who is fit
+
+    /// b leads; then it leaves, or is removed, or its provider's stake is gone, or its lease is over.
+    function test_a_holder_that_is_not_fit_any_more_holds_nothing_and_nobody_waits_for_it() public {
+        for (uint256 i = 0; i < 4; ++i) {
+            chair = Chair(_create("Chair", abi.encode(court)));
+            vm.prank(manager);
+            chair.seat(pool, _three(), TERM, GRACE);
+            vm.warp(_now().until);
+            _take(b, 1);
+            vm.expectPartialRevert(Chair.TooEarly.selector);
+            _take(node, 2);
+            if (i == 0) _frozenStake(); // what is frozen counts until its case is final
+            if (i == 0) continue;
+            if (i == 1) _leave(b);
+            if (i == 2) _remove(b);
+            if (i == 3) _lose();
+            vm.prank(b);
+            vm.expectPartialRevert(Chair.TermIsOver.selector);
+            chair.hold(pool, 9, PARENT);
+            _take(node, 2); // the last in turn, at once
+            if (i == 2) _register(STANDBYS, B, 1);
+            if (i < 3) _joins(b);
+        }
+    }
+
+    function _leave(address who) private {
+        vm.prank(who);
+        swarm.leavePool(pool);
+    }
+
+    function _remove(address who) private {
+        vm.prank(STANDBYS);
+        swarm.removeNode(who);
+    }
+
+    function _lose() private {
+        vm.prank(address(swarm));
+        vault.slash(STANDBYS, 1);
+    }
+
+    function _frozenStake() private {
+        vm.prank(address(swarm));
+        vault.freeze(STANDBYS, 1 ether, 1, address(this));
+        vm.prank(b);
+        chair.hold(pool, 9, PARENT);
+        uint256 caseId = vault.caseCount();
+        vm.prank(address(swarm));
+        vault.overturn(caseId);
+    }
+
+    /// It may not have joined yet: it is given its first lease, and holds nothing before.
+    function test_the_first_holder_has_its_first_lease_to_join() public {
+        _leave(node);
+        vm.prank(node);
+        vm.expectPartialRevert(Chair.TermIsOver.selector);
+        chair.hold(pool, 9, PARENT);
+        vm.expectPartialRevert(Chair.TooEarly.selector);
+        _take(b, 1);
+        vm.warp(_now().until);
+        _take(b, 1);
+    }
+
+    function test_who_never_joined_or_has_left_takes_nothing() public {
+        vm.prank(b);
+        swarm.leavePool(pool);
+        vm.warp(_now().until);
+        vm.prank(b);
+        vm.expectRevert(abi.encodeWithSelector(Chair.NotATrainer.selector, b));
+        chair.take(pool, 1, 7, PARENT);
+        _joins(b);
+        _take(b, 1);
+    }
+
     // ---- verdicts
 
     function test_a_quorums_verdicts_against_a_step_end_the_term() public {
         (Judgement[] memory said, bytes[] memory signed) = _against(_step(0));
         _reach(5000);
         vm.expectEmit(address(chair));
-        emit Chair.TermEnded(pool, 0, uint64(block.timestamp));
+        emit Chair.TermEnded(pool, 0, uint64(block.timestamp), 7);
         chair.endTermByVerdicts(0, _step(0), said, signed);
         eq(_now().reached, 7); // the next one may begin at the bad step
         eq(_now().until, block.timestamp);
@@ -395,6 +567,7 @@ contract ChairTest is Base {
         chair.hold(pool, 1, PARENT);
         vm.prank(arbiter);
         swarm.overturn(pool, node);
+        _joins(node);
         eq(_stake().bonded, 100 ether);
         eq(vault.creditOf(provider), PUT - PUT / 10);
         eq(vault.bondedOf(address(0x5005)), 30 ether);
@@ -434,7 +607,7 @@ contract ChairTest is Base {
         chair.propose(pool, _two(b, c));
         vm.warp(block.timestamp + WINDOW);
         vm.expectEmit(address(chair));
-        emit Chair.TermEnded(pool, 0, uint64(block.timestamp));
+        emit Chair.TermEnded(pool, 0, uint64(block.timestamp), 0);
         chair.applyTrainers(pool);
         yes(_now().ended, "its holder is not named any more");
         eq(_now().until, block.timestamp);

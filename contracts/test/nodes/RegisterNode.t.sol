@@ -69,6 +69,17 @@ contract RegisterNodeTest is Base {
         eq(swarm.nodeInfo(node).units, 2);
     }
 
+    /// EIP-5267, for wallets: the fields make the very domain under which a consent is checked.
+    function test_the_domain_says_of_what_it_is_made() public view {
+        (bytes1 fields, string memory name, string memory version, uint256 chain, address where, bytes32 salt, uint256[] memory more)
+        = swarm.eip712Domain();
+        yes(fields == 0x0f && salt == 0 && more.length == 0, "name, version, chain and contract, nothing else");
+        bytes32 kind = keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
+        bytes32 made =
+            keccak256(abi.encode(kind, keccak256(bytes(name)), keccak256(bytes(version)), chain, where));
+        yes(made == Sign.domain(block.chainid, address(swarm)) && made == swarm.domainSeparator(), "the domain");
+    }
+
     function test_a_node_is_not_its_own_provider() public {
         bytes memory signature = _registration(node, nodeKey, 1, block.timestamp);
         vm.prank(node);

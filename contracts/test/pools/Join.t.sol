@@ -1,21 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {Base, Sign} from "../Base.sol";
+import {Court} from "../../src/Court.sol";
 import {Members} from "../../src/Members.sol";
 import {Nodes} from "../../src/Nodes.sol";
 import {Pools} from "../../src/Pools.sol";
 import {WrongSigner} from "../../src/Statements.sol";
 
 contract JoinTest is Base {
-    function _invited() private returns (uint256) {
+    uint256 private constant TICKET_KEY = 0x71C4;
+
+    function _byInvitation() private returns (uint256) {
         Pools.PoolParams memory params = _params();
         params.invited = true;
         return _open(params);
     }
 
-    function _invitation(uint256 key, uint256 id, uint256 deadline) private view returns (bytes memory) {
-        return _sign(key, keccak256(abi.encode(Sign.INVITATION, id, node, deadline)));
+    function _soon() private view returns (uint64) {
+        return uint64(block.timestamp + 5);
+    }
+
+    /// The revert of an invitation that is shown for this node.
+    function _refused(uint256 id, address who, Court.Invited memory by, bytes4 why) private {
+        vm.expectPartialRevert(why);
+        court.admit(id, who, by);
+    }
+
+    function _admit(uint256 id, address who, Court.Invited memory by) private {
+        court.admit(id, who, by);
+        vm.prank(who);
+        swarm.join(id, "");
+        eq(swarm.nodeInfo(who).pool, id);
     }
 
     function test_joining_another_pool_leaves_the_former() public {
@@ -33,31 +50,106 @@ contract JoinTest is Base {
     }
 
     function test_an_invited_pool_takes_only_whom_its_manager_invited() public {
-        uint256 id = _invited();
+        uint256 id = _byInvitation();
         vm.prank(node);
         vm.expectPartialRevert(Members.NotInvited.selector);
         swarm.join(id, "");
-        uint256 deadline = block.timestamp + 5;
-        bytes memory forged = _invitation(nodeKey, id, deadline);
-        bytes memory foreign = _invitation(managerKey, pool, deadline);
-        bytes memory right = _invitation(managerKey, id, deadline);
-        vm.prank(node);
-        vm.expectPartialRevert(WrongSigner.selector);
-        swarm.joinInvited(id, "", deadline, forged);
-        vm.prank(node);
-        vm.expectPartialRevert(WrongSigner.selector);
-        swarm.joinInvited(id, "", deadline, foreign);
+        uint64 deadline = _soon();
+        Court.Invited memory right = _invited(managerKey, id, node, 1, deadline, 0, node);
+        _refused(id, node, _invited(nodeKey, id, node, 1, deadline, 0, node), WrongSigner.selector);
+        _refused(id, node, _invited(managerKey, pool, node, 1, deadline, 0, node), WrongSigner.selector);
+        Court.Invited memory widened = _invited(managerKey, id, node, 1, deadline, 0, node);
+        widened.places = 2;
+        _refused(id, node, widened, WrongSigner.selector);
         vm.warp(deadline + 1);
-        vm.prank(node);
-        vm.expectPartialRevert(Nodes.SignatureExpired.selector);
-        swarm.joinInvited(id, "", deadline, right);
+        _refused(id, node, right, Court.InvitationExpired.selector);
         vm.warp(deadline);
-        vm.prank(node);
-        swarm.joinInvited(id, "", deadline, right);
-        eq(swarm.nodeInfo(node).pool, id);
-        yes(swarm.memberInfo(id, node).admitted, "admitted");
+        _admit(id, node, right);
+        yes(court.admits(id, node) && !court.admits(pool, node), "in that pool");
         vm.prank(node);
         swarm.join(id, "again, without it");
+        court.admit(id, node, right);
+        eq(court.placesTaken(id, node), 1);
+    }
+
+    function test_an_invitation_of_a_provider_is_for_as_many_of_its_nodes_as_it_says() public {
+        uint256 id = _byInvitation();
+        _register(provider, 0xD00D, 1);
+        Court.Invited memory by = _invited(managerKey, id, provider, 1, _soon(), 0, node);
+        _admit(id, node, by);
+        _refused(id, vm.addr(0xD00D), by, Court.InvitationSpent.selector);
+        by = _invited(managerKey, id, provider, 2, _soon(), 0, node);
+        _admit(id, vm.addr(0xD00D), by);
+        eq(court.placesTaken(id, provider), 2);
+        by = _invited(managerKey, id, provider, 3, _soon(), 0, node);
+        _bond(address(0x5005), 10 ether);
+        _register(address(0x5005), 0xD00E, 1);
+        _refused(id, vm.addr(0xD00E), by, ECDSA.ECDSAInvalidSignatureLength.selector);
+    }
+
+    function test_a_ticket_lets_in_the_node_that_it_names_and_takes_a_place() public {
+        uint256 id = _byInvitation();
+        _register(provider, 0xD00D, 1);
+        address other = vm.addr(0xD00D);
+        address key = vm.addr(TICKET_KEY);
+        Court.Invited memory mine = _invited(managerKey, id, key, 2, _soon(), TICKET_KEY, node);
+        _refused(id, other, mine, WrongSigner.selector);
+        _refused(id, node, _invited(managerKey, id, key, 2, _soon(), nodeKey, node), WrongSigner.selector);
+        Court.Invited memory elsewhere = mine;
+        elsewhere.ticket = _sign(TICKET_KEY, keccak256(abi.encode(Sign.TICKET, pool, node)));
+        _refused(id, node, elsewhere, WrongSigner.selector);
+        eq(court.placesTaken(id, key), 0);
+        mine = _invited(managerKey, id, key, 2, _soon(), TICKET_KEY, node);
+        _admit(id, node, mine);
+        Court.Invited memory theirs = _invited(managerKey, id, key, 2, _soon(), TICKET_KEY, other);
+        _admit(id, other, theirs);
+        eq(court.placesTaken(id, key), 2);
+        _register(provider, 0xD00F, 1);
+        address third = vm.addr(0xD00F);
+        _refused(id, third, _invited(managerKey, id, key, 2, _soon(), TICKET_KEY, third), Court.InvitationSpent.selector);
+    }
+
+    function test_an_invitation_that_was_taken_back_lets_nobody_in_and_nobody_out() public {
+        uint256 id = _byInvitation();
+        _register(provider, 0xD00D, 1);
+        Court.Invited memory by = _invited(managerKey, id, provider, 9, _soon(), 0, node);
+        _admit(id, node, by);
+        address[] memory invitees = new address[](1);
+        invitees[0] = provider;
+        vm.prank(provider);
+        vm.expectPartialRevert(Court.OnlyManager.selector);
+        court.revokeInvitations(id, invitees);
+        vm.prank(manager);
+        court.revokeInvitations(id, invitees);
+        _refused(id, vm.addr(0xD00D), by, Court.InvitationSpent.selector);
+        by = _invited(managerKey, id, provider, type(uint32).max, _soon(), 0, node);
+        _refused(id, vm.addr(0xD00D), by, Court.InvitationSpent.selector);
+        vm.prank(node);
+        swarm.join(id, "it stays");
+        eq(swarm.nodeInfo(node).pool, id);
+    }
+
+    function test_whom_the_pool_names_needs_no_invitation_as_long_as_it_names_him() public {
+        Pools.PoolParams memory params = _params();
+        (params.invited, params.manager) = (true, node);
+        uint256 id = _open(params);
+        vm.prank(node);
+        swarm.join(id, "the manager");
+        address judge = vm.addr(judgeKeys[0]);
+        vm.prank(judge);
+        swarm.join(id, "a validator");
+        address[] memory others = new address[](1);
+        others[0] = vm.addr(judgeKeys[1]);
+        vm.prank(node);
+        court.proposeValidators(id, others, 1);
+        vm.warp(block.timestamp + WINDOW);
+        court.applyValidators(id);
+        vm.prank(judge);
+        vm.expectPartialRevert(Members.NotInvited.selector);
+        swarm.join(id, "not any more");
+        vm.prank(others[0]);
+        swarm.join(id, "its successor");
+        yes(!court.admits(pool + 100, judge), "of no pool");
     }
 
     function test_a_contact_is_as_long_as_said_and_no_longer() public {

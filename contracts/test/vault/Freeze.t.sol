@@ -120,17 +120,46 @@ contract FreezeTest is Base {
         vault.appeal(1);
     }
 
-    function test_the_arbiter_hands_over_its_office() public {
+    function test_the_arbiters_successor_accepts_after_two_appeals() public {
         vm.expectPartialRevert(StakeVault.OnlyArbiter.selector);
-        vault.setArbiter(anybody);
-        vm.prank(arbiter);
-        vm.expectPartialRevert(StakeVault.ZeroAddress.selector);
-        vault.setArbiter(address(0));
+        vault.nameSuccessor(anybody);
         vm.prank(arbiter);
         vm.expectPartialRevert(StakeVault.ArbiterIsTreasury.selector);
-        vault.setArbiter(treasury);
+        vault.nameSuccessor(treasury);
         vm.prank(arbiter);
-        vault.setArbiter(anybody);
+        vault.nameSuccessor(anybody);
+        uint256 from = block.timestamp + 2 * APPEAL;
+        vm.warp(from - 1);
+        vm.prank(anybody);
+        vm.expectRevert(abi.encodeWithSelector(StakeVault.SuccessorTooEarly.selector, from));
+        vault.acceptArbiter();
+        vm.warp(from);
+        vm.expectPartialRevert(StakeVault.OnlySuccessor.selector);
+        vault.acceptArbiter();
+        eq(vault.arbiter(), arbiter);
+        vm.prank(anybody);
+        vault.acceptArbiter();
         eq(vault.arbiter(), anybody);
+        eq(vault.successor(), address(0));
+        vm.prank(anybody);
+        vm.expectPartialRevert(StakeVault.OnlySuccessor.selector);
+        vault.acceptArbiter();
+    }
+
+    /// Whoever has the arbiter's key for a while names itself; the arbiter, who sees it, names nobody.
+    function test_naming_anew_undoes_what_a_thief_named() public {
+        vm.prank(arbiter);
+        vault.nameSuccessor(anybody);
+        vm.warp(block.timestamp + 2 * APPEAL);
+        vm.prank(arbiter);
+        vault.nameSuccessor(address(0));
+        vm.prank(anybody);
+        vm.expectPartialRevert(StakeVault.OnlySuccessor.selector);
+        vault.acceptArbiter();
+        vm.prank(arbiter);
+        vault.nameSuccessor(provider); // and the clock starts again
+        vm.prank(provider);
+        vm.expectPartialRevert(StakeVault.SuccessorTooEarly.selector);
+        vault.acceptArbiter();
     }
 }

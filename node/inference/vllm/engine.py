@@ -99,9 +99,8 @@ class VllmEngine:
         config = read_json(model_dir / "config.json")
         self.vocabulary = int(config["vocab_size"])
         self.tokenizer.check_fits(self.vocabulary)
-        told = arguments(
-            model_dir, settings, config, _cards(settings.device), ModelSize.of(shell.config, self.parameters)
-        )
+        cards = _cards(settings.device, settings.most)
+        told = arguments(model_dir, settings, config, cards, ModelSize.of(shell.config, self.parameters))
         self.name = replace(settings, parallel=told.get("tensor_parallel_size", 1)).name
         self._core = VllmCore(told, settings.device)
         self._numbers = count(1)
@@ -242,12 +241,12 @@ class VllmEngine:
         return name
 
 
-def _cards(device: str) -> Cards | None:
-    """None on a CPU."""
+def _cards(device: str, most: int) -> Cards | None:
+    """None on a CPU. most: bytes of each that may be used, 0 for all."""
     if not device.startswith("cuda"):
         return None
     free, total = torch.cuda.mem_get_info()
-    return Cards(torch.cuda.device_count(), free, total)
+    return Cards(torch.cuda.device_count(), min(free, most or free), total)
 
 
 def _batches(sequences: Sequence[Finished], most: int) -> list[list[Finished]]:

@@ -159,6 +159,8 @@ class Auditing(Service):
             alone = len(self._context.membership.terms.trainers) < 2
             if alone or not self._context.membership.may_validate(self._context.key.address):
                 continue
+            if self._is_party(statement):
+                continue
             announced = self._context.state.policies.of_step(statement.step)
             if announced is not None and announced.message.statement == statement:
                 ruled = Ruling(Outcome.REJECT, Reason.LEFT_OUT, how[:MAX_DETAIL])
@@ -166,7 +168,7 @@ class Auditing(Service):
 
     def _want(self, wanted: _Wanted) -> None:
         name = wanted.statement.struct_hash
-        if name in self._begun:
+        if name in self._begun or self._is_party(wanted.statement):
             return
         try:
             self._send.send_nowait(wanted)
@@ -174,6 +176,11 @@ class Auditing(Service):
             self._begun[name] = None
         except trio.WouldBlock:
             self.counts["skipped"] += 1
+
+    def _is_party(self, statement: PolicyStatement) -> bool:
+        """Whether nobody would count what this validator says of a step: it is its own, or its provider's."""
+        announced, members = self._context.state.policies.of_step(statement.step), self._context.membership
+        return announced is not None and members.hands.is_party(members.own, announced.author)
 
     def _want_earlier(self, audit: Audit | None) -> None:
         """An earlier step since the checkpoint came out otherwise: no lot need draw that one."""

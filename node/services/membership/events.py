@@ -108,6 +108,7 @@ class Events(Service):
         self.ledger.apply(event)
         match event:
             case Joined(node=node, contact=contact, lease_until=until):
+                self._membership.hands.joined(node, event.provider)  # of a long past, too
                 if until + GRACE >= self._follower.now or self._membership.must_know(node):
                     self._note(event, node)
                     self._membership.joined(node, contact, until)  # most of a long past is over

@@ -56,7 +56,7 @@ class Rounds(Service):
     ) -> None:
         spec = context.run.spec
         assert spec.diloco is not None  # noqa: S101 - a run of this kind was checked for it
-        self._context, self._process, self.spool, self._learns = context, process, spool, learns
+        self._context, self.process, self.spool, self._learns = context, process, spool, learns
         self._seats = spec.seats
         self.rules: Diloco = spec.diloco
         self.last = spec.recipe.steps
@@ -90,14 +90,14 @@ class Rounds(Service):
         if self._seats:
             write_whole(self.spool.peers_path, str(self._seats).encode())
         nursery.start_soon(self.jobs.run)
-        nursery.start_soon(self._process.run)
+        nursery.start_soon(self.process.run)
         self._context.progress.enter("model", "the learner loads the model")
         began = await self.jobs.ask("start", Start())
         self.own_bytes = began["own_bytes"]
         self.adding.heed_model(began["shapes"])
         # A worker that samples needs the model's shapes and the first outer state, and no learner from here on.
         if not self._learns:
-            self._process.finish()
+            self.process.finish()
         for path in await trio.to_thread.run_sync(self.files.whole):  # what was made from the older ones is judged yet
             await self._open(path)
         nursery.start_soon(self.run)
@@ -293,7 +293,7 @@ class Rounds(Service):
             "losses": [(one.round, one.loss) for one in self.figures.values() if one.loss is not None],
         }
         run = {"step": self.outer.round, "policy_root": self.outer.root.hex()}
-        process = ProcessPart(self._process.name, self._process.pid, self._process.restarts)
+        process = ProcessPart(self.process.name, self.process.pid, self.process.restarts)
         return {"pretraining": told, "run": run, "processes": [process]}
 
     def _peers(self) -> list[dict[str, Any]]:

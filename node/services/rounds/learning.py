@@ -7,6 +7,7 @@ import structlog
 import trio
 
 from node.changes import Changes
+from node.guest.rest import DOING, Rest
 from node.recent import Recent
 from node.services.base import Service
 from node.services.committing import OwnWorks, commit, slot_name
@@ -40,8 +41,9 @@ class Learning(Service):
     blobs_a_round = 1
     """What a replay of this node's contribution may ask for."""
 
-    def __init__(self, context: Context, rounds: Rounds, store: Pins) -> None:
+    def __init__(self, context: Context, rounds: Rounds, store: Pins, rest: Rest | None = None) -> None:
         """store: from which others are served."""
+        self._rest = rest or Rest()
         self._context, self._rounds, self._pins = context, rounds, store
         self.seat, self._said = -1, 0
         self.rate = Rate(60.0, context.clock.monotonic)
@@ -50,12 +52,16 @@ class Learning(Service):
         self._changed = Changes()
         """Of what a round's steps or their contribution wait for."""
         rounds.moved.follow(self._changed.tell)
+        self._rest.changed.follow(self._changed.tell)
         self._served: Recent[bytes, None] = Recent(KEPT * self.blobs_a_round)
 
     async def run(self) -> None:
         await self.works.count()
         await self.works.repeat()
         self._context.state.register.follow(self._changed.tell)
+        # Not before: the first outer state wants the learner.
+        self._rest.changed.follow(self._heed_rest)
+        self._heed_rest()
         for path in self._rounds.files.own():
             await self._serve(path)
         async with trio.open_nursery() as nursery:
@@ -68,10 +74,10 @@ class Learning(Service):
         round_, pause = -1, 1.0
         await self._rounds.caught_up.wait()
         while not self._rounds.over:
-            await self._changed.until(lambda: self.seat >= 0 and self._said >= SAID)
+            await self._changed.until(self._is_seated)
             if (begun := await self._rounds.next_round(round_)) is None:
                 break
-            if self.seat < 0 or self._said < SAID:
+            if not self._is_seated():
                 continue  # somebody lighter took it while the round was awaited
             at, outer = begun
             journal, slot = self._context.journal, slot_name(outer.root, at - outer.round)
@@ -90,9 +96,20 @@ class Learning(Service):
                 await trio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
             else:
-                round_, pause = at, 1.0
+                # What a rest has cut short may be made yet, if the round lasts.
+                round_, pause = (round_ if self._rest.why else at), 1.0
             finally:
                 self._training = -1
+
+    def _heed_rest(self) -> None:
+        """The learner is put away while this peer rests: outer states are added without it."""
+        if self._rest.quiet:
+            self._rounds.process.sleep()
+        elif not self._rest.why:
+            self._rounds.process.wake()
+
+    def _is_seated(self) -> bool:
+        return self.seat >= 0 and self._said >= SAID and not self._rest.why
 
     def _is_past(self, round_: int) -> bool:
         """Whether nobody would count a contribution to a round."""
@@ -115,7 +132,10 @@ class Learning(Service):
             return
         self._training = round_
         fresh = not self._stands(round_ - 1)
-        found = await self._rounds.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh, steps))
+        with self._rest.work() as scope:
+            found = await self._rounds.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh, steps))
+        if scope.cancelled_caught:
+            return
         if found["began"]:
             await self._changed.until(lambda: not self._is_undecided(round_ - 1))
         if self._is_past(round_):  # the node was stopped meanwhile
@@ -178,6 +198,8 @@ class Learning(Service):
         beats = context.membership.beats(context.clock.monotonic())
         taken = {node: beat.seat for node, beat in beats.items() if beat.seat >= 0}
         seat = choose(context.run.root, context.key.address, self._rounds.rules.max_contributions, self.seat, taken)
+        # What is under way keeps its seat: others shall not make the same steps.
+        seat = -1 if self._rest.why and self._training < 0 else seat
         self._said = self._said + 1 if seat == self.seat else 0
         self.seat = seat
         self._changed.tell()
@@ -186,6 +208,8 @@ class Learning(Service):
     def doing(self) -> str:
         if self._training >= 0:
             return f"training round {self._training + 1} of {self._rounds.last} on seat {self.seat}"
+        if self._rest.why:
+            return DOING
         if self.seat < 0:
             return "waiting for a free seat: the run has diloco.max_contributions of them"
         return f"its steps are made; {self._rounds.doing()} waits for the others"

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from node.changes import Bell
+from node.guest.rest import PAUSED, Rest
 from node.inference.client import EngineChild
 from node.inference.wire import Produce
 from node.recent import Recent
@@ -50,15 +51,19 @@ class TaskWork(Service):
 
     name = "tasks"
 
-    def __init__(self, context: Context, engine: EngineChild, stock: TaskStock, scratch: Path) -> None:
+    def __init__(
+        self, context: Context, engine: EngineChild, stock: TaskStock, scratch: Path, rest: Rest | None = None
+    ) -> None:
         self._context = context
         self._own = context.key.address
         self._book = context.state.tasks
         self._engine = engine
         self._stock = stock
         self._scratch = scratch
+        self._rest = rest or Rest()
         self._bell = Bell()
         self._book.follow(self._bell.ring)
+        self._rest.changed.follow(self._bell.ring)
         self._said: Recent[bytes, bool] = Recent(REMEMBERED)
         self._failed: Recent[TaskId, float] = Recent(MOST_TASKS)
         """When each task could not be done here last."""
@@ -71,9 +76,9 @@ class TaskWork(Service):
     async def run(self) -> None:
         while True:
             await self._remind()
-            found = await self._find()
+            found = None if self._rest.why else await self._find()
             if found is None:
-                await self._bell.wait(LOOK_EVERY)
+                await self._bell.wait(REMIND_EVERY if self._rest.why else LOOK_EVERY)
                 continue
             try:
                 await self._take(*found)
@@ -113,7 +118,8 @@ class TaskWork(Service):
     def _candidates(self, task: Task) -> list[Address]:
         """Workers that are alive and meet what the task requires; this node if it does."""
         beats = self._context.membership.beats(trio.current_time(), "worker")
-        return [node for node, beat in beats.items() if admits_engine(task.spec, beat.engine)]
+        fit = (node for node, beat in beats.items() if admits_engine(task.spec, beat.engine) and beat.state != PAUSED)
+        return list(fit)
 
     def _is_alive(self, node: Address) -> bool:
         """Whether a holder is waited for: until it is dead, which is longer than others would."""
@@ -140,7 +146,10 @@ class TaskWork(Service):
         """Do what is not sampled: review a package, merge a stretch of policies, ask the teacher about a file."""
         work = await prepared(Means(self._stock, self._engine, self._scratch), task, shard)
         if await self._claim(task, shard):
-            result = await work()
+            with self._rest.work() as scope:
+                result = await work()
+            if scope.cancelled_caught:
+                return  # the lease ends, and somebody else does it
             out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.bin"
             await trio.to_thread.run_sync(out.write_bytes, result)
             await self._deliver(task, shard, out, task.spec.units)
@@ -158,7 +167,11 @@ class TaskWork(Service):
             out_path=str(out),
             task=order,
         )
-        produced = await self._engine.ask(asked, timeout=max(PRODUCE_DEADLINE, task.spec.lease_seconds), policy=load)
+        most = max(PRODUCE_DEADLINE, task.spec.lease_seconds)
+        with self._rest.work() as scope:
+            produced = await self._engine.ask(asked, timeout=most, policy=load)
+        if scope.cancelled_caught:
+            return
         self.seconds += produced.seconds
         await self._deliver(task, shard, Path(produced.path), produced.units)
 

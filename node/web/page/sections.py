@@ -46,7 +46,12 @@ EVENTS = dict.fromkeys(
         "over",
     ),
     "",
-) | {"joined": "joined the pool", "trouble": "trouble: intellect-node status tells this node's owner which"}
+) | {
+    "joined": "joined the pool",
+    "trouble": "trouble: intellect-node status tells this node's owner which",
+    "paused": "paused: it takes no new work for a while",
+    "resumed": "resumed",
+}
 """Events that are shown, by name, in their own words or in these: what failed may hold a path, or a URL with a key."""
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
@@ -231,12 +236,15 @@ def _audited(steps: AuditedPart) -> dict[str, Any] | None:
     return {**counts, "by": words(steps.last_by, 42), "says": words(steps.last_says)}
 
 
+PAID = ("earned", "paid", "due", "waiting", "missed", "unclear")
+
+
 def _money(status: Status, _: Ago) -> dict[str, Any]:
     pay, stake = status.pay, status.stake or StakePart()
     told: dict[str, Any] = {"bonded": _tokens(stake.bonded_wei), "slashed": _tokens(stake.slashed_wei)}
     if pay is None:
         return told | {"known": False}
-    amounts = {name: _tokens(getattr(pay, f"{name}_wei")) for name in ("earned", "paid", "due", "waiting")}
+    amounts = {name: _tokens(getattr(pay, f"{name}_wei")) for name in PAID}
     pool = {"escrow": _tokens(pay.escrow_wei), "per_unit": _tokens(pay.reward_per_unit_wei)}
     return {
         **told,

@@ -1,16 +1,19 @@
 """The cells of the matrix, enumerated: who says which message how, how often, when, and to whom.
 
 A cell's name says all of it, so that each can be run again alone:
-AUTHOR/MESSAGE/DEVIATION/PERIOD/MOMENT/AUDIENCE/HISTORY.
+AUTHOR/MESSAGE/DEVIATION/PERIOD/MOMENT/AUDIENCE/HISTORY. Of two liars both stand there, with a + between the authors,
+and a & between what each says where that is not the same.
 """
 
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import trio
@@ -18,9 +21,10 @@ import trio
 from node.swarm.counts import COUNTS, Office
 from protocol.errors import ProtocolError
 from protocol.messages import CutSigned, Heartbeat, Message
-from tests.attacks.matrix import rounds, words
-from tests.attacks.matrix.expected import SAFE, row_of
+from tests.attacks.matrix import words
+from tests.attacks.matrix.expected import SAFE, Row, row_of
 from tests.attacks.matrix.world import (
+    ANOTHER_FILE,
     NATIVE,
     Facts,
     Nobody,
@@ -45,6 +49,8 @@ REFUSED: tuple[tuple[Period, Moment], ...] = (("once", "apart"), ("every", "befo
 OUT_OF_OFFICE = ("former", "coming")
 FIRST, ONCE = 4, 5
 """Policies from which on a liar speaks; at which it speaks once."""
+DROPS = 4
+"""The policy from which on a leader drops a worker, where it does."""
 APART = 4.5
 """Seconds after the honest word: beyond the next one, and beyond what services poll by."""
 AUTHORS: dict[Office, tuple[str, ...]] = {
@@ -56,13 +62,15 @@ AUTHORS: dict[Office, tuple[str, ...]] = {
 AUTHORS[Office.TRAINER_OR_VALIDATOR] = (*AUTHORS[Office.TRAINER], *AUTHORS[Office.VALIDATOR])
 EVERYBODY = tuple(dict.fromkeys(name for names in AUTHORS.values() for name in names))
 PAIRS = (("standby", "dismissed"), ("standby", "validator 4"), ("leader", "validator 4"), ("worker 2", "validator 4"))
+IN_ROUNDS = ("validator 4", "worker 2")
+"""Who lies in a pool with rounds: in office, and not."""
 SOME = ("validator 1", "validator 2", "worker 1")
 """Who gets a word that goes to some only."""
 
 
 class Cell(msgspec.Struct, frozen=True):
     """history: "honest"; "drops": the leader drops a worker, which validators find out; "rounds": nobody leads
-    (`rounds.py`). author: of two liars both, with a + between them."""
+    (`rounds.py`)."""
 
     author: str
     kind: str
@@ -76,8 +84,24 @@ class Cell(msgspec.Struct, frozen=True):
         return "/".join(getattr(self, one) for one in self.__struct_fields__)
 
     @property
-    def message(self) -> type[Message]:
-        return next(kind for kind in COUNTS if kind.__name__ == self.kind)
+    def lies(self) -> tuple["Lie", ...]:
+        """What each liar says."""
+        authors, kinds, names = self.author.split("+"), self.kind.split("&"), self.deviation.split("&")
+        each = len(authors) // len(kinds)
+        named = {kind.__name__: kind for kind in COUNTS}
+        return tuple(map(Lie, authors, [named[one] for one in kinds * each], names * each))
+
+
+class Lie(NamedTuple):
+    author: str
+    kind: type[Message]
+    deviation: str
+
+    @property
+    def right(self) -> Row | None:
+        """What its author may change; None where it has no right to say this."""
+        row = row_of(self.kind)
+        return row if self.author in row.by else None
 
 
 def cell_of(name: str) -> Cell:
@@ -106,15 +130,20 @@ def _all() -> Iterator[Cell]:
 
 
 def _in_rounds() -> Iterator[Cell]:
-    for name in (*_differing(CutSigned, rounds.LIAR), *rounds.SPECIAL):
+    for name in (*_differing(CutSigned, IN_ROUNDS[0]), *words.OF_ROUNDS):
         for moment in ("before", "instead"):
-            yield Cell(rounds.LIAR, "CutSigned", name, "every", moment, history="rounds")
+            yield Cell(IN_ROUNDS[0], "CutSigned", name, "every", moment, history="rounds")
     for name in (words.UNCHANGED, words.FRESH):
-        yield Cell(rounds.MEMBER, "CutSigned", name, "every", "before", history="rounds")
+        yield Cell(IN_ROUNDS[1], "CutSigned", name, "every", "before", history="rounds")
 
 
 def _in_pairs() -> Iterator[Cell]:
-    """Two that say the same lie: one in office with one that was, a validator with whom it may lie for."""
+    """Two that say the same lie, one in office with one that was, a validator with whom it may lie for; and any two of
+    what the two may say, as it is, invented, or so that no field alone shows it."""
+    for one, other in PAIRS:
+        for first, second in product(_sayings(one), _sayings(other)):
+            if first != second:
+                yield Cell(f"{one}+{other}", *map("&".join, zip(first, second, strict=True)), "every", "before")
     for kind, row in COUNTS.items():
         for one, other in PAIRS:
             may = [name for name in (one, other) if name in AUTHORS[row.by] and name not in OUT_OF_OFFICE]
@@ -123,7 +152,20 @@ def _in_pairs() -> Iterator[Cell]:
                     yield Cell(f"{one}+{other}", kind.__name__, name, "every", "before")
 
 
-def _differing(kind: type[Message], author: str) -> Iterator[str]:
+def _sayings(author: str) -> list[tuple[str, str]]:
+    if author in OUT_OF_OFFICE:
+        return []
+    said = [kind for kind, row in COUNTS.items() if author in AUTHORS[row.by] and kind is not CutSigned]
+    chosen = {kind: (words.UNCHANGED, words.FRESH, *specials(kind)) for kind in said}
+    return [(kind.__name__, name) for kind in said for name in _differing(kind, author) if name in chosen[kind]]
+
+
+@cache
+def _differing(kind: type[Message], author: str) -> tuple[str, ...]:
+    return tuple(_differ(kind, author))
+
+
+def _differ(kind: type[Message], author: str) -> Iterator[str]:
     """Deviations that make another word than every one before; of those that are in no form one shows all."""
     begun, seen, refused = templates().get((kind, author)), set[bytes](), False
     if begun is None:
@@ -156,7 +198,7 @@ def _of(author: str, kind: type[Message], name: str) -> Iterator[Cell]:
     # Of a message that nobody reads in a run without rounds there is nothing to move.
     for period, moment in TIMES if kind is not CutSigned else ():
         yield Cell(author, named, name, period, moment)
-    if name in (words.UNCHANGED, words.FRESH) or name.endswith("fresh"):
+    if name in (words.UNCHANGED, words.FRESH, ANOTHER_FILE) or name.endswith("fresh"):
         yield Cell(author, named, name, "every", "before", "some")
     if COUNTS[kind].by in (Office.TRAINER, Office.LEADER):
         yield Cell(author, named, name, "every", "before", history="drops")
@@ -201,59 +243,63 @@ def _listened() -> tuple[dict[tuple[type[Message], str], Message], Seen]:
 
 
 class Speaker:
-    """The liar of a cell."""
+    """The liars of a cell."""
 
     def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        self.authors = tuple(cell.author.split("+"))
-        self.name, self.names = self.authors[0], frozenset(self.authors)
+        self.cell, self._lies = cell, cell.lies
+        self.name, self.names = self._lies[0].author, frozenset(one.author for one in self._lies)
         self.said = self.refused = 0
-        self._heard = -1
-        self._salt = 0
+        self._heard: dict[Lie, int] = {}
+        self._salts: Counter[Lie] = Counter()
 
     async def before(self, world: World, name: str, word: Message) -> bool:
-        if self.cell.moment in ("apart", "after") or (found := self._told_by(world, name, word)) is None:
+        if self.cell.moment in ("apart", "after"):
             return False
-        await self._say(world, found)
-        await trio.sleep(0.02)  # it is there first
-        return self.cell.moment == "instead"
+        due = [(lie, found) for lie in self._lies if (found := self._told_by(world, name, word, lie)) is not None]
+        for lie, found in due:
+            await self._say(world, lie, found)
+        if due:
+            await trio.sleep(0.02)  # it is there first
+        return bool(due) and self.cell.moment == "instead"
 
     async def after(self, world: World, name: str, word: Message) -> None:
-        if self.cell.moment in ("apart", "after") and (found := self._told_by(world, name, word)) is not None:
+        if self.cell.moment not in ("apart", "after"):
+            return
+        for lie in self._lies:
+            if (found := self._told_by(world, name, word, lie)) is None:
+                continue
             if self.cell.moment == "after":
-                await self._say(world, found)
+                await self._say(world, lie, found)
             else:
-                world.nursery.start_soon(self._say_later, world, found)
+                world.nursery.start_soon(self._say_later, world, lie, found)
 
-    async def _say_later(self, world: World, word: Message) -> None:
+    async def _say_later(self, world: World, lie: Lie, word: Message) -> None:
         await trio.sleep(APART)
-        await self._say(world, word)
+        await self._say(world, lie, word)
 
-    def _told_by(self, world: World, name: str, word: Message) -> Message | None:
-        """What the liar makes its words of, if it is to speak with this one: once a policy at most."""
+    def _told_by(self, world: World, name: str, word: Message, lie: Lie) -> Message | None:
+        """What a liar makes its words of, if it is to speak with this one: once a policy at most."""
         cell, step = self.cell, world.step
-        if step < FIRST or step == self._heard:
+        if step < FIRST or step == self._heard.get(lie):
             return None
-        found = template(world, cell.message, name, word, self.name)
+        found = template(world, lie.kind, name, word, lie.author)
         if found is None:
             return None
-        self._heard = step
+        self._heard[lie] = step
         due = step == ONCE if cell.period == "once" else cell.period == "every" or step % 2 == 0
         return found if due else None
 
-    async def _say(self, world: World, word: Message) -> None:
-        cell = self.cell
-        self._salt += 1
-        for author in self.authors:
-            special = extras(world, cell.deviation, word, author)
-            made = special if special is not None else words.deviated(word, cell.deviation, self._salt)
-            for one in made:
-                try:
-                    signed = resigned(one, author, word)
-                    await world.say(author, signed, to=SOME if cell.audience == "some" else None)
-                    self.said += 1
-                except (ProtocolError, OverflowError, ValueError):  # nothing that can be written at all
-                    self.refused += 1
+    async def _say(self, world: World, lie: Lie, word: Message) -> None:
+        self._salts[lie] += 1
+        special = extras(world, lie.deviation, word, lie.author)
+        made = special if special is not None else words.deviated(word, lie.deviation, self._salts[lie])
+        for one in made:
+            try:
+                signed = resigned(one, lie.author, word)
+                await world.say(lie.author, signed, to=SOME if self.cell.audience == "some" else None)
+                self.said += 1
+            except (ProtocolError, OverflowError, ValueError):  # nothing that can be written at all
+                self.refused += 1
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -271,7 +317,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine(cell: Cell, seed: int = 0) -> list[Finding]:
     """What a liar moved that it may not move; empty where the product holds."""
-    drops, in_rounds = 4 if cell.history == "drops" else 0, cell.history == "rounds"
+    drops, in_rounds = DROPS if cell.history == "drops" else 0, cell.history == "rounds"
+    if in_rounds:
+        from tests.attacks.matrix import rounds  # its peers compute: ten seconds of imports
     try:
         with tempfile.TemporaryDirectory() as folder:
             if in_rounds:
@@ -279,8 +327,18 @@ def examine(cell: Cell, seed: int = 0) -> list[Finding]:
             else:
                 seen = play(Speaker(cell), Path(folder), drops=drops, seed=seed)
     except (BaseExceptionGroup, Stuck) as error:
-        return [Finding(str(cell), "stopped", (_innermost(error),), ())]
-    return list(_compare(cell, rounds.without(seed) if in_rounds else without(drops, seed), seen))
+        return [stopped(cell, error)]
+    return compared(cell, rounds.without(seed) if in_rounds else without(drops, seed), seen)
+
+
+def stopped(cell: Cell, error: BaseException) -> Finding:
+    """A run that did not come to its end."""
+    return Finding(str(cell), "stopped", (_innermost(error),), ())
+
+
+def compared(cell: Cell, base: Seen, seen: Seen) -> list[Finding]:
+    """base: the same run without the liar's words."""
+    return list(_compare(cell, base, seen))
 
 
 def _innermost(error: BaseException) -> str:
@@ -300,21 +358,22 @@ def without(drops: int, seed: int) -> Seen:
 
 
 def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
-    row, authors = row_of(cell.message), cell.author.split("+")
-    has_right = any(one in row.by for one in authors)
-    convicted = has_right and row.evidence and len(seen["forks"]) > len(base["forks"])
+    authors, rights = {one.author for one in cell.lies}, [one.right for one in cell.lies if one.right is not None]
+    has_right = bool(rights)
+    may, adds = (frozenset[str]().union(*sets) for sets in ([one.may for one in rights], [one.adds for one in rights]))
+    convicted = any(one.evidence for one in rights) and len(seen["forks"]) > len(base["forks"])
     for probe in seen:
-        more = _others(seen[probe] - base[probe], cell, has_right)
-        fewer = _others(base[probe] - seen[probe], cell, has_right)
+        more = _others(seen[probe] - base[probe], authors, has_right=has_right)
+        fewer = _others(base[probe] - seen[probe], authors, has_right=has_right)
         if not more and not fewer:
             continue
         # Who says something else in the place of its own word has that right; what it did stays seen, unless nobody
         # follows it any more, or it convicted itself otherwise.
         if cell.moment == "instead" and probe not in SAFE and not (probe == "dropped" and _goes_on(base, seen)):
             continue
-        if probe not in SAFE and (convicted or (has_right and probe in row.may)):
+        if probe not in SAFE and (convicted or probe in may):
             continue
-        if has_right and probe in row.adds and not fewer:
+        if probe in adds and not fewer:
             continue
         if probe == "muted":  # who shouts is not heard for a while
             more, fewer = (frozenset(one for one in facts if one[1] not in authors) for facts in (more, fewer))
@@ -331,9 +390,8 @@ def _goes_on(base: Seen, seen: Seen) -> bool:
     return len(seen["forks"]) < len(base["forks"]) and newest(seen) >= newest(base)
 
 
-def _others(facts: Facts, cell: Cell, has_right: bool) -> Facts:
-    """Without what the liar itself knows, and, where it may speak at all, what is about itself."""
-    authors = set(cell.author.split("+"))
+def _others(facts: Facts, authors: set[str], *, has_right: bool) -> Facts:
+    """Without what liars themselves know, and, where they may speak at all, what is about themselves."""
     return frozenset(one for one in facts if one[0] not in authors and not (has_right and authors & set(one[1:3])))
 
 

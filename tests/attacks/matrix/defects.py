@@ -2,8 +2,17 @@
 
 A defect is a context manager in which the product has the fault; `FOUND_BY` names it and the cell that finds it, with
 the probe in which it shows. The same cell finds less without it. A new defect is a function here and a line there.
-Faults of rounds are put back in `tests/node/services/rounds/test_cutting.py` and `tests/protocol/test_agreement.py`, of
-disputes in `tests/node/swarm/test_dispute_plays.py`, of a state alone in `tests/node/swarm/pool_plays.py`.
+
+What this world cannot show is put back where it shows, with a control beside it:
+
+- C1, who speaks first in a round (`tests/node/services/rounds/test_cutting.py`); C1b and F4, a last ballot, the first
+  word of two, a smaller quorum (`tests/protocol/test_agreement.py`): they need files that some have not accepted when
+  the round ends, thousands of plays with delays, or seven validators. The matrix' rounds are two peers and four judges.
+- H2, disputes that waiting decides (`tests/node/swarm/test_dispute_plays.py`): two liars of five, or one honest away.
+  Here are four, and policies that nobody loses.
+- M1, reports that are not served (`tests/node/services/training/test_intake.py`): who leads here is a script, and takes
+  nothing in.
+- Faults of a state alone: `tests/node/swarm/pool_plays.py`, and of who judges itself `test_own_case.py` beside it.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +23,7 @@ from unittest.mock import patch
 from node.recent import Recent
 from node.services.certifying import WAITING, Certifying
 from node.services.ending import Ending
-from node.swarm import board, pool_state, works
+from node.swarm import board, catchup, pool_state, works
 from node.swarm.ballots import Ballots
 from node.swarm.checkpoints import Checkpoints
 from node.swarm.facts import PolicyFollowed, RunTold
@@ -23,9 +32,11 @@ from node.swarm.policies import PolicyClock
 from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
+from protocol.checks import slot_of
 from protocol.earnings import of_policy
-from protocol.messages import Heartbeat, PolicyAnnounced
-from tests.attacks.matrix.world import KEYS, QUORUM
+from protocol.errors import ProtocolError
+from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, parse_envelope
+from tests.attacks.matrix.world import KEYS, POOL, QUORUM
 
 
 @contextmanager
@@ -148,6 +159,24 @@ def a_policy_of_another_epoch_is_another_work() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def names_leave_out_what_an_author_varies() -> Iterator[None]:
+    """M2: who gave two words one name left no evidence. Here all of a place have one."""
+    real = catchup.name_of
+
+    def of_a_place(raw: bytes) -> bytes:
+        try:
+            word = parse_envelope(POOL, raw).message
+        except ProtocolError:
+            return real(raw)
+        if not isinstance(word, RolloutCommitted):
+            return real(raw)
+        return real(repr(slot_of(word.commitment)).encode())
+
+    with patch.object(catchup, "name_of", of_a_place), patch.object(board, "name_of", of_a_place):
+        yield
+
+
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
@@ -173,5 +202,6 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
         "leader/PolicyAnnounced/statement.epoch+1/once/apart/all/honest",
         "overpaid",
     ),
+    names_leave_out_what_an_author_varies: ("worker 2/RolloutCommitted/another file/every/before/some/honest", "torn"),
     who_left_office_is_still_a_validator: ("former/StepJudged/unchanged/every/before/all/honest", "step_book"),
 }

@@ -72,9 +72,9 @@ ROWS: dict[type[Message], Row] = {
     EnvironmentPublished: Row(MEMBERS),
 }
 
-SAFE = ("overpaid", "alone", "disbelieved", "slashed", "muted", "faults", "forked", "stuck")
-"""Nobody honest is disbelieved, slashed, muted or stopped, work is paid once and
-decided by two at least, a round comes to one list and ends, nothing raises: whatever is said."""
+SAFE = ("overpaid", "alone", "torn", "disbelieved", "slashed", "muted", "faults", "forked", "stuck")
+"""Nobody honest is disbelieved, slashed, muted or stopped, work is paid once and decided by two at least, evidence
+reaches everybody, a round comes to one list and ends, nothing raises: whatever is said."""
 
 
 def row_of(kind: type[Message]) -> Row:

@@ -26,10 +26,7 @@ from tests.node.services.tasking.town import at_once
 
 JUDGES = tuple(NodeKey(bytes([40 + number]) * 32) for number in range(4))
 PEERS, ROUNDS, QUORUM = (2, 4), 3, 3
-LIAR, MEMBER = "validator 4", "worker 2"
 TOPIC = topic(DOMAIN, POOL)
-SPECIAL = ("rushed", "two-faced", "withheld from one", "withheld from all but one", "nothing, closed")
-"""Before anybody is there; another list to half of them; own words to some only; no contribution at all."""
 LATE_SECONDS = 8.0
 """By which a run may end later than without the liar: ballots of its making."""
 Facts = frozenset[tuple[Any, ...]]

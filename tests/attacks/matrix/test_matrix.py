@@ -8,17 +8,20 @@ import logging
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import pytest
 import structlog
 
+from benchmarks.adversary import Ran, Results, in_order
 from node.swarm.counts import COUNTS
 from tests.attacks.matrix import words
-from tests.attacks.matrix.cells import Cell, cell_of, cells, examine, templates
-from tests.attacks.matrix.defects import FOUND_BY, Defect
-from tests.attacks.matrix.expected import ROWS, row_of
+from tests.attacks.matrix.cells import Cell, Finding, cell_of, cells, examine, templates
+from tests.attacks.matrix.defects import FOUND_BY, Defect, names_leave_out_what_an_author_varies
+from tests.attacks.matrix.expected import ROWS
 from tests.attacks.matrix.known import OPEN, SHOWN_BY, attack_of
+from tests.attacks.matrix.warmed import Warmed
 
 BY_TURNS = 2
 """Cells of each day: all of them come in some years, a nightly run does them in hours."""
@@ -32,14 +35,20 @@ def _quiet() -> Iterator[None]:
     structlog.configure(**before)
 
 
+@pytest.fixture(scope="module")
+def world() -> Iterator[Warmed]:
+    with Warmed() as warmed:
+        yield warmed
+
+
 def _marks(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.xfail(strict=True, reason=name)] if SHOWN_BY[name].works else []
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=_marks(one)) for one in SHOWN_BY])
-def test_an_attack_of_the_table_moves_nothing(name: str) -> None:
+def test_an_attack_of_the_table_moves_nothing(name: str, world: Warmed) -> None:
     shown = SHOWN_BY[name]
-    assert [str(one) for one in examine(cell_of(shown.cell)) if one.probe == shown.probe] == []
+    assert [str(one) for one in world.examine(cell_of(shown.cell))[1] if one.probe == shown.probe] == []
 
 
 @pytest.mark.parametrize("defect", FOUND_BY, ids=lambda one: one.__name__)
@@ -55,12 +64,12 @@ def test_a_fault_that_is_put_back_into_the_product_is_found(defect: Defect) -> N
     assert not before or any(probe in probes for _, probes in OPEN.values()), "the control"
 
 
-def test_cells_of_the_day_move_nothing_that_is_not_known() -> None:
+def test_cells_of_the_day_move_nothing_that_is_not_known(world: Warmed) -> None:
     day = datetime.now(UTC).date().toordinal()
     # Of those who have no right: there the rule has no exception, so that what fails is the product.
-    strict = [one for one in cells() if not row_of(one.message).by & set(one.author.split("+"))]
+    strict = [one for one in cells() if not any(lie.right for lie in one.lies)]
     drawn = random.Random(day).sample(strict, BY_TURNS)  # noqa: S311 - a choice
-    found = [one for cell in drawn for one in examine(cell) if attack_of(one) is None]
+    found = [one for cell in drawn for one in world.examine(cell)[1] if attack_of(one) is None]
     assert not found, "\n".join(map(str, found))
 
 
@@ -71,6 +80,36 @@ def test_every_message_is_attacked_in_each_of_its_fields() -> None:
     names = [str(one) for one in cells()]
     assert len(set(names)) == len(names) > 5000
     assert all(cell_of(name) == one for name, one in zip(names[::500], cells()[::500], strict=True))
+
+
+def test_a_long_run_comes_to_each_cell_once_and_to_rounds_pairs_and_each_lie_first() -> None:
+    ordered = list(in_order(cells(), 5))
+    assert sorted(map(str, ordered)) == sorted(map(str, cells()))
+    rare = {one for one in ordered if one.history == "rounds" or "+" in one.author}
+    once = {(one.author, one.kind, one.deviation) for one in ordered if one not in rare}
+    first = ordered[: len(rare) + len(once)]
+    assert rare < set(first) and once < {(one.author, one.kind, one.deviation) for one in first}
+
+
+def test_a_run_goes_on_from_its_file_also_where_the_last_one_was_killed_as_it_wrote(tmp_path: Path) -> None:
+    path, ran = tmp_path / "results", Ran("one", 1.5, (Finding("one", "forks", ("a",), ()),))
+    Results(path, 7).add(ran)
+    with path.open("a") as out:
+        out.write('{"cell":"two"')
+    again = Results(path, 9)
+    assert (again.seed, again.ran) == (7, [ran])
+    again.add(Ran("two", 2.0))
+    assert [one.cell for one in Results(path, 9).ran] == ["one", "two"]
+    path.write_text("not results\n")
+    with pytest.raises(msgspec.DecodeError):
+        Results(path, 7)
+
+
+def test_a_cell_that_goes_on_from_a_warmed_world_finds_what_it_finds_alone() -> None:
+    name, probe = FOUND_BY[names_leave_out_what_an_author_varies]
+    with names_leave_out_what_an_author_varies(), Warmed(drops=False) as world:
+        found = [{one.probe for one in world.examine(cell_of(name))[1]} for _ in range(2)]
+    assert found == [{probe}, {probe}], "the second time, too: a cell leaves nothing behind"
 
 
 class Inner(msgspec.Struct, frozen=True):

@@ -15,6 +15,9 @@ from blake3 import blake3
 UNCHANGED, FRESH, BARE, MANY = "unchanged", "fresh", "bare", "many"
 """The honest word as one's own; all roots new; without what it may leave out; forty at once."""
 HOW_MANY = 40
+OF_ROUNDS = ("rushed", "two-faced", "withheld from one", "withheld from all but one", "nothing, closed")
+"""Of words on what a round comes to: before anybody is there; another list to half of them; own words to some only; no
+contribution at all."""
 NUMBERS: dict[str, Callable[[int], int]] = {
     "=0": lambda _: 0,
     "-1": lambda now: now - 1,

@@ -125,8 +125,8 @@ SMALL = {"statements that a step book keeps": (stepbook, "KEPT", 32), "policies"
 
 FILE_BYTES = 64
 """Of a rollout file, at most."""
-MOST_SECONDS = 5.0
-"""CPU seconds of one run, which takes two."""
+MOST_SECONDS = 15.0
+"""CPU seconds of one run, which takes two; four on a machine that is busy."""
 
 
 def key_of(name: str) -> NodeKey:
@@ -414,7 +414,7 @@ class History:
 
     def __init__(self, world: "World", drops: int = 0) -> None:
         self._world = world
-        self._drops = drops
+        self.drops = drops
         self.files: dict[tuple[int, str, int], WorkCommitment] = {}
 
     def term_of(self, step: int) -> tuple[int, str]:
@@ -468,7 +468,7 @@ class History:
 
     def announced(self, step: int) -> PolicyAnnounced:
         term, name = self.term_of(step)
-        kept = ("worker 1",) if self._drops and step >= self._drops else ("worker 1", "worker 2")
+        kept = ("worker 1",) if self.drops and step >= self.drops else ("worker 1", "worker 2")
         batch = self.manifest(step, kept) if step else describe(b"")
         parent = policy_root(step - 1) if step else bytes(32)
         said = PolicyStatement(POOL, term, step, 0, parent, policy_root(step), batch.root, state_root(step))
@@ -655,14 +655,20 @@ def play(liar: Liar, folder: Path, *, drops: int = 0, seed: int = 0) -> Seen:
 
     gc.collect()
     gc.disable()  # a run makes and leaves a few ten MB: the collector would take a fifth of its time
-    before = signal.signal(signal.SIGVTALRM, _give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS, 1.0)  # again: the next node stands still at once
+    before = limited()
     try:
         return run_seeded(seed, live)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
         gc.enable()
+
+
+def limited() -> Any:
+    """From here on a run gets so many CPU seconds. The handler of before."""
+    before = signal.signal(signal.SIGVTALRM, _give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS, 1.0)  # again: the next node stands still at once
+    return before
 
 
 class Stuck(BaseException):
@@ -794,12 +800,16 @@ def resigned(word: Any, author: str, honest: Any) -> Any:
             return word
 
 
+ANOTHER_FILE = "another file"
+"""In a place that its author fills honestly, too."""
+
+
 def specials(kind: type[Message]) -> tuple[str, ...]:
     """Deviations that no field alone shows."""
     if kind in (VerdictIssued, VerdictRechecked, StepJudged):
         return ("opposite",)
     if kind is RolloutCommitted:
-        return ("withheld from one", "withheld from all but one")
+        return ("withheld from one", "withheld from all but one", ANOTHER_FILE)
     if kind is TaskOffered:
         return ("another task",)
     return ("forged batch",) if kind is PolicyAnnounced else ()
@@ -823,6 +833,9 @@ def extras(world: World, deviation: str, word: Any, author: str) -> list[Any] | 
         world.store.withheld[root] = frozenset(given)
         index = 2 if author == "worker 2" else 0
         return [replace(word, commitment=replace(word.commitment, index=index, file_root=root))]
+    if deviation == ANOTHER_FILE:
+        root = world.store.put(b"%s %d another" % (author.encode(), world.step)).root
+        return [replace(word, commitment=replace(word.commitment, file_root=root))]
     if deviation == "another task":
         return [replace(word, spec=encode_task(replace(decode_task(word.spec), nonce=f"{author} {world.step}")))]
     if deviation == "forged batch":
@@ -889,6 +902,22 @@ def works(world: World) -> Facts:
         for id, work in node.jury.state.register._works.items():
             found.add((node.name, name_of(work.node), id.hex()[:8], work.rival))
     return frozenset(found)
+
+
+def torn(world: World) -> Facts:
+    """Places that two files were committed to, and who knows of one only: others' evidence must reach everybody."""
+    known: dict[tuple[Any, ...], dict[str, set[bytes]]] = {}
+    for node in _each(world):
+        for id, work in node.jury.state.register._works.items():
+            place = (name_of(work.node), work.step, work.commitment.index)
+            known.setdefault(place, {}).setdefault(node.name, set()).add(id)
+    several = {place: by for place, by in known.items() if len(set().union(*by.values())) > 1}
+    return frozenset(
+        (node.name, "", " ".join(map(str, place)))
+        for place, by in several.items()
+        for node in _each(world)
+        if len(by.get(node.name, ())) < 2
+    )
 
 
 def pledges(world: World) -> Facts:
@@ -1092,7 +1121,7 @@ def faults(world: World) -> Facts:
 PROBES: dict[str, Callable[[World], Facts]] = {
     probe.__name__: probe
     for probe in (
-        policies, forks, states, works, pledges, told, checkpoints, audits, step_book, tasks, certificates, overpaid,
-        alone, disbelieved, slashed, muted, chair, dropped, due, over, members, packages, disputes, faults,
+        policies, forks, states, works, torn, pledges, told, checkpoints, audits, step_book, tasks, certificates,
+        overpaid, alone, disbelieved, slashed, muted, chair, dropped, due, over, members, packages, disputes, faults,
     )
 }  # fmt: skip

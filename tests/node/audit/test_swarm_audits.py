@@ -190,7 +190,11 @@ def trained(honest: Desk, tmp_path: Path) -> Desk:
 
 
 async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeated(trained: Desk, assets: Path) -> None:
-    bench = Bench(trained, assets, [1.0, 1e-4, 1e-4])
+    """The third validator would draw all steps, and is in one hand with the trainer: it looks at none."""
+    bench = Bench(trained, assets, [1.0, 1e-4, 1.0])
+    for seat in (bench.trainer, *bench.seats):
+        for node in (TRAINER, VALIDATORS[2]):
+            seat.membership.hands.joined(node.address, VALIDATORS[0].address)
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         await bench.until(lambda: len(bench.said()) == 2)
@@ -207,6 +211,7 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
         await bench.until(lambda: bench.audits[0].status()["auditing"].audits["held"] == 2)
         shown = bench.trainer.jury.state.steps.status()
         assert (shown.last_step, shown.held, shown.last_says) == (1, 2, "held")
+        assert not bench.audits[2].counts and not bench.audits[2]._begun
         assert not bench.trainer.jury.state.distrust
         nursery.cancel_scope.cancel()
 

@@ -53,7 +53,9 @@ def with_contracts(provider: FallbackProvider, url: str, set_balance: str, *, mi
     """The contracts put on a chain, whose method `set_balance` gives coin away; its profile."""
     deployer = NodeKey.generate()
     provider.make_request(set_balance, [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-    done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600, min_window=min_window))
+    done = deploy(
+        Web3(provider), deployer, DeployParams(unbonding_seconds=3600, appeal_seconds=60, min_window=min_window)
+    )
     return NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
 
 

@@ -82,6 +82,8 @@ async def test_the_next_endpoint_is_used_and_kept(profile: NetworkProfile, conne
         (200, b"[]"),
         (200, b"{}"),
         (200, b'{"jsonrpc":"2.0","id":1,"result":"x"}'),
+        (200, b'{"jsonrpc":"2.0","id":1,"result":"0x\xff"}'),
+        (200, b'{"jsonrpc":"2.0","id":1,"result":{"number":"0x1","hash":"\xfe"}}'),
         (429, b'{"jsonrpc":"2.0","id":1,"error":{"code":-32005,"message":"slow down"}}'),
         (502, b"bad gateway"),
     ],
@@ -304,6 +306,24 @@ async def test_a_quorum_slashes_over_the_client(people: Any) -> None:
     with pytest.raises(Reverted) as caught:
         await client.join(pool, "x")
     assert caught.value.name == "NodeEvicted" and "another pool" in caught.value.remedy
+
+
+async def test_a_slash_needs_a_bond_and_who_has_too_little_is_told_how_much(
+    people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, pool = people.client, people.pool
+    await client.join(pool, "x")
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
+    mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
+    case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
+    with monkeypatch.context() as elsewhere, pytest.raises(InsufficientFunds, match="0 tokens and needs 12.5"):
+        elsewhere.setattr("node.chain.client.is_devnet", lambda profile: False)
+        await client.carry(case, key=people.validator)
+    await client.carry(case, key=people.validator)  # a devnet gives them
+    info = await client.case(1)
+    assert (info.bond, info.carrier) == (50 * TOKEN // 4, people.validator.address)
+    assert (await client.balances(people.validator.address)).token == 0
 
 
 async def test_a_revert_is_told_before_anything_is_sent(people: Any) -> None:

@@ -273,12 +273,14 @@ async def test_a_slow_consumer_loses_nothing(people: Any, tmp_path: Path) -> Non
         assert [event.contact for event in events if isinstance(event, Joined)] == [str(n) for n in range(6)]
 
 
+@pytest.mark.parametrize("blocks", [0, 100])
 async def test_an_endpoint_that_lags_is_waited_for_and_takes_nothing_back(
-    people: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    people: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chain_rpc: Any, blocks: int
 ) -> None:
     async with following(people, tmp_path / "f.sqlite", patience=60) as follower:
         await take(follower, 2)
         real, behind = people.client.block, (await people.client.block()).number
+        chain_rpc("anvil_mine", hex(blocks))
         await people.client.join(people.pool, "here")
         assert isinstance((await take(follower, 1))[0], Joined)
 

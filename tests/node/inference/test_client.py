@@ -1,6 +1,7 @@
 """The supervisor of the engine child, with a child that misbehaves on demand."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -253,3 +254,42 @@ async def test_a_new_child_that_computes_in_another_way_makes_nothing(
         told.write_text("here/bfloat16/sdpa")
         assert isinstance(await child.ask(load("well"), timeout=30), Loaded)
         nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_is_put_away_leaves_no_process_and_comes_back_when_it_is_woken() -> None:
+    child = engine()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(child.run)
+        first = child.pid
+        assert first is not None
+        child.sleep()
+        with trio.fail_after(20):
+            while psutil.pid_exists(first):  # noqa: ASYNC110 - another process
+                await trio.sleep(0.02)
+        with pytest.raises(EngineError, match="put away"):
+            await child.ask(load("well"), timeout=1)
+        child.wake()
+        assert isinstance(await child.ask(load("well"), timeout=30), Loaded)
+        assert child.pid not in (None, first) and child.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+async def test_an_engine_of_a_node_that_starts_paused_is_loaded_and_looked_at_when_it_is_woken(
+    admitted: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "class").write_text("here/bfloat16/sdpa" if admitted else "elsewhere/bfloat16/sdpa")
+    child = engine(str(tmp_path))
+    child.sleep()
+    with pytest.RaisesGroup(EngineError, allow_unwrapped=True) if not admitted else nullcontext():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(child.run)
+            child.check_permitted(RULES)
+            assert child.pid is None and child.ready is None
+            child.wake()
+            if admitted:
+                assert isinstance(await child.ask(load("well"), timeout=30), Loaded)
+                nursery.cancel_scope.cancel()
+            else:
+                with trio.fail_after(30):
+                    await trio.sleep_forever()

@@ -30,7 +30,22 @@ tests:
       - {{series: 'intellect_work_files_rejected_total{{instance="a"}}', values: '0+5x200'}}
       - {{series: 'intellect_work_files_committed_total{{instance="b"}}', values: '0+10x200'}}
       - {{series: 'intellect_work_files_rejected_total{{instance="b"}}', values: '0+1x200'}}
+      - {{series: 'intellect_pen_holds_total{{instance="a"}}', values: '0x10 1x200'}}
+      - {{series: 'intellect_pen{{instance="b",state="shut"}}', values: '1x5 0x200'}}
+      - {{series: 'intellect_pen{{instance="c",state="shut"}}', values: '1x200'}}
+      - {{series: 'intellect_files_waited_total{{instance="a"}}', values: '0x10 4x200'}}
     alert_rule_test:
+      - {{eval_time: 9m, alertname: KeyElsewhere, exp_alerts: []}}
+      - {{eval_time: 12m, alertname: KeyElsewhere, exp_alerts: [{{exp_labels: {{severity: page, instance: a}},
+          exp_annotations: {{summary: the key of a speaks elsewhere,
+            description: 'Nothing is signed here while it is heard. Stop one of the two daemons: docs/moving.md.'}}}}]}}
+      - {{eval_time: 15m, alertname: PenShut, exp_alerts: [{{exp_labels: {{severity: page, instance: c, state: shut}},
+          exp_annotations: {{summary: 'c does not know what its key has signed, and signs nothing',
+            description: 'No member answers it: intellect-node status says what it waits for, docs/moving.md what to do.'}}}}]}}
+      - {{eval_time: 9m, alertname: FilesWaitedFor, exp_alerts: []}}
+      - {{eval_time: 12m, alertname: FilesWaitedFor, exp_alerts: [{{exp_labels: {{severity: page, instance: a}},
+          exp_annotations: {{summary: a could open no file for a while,
+            description: "It waits, and so does its work: raise LimitNOFILE of its unit, or look for what holds the machine's descriptors."}}}}]}}
       - {{eval_time: 4m, alertname: NodeDown, exp_alerts: []}}
       - {{eval_time: 30m, alertname: NodeDown, exp_alerts: [{{exp_labels: {{severity: page, job: intellect-node, instance: a}},
           exp_annotations: {{summary: a does not answer,

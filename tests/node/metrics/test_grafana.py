@@ -11,6 +11,7 @@ from node.metrics.prometheus import render
 from node.network.interface import NetworkStats
 from node.services.base import Crew
 from node.status import StatusPage
+from node.status_schema import PenPart
 from tests.swarms import status
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -28,7 +29,7 @@ def rendered() -> dict[str, set[str]]:
     empty = StatusPage(Crew()).figures()
     whole |= {"verdicts": empty["verdicts"], "work": empty["work"]}
     whole["blobs"] = {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "oldest_look_seconds": 1.0}
-    whole["node"] |= {"state_dir": "/"}
+    whole["node"] |= {"state_dir": "/", "pen": msgspec.structs.asdict(PenPart())}
     whole["network_stats"] = msgspec.structs.asdict(NetworkStats())
     found: dict[str, set[str]] = {}
     for line in render(whole).splitlines():

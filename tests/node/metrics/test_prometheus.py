@@ -10,7 +10,10 @@ from node.services.base import Crew
 from node.status import StatusPage
 
 FULL = {
-    "node": {"version": "1.2.3", "role": "worker", "uptime_seconds": 7.5, "state_dir": "/"},
+    "node": {
+        **{"version": "1.2.3", "role": "worker", "uptime_seconds": 7.5, "state_dir": "/", "waited_for_files": 3},
+        "pen": {"state": "held", "why": "it speaks elsewhere", "fence": 21, "adopted": 2, "holds": 1},
+    },
     "network": {"block": 9, "rpc_ok": True},
     "work": {"files_committed": 3, "units": 7, "tokens_per_second": 2.5, "rejected_by_reason": {"wrong prompt": 2}},
     "verdicts": {"accepted": 4, "rejected": 1, "by_reason": {"units": 1}},
@@ -19,6 +22,7 @@ FULL = {
     "members": {"healthy": 12, "dead": 1},
     "processes": [{"name": "engine", "restarts": 2}],
     "run": {"step": 3, "steps_total": 100},
+    "rest": {"why": "paused", "dropped": 2},
     "blobs": {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "bytes_looked_at": 9, "oldest_look_seconds": 5},
 }
 
@@ -44,7 +48,15 @@ def test_what_grows_is_a_counter_and_nothing_else_ends_in_total() -> None:
         'intellect_members{state="healthy"} 12.0',
         'intellect_process_restarts_total{name="engine"} 2.0',
         "intellect_run_last_step 100.0",
+        "intellect_files_waited_total 3.0",
+        'intellect_pen{state="held"} 1.0',
+        'intellect_pen{state="shut"} 0.0',
+        "intellect_pen_fence_step 21.0",
+        "intellect_pen_adopted_words_total 2.0",
+        "intellect_pen_holds_total 1.0",
         "intellect_blobs_damaged_total 1.0",
+        "intellect_paused 1.0",
+        "intellect_pause_dropped_total 2.0",
         "intellect_blobs_oldest_look_seconds 5.0",
     ):
         assert line.replace('role="worker",version="1.2.3"', 'version="1.2.3",role="worker"') in text or line in text, (

@@ -49,11 +49,12 @@ from node.preflight.machine import (
 from node.preflight.reach import check_announced, check_listen, is_public
 from node.preflight.running import Running, check_running
 from node.preflight.settings import NAMED, OTHERS, PREFIX, check_settings
-from node.preflight.survey import check_calibrated, exit_code
+from node.preflight.survey import check_before_stake, exit_code
 from node.state.directory import StateDir
 from protocol.cuts import Cuts
 from protocol.identity import NodeKey
 from protocol.run import Asset, EnvironmentSpec, RunSpec, VerificationSpec
+from protocol.sections import Requirement, Requirements
 
 NODE, PROVIDER = (NodeKey(bytes([n]) * 32).address for n in (1, 2))
 BASE = NetworkProfile(name="base-sepolia", chain_id=84532, rpc_urls=("https://rpc.example/v2/secret",))
@@ -503,8 +504,26 @@ async def test_an_uncalibrated_machine_is_refused_before_a_stake(
     config: Any = NodeConfig(engine_command=command)
     chain, pool = cast("Any", Unregistered(provider)), cast("Any", None)
     if not refused:
-        await check_calibrated(chain, pool, NODE, config, role)
+        await check_before_stake(chain, pool, NODE, config, role, Hardware(4, 16 << 30, ()))
         return
     with pytest.raises(PreflightFailed) as caught:
-        await check_calibrated(chain, pool, NODE, config, role)
+        await check_before_stake(chain, pool, NODE, config, role, Hardware(4, 16 << 30, ()))
     assert "not calibrated" in caught.value.why or "no work was calibrated" in caught.value.why
+
+
+@pytest.mark.parametrize(("provider", "refused"), [(None, True), (PROVIDER, False)])
+async def test_a_cap_below_what_the_run_needs_is_refused_before_a_stake(
+    monkeypatch: pytest.MonkeyPatch, provider: str | None, refused: bool
+) -> None:
+    async def spec(*_: object) -> RunSpec:
+        need = Requirements(worker=Requirement(cores=4))
+        return RunSpec(name="four cores", environment=EnvironmentSpec(name="sort"), requirements=need)
+
+    monkeypatch.setattr("node.preflight.survey.ask_for_spec", spec)
+    config: Any = NodeConfig(guest={"cores": 2}, engine_command="none is asked")
+    own = (cast("Any", Unregistered(provider)), cast("Any", None), NODE, config, "worker", Hardware(8, 16 * GIB, ()))
+    if not refused:
+        return await check_before_stake(*own)
+    with pytest.raises(PreflightFailed) as caught:
+        await check_before_stake(*own)
+    assert "[guest] cores = 2: the run asks for 4" in caught.value.why

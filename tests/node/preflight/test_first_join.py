@@ -19,9 +19,10 @@ from node.chain.follower import EventFollower
 from node.chain.sender import SendLimits
 from node.config import NodeConfig
 from node.errors import ConfigError, KeyError_
+from node.hardware import Hardware
 from node.preflight.chain import find_provider
 from node.preflight.early import _check_pool, check_metrics_log
-from node.preflight.survey import check_calibrated
+from node.preflight.survey import check_before_stake
 from node.progress import ProgressRecord
 from node.services.membership.participant import ensure_participant
 from node.state.keystore import save_key
@@ -87,7 +88,7 @@ async def test_a_first_join_asks_few_questions_in_a_row(
         pool = await chain.pool(people.pool)
         await chain.connect()
         await chain.block()
-        await check_calibrated(chain, pool, people.node.address, config, "worker")
+        await check_before_stake(chain, pool, people.node.address, config, "worker", Hardware(4, 16 << 30, ()))
         await ensure_participant(chain, people.node, config, config.directory, pool, progress)
         await chain.join(people.pool, "/ip4/127.0.0.1/tcp/4001")
         follower = EventFollower(chain, people.pool, tmp_path / "chain.sqlite", poll=0.05)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.processes.forkserver import Anew, Child, ForkedChild, ForkServer
+from node.processes.forkserver import Anew, Child, ForkedChild, ForkServer, kill_group
 from node.processes.launch import launch
 
 MIRROR = [sys.executable, "-m", "tests.node.processes.mirror"]
@@ -169,3 +170,11 @@ async def test_nothing_is_left_of_a_program_that_is_not_listened_to_any_more() -
             await children.said([sys.executable, "-m", "tests.node.processes.mute"])
         assert scope.cancelled_caught and children.pid is not None
         assert psutil.Process(children.pid).children() == []
+
+
+def test_a_child_that_leads_no_group_yet_is_killed_all_the_same() -> None:
+    """Between the fork and its first words to the system."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        kill_group(child.pid)
+        assert child.wait(20) == -signal.SIGKILL
+    kill_group(child.pid)  # and of one that is gone nothing is said

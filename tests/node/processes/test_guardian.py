@@ -60,6 +60,48 @@ def test_a_daemon_that_keeps_being_killed_is_given_up(program: subprocess.Popen[
     assert program.returncode == 128 + signal.SIGSEGV
 
 
+ENDS = """
+import os, sys
+from pathlib import Path
+from node.processes.guardian import become_guarded
+
+up = become_guarded((3,), (0.05, 0.1))
+lives = Path(sys.argv[1])
+with lives.open("a") as file:
+    file.write(".")
+words = sys.argv[2].split(",")[lives.stat().st_size - 1]
+if words.startswith("up"):
+    up()
+sys.exit(int(words.removeprefix("up")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("lives", "code"),
+    [
+        ("up3,3,3,up0", 0),  # its machine failed, and had failed still when it was started again
+        ("up3,up3,4", 4),
+        ("3", 3),  # it never was up: whoever started it reads why
+        ("up6", 6),  # no machine's fault
+    ],
+)
+def test_a_daemon_that_its_machine_ended_is_started_again_once_it_was_up(tmp_path: Path, lives: str, code: int) -> None:
+    words = [sys.executable, "-c", ENDS, str(tmp_path / "lives"), lives]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, len((tmp_path / "lives").read_text())) == (code, lives.count(",") + 1), done.stderr
+    assert done.stderr.count("starting it again in") == lives.count(",")
+
+
+def test_a_guardian_that_waits_can_be_stopped(tmp_path: Path) -> None:
+    program = ENDS.replace("(0.05, 0.1)", "(60, 60)")
+    words = [sys.executable, "-c", program, str(tmp_path / "lives"), "up3"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert "starting it again in 60 s" in waiting.stderr.readline()
+        waiting.terminate()
+        assert waiting.wait(20) == -signal.SIGTERM
+
+
 def test_a_daemon_stops_when_its_guardian_is_killed(program: subprocess.Popen[str]) -> None:
     daemon = psutil.Process(line(program))
     program.kill()

@@ -30,10 +30,13 @@ from node.chain.ledger import Ledger
 from node.chain.views import Block
 from node.clock import Clock
 from node.progress import ProgressRecord
+from node.services.base import Crew
 from node.services.books import Books
+from node.services.bringing import Bringing
 from node.services.certifying import Certifying
 from node.services.context import PoolTime
 from node.services.court.tabling import Tabling
+from node.services.leaving import Leaving
 from node.services.paying import Paying
 from node.services.settling import Settling
 from node.swarm.ballots import FileState
@@ -81,6 +84,7 @@ class Treasury:
         self.ledgers: list[Ledger] = []
         self.told: list[Any] = []
         self.down = self.loses_answers = self.claims_fail = False
+        self.stopped_at = 0
         self._tell(ValidatorsSet, block=START // 2, validators=tuple(self.validators), threshold=self.threshold)
         self.fund(escrow, block=START // 2)
 
@@ -115,6 +119,7 @@ class Treasury:
         given = {"id": POOL, "started_at": START, "epoch_seconds": self.epoch, "window": self.window}
         given |= {"escrow": self.free * PRICE, "owed": self.owed * PRICE, "reward_per_unit": PRICE}
         given |= {"units_per_epoch": self.per_epoch, "threshold": self.threshold, "validators": tuple(self.validators)}
+        given |= {"stopped_at": self.stopped_at, "ended": bool(self.stopped_at)}
         return PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
 
     async def block(self, number: int | None = None) -> Block:
@@ -129,6 +134,13 @@ class Treasury:
     async def claimed(self, pool: int, node: Address) -> int:
         await self._answer()
         return self.units.get(node, 0)
+
+    def allowance_of(self, pool: int, node: Address) -> int:
+        return 2**62
+
+    async def ask(self, action: str, look: Callable[[Any], Any]) -> Any:
+        await self._answer()
+        return look(self)
 
     async def node_info(self, node: Address) -> NodeInfo:
         await self._answer()
@@ -428,17 +440,23 @@ class Node:
         chain: Any = world.chain
         books = Books(context, chain, ledger)
         self.paying, self.settling = Paying(books), Settling(books, 0.0)
-        services: list[Any] = [self.paying, self.settling]
+        self.crew = Crew()
+        self.leaving = Leaving(context, self.settling, self.crew)
+        services: list[Any] = [self.paying, self.settling, self.leaving]
         if self.role == "validator":
             self.certifying = Certifying(context)
             self.tabling = Tabling(books, self.certifying)
-            services += [self.certifying, self.tabling]
+            self.bringing = Bringing(books)
+            services += [self.certifying, self.tabling, self.bringing]
         self.lives, self.scope = True, trio.CancelScope()
         try:
             with self.scope:
                 async with trio.open_nursery() as nursery:
                     for service in services:
                         nursery.start_soon(service.run)
+                    await self.crew.left.wait()
+                    self.wanted = False
+                    nursery.cancel_scope.cancel()
         finally:
             self.lives = False
             world.gossip.boards.pop(own, None)
@@ -511,6 +529,10 @@ class World:
         for node in only:
             node.jury.accusing[work.id] = said
             node.jury.hear(work, FileState.REJECTED)
+
+    def now(self) -> int:
+        """The chain's second."""
+        return self.chain.now()
 
     def paid(self) -> Counter[Address]:
         return Counter(self.chain.units)

@@ -15,6 +15,7 @@ import trio
 
 pytest.importorskip("torch")
 from cli.serve_node import NodeAnswerer
+from node.guest.rest import Rest
 from node.inference.answering import draw_of
 from node.inference.client import EngineProcess
 from node.inference.engine import Request, generate
@@ -42,7 +43,7 @@ async def node(run: RunSpec, assets: Path, folder: Path) -> AsyncIterator[Place]
     child = EngineProcess([sys.executable, "-m", "node.inference.process"], encode_run(run), assets)
     control = ApiServer(folder / "node.sock", lambda: {})
     context = SimpleNamespace(shelf=SimpleNamespace(newest=held))
-    place: Any = SimpleNamespace(control=control, engine=child, context=context)
+    place: Any = SimpleNamespace(control=control, engine=child, context=context, rest=Rest())
     answering = await Answering.open(place)
     assert answering is not None
     control.mount(answering.routes())

@@ -18,6 +18,7 @@ from node.swarm.facts import Facts, TermMoved, WorkTouched
 from node.swarm.terms import Terms
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
+from protocol.liveness import MemberState
 from protocol.manifest import PolicyStatement
 from protocol.messages import Signed, SilenceSigned, StepJudged
 from protocol.run import RunError
@@ -67,7 +68,7 @@ class World:
         terms.take(0, A.address, 0, bytes(32), int(self.time) + LEASE)
         terms.seat([one.address for one in (A, B, C)], LEASE, GRACE)
         self.nodes.append(terms)
-        seen = Table({A.address: SimpleNamespace(seen_at=self.time)})
+        seen = Table({A.address: SimpleNamespace(seen_at=self.time, gone=None)})
         members = SimpleNamespace(
             own=key.address,
             terms=terms,
@@ -143,6 +144,7 @@ class Door:
     async def end_term(self, silent: list[TermSilent], signatures: list[bytes]) -> None:
         self._open("end", sorted(signer_of(DOMAIN, *one) for one in zip(silent, signatures, strict=True)))
         self.world.steps = [one.step for one in silent]
+        assert self.world.steps == sorted(self.world.steps, reverse=True), "as the contract wants them"
         self.world.tell(lambda terms: terms.end(silent[0].term, int(self.world.time)))
 
 
@@ -315,8 +317,22 @@ async def test_the_chair_of_a_holder_that_was_thrown_out_is_free_at_once() -> No
     assert world.sent == [("take", (B.address, 6))]
 
 
+async def test_the_chair_of_a_holder_that_left_the_pool_is_free_at_once_but_for_the_first_ones() -> None:
+    """Who leads from the start may not have joined yet, and comes back in its first lease."""
+    world = World()
+    standby = world.node(C, Ready(6, ROOT))
+    for one in (A, B):
+        gone = SimpleNamespace(seen_at=world.time, gone=MemberState.LEFT)
+        standby._context.membership.table[one.address] = gone  # type: ignore[index] # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
+    assert world.sent == []
+    world.tell(lambda terms: terms.take(1, B.address, 6, ROOT, int(world.time) + LEASE))
+    await standby._act(standby._candidate)  # noqa: SLF001
+    assert world.sent == [("take", (C.address, 6))]
+
+
 async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_taking() -> None:
-    """The chain counts what a term may take back from the greatest step that a word names."""
+    """The least words of a quorum are carried; the chain takes none above the others on trust."""
     world = World()
     judges = [world.node(V), world.node(W), world.node(C)]
     standby = world.node(B, Ready(6, ROOT))

@@ -257,7 +257,7 @@ async def test_each_file_s_pay_is_told_as_it_goes_and_what_misses_its_table_is_t
         assert (states(shown), states(hidden)) == (["claimed", "missed"], ["missed"])
         pay = [node.settling.status()["pay"] for node in (shown, hidden)]
         assert [(one.epochs[0].state, one.epochs[0].missed_units) for one in pay] == [
-            ("claimed", 0),
+            ("claimed", 7),
             ("missed", 20),
         ]
         assert [one.missed_wei for one in pay] == [str(7 * PRICE), str(20 * PRICE)]
@@ -267,6 +267,80 @@ async def test_each_file_s_pay_is_told_as_it_goes_and_what_misses_its_table_is_t
         await trio.sleep(50)
         assert (states(shown), states(hidden)) == (["claimed", "missed"], ["missed"]), "and told once"
         assert not shown.progress.events and not hidden.progress.events
+        nursery.cancel_scope.cancel()
+
+
+def told(node: Node) -> dict[str, int]:
+    """Units by where they are, as the status says it."""
+    units = node.settling.status()["pay"].units
+    return {name: getattr(units, name) for name in units.__struct_fields__ if getattr(units, name)}
+
+
+async def away(world: World, nursery: trio.Nursery, worker: Node, *, missing: Sequence[int] = ()) -> None:
+    """The worker makes 50 in each of three epochs, shows them, and is gone until three tables are posted."""
+    nursery.start_soon(worker.live)
+    for epoch in range(3):
+        await trio.sleep_until(100 * epoch + 20)
+        world.make(worker, 50 + epoch)
+        if epoch in missing:  # accepted by one alone: no quorum certifies it
+            world.make(worker, 7, judges=world.validators[:1])
+    await trio.sleep_until(390)
+    worker.stop()
+    await trio.sleep_until(1500)
+    assert [epoch for epoch, _ in world.chain.posts] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("missing", [(), (0,), (0, 2)])
+async def test_who_was_away_for_three_tables_is_told_what_each_of_them_has(
+    autojump_clock: Any, world: World, missing: Sequence[int]
+) -> None:
+    worker = world.workers[0]
+    async with trio.open_nursery() as nursery:
+        for node in world.validators:
+            nursery.start_soon(node.live)
+        await away(world, nursery, worker, missing=missing)
+        nursery.start_soon(worker.live)
+        await trio.sleep(60)
+        lost = 7 * len(missing)
+        assert told(worker) == {"claimed": 153} | ({"missed": lost} if lost else {})
+        assert Counter(states(worker)) == Counter({"claimed": 3} | ({"missed": len(missing)} if missing else {}))
+        assert not worker.journal.pay.own_epochs(WORKERS[0].address, 3), "and what is settled is forgotten"
+        assert worker.journal.pay.certified_units(WORKERS[0].address, 1).keys() == {2}
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_what_nobody_can_tell_is_unclear_with_its_sum_and_never_missed(
+    autojump_clock: Any, world: World, gone: bool
+) -> None:
+    """Two tables came while it was away, and a work was refused. gone: the first of them can be had from nobody."""
+    worker = world.workers[0]
+    async with trio.open_nursery() as nursery:
+        for node in [*world.validators, worker]:
+            nursery.start_soon(node.live)
+        await trio.sleep(20)
+        world.make(worker, 50)
+        refused = world.make(worker, 7)
+        world.make(worker, 9, judges=world.validators[:1])  # no quorum certifies it
+        await trio.sleep(100)
+        world.make(worker, 51)
+        await trio.sleep(200)
+        worker.stop()
+        world.refuse(refused, only=world.validators)
+        await trio.sleep_until(1200)
+        assert world.chain.posts == [(0, 50), (1, 101)]
+        kept = [one.message for of in world.gossip.kept.values() for one in of.values()]
+        tables = [one for one in kept if isinstance(one, EarningsSigned) and one.earnings.epoch == 0]
+        world.blobs.missing |= {one.table for one in tables if gone}
+        nursery.start_soon(worker.live)
+        await trio.sleep(200)
+        lost = {"unclear" if gone else "missed": 16}
+        assert told(worker) == {"claimed": 101} | lost, "all that was made, and what the chain says was paid"
+        assert Counter(states(worker)) == ({"unclear": 4} if gone else {"claimed": 2, "missed": 2})
+        # What is made afterwards is told as ever.
+        world.make(worker, 60)
+        await trio.sleep(1300)
+        assert told(worker) == {"claimed": 161} | lost and states(worker)[-1] == "claimed"
         nursery.cancel_scope.cancel()
 
 

@@ -323,7 +323,7 @@ class Far:
 
     def __init__(self, reached: int = -1) -> None:
         self.reached, self.clock = reached, Clock()
-        self.policies = PolicyClock(self.clock, Terms(TRAINER, self.clock), lambda: self.reached)
+        self.policies = PolicyClock(self.clock, Terms(TRAINER, self.clock), lambda _: self.reached)
 
     def say(self, step: int, *, by: Address = TRAINER, parent: int = 0) -> bool:
         message = policy_announced(step, policy(step), parent=policy(parent or step - 1) if step else bytes(32))

@@ -25,7 +25,7 @@ class Scene:
         self.terms = Terms(NOBODY, lambda: self.time)
         self.terms.take(0, A, 0, bytes(32), 200)
         self.terms.seat((A, B, C), 200, 30)
-        self.clock = PolicyClock(lambda: self.time, self.terms, lambda: 2**62)
+        self.clock = PolicyClock(lambda: self.time, self.terms, lambda _: 2**62)
         self.terms.follow(self.clock.begin_term)
 
     def say(self, by: Address, term: int, step: int, root: bytes | None = None, **more: Any) -> bool:
@@ -247,7 +247,7 @@ async def test_until_the_first_policy_of_a_term_a_visitor_has_the_one_that_its_h
     scene, late = Scene(), Told((A, 0), (B, 4), (C, 9))
     late.terms_taken[-1] = msgspec.structs.replace(late.terms_taken[-1], parent=ROOTS[8])
     scene.terms = Terms(NOBODY, lambda: scene.time)
-    scene.clock = PolicyClock(lambda: scene.time, scene.terms, lambda: 2**62)
+    scene.clock = PolicyClock(lambda: scene.time, scene.terms, lambda _: 2**62)
     await scene.terms.ask_who_leads(late, 1)
     assert not scene.say(B, 1, 7) and not scene.say(B, 1, 8, ROOTS[30])
     assert scene.say(B, 1, 8) and scene.clock.newest_step == 8

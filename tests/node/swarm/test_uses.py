@@ -142,7 +142,10 @@ def test_a_manifest_that_names_strangers_fills_no_table() -> None:
     assert bench.counts(NODE) == {"accepted": 1, "used": 1}
 
 
-@pytest.mark.parametrize("signed", ["by both", "by one", "by one and a stranger", "by one and one who left", "late"])
+OF_A_CUT = ["by both", "by one", "by one and a stranger", "by one and one who left", "by one and whose it is", "late"]
+
+
+@pytest.mark.parametrize("signed", OF_A_CUT)
 def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
     """A worker's file of policy 1, accepted before policy 2; batch 3 uses one of policy 0 instead."""
     bench = Bench(keep_surplus=True, max_staleness=4)
@@ -157,6 +160,8 @@ def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
             bench.book.heard(one, DueSigned(pool=1, step=3, works=late))
     else:
         by = {"by both": JUDGES, "by one": JUDGES[:1], "by one and a stranger": (JUDGES[0], NODE)}
+        by["by one and whose it is"] = (JUDGES[0], OTHER)
+        bench.validators = (*JUDGES, OTHER)
         bench.cut(2, *by.get(signed, JUDGES))
     if signed == "by one and one who left":
         bench.validators = JUDGES[:1]

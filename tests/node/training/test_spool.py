@@ -1,4 +1,5 @@
 import os
+import resource
 from pathlib import Path
 
 from node.training.evaluations import Evaluations
@@ -90,3 +91,22 @@ def test_a_backup_that_followed_the_link_to_the_assets_is_used_all_the_same(tmp_
     (spool.assets / "model").mkdir(parents=True)
     spool.prepare(b"run", tmp_path / "assets")
     assert spool.assets.is_symlink() and spool.assets.resolve() == (tmp_path / "assets").resolve()
+
+
+def test_what_is_asked_again_and_again_opens_no_file(tmp_path: Path) -> None:
+    """On the event loop, which cannot wait until one may be opened."""
+    spool = Spool(tmp_path / "spool")
+    spool.prepare(b"{}", tmp_path)
+    spool.remember_adopted(2)
+    for step in (2, 3):
+        spool.metrics_path(step).write_text("{}")
+    assert (spool.newest_step(), spool.next_batch(), spool.adopted()) == (3, 3, 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert (spool.newest_step(), spool.next_batch(), spool.adopted()) == (3, 3, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    spool.remember_adopted(5)
+    spool.metrics_path(5).write_text("{}")
+    assert (spool.newest_step(), spool.adopted()) == (5, 5)

@@ -383,6 +383,8 @@ export function money(state) {
     ["Claimed", tokens(told.paid)],
     ["In the table", tokens(told.due)],
     ["Certified", tokens(told.waiting) + (told.waiting ? until : "")],
+    ["Missed", told.missed ? `${tokens(told.missed)}: their table has them not` : null],
+    ["Unclear", told.unclear ? `${tokens(told.unclear)}: nobody here knows whether a table has these works` : null],
     ["The escrow lasts for", told.lasts === null ? null : plural(told.lasts, "more epoch")],
     ["Stake", tokens(told.bonded) + (told.slashed ? `, ${tokens(told.slashed)} lost` : "")],
     ["Goes to", copyable(told.provider)],

@@ -89,6 +89,13 @@ class Lab:
 
 class Process:
     name, pid, restarts = "learner", 0, 0
+    asleep = False
+
+    def sleep(self) -> None:
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
 
     async def run(self) -> None:
         await trio.sleep_forever()
@@ -262,9 +269,9 @@ async def until(true: Callable[[], bool]) -> None:
         await trio.sleep(0.25)
 
 
-async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, autojump_clock: Any) -> None:
+async def test_replicas_stay_equal_while_peers_die_join_lag_and_rest(tmp_path: Path, autojump_clock: Any) -> None:
     town = Town(tmp_path, validators=2, steps=4)
-    owner, victim, _, slow = (
+    owner, victim, guest, slow = (
         town.add(1, "trainer"), town.add(2, seconds=4.0), town.add(3), town.add(4, seconds=1000.0)
     )  # fmt: skip
     late: list[Node] = []
@@ -276,6 +283,14 @@ async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, 
         await until(lambda: owner.rounds.outer is not None and owner.rounds.outer.round == 2)
         late.append(town.add(5))
         nursery.start_soon(late[0].live)
+        learning = guest.crew.services[-1]
+        await until(lambda: learning._training == 2)
+        learning._rest.say("owner", "paused", 0.0)  # in mid-round, with no time to end its steps
+        await trio.sleep(5.0)
+        assert (learning.seat, learning._training, guest.rounds.process.asleep) == (-1, -1, True)
+        await until(lambda: guest.rounds.newest == 3)  # it follows without its learner
+        learning._rest.say("owner", "")
+        assert not guest.rounds.process.asleep
 
     await town.play(story)
     roots = town.roots()
@@ -284,6 +299,8 @@ async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, 
     assert all(one.seconds <= ROUND + GRACE + 5 for one in figures.values()), figures  # and the words' own seconds
     assert all(one.contributions >= 2 for one in figures.values())
     assert any(one.tokens % 128 == 64 for one in figures.values())  # of the slow one, who had time for one step
+    counts = guest.counts()
+    assert 2 <= counts["accepted"] <= 3 and set(counts) == {"accepted"}, counts  # not of the round in which it rested
     assert slow.counts().get("accepted", 0) >= 2 and not slow.counts().get("rejected")
     assert late[0].counts()["accepted"] >= 1 and late[0].roots[3] == owner.roots[3]  # it caught up, and took part
     status = owner.rounds.status()["pretraining"]

@@ -1,0 +1,183 @@
+"""A node that leaves: with everything that it earned, from wherever it is interrupted; and those who claim for who is
+away."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from node.services import bringing
+from node.services.bringing import OWED
+from node.state.leave import LEAVING, leaves
+from tests.node.services.earners import WORKERS, Node, World, inline
+
+HOUR, DAY = 3600, 86_400
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+    return World(tmp_path, epoch=100, window=800)
+
+
+async def keep(node: Node) -> None:
+    """A guardian: until it has left, or is not wanted."""
+    while node.wanted:
+        await node.live()
+        await trio.sleep(1)
+
+
+async def begin(world: World, nursery: trio.Nursery) -> Node:
+    for node in world.validators:
+        nursery.start_soon(node.live)
+    worker = world.workers[0]
+    nursery.start_soon(keep, worker)
+    await trio.sleep(10)
+    return worker
+
+
+def wait_of(node: Node) -> tuple[int, int]:
+    """Units that are not paid yet, and the chain's second at which the last of them can be claimed."""
+    told = node.leaving.status()["leaving"]
+    return told.units, told.until
+
+
+@pytest.mark.parametrize("killed_every", [10_000, 90])
+async def test_who_leaves_in_mid_window_is_paid_to_the_unit_and_goes_on_leaving_when_it_is_killed(
+    autojump_clock: Any, world: World, killed_every: int
+) -> None:
+    async with trio.open_nursery() as nursery:
+        worker = await begin(world, nursery)
+        world.make(worker, 40)
+        await trio.sleep(250)
+        world.make(worker, 60)
+        world.make(worker, 7, judges=world.validators[:1])  # no quorum ever certifies it
+        await trio.sleep(5)
+        await worker.leaving.leave()
+        await trio.sleep(30)
+        assert worker.crew.leaving.is_set() and wait_of(worker) == (107, 1000 + 300 + 800)
+        assert "107 units wait for the table of" in worker.leaving.doing()
+        while worker.wanted:
+            await trio.sleep(killed_every if killed_every < 1000 else 20)
+            if killed_every < 1000 and worker.lives:
+                worker.stop()
+        assert world.paid() == {WORKERS[0].address: 100} and world.now() < 2400
+        units = worker.settling.status()["pay"].units
+        assert (units.claimed, units.missed, units.unclear, units.in_table) == (100, 7, 0, 0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_has_earned_nothing_leaves_at_once_and_who_waits_for_a_silent_chain_does_not(
+    autojump_clock: Any, world: World
+) -> None:
+    async with trio.open_nursery() as nursery:
+        worker = await begin(world, nursery)
+        world.chain.down = True
+        await worker.leaving.leave()
+        await trio.sleep(500)
+        assert worker.lives and "waits for the chain's word" in worker.leaving.doing()
+        world.chain.down = False
+        await trio.sleep(60)
+        assert not worker.lives and not world.chain.claims
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_chain_that_is_silent_or_refuses_the_claim_keeps_a_leaving_node_until_it_is_paid(
+    autojump_clock: Any, world: World
+) -> None:
+    async with trio.open_nursery() as nursery:
+        worker = await begin(world, nursery)
+        world.make(worker, 40)
+        await trio.sleep(200)
+        await worker.leaving.leave()
+        await worker.leaving.leave()  # twice is once
+        world.chain.claims_fail = True
+        await trio.sleep(1000)
+        assert world.chain.posts and worker.lives and wait_of(worker)[0] == 40
+        world.chain.down = True
+        await trio.sleep(300)
+        world.chain.down = world.chain.claims_fail = False
+        await trio.sleep(60)
+        assert world.paid() == {WORKERS[0].address: 40} and not worker.lives
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, world: World) -> None:
+    async with trio.open_nursery() as nursery:
+        worker = await begin(world, nursery)
+        world.make(worker, 40)
+        await trio.sleep(60)
+        for node in world.validators:  # nobody tables it any more
+            node.stop()
+        world.chain.stopped_at, world.chain.free = world.now(), 0
+        await worker.leaving.leave()
+        await trio.sleep(1500)
+        assert worker.lives, "until the pool may be swept a table may come"
+        await trio.sleep(400)
+        assert not worker.lives and not world.paid()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_day_later(
+    autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+    for name in ("certifying.POLL", "paying.TOGETHER"):
+        monkeypatch.setattr(f"node.services.{name}", 900.0)
+    for name in ("books.PAUSES", "court.tabling.PAUSES"):
+        monkeypatch.setattr(f"node.services.{name}", (1800.0, 1800.0))
+    world = World(tmp_path, epoch=HOUR, window=DAY)
+    async with trio.open_nursery() as nursery:
+        for node in [*world.validators, *world.workers[:2]]:
+            nursery.start_soon(node.live)
+        await trio.sleep(60)
+        gone, stays = world.workers[:2]
+        world.make(gone, 40)
+        world.make(stays, 5)
+        stays.settling._gather = 10 * DAY  # it is there, and lets its pay gather: nobody claims for it
+        await trio.sleep_until(2 * HOUR)
+        gone.stop()
+        await trio.sleep_until(2 * DAY)
+        assert world.chain.posts and not world.chain.claims, "less than a day after its table"
+        restarted = world.validators[0]
+        restarted.stop()
+        await trio.sleep(1)
+        nursery.start_soon(restarted.live)
+        owed = msgspec.msgpack.decode(restarted.journal.recall(OWED) or b"", type=bringing.Owed)
+        assert list(owed) == [bytes.fromhex(WORKERS[0].address[2:])], "a restart waits no day more"
+        await trio.sleep(3 * HOUR)
+        assert world.paid() == {WORKERS[0].address: 40}
+        await trio.sleep(DAY)
+        assert sum(node.bringing.brought for node in world.validators) == 1 == len(world.chain.claims)
+        assert all(not msgspec.msgpack.decode(node.journal.recall(OWED) or b"\x80") for node in world.validators)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_slashed_is_claimed_for_by_nobody(
+    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bringing, "DAY", 100)
+    monkeypatch.setattr(bringing, "TURN", 5)
+    async with trio.open_nursery() as nursery:
+        worker = await begin(world, nursery)
+        other = world.workers[1]
+        nursery.start_soon(other.live)
+        await trio.sleep(5)
+        world.make(worker, 40)
+        world.make(other, 30)
+        await trio.sleep(300)
+        for node in (worker, other):
+            node.wanted = False
+            node.stop()
+        world.chain.slash(WORKERS[0].address, case=3)
+        await trio.sleep(3000)
+        assert world.paid() == {WORKERS[1].address: 30}, "the control: who is only away is paid"
+        nursery.cancel_scope.cancel()
+
+
+def test_the_wish_to_leave_is_a_fact_of_its_pool_alone(world: World) -> None:
+    journal = world.workers[0].journal
+    journal.remember(LEAVING, b"1:0xab:7")
+    assert leaves(journal, "1:0xab:7") and not leaves(journal, "1:0xab:8")
