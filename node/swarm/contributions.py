@@ -32,7 +32,7 @@ class Contributions:
         self._ballots = ballots
         self._wall = wall
         self.since = wall()
-        self.members: dict[Address, ContributionPart] = {}
+        self.members: dict[str, ContributionPart] = {}
         self.reasons: Counter[str] = Counter()
         self.recent: deque[DecisionPart] = deque(maxlen=SHOWN)
         self._states: dict[Address, Recent[WorkId, FileState]] = {}

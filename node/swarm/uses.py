@@ -258,7 +258,7 @@ class UseBook(_Counted):
 
     def status(self, unread: int = 0) -> UsesPart:
         """unread: manifests that could not be had."""
-        passed = {node: len(one.works) for node, one in self._passed.items()}
+        passed: dict[str, int] = {node: len(one.works) for node, one in self._passed.items()}
         left = list(self._left.values())
         return UsesPart(self._told(), unread, list(self.dropped()), passed, self.longest, left)
 
@@ -314,7 +314,7 @@ class SeatBook(_Counted):
     def status(self, unread: int = 0) -> UsesPart:
         """unread: manifests that could not be had."""
         told = ("used", "flat", "left_out")
-        seats = {
+        seats: dict[str, dict[str, dict[str, int]]] = {
             str(seat): {node: {name: getattr(uses, name) for name in told} for node, uses in of.items()}
             for seat, of in sorted(self.seats.items())
         }
