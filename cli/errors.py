@@ -30,6 +30,8 @@ _CODES = {
     "DevnetError": CHAIN,
     "PortInUse": CONFIGURATION,
     "ListenFailed": CONFIGURATION,
+    "StoreFull": CONFIGURATION,
+    "StoreFailed": CONFIGURATION,
     "NetworkError": NETWORK,
     "BadSource": USAGE,
     "GatewayError": NETWORK,

@@ -216,7 +216,7 @@ def _coin(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
     where = profile.coin or "from an exchange or a bridge that serves this chain"
     lines.append(f"where from: {where}")
     token = (
-        "a test token: `contract faucet` makes it" if plan.deploys and plan.deploy["token"] is None else "its own token"
+        "a test token: `contract faucet` makes it" if plan.deploys and plan.deploy["token"] is None else "the network's"
     )
     lines += [f"{key or 'devnet account'} needs {ether(wei)} tokens ({token})" for key, wei in plan.needs().items()]
     return Stretch("Coin for gas, and tokens", lines, sums={who: str(wei) for who, wei in doubled.items()})

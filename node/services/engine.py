@@ -7,7 +7,7 @@ import trio
 from node.blobs.exchange import BlobExchange
 from node.blobs.headway import describe, fraction
 from node.config import Role
-from node.guest.rest import Rest
+from node.guest.rest import DOING, Rest
 from node.inference.client import EngineProcess
 from node.services.base import Service
 from node.services.context import Context
@@ -58,14 +58,14 @@ class Engine(Service):
 class Following(Service):
     name = "policies"
 
-    def __init__(self, follower: PolicyFollower, context: Context, exchange: BlobExchange) -> None:
-        self._follower = follower
+    def __init__(self, follower: PolicyFollower, context: Context, exchange: BlobExchange, rest: Rest) -> None:
+        self._follower, self._rest = follower, rest
         self._context = context
         self._exchange = exchange
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.policies, place.context, place.member.stock.exchange)
+        return cls(place.policies, place.context, place.member.stock.exchange, place.rest)
 
     async def run(self) -> None:
         """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyClock`)."""
@@ -89,6 +89,8 @@ class Following(Service):
 
     def _waits_for(self) -> str:
         step = self._follower.newest_step
+        if self._rest.why:
+            return DOING
         if step < 0:
             return "waiting for the trainer's first policy: none has been announced yet"
         members = len(self._context.membership.addresses())

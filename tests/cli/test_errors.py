@@ -1,12 +1,15 @@
 """What a person reads when something of the machine fails under the program."""
 
+import errno
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from cli.errors import CONFIGURATION, USAGE, describe, exit_code
+from cli.join import MACHINE
 from cli.main import main
+from node.blobs.errors import StoreBusy, StoreFull
 
 
 def test_a_full_disk_under_a_database_is_no_bug(tmp_path: Path) -> None:
@@ -76,3 +79,13 @@ def test_a_question_that_is_answered_by_no_ends_in_three_lines() -> None:
         """As typer's copy of click names it."""
 
     assert describe(Abort()).what == "nothing was done"
+
+
+def test_a_disk_that_takes_nothing_more_is_told_as_the_machines_fault() -> None:
+    """By exit code 3 a guardian knows that another start may help."""
+    for error in (
+        StoreFull("the disk has no space left"),
+        StoreBusy("no descriptor"),
+        OSError(errno.EROFS, "read-only"),
+    ):
+        assert exit_code(ExceptionGroup("services", [error])) == CONFIGURATION in MACHINE

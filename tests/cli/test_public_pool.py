@@ -17,6 +17,7 @@ import trio
 
 from cli.contract.public import requests_a_day
 from cli.contract.sources import Deployed, handing_in
+from cli.main import main
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.simulate import GAS_PRICE_ORACLE
 from node.config import NodeConfig
@@ -176,7 +177,9 @@ def test_a_member_asks_as_often_as_was_counted() -> None:
     assert requests_a_day(4.0, 2.0) == 43_200, "logs of all blocks since the last look come in one answer"
 
 
-def test_the_plan_is_checked_against_what_is_there(road: Road, tmp_path: Path) -> None:
+def test_the_plan_is_checked_against_what_is_there(
+    road: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def mistakes(text: str, *more: str) -> str:
         file = tmp_path / "pool.toml"
         file.write_text(text.format(root="ab" * 32))
@@ -191,6 +194,12 @@ def test_the_plan_is_checked_against_what_is_there(road: Road, tmp_path: Path) -
     told = mistakes(near, "--public")
     assert "cannot be dialled from elsewhere" in told and "nowhere" in told
     assert "nobody else's" in mistakes(without.replace("base-sepolia", "local"), "--public")
+    (tmp_path / "pool.toml").write_text(without.format(root="ab" * 32))
+    capsys.readouterr()
+    assert main(["contract", "pool", "plan", str(tmp_path / "pool.toml"), "--public"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n1. Roles and keys\n" in shown and "\n8. What an invited person needs\n" in shown
+    assert "\nintellect-node join theirs.toml\n" in shown and "\nnote: " in shown
 
 
 def test_the_sources_are_what_is_deployed_and_the_commands_say_how_it_was_made(road: Road, tmp_path: Path) -> None:

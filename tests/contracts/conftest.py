@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -325,4 +326,5 @@ def world(chain: World, opened: Pool) -> World:
 
 @pytest.fixture
 def pool(world: World, opened: Pool) -> Pool:
-    return opened
+    """A copy: what a test changes of it is not the next one's."""
+    return copy(opened)
