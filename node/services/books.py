@@ -6,7 +6,7 @@ The table is found among what validators signed, and kept in the journal.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import msgspec
 import structlog
@@ -243,10 +243,6 @@ class Keeping(Service):
         self._pool, self._own = books.context.pool, books.context.key.address
         self._journal = books.context.journal
         self._bell = Bell()
-
-    @classmethod
-    async def open(cls, place: Any) -> Self | None:
-        return cls(place.books)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
