@@ -80,11 +80,9 @@ class Swarm:
         filters = msgspec.structs.replace(RUN.filters, online=False, keep_surplus=keep)
         recipe = msgspec.structs.replace(RUN.recipe, max_staleness=3)
         self.pool = RolloutPool(msgspec.structs.replace(RUN, rollout=rollout, filters=filters, recipe=recipe))
-        members, judges = set(self.nodes), set(JUDGES)
-        self.book = UseBook(
-            self.policies, 3, lambda: self.now, members.__contains__, lambda: 2, judges.__contains__,
-            lambda id: True, keep_surplus=keep,
-        )  # fmt: skip
+        is_member, may_validate = set(self.nodes).__contains__, set(JUDGES).__contains__
+        members: Any = SimpleNamespace(is_member=is_member, quorum=2, may_validate=may_validate)
+        self.book = UseBook(self.policies, members, 3, lambda: self.now, lambda id: True, keep_surplus=keep)
         self.works: dict[bytes, WorkCommitment] = {}
         self.steps: dict[bytes, int] = {}
         self._coming: list[tuple[float, bytes]] = []
@@ -136,7 +134,7 @@ class Swarm:
         id = work_id(commitment)
         self.works[id], self.steps[id] = commitment, step
         self._coming.append((at + self.random.random() * self.lags[number], id))
-        work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, task=None, commitment=commitment)
+        work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, is_sampled=True, commitment=commitment)
         began, self.now = self.now, at
         self.book.accepted(work)
         self.now = began

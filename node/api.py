@@ -17,12 +17,12 @@ from node.blobs.http.sources import Listing
 from node.config import program_version
 from node.services.answering import Answering, Asked
 from node.services.auditing.steps import Auditing
-from node.services.cataloguing import Cataloguing, OwnOffer, PublishWish
+from node.services.cataloguing import Cataloguing, PublishWish
 from node.services.leaving import Leaving
 from node.services.resting import PauseWish, Resting
 from node.services.tasking.wishes import TaskWish, routes
 from node.status_schema import DaemonStatus, TaskPart
-from node.swarm.catalogue import Entry
+from node.swarm.catalogue import Entry, Offer
 from node.web.front import ApiServer
 from node.web.openai import OpenAi, fields_of
 from node.web.page.page import load_assets, page_routes
@@ -159,7 +159,7 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
         "POST /tasks": Operation("Have the swarm do a task", TaskTaken, TaskWish, refuses=True),
         "GET /tasks": Operation("The tasks that this node offers", Tasks),
         "POST /tasks/{id}/cancel": Operation("Wait for no more results of a task", TaskCancelled, refuses=True),
-        "POST /environments": Operation("Offer an environment package", OwnOffer, PublishWish, refuses=True),
+        "POST /environments": Operation("Offer an environment package", Offer, PublishWish, refuses=True),
         "GET /environments": Operation("Packages that members offer", Environments, query={"word": "part of a name"}),
         "GET /environments/{text}": Operation("Fetch a package: NAME@ROOT", EnvironmentFetched, refuses=True),
         "POST /answer": Operation("Have the newest policy answer: a line a token, and what came of it", LINES, Asked),

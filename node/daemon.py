@@ -81,7 +81,6 @@ from node.services.mending import Mending
 from node.services.paying import Paying
 from node.services.resting import Resting
 from node.services.rounds.applying import Rounds
-from node.services.rounds.counting import SeatTracing
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging
 from node.services.rounds.learning import Learning
@@ -92,7 +91,7 @@ from node.services.showing import Showing
 from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
-from node.services.tracing import Tracing
+from node.services.tracing import SeatTracing, Tracing
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
 from node.state.bundle import check_moved
@@ -503,6 +502,8 @@ class Daemon:
         await trio.lowlevel.checkpoint_if_cancelled()
         # None: this node does without it, by its settings or its run.
         if service is not None:
+            if place.control is not None:
+                place.control.mount(service.routes())
             await self.crew.start(service, nursery)
 
     async def _work(

@@ -387,8 +387,10 @@ class TrustPart(msgspec.Struct, frozen=True):
     audited: AuditedPart = AuditedPart()
 
 
-class WorkerUsesPart(msgspec.Struct, frozen=True):
-    """What the trainer made of a worker's accepted files, by its own manifests."""
+class WorkerUsesPart(msgspec.Struct):
+    """What the trainer made of a worker's accepted files, by its own manifests. flat: used up without a group that was
+    learnt from; surplus: due, and behind all that was used; stale: too old before they were used; left_out: due and
+    fresher than something that was used."""
 
     accepted: int = 0
     used: int = 0
@@ -412,7 +414,8 @@ class LeftOutPart(msgspec.Struct, frozen=True):
 
 class UsesPart(msgspec.Struct, frozen=True):
     """dropped: workers whose due files the trainer leaves out again and again; passed_over: due works in a row, by
-    worker, and longest, the most of them; left_out: the newest works; seats: what each trainer used of whose."""
+    worker, and longest, the most of them; left_out: the newest works; seats: what each trainer used of whose, and left
+    out, by seat and address."""
 
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0

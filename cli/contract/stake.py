@@ -256,7 +256,7 @@ async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) ->
     if info.owner != me:
         owner = info.owner or "nobody"
         raise CommandError(
-            "this node is not yours", f"its provider is {owner}, the signer is {me}", "sign with its key"
+            "this node is not yours", f"its provider is {owner}, the signer is {me}", "sign with its key", CHAIN
         )
     free = max(bond.bonded - await chain.required_stake(me, -info.units if info.registered else 0), 0)
     steps, says = list["Step"](), list[str]()

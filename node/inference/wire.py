@@ -160,11 +160,11 @@ class Inspected(_Message, frozen=True):
     outcome: int
     reason: int
     detail: str
-    report_path: str
-    rewards_mean: float
-    tokens: int
-    seconds: float
-    statistics: dict[str, float]
+    report_path: str = ""
+    rewards_mean: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    statistics: dict[str, float] = {}
     evidence: Evidence = Evidence({})
     group: int = -1
     checked: tuple[int, ...] = ()

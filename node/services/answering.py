@@ -66,11 +66,7 @@ class Answering(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        if place.control is None:
-            return None
-        found = cls(place.engine, place.context.shelf, place.rest)
-        place.control.mount(found.routes())
-        return found
+        return cls(place.engine, place.context.shelf, place.rest) if place.control is not None else None
 
     def routes(self) -> list[Route]:
         async def answer(request: Request) -> Response:  # described where nobody serves it

@@ -5,9 +5,11 @@ and the heartbeat what they say of themselves.
 """
 
 from collections.abc import Awaitable, Callable
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import trio
+from starlette.routing import Route
 
 from node.progress import ProgressRecord
 
@@ -19,8 +21,11 @@ class Service:
 
     @classmethod
     async def open(cls, place: Any) -> Self | None:
-        """Made from what a node has (a Workplace); None where this node does without it."""
-        raise NotImplementedError(f"{cls.__name__} is not opened from a table of services")
+        """Made from what a node has (a Workplace): each argument by its name there, and one that it has not by its
+        default. None where this node does without it."""
+        named = signature(cls).parameters.values()
+        there = [one.name for one in named if one.default is one.empty or hasattr(type(place), one.name)]
+        return cls(**{name: getattr(place, name) for name in there})
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Run in `nursery`. One whose start others must wait for returns when it is ready."""
@@ -29,6 +34,10 @@ class Service:
     async def run(self) -> None:
         """Do the work until cancelled."""
         raise NotImplementedError
+
+    def routes(self) -> list[Route]:
+        """What its owner may ask over the control socket."""
+        return []
 
     def status(self) -> dict[str, Any]:
         """The parts of /status that this fills, section by section."""

@@ -6,7 +6,7 @@ The table is found among what validators signed, and kept in the journal.
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import msgspec
 import structlog
@@ -263,11 +263,14 @@ async def by_author(
     nursery: trio.Nursery,
     heard: trio.MemoryReceiveChannel[Signed[M]],
     work: Callable[[Signed[M]], Awaitable[object]],
+    of: Callable[[Address], bool],
 ) -> None:
-    """Do it with each word that is heard; those of one author in order, beside those of others: a slow or huge blob
+    """Do it with each word of those that count; of one author in order, beside those of others: a slow or huge blob
     holds up its author's next one only."""
     queues: dict[Address, trio.MemorySendChannel[Signed[M]]] = {}
     async for signed in heard:
+        if not of(signed.author):
+            continue
         if (queue := queues.get(signed.author)) is None:
             queue, words = trio.open_memory_channel[Signed[M]](QUEUE)
             queues[signed.author] = queue
@@ -294,10 +297,6 @@ class Keeping(Service):
         self._pool, self._own = books.context.pool, books.context.key.address
         self._journal = books.context.journal
         self._bell = Bell()
-
-    @classmethod
-    async def open(cls, place: Any) -> Self | None:
-        return cls(place.books)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -14,7 +14,7 @@ import structlog
 import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from node.environments.package.archive import MAX_BYTES, unpack
 from node.environments.package.manifest import Manifest, read_manifest
@@ -25,7 +25,7 @@ from node.services.tasking.wishes import read_body, refusal, told
 from node.services.workplace import Workplace
 from node.state.files import write_whole
 from node.state.kept import cached
-from node.swarm.catalogue import Entry, ReviewBook, entries
+from node.swarm.catalogue import Entry, Offer, ReviewBook, entries
 from node.swarm.register import Work
 from protocol.errors import UNREADABLE, IntellectError
 from protocol.messages import MAX_ABOUT, EnvironmentPublished
@@ -48,17 +48,6 @@ class PublishWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
 
 
-class OwnOffer(msgspec.Struct, frozen=True):
-    """What this node publishes, as it is kept over a restart."""
-
-    name: str
-    root: str
-    size: int
-    determinism: str
-    turns: int
-    about: str
-
-
 class Cataloguing(Service):
     """kept: where this node's own offers are written down."""
 
@@ -66,19 +55,16 @@ class Cataloguing(Service):
 
     def __init__(self, context: Context, kept: Path) -> None:
         self._context, self._kept = context, kept
-        self.own: dict[str, OwnOffer] = {}
+        self.own: dict[str, Offer] = {}
         self.reviews = ReviewBook()
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.context, place.directory / "published.json")
-        if place.control is not None:
-            place.control.mount(service.routes())
-        return service
+        return cls(place.context, place.directory / "published.json")
 
     async def run(self) -> None:
         if await trio.Path(self._kept).is_file():
-            read = partial(msgspec.json.decode, await trio.Path(self._kept).read_bytes(), type=list[OwnOffer])
+            read = partial(msgspec.json.decode, await trio.Path(self._kept).read_bytes(), type=list[Offer])
             # An offer that is lost can be made again; a daemon that ends for it does nothing else either.
             self.own = {one.root: one for one in (cached(self._kept, read) or [])[:MOST_OWN]}
         self._context.state.register.follow(self._hear)
@@ -90,7 +76,7 @@ class Cataloguing(Service):
     def entries(self) -> list[Entry]:
         return entries(self._context.facts.standing(EnvironmentPublished), self.reviews)
 
-    async def publish(self, file: Path) -> OwnOffer:
+    async def publish(self, file: Path) -> Offer:
         """Hold an archive, and offer it. Raises IntellectError, OSError."""
         if len(self.own) >= MOST_OWN:
             raise NotOffered("too many packages", f"this node offers {MOST_OWN} already", "publish at another node")
@@ -99,7 +85,7 @@ class Cataloguing(Service):
         blob = await self._context.blobs.add(file)
         # It is printed in others' terminals, where a control character could rewrite what stands there.
         about = "".join(c if c.isprintable() else " " for c in manifest.about)[:MAX_ABOUT]
-        own = OwnOffer(manifest.name, blob.root.hex(), blob.size, manifest.determinism, manifest.turns, about)
+        own = Offer(manifest.name, blob.root.hex(), blob.size, manifest.determinism, manifest.turns, about)
         self.own[own.root] = own
         encoded = msgspec.json.encode(list(self.own.values()))
         # Before the offer is said: after a restart it is said again.
@@ -140,7 +126,7 @@ class Cataloguing(Service):
             raise NotOffered(f"{text[:80]!r} names {len(found)} packages", known, "name NAME@ROOT: env search")
         return found[0]
 
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         async def publish(request: Request) -> Response:
             try:
                 wish = msgspec.json.decode(await read_body(request), type=PublishWish)
@@ -169,7 +155,7 @@ class Cataloguing(Service):
             Route("/environments/{text}", show, methods=["GET"]),
         ]
 
-    async def _say(self, own: OwnOffer) -> None:
+    async def _say(self, own: Offer) -> None:
         # Milliseconds, as of every message that replaces an older one by its author.
         sequence = time.time_ns() // 1_000_000
         fields = {**msgspec.structs.asdict(own), "root": bytes.fromhex(own.root)}

@@ -95,10 +95,6 @@ class Chairing(Service):
         """Validators whose signature the contract did not take, for want of a stake."""
         self.lost = 0
 
-    @classmethod
-    async def open(cls, place: Any) -> "Chairing":
-        return cls(place.context, place.chain)
-
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(every, LOOK_EVERY, self._sign)

@@ -125,6 +125,11 @@ class Context(msgspec.Struct):
                 await told.receive()
         return so()
 
+    async def heed(self, do: Callable[[Any], object], *kinds: type[Any]) -> None:
+        """Call it with each news of these kinds, what stands first, until cancelled."""
+        async for news in self.facts.subscribe(*kinds):
+            do(news)
+
     async def on_news(self, do: Callable[[], Awaitable[object]], *kinds: type[Any], within: float = math.inf) -> None:
         """Do it now, again after news of these kinds, and so many seconds after it was done at the latest."""
         with self.facts.subscribe(*kinds) as told:

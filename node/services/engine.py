@@ -9,30 +9,20 @@ from node.blobs.headway import describe, fraction
 from node.config import Role
 from node.guest.rest import DOING, Rest
 from node.inference.client import EngineProcess
-from node.progress import ProgressRecord
 from node.services.base import Service
 from node.services.context import Context
 from node.services.workplace import Workplace
 from node.status_schema import EnginePart, ProcessPart
 from node.swarm.facts import PolicyFollowed, Undone
 from node.weights.fetch import PolicyFollower
-from protocol.run import VerificationSpec
 
 
 class Engine(Service):
     name = "engine"
 
-    def __init__(
-        self, child: EngineProcess, progress: ProgressRecord, rules: VerificationSpec, role: Role, rest: Rest
-    ) -> None:
-        self._child = child
-        self._rest = rest
-        self._rules, self._role = rules, role
-        self._progress = progress
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.engine, place.context.progress, place.context.run.spec.verification, place.role, place.rest)
+    def __init__(self, context: Context, engine: EngineProcess, role: Role, rest: Rest) -> None:
+        self._child, self._role, self._rest = engine, role, rest
+        self._rules, self._progress = context.run.spec.verification, context.progress
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Raises EngineError if no child becomes ready, or the run does not admit how it computes."""

@@ -35,8 +35,8 @@ class Serving(Service):
             certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.context.key)
             tls = await trio.to_thread.run_sync(server_context, certificate)
         listener = place.web.at(config.gateway, WHAT, FLAG, tls)
-        store, shelf = place.member.stock.store, place.context.shelf
-        gateway = Gateway(listener, store, lambda: served(shelf), certificate)
+        shelf = place.context.shelf
+        gateway = Gateway(listener, place.store, lambda: served(shelf), certificate)
         log.info("gateway.serving", source=gateway.source())
         return cls(gateway, config.gateway_announce)
 

@@ -1,12 +1,11 @@
 """The pool's jury, as a service: every member counts verdicts, watches lots and hears disputes by itself."""
 
-from typing import Any, Self
+from typing import Any
 
 import trio
 
 from node.services.base import Service
 from node.services.context import Context
-from node.services.workplace import Workplace
 from node.swarm.contributions import Contributions
 from node.swarm.facts import WorkTouched
 from node.swarm.membership import Membership
@@ -25,13 +24,9 @@ class Counting(Service):
         self._context = context
         self._contributions = Contributions(context.state.register, context.state.ballots, context.clock.wall)
 
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context)
-
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._count)
+            nursery.start_soon(self._context.heed, lambda told: self._contributions.look(told.work), WorkTouched)
             # Some states change without a message: a silent validator is gone without after a while.
             nursery.start_soon(self._count_by_the_clock)
             await self._context.jury.run()
@@ -41,11 +36,6 @@ class Counting(Service):
         audit = describe_audit(context.state, context.membership, context.run.spec.audit)
         tasks = [describe_task(task, context.clock.monotonic()) for task in context.state.tasks.tasks()]
         return {"audit": audit, "contributions": self._contributions.status(), "tasks": {"known": tasks}}
-
-    async def _count(self) -> None:
-        async for touched in self._context.facts.subscribe(WorkTouched):
-            id = touched.work
-            self._contributions.look(id)
 
     async def _count_by_the_clock(self) -> None:
         while True:

@@ -5,7 +5,6 @@ The wish stands in the journal, so a daemon that is started again goes on with i
 the daemon: what is in a table then can still be claimed by anybody.
 """
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import structlog
@@ -34,12 +33,9 @@ class Leaving(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        found = cls(place.context, place.settling, place.crew)
-        if place.control is not None:
-            place.control.mount(found.routes())
-        return found
+        return cls(place.context, place.settling, place.crew)
 
-    def routes(self) -> Sequence[Route]:
+    def routes(self) -> list[Route]:
         return [Route("/leave", self._ask, methods=["POST"])]
 
     async def _ask(self, _: Request) -> Response:

@@ -29,8 +29,8 @@ class Paying(Keeping):
         self._known: Recent[bytes, bool] = Recent(KNOWN)
 
     def begin(self, nursery: trio.Nursery) -> None:
-        heard = self._context.facts.subscribe(EpochRootSigned, by=self._is_anothers)
-        nursery.start_soon(by_author, nursery, heard, self._hear)
+        heard = self._context.facts.subscribe(EpochRootSigned)
+        nursery.start_soon(by_author, nursery, heard, self._hear, self._is_anothers)
 
     def _is_anothers(self, author: Address) -> bool:
         """More than a quorum's are kept: if a validator loses its seat just before a table is made, others are too

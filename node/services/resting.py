@@ -91,10 +91,7 @@ class Resting(Service):
         guest = read_guest(place.config.guest)
         watch = Watch(gpus=any(gpu.vendor == "nvidia" for gpu in place.hardware.gpus)) if guest.only_idle else None
         own = (place.context, place.rest, guest, place.role, place.directory)
-        found = cls(*own, watch, machine_cores())
-        if place.control is not None:
-            place.control.mount(found.routes())
-        return found
+        return cls(*own, watch, machine_cores())
 
     def routes(self) -> list[Route]:
         async def pause(request: Request) -> Response:

@@ -75,8 +75,9 @@ class Warnings:
         self.told: dict[str, str] = {}
         self.bonded = 0
 
-    async def look(self, seen: Seen, provider: Address | None, certified: int) -> None:
-        """Tell what is new. certified: units that no table has yet."""
+    async def look(self, seen: Seen, provider: Address | None, certified: int, behind: int) -> None:
+        """Tell what is new. certified: units that no table has yet; behind: those that the newest table owes."""
+        self.behind = behind
         told = {**self._of_the_pool(seen, certified), **await self._of_cases(seen.now, provider)}
         for name, text in told.items():
             if self.told.get(name) != text:
@@ -225,7 +226,6 @@ class Settling(Keeping):
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
         await self._finish()
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
-        self._warnings.behind = head.owing.behind if head and head.owing else 0
         claimed = await self._chain.claimed(self._pool, self._own)
         if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
             await self._claim(share.units, share.proof)
@@ -236,7 +236,8 @@ class Settling(Keeping):
         await self._collect()
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
-        await self._warnings.look(seen, self._provider, self.account.certified)
+        behind = head.owing.behind if head and head.owing else 0
+        await self._warnings.look(seen, self._provider, self.account.certified, behind)
         over = pool.maturity(pool.epoch_at(pool.stopped_at)) + pool.window
         self.swept = pool.ended and seen.now >= over and not pool.escrow
         self.looked.tell()

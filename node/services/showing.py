@@ -62,7 +62,7 @@ class Showing(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         spool = Spool(place.directory / "spool")
-        return cls(place.context, place.member.stock.store, spool, place.directory / "weights" / "offering")
+        return cls(place.context, place.store, spool, place.directory / "weights" / "offering")
 
     async def run(self) -> None:
         await every(LOOK_EVERY, self.look)

@@ -12,6 +12,7 @@ import msgspec
 import trio
 from starlette.routing import BaseRoute
 
+from node.blobs.store import BlobStore
 from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
 from node.chain.ledger import Ledger
@@ -77,6 +78,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     control: Control | None = None
 
     @property
+    def store(self) -> BlobStore:
+        """Of what this node serves to others."""
+        return self.member.stock.store
+
+    @property
     def scratch(self) -> Path:
         """A directory for files that nobody misses."""
         return self.directory / "tmp"
@@ -100,7 +106,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             context.facts,
             context.state.policies,
             context.blobs,
-            stock.store,
+            self.store,
             context.shelf,
             context.run.root,
             lambda author: [author, *context.membership.addresses()],
@@ -151,9 +157,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def own_lots(self) -> OwnLots:
         """Of a validator: by which it looks at files, and at steps."""
-        context, share = self.context, step_share(self.context.run.spec, self.hardware)
-        own = (context.key, context.domain, context.journal, context.board)
-        return OwnLots(context.run.spec, context.pool, *own, context.clock.monotonic, share)
+        return OwnLots(self.context, step_share(self.context.run.spec, self.hardware))
 
     @cached_property
     def rounds(self) -> Rounds:

@@ -7,7 +7,7 @@ to the shelf, what was missed to `catchup.py`, and what a message means to the s
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -101,15 +101,12 @@ class Board:
             nursery.start_soon(self.catching_up.run)
             nursery.start_soon(self._speak)
 
-    def subscribe(
-        self, *kinds: type[M], by: Callable[[Address], bool] | None = None
-    ) -> trio.MemoryReceiveChannel[Signed[M]]:
-        """Every new message of some kinds in the order in which they come, those already on the board first. by: whose;
-        None: everybody's.
+    def subscribe(self, *kinds: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
+        """Every new message of some kinds in the order in which they come, those already on the board first.
 
         A slow reader loses the excess, of each author by itself (`counts["lost"]`).
         """
-        return self._readers.subscribe(kinds, by, self._shelf.messages(*kinds))
+        return self._readers.subscribe(kinds, self._shelf.messages(*kinds))
 
     def messages(self, kind: type[M]) -> list[Signed[M]]:
         """The kept messages of a kind, oldest first."""

@@ -32,8 +32,8 @@ class Reviews(msgspec.Struct, frozen=True):
         return self.agreeing * 2 > self.asked
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One package. publishers: who offers it; alike: other packages whose names look the same, as NAME@ROOT."""
+class Offer(msgspec.Struct, frozen=True):
+    """What a node offers of a package. root: hex."""
 
     name: str
     root: str
@@ -41,6 +41,11 @@ class Entry(msgspec.Struct, frozen=True):
     determinism: str
     turns: int
     about: str
+
+
+class Entry(Offer, frozen=True):
+    """One package. publishers: who offers it; alike: other packages whose names look the same, as NAME@ROOT."""
+
     publishers: tuple[Address, ...]
     alike: tuple[str, ...]
     reviews: Reviews | None
@@ -79,17 +84,16 @@ def entries(offers: Iterable[Signed[EnvironmentPublished]], reviews: ReviewBook)
     alike = _alike(newest)
     return [
         Entry(
-            name,
-            root,
+            *key,
             one.size,
             one.determinism,
             one.turns,
             one.about,
-            tuple(publishers[name, root]),
-            alike[name, root],
-            reviews.of(root),
+            tuple(publishers[key]),
+            alike[key],
+            reviews.of(key[1]),
         )
-        for (name, root), one in sorted(newest.items())
+        for key, one in sorted(newest.items())
     ]
 
 

@@ -8,8 +8,7 @@ Bounded: one small record per member, the newest decisions, and the works whose 
 from collections import Counter, deque
 from collections.abc import Callable
 
-import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from node.recent import Recent
 from node.status_schema import ContributionPart, ContributionsPart, DecisionPart
@@ -25,29 +24,6 @@ SHOWN = 50
 DECIDED = (FileState.ACCEPTED, FileState.REJECTED)
 
 
-class Contribution(msgspec.Struct):
-    """Of one member. accepted, rejected: files; units: of the accepted ones; reason: of the last rejection."""
-
-    accepted: int = 0
-    rejected: int = 0
-    units: int = 0
-    reason: str = ""
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """What became of one file. number: of the decision, from 0 on; at: unix seconds; reason, detail: of a rejection, by
-    one who rejected it."""
-
-    number: int
-    at: float
-    node: Address
-    step: int
-    index: int
-    accepted: bool
-    reason: str = ""
-    detail: str = ""
-
-
 class Contributions:
     """wall: unix seconds."""
 
@@ -56,9 +32,9 @@ class Contributions:
         self._ballots = ballots
         self._wall = wall
         self.since = wall()
-        self.members: dict[Address, Contribution] = {}
+        self.members: dict[str, ContributionPart] = {}
         self.reasons: Counter[str] = Counter()
-        self.recent: deque[Decision] = deque(maxlen=SHOWN)
+        self.recent: deque[DecisionPart] = deque(maxlen=SHOWN)
         self._states: dict[Address, Recent[WorkId, FileState]] = {}
         self._open: dict[Address, Recent[WorkId, None]] = {}
         self._told = 0
@@ -100,27 +76,24 @@ class Contributions:
             accepted=sum(one.accepted for one in self.members.values()),
             rejected=sum(one.rejected for one in self.members.values()),
             by_reason=dict(self.reasons),
-            members={address: ContributionPart(**asdict(one)) for address, one in self.members.items()},
-            recent=[DecisionPart(**asdict(one)) for one in self.recent],
+            members=dict(self.members),
+            recent=list(self.recent),
         )
 
     def _count(self, work: Work, state: FileState | None, by: int) -> None:
-        one = self.members.setdefault(work.node, Contribution())
-        if state is FileState.ACCEPTED:
-            one.accepted += by
-            one.units += by * work.commitment.units
-        else:
-            one.rejected += by
+        one, accepted = self.members.get(work.node, ContributionPart()), state is FileState.ACCEPTED
+        units, refused = one.units + by * accepted * work.commitment.units, one.rejected + by * (not accepted)
+        self.members[work.node] = replace(one, accepted=one.accepted + by * accepted, units=units, rejected=refused)
 
     def _tell(self, work: Work, state: FileState) -> None:
         accepted = state is FileState.ACCEPTED
         reason, detail = ("", "") if accepted else self._why(work)
         if not accepted:
             self.reasons[reason] += 1
-            self.members[work.node].reason = reason
+            self.members[work.node] = replace(self.members[work.node], reason=reason)
         index = work.commitment.index
         at = round(self._wall(), 1)
-        self.recent.append(Decision(self._told, at, work.node, work.step, index, accepted, reason, detail))
+        self.recent.append(DecisionPart(self._told, at, work.node, work.step, index, accepted, reason, detail))
         self._told += 1
 
     def _why(self, work: Work) -> tuple[str, str]:

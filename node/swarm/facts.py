@@ -5,7 +5,7 @@ author meant is told as it was signed (`subscribe(DueSigned)`). A fact stands un
 does, or a replaced block. Who comes late gets what stands.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar, overload
 
 import msgspec
@@ -115,11 +115,15 @@ class LeaderDisbelieved(Fact, frozen=True):
     lasting: ClassVar[bool] = True
 
 
-class WorkKnown(Fact, frozen=True):
-    """A commitment is work now. author: whose."""
+class OfWork(Fact, frozen=True):
+    """What is told of one work, to who listens at that moment."""
 
     work: WorkId
     keep: ClassVar[int] = 0
+
+
+class WorkKnown(OfWork, frozen=True):
+    """A commitment is work now. author: whose."""
 
 
 class ShardClaimed(Fact, frozen=True):
@@ -130,25 +134,16 @@ class ShardClaimed(Fact, frozen=True):
     keep: ClassVar[int] = 0
 
 
-class WorkSealed(Fact, frozen=True):
+class WorkSealed(OfWork, frozen=True):
     """A validator has its verdict on a work."""
 
-    work: WorkId
-    keep: ClassVar[int] = 0
 
-
-class WorkTouched(Fact, frozen=True):
+class WorkTouched(OfWork, frozen=True):
     """Something was said about a work: ask what the pool thinks of it. author: who spoke."""
 
-    work: WorkId
-    keep: ClassVar[int] = 0
 
-
-class VerdictWanted(Fact, frozen=True):
+class VerdictWanted(OfWork, frozen=True):
     """A trainer waits for a verdict on a known work."""
-
-    work: WorkId
-    keep: ClassVar[int] = 0
 
 
 class LeavesRead(Fact, frozen=True):
@@ -237,25 +232,17 @@ class Facts:
         self._readers: Readers[News] = Readers()
 
     @overload
-    def subscribe(
-        self, *kinds: type[F], by: Callable[[Address], bool] | None = None
-    ) -> trio.MemoryReceiveChannel[F]: ...
+    def subscribe(self, *kinds: type[F]) -> trio.MemoryReceiveChannel[F]: ...
     @overload
-    def subscribe(
-        self, *kinds: type[M], by: Callable[[Address], bool] | None = None
-    ) -> trio.MemoryReceiveChannel[Signed[M]]: ...
+    def subscribe(self, *kinds: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]: ...
     @overload
-    def subscribe(
-        self, *kinds: type[F] | type[M], by: Callable[[Address], bool] | None = None
-    ) -> trio.MemoryReceiveChannel[F | Signed[M]]: ...
-    def subscribe(
-        self, *kinds: type[Any], by: Callable[[Address], bool] | None = None
-    ) -> trio.MemoryReceiveChannel[Any]:
-        """News of some kinds in their order, what stands first. by: whose; None: everybody's.
+    def subscribe(self, *kinds: type[F] | type[M]) -> trio.MemoryReceiveChannel[F | Signed[M]]: ...
+    def subscribe(self, *kinds: type[Any]) -> trio.MemoryReceiveChannel[Any]:
+        """News of some kinds in their order, what stands first.
 
         Who subscribes to policies names `Undone`, too, or says why what is taken back does not matter to it.
         """
-        return self._readers.subscribe(kinds, by, self.standing(*kinds))
+        return self._readers.subscribe(kinds, self.standing(*kinds))
 
     def standing(self, *kinds: type[Any]) -> list[Any]:
         """Of some kinds, oldest first."""

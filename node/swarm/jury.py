@@ -6,7 +6,7 @@ Raises disputes that it is the first to see (validators and trainers only: other
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -27,6 +27,7 @@ from protocol.run import RunSpec
 from protocol.statements import Domain
 
 log = structlog.get_logger()
+T = TypeVar("T")
 QUARANTINE = "quarantined_validators"
 FORKS = "forked_trainers"
 DISPUTES = "open_disputes"
@@ -122,28 +123,21 @@ class Jury:
 
     async def _recall(self) -> None:
         """Whom this node did not believe before a restart, and why."""
-        kept = await self._recalled(QUARANTINE)
-        if kept is not None:
-            read = partial(msgspec.msgpack.decode, kept, type=list[Quarantined])
-            self.state.disputes.restore(cached(f"the journal's {QUARANTINE}", read) or [])
-            for one in self.state.disputes.quarantined.values():
-                self._board.pin(one.evidence)
+        self.state.disputes.restore(await self._recalled(QUARANTINE, list[Quarantined]) or [])
         # Evidence is pinned again, since the board of a node that was away has forgotten it.
-        kept = await self._recalled(FORKS)
-        if kept is not None:
-            forks = partial(msgspec.msgpack.decode, kept, type=dict[int, Fork])
-            self.state.policies.forks = cached(f"the journal's {FORKS}", forks) or {}
-            for fork in self.state.policies.forks.values():
-                self._board.pin(fork.evidence)
-                self._open_again(fork.evidence)
-        kept = await self._recalled(DISPUTES)
-        if kept is not None:
-            read = partial(msgspec.msgpack.decode, kept, type=list[list[bytes]])
-            for envelopes in cached(f"the journal's {DISPUTES}", read) or []:
-                self._open_again(envelopes)
+        for one in self.state.disputes.quarantined.values():
+            self._board.pin(one.evidence)
+        self.state.policies.forks.update(await self._recalled(FORKS, dict[int, Fork]) or {})
+        for fork in self.state.policies.forks.values():
+            self._board.pin(fork.evidence)
+            self._open_again(fork.evidence)
+        for envelopes in await self._recalled(DISPUTES, list[list[bytes]]) or []:
+            self._open_again(envelopes)
 
-    async def _recalled(self, name: str) -> bytes | None:
-        return await self._journal.do(self._journal.recall, name) if self._journal is not None else None
+    async def _recalled(self, name: str, kind: type[T]) -> T | None:
+        kept = await self._journal.do(self._journal.recall, name) if self._journal is not None else None
+        read = partial(msgspec.msgpack.decode, kept or b"", type=kind)
+        return cached(f"the journal's {name}", read) if kept is not None else None
 
     def _open_again(self, envelopes: Sequence[bytes]) -> None:
         """A dispute that was open before a restart, which all validators may have had at once: nobody would tell of it.

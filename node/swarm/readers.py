@@ -1,7 +1,7 @@
 """Subscriptions with room for every author: one that floods loses its own news, not the others'."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 import trio
@@ -16,21 +16,15 @@ ROOM_EACH = 1024
 
 
 class Reader(Generic[T]):
-    """The channel is first in, first out, so its length says which authors are unread.
+    """The channel is first in, first out, so its length says which authors are unread."""
 
-    by: whose news are wanted; None: everybody's.
-    """
-
-    def __init__(self, by: Callable[[Address], bool] | None = None) -> None:
-        self._by = by
+    def __init__(self) -> None:
         self._send, self.channel = trio.open_memory_channel[T](ROOM)
         self._authors: deque[Address] = deque()
         self._unread: Counter[Address] = Counter()
 
     def offer(self, author: Address, news: T) -> bool:
         """False if there is no room for it. Raises BrokenResourceError when nobody reads any more."""
-        if self._by is not None and not self._by(author):
-            return True
         if len(self._authors) >= ROOM_EACH:  # before that nobody can have filled its room
             self._note_read()
         if self._unread[author] >= ROOM_EACH:
@@ -69,11 +63,9 @@ class Readers(Generic[N]):
         self._readers: dict[type, list[Reader[N]]] = {}
         self.lost = 0
 
-    def subscribe(
-        self, kinds: Iterable[type], by: Callable[[Address], bool] | None, standing: Iterable[N]
-    ) -> trio.MemoryReceiveChannel[N]:
+    def subscribe(self, kinds: Iterable[type], standing: Iterable[N]) -> trio.MemoryReceiveChannel[N]:
         """standing: what is told first."""
-        reader = Reader[N](by)
+        reader = Reader[N]()
         for news in standing:
             self.lost += not reader.offer(news.author, news)
         for kind in kinds:

@@ -6,12 +6,14 @@ and not used, was left out: manifest and cuts show it to anybody. One such work 
 its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
 """
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any
 
 import msgspec
 
 from node.recent import Recent
+from node.status_schema import LeftOutPart, UsesPart, WorkerUsesPart
+from node.swarm.membership import Membership
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Work, WorkId
 from protocol.identity import Address
@@ -39,30 +41,6 @@ MOST_WORKERS = 16384
 """As many as a table of members has, and so the latest of those that come and go."""
 
 
-class Uses(msgspec.Struct):
-    """Files of one worker. flat: used up without a group that was learnt from; surplus: due, and behind all that was
-    used; stale: too old before they were used; left_out: due and fresher than something that was used."""
-
-    accepted: int = 0
-    used: int = 0
-    flat: int = 0
-    surplus: int = 0
-    stale: int = 0
-    left_out: int = 0
-
-
-class LeftOut(msgspec.Struct, frozen=True):
-    """step: whose manifest used something older; due: the policy at which the last of a quorum had named it; by: who
-    signed a cut with it until then."""
-
-    work: str
-    node: Address
-    policy_step: int
-    step: int
-    due: int
-    by: tuple[Address, ...]
-
-
 class _Passed(msgspec.Struct, gc=False):
     """Of one worker, since the last one of its works that was used: due works that stood before something that was used
     instead of them, and in which batches."""
@@ -77,39 +55,70 @@ class _Waiting(msgspec.Struct, frozen=True):
     lot: int
 
 
-class UseBook:
-    """clock: monotonic seconds, the same as that of `policies`; is_member: of an author whom only a manifest names;
-    quorum, is_validator: whose cuts make a work due; is_usable: whether a trainer may use a work still; keep_surplus:
-    whether the run keeps what a batch has no room for."""
+class _Counted:
+    """Accepted works until a manifest uses them up or they grow stale, and what became of each worker's."""
+
+    def __init__(self) -> None:
+        self._waiting: Recent[WorkId, _Waiting] = Recent(KEPT)
+        self._done: Recent[WorkId, bool] = Recent(KEPT)
+        """Whether it was left out."""
+        self.workers: Recent[Address, WorkerUsesPart] = Recent(MOST_WORKERS)
+
+    def accepted(self, work: Work) -> bool:
+        """The pool accepts a work, as this node sees it; whether that is news."""
+        if not work.is_sampled or work.id in self._done or work.id in self._waiting:
+            return False
+        of = work.commitment
+        self._waiting[work.id] = _Waiting(work.node, work.step, lot_of(of.pool, of.policy_root, of.node, of.index))
+        self._of(work.node).accepted += 1
+        return True
+
+    def _settle(self, id: WorkId, *, left_out: bool = False) -> None:
+        self._waiting.pop(id, None)
+        self._done[id] = left_out
+
+    def _of(self, node: Address) -> WorkerUsesPart:
+        return self.workers.setdefault(node, WorkerUsesPart())
+
+    def _told(self) -> dict[str, WorkerUsesPart]:
+        return {node: msgspec.structs.replace(uses) for node, uses in self.workers.items()}
+
+
+def _use(uses: WorkerUsesPart, used: UsedWork) -> None:
+    if any(used.used):
+        uses.used += 1
+    else:
+        uses.flat += 1
+
+
+class UseBook(_Counted):
+    """clock: monotonic seconds, the same as that of `policies`; members: who may be named in a manifest, and whose cuts
+    make a work due; is_usable: whether a trainer may use a work still; keep_surplus: whether the run keeps what a batch
+    has no room for."""
 
     def __init__(
         self,
         policies: PolicyClock,
+        members: Membership,
         max_staleness: int,
         clock: Callable[[], float],
-        is_member: Callable[[Address], bool],
-        quorum: Callable[[], int],
-        is_validator: Callable[[Address], bool],
         is_usable: Callable[[WorkId], bool],
         *,
         keep_surplus: bool,
     ) -> None:
+        super().__init__()
         self._policies = policies
         self._max_staleness = max_staleness
         self._keep_surplus = keep_surplus
         self._clock = clock
-        self._is_member = is_member
-        self._quorum = quorum
-        self._is_validator = is_validator
+        self._members = members
         self._is_usable = is_usable
         self._uncut: Recent[WorkId, float] = Recent(KEPT)
         """Works that no cut of this node has named, and when they were accepted."""
+        self._cuts: Recent[int, tuple[WorkId, ...]] = Recent(TOLD)
         self._named: dict[Address, Recent[WorkId, int]] = {}
         """By validator: the policy at which it named a work first."""
-        self._left: Recent[WorkId, LeftOut] = Recent(TOLD)
-        self._waiting: Recent[WorkId, _Waiting] = Recent(KEPT)
-        self._done: Recent[WorkId, bool] = Recent(KEPT)
-        """Whether it was left out."""
+        self._left: Recent[WorkId, LeftOutPart] = Recent(TOLD)
         self._passed: Recent[Address, _Passed] = Recent(MOST_WORKERS)
         self._fed: Recent[Address, int] = Recent(MOST_WORKERS, refresh=True)
         """The newest step whose batch named a work of a worker."""
@@ -117,16 +126,11 @@ class UseBook:
         """The first step of which a manifest was seen."""
         self.longest = 0
         """The most works of one worker that were passed over in a row."""
-        self.workers: Recent[Address, Uses] = Recent(MOST_WORKERS)
 
-    def accepted(self, work: Work) -> None:
-        """The pool accepts a work, as this node sees it."""
-        if work.task is None and work.id not in self._done and work.id not in self._waiting:
-            of = work.commitment
-            lot = lot_of(of.pool, of.policy_root, of.node, of.index)
-            self._waiting[work.id] = _Waiting(work.node, work.step, lot)
+    def accepted(self, work: Work) -> bool:
+        if fresh := super().accepted(work):
             self._uncut[work.id] = self._clock()
-            self._of(work.node).accepted += 1
+        return fresh
 
     def cut(self, step: int) -> tuple[WorkId, ...]:
         """What this node held accepted when it heard of a policy, and has not named in a cut before; rising."""
@@ -138,7 +142,13 @@ class UseBook:
         found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at - margin)
         for id in found:
             del self._uncut[id]
-        return tuple(found)
+        self._cuts[step] = tuple(found)
+        return self._cuts[step]
+
+    def undone(self, step: int) -> None:
+        """A policy is none any more: what was named at it is named at the next one. Who never followed it held the cut
+        back until it was forgotten; for all others the first word stands."""
+        self._uncut.update({id: -math.inf for id in self._cuts.pop(step, ()) if id in self._waiting})
 
     def heard(self, validator: Address, cut: DueSigned) -> None:
         """A validator's cut. Its first word on a work counts: what one says fills a table of its own."""
@@ -151,8 +161,8 @@ class UseBook:
         waiting = self._waiting.get(id)
         owner = waiting.node if waiting is not None else None
         named = ((who, one[id]) for who, one in self._named.items() if id in one and who != owner)
-        by = sorted((step, who) for who, step in named if self._is_validator(who))
-        quorum = self._quorum()
+        by = sorted((step, who) for who, step in named if self._members.may_validate(who))
+        quorum = self._members.quorum
         return (by[quorum - 1][0], tuple(who for _, who in by[:quorum])) if 0 < quorum <= len(by) else None
 
     def trained(self, pool: int, batch: ComposedBatch) -> None:
@@ -180,7 +190,7 @@ class UseBook:
             elif one.step > oldest:
                 left_out = True
                 self._of(one.node).left_out += 1
-                self._left[id] = LeftOut(id.hex(), one.node, one.step, batch.step, *due)
+                self._left[id] = LeftOutPart(id.hex(), one.node, one.step, batch.step, due[0], [*due[1]])
             elif not self._keep_surplus:
                 self._of(one.node).surplus += 1
             else:
@@ -233,7 +243,7 @@ class UseBook:
     def _used(self, id: WorkId, used: UsedWork) -> None:
         self._passed.pop(used.author, None)
         if id not in self._waiting and id not in self._done:
-            if not self._is_member(used.author):
+            if not self._members.is_member(used.author):
                 return  # or a trainer could name strangers without end
             self._of(used.author).accepted += 1  # the trainer heard of its verdicts first
         # Counted already: several batches may use groups of one work.
@@ -243,48 +253,27 @@ class UseBook:
         if self._done.get(id):  # later than was due: judges take their time
             uses.left_out -= 1
             self._left.pop(id, None)
-        if any(used.used):
-            uses.used += 1
-        else:
-            uses.flat += 1
+        _use(uses, used)
         self._settle(id)
 
-    def _settle(self, id: WorkId, *, left_out: bool = False) -> None:
-        self._waiting.pop(id, None)
-        self._done[id] = left_out
-
-    def _of(self, node: Address) -> Uses:
-        return self.workers.setdefault(node, Uses())
-
-    def status(self) -> dict[str, Any]:
-        """workers: by address; left_out: the newest works, with the validators whose cuts show it; passed_over: due
-        works in a row, by worker, and longest, the most of them; dropped: workers for which that is too many."""
-        passed = {node: len(one.works) for node, one in self._passed.items()}
-        told = {"passed_over": passed, "longest": self.longest, "dropped": list(self.dropped())}
-        workers = {node: msgspec.structs.asdict(uses) for node, uses in self.workers.items()}
-        left_out = [msgspec.structs.asdict(one) for one in self._left.values()]
-        return {"workers": workers, "left_out": left_out, **told}
+    def status(self, unread: int = 0) -> UsesPart:
+        """unread: manifests that could not be had."""
+        passed: dict[str, int] = {node: len(one.works) for node, one in self._passed.items()}
+        left = list(self._left.values())
+        return UsesPart(self._told(), unread, list(self.dropped()), passed, self.longest, left)
 
 
-class SeatBook:
+class SeatBook(_Counted):
     """The same of a run with several trainers, seat by seat: what each made of its shares (protocol.seats). A work that
     a round deals to a seat was left out by it if this node held it accepted when the round began, and the seat learnt
     from something older; another seat may have it in the next round. Nobody signs what was due, so this accuses
     nobody."""
 
     def __init__(self, seats: int, max_staleness: int) -> None:
+        super().__init__()
         self._seats, self._max_staleness = seats, max_staleness
-        self._waiting: Recent[WorkId, _Waiting] = Recent(KEPT)
-        self._done: Recent[WorkId, None] = Recent(KEPT)
         self._due: tuple[bytes, frozenset[WorkId]] = b"", frozenset()
-        self.workers: Recent[Address, Uses] = Recent(MOST_WORKERS)
-        self.seats: dict[int, Recent[Address, Uses]] = {}
-
-    def accepted(self, work: Work) -> None:
-        """The pool accepts a work, as this node sees it."""
-        if work.is_sampled and work.id not in self._done and work.id not in self._waiting:
-            self._waiting[work.id] = _Waiting(work.node, work.step, 0)
-            self._of(work.node).accepted += 1
+        self.seats: dict[int, Recent[Address, WorkerUsesPart]] = {}
 
     def begun(self, outer: bytes) -> None:
         """A round begins at the state root `outer`: it deals what waits."""
@@ -316,27 +305,17 @@ class SeatBook:
         if id not in self._waiting:
             self._of(work.author).accepted += 1  # the quorum that let it into the cut heard of its verdicts first
         for uses in (self._of(work.author), self._at(seat, work.author)):
-            if any(work.used):
-                uses.used += 1
-            else:
-                uses.flat += 1
+            _use(uses, work)
         self._settle(id)
 
-    def _settle(self, id: WorkId) -> None:
-        self._waiting.pop(id, None)
-        self._done[id] = None
+    def _at(self, seat: int, node: Address) -> WorkerUsesPart:
+        return self.seats.setdefault(seat, Recent(WORKERS_OF_A_SEAT)).setdefault(node, WorkerUsesPart())
 
-    def _of(self, node: Address) -> Uses:
-        return self.workers.setdefault(node, Uses())
-
-    def _at(self, seat: int, node: Address) -> Uses:
-        return self.seats.setdefault(seat, Recent(WORKERS_OF_A_SEAT)).setdefault(node, Uses())
-
-    def status(self) -> dict[str, Any]:
-        """workers: by address; seats: what each used of a worker's, and left out, by seat and address."""
+    def status(self, unread: int = 0) -> UsesPart:
+        """unread: manifests that could not be had."""
         told = ("used", "flat", "left_out")
-        seats = {
+        seats: dict[str, dict[str, dict[str, int]]] = {
             str(seat): {node: {name: getattr(uses, name) for name in told} for node, uses in of.items()}
             for seat, of in sorted(self.seats.items())
         }
-        return {"workers": {node: msgspec.structs.asdict(uses) for node, uses in self.workers.items()}, "seats": seats}
+        return UsesPart(self._told(), unread, seats=seats)

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from node.changes import Changes
+from node.clock import Clock
 from node.services.books import HEARD, Books
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
@@ -169,7 +170,10 @@ async def test_a_dispute_that_finds_no_room_is_looked_at_again_when_there_is(aut
 async def test_arrivals_are_remembered_for_a_minute_while_nothing_is_judged(autojump_clock: Any) -> None:
     """An engine that stands still asks for no load; what arrived was kept for as long as it stood."""
     now = [0.0]
-    lots = OwnLots(court_run(), POOL, WORKER, DOMAIN, InlineJournal(), NONE, lambda: now[0])
+    own = {"key": WORKER, "domain": DOMAIN, "pool": POOL, "journal": InlineJournal(), "board": NONE}
+    clock, run = Clock(lambda: now[0]), SimpleNamespace(spec=court_run())
+    context: Any = SimpleNamespace(run=run, clock=clock, **own)
+    lots = OwnLots(context)
     for _ in range(1000):
         now[0] += 1.0
         lots.arrived(WORKER.address)

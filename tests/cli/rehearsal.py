@@ -29,9 +29,11 @@ from node.chain.endpoints import rpc
 from node.chain.http import certificates
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import load_profile, user_profile_path, write_profile
+from node.state.journal import TABLE, Journal
 from node.state.keystore import load_key, read_password
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
+from protocol.table import Line, Table, encode_head
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
@@ -227,12 +229,19 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
     table, line = scene.home / "table.json", scene.home / "line.json"
     facts = {"pool": pool, "epoch": epoch, "root": root.hex(), "total": units}
     table.write_text(json.dumps(facts | {"signatures": ["0x" + one.hex() for one in signed]}))
+    state = scene.home / "nodes" / "worker"
+    head, files = Table(pool, epoch, units, (Line(bytes.fromhex(worker[2:]), units),)).files()
+    _remember(state, TABLE, msgspec.msgpack.encode([encode_head(head), *files]))
+    written = ["earnings", "line", str(pool), worker, "--state-dir", str(state), "--out", str(line)]
+    scene.cli("contract", *written, "--network", NETWORK, "--json", code=4)  # the table is not posted yet
     line.write_text(json.dumps({"units": units, "proof": []}))
     scene.send("owner", "earnings", "post", str(table), code=4)
     scene.wait(DAY + HOUR)
     scene.send("owner", "claim", str(pool), worker, str(line), code=4)
     scene.send("owner", "earnings", "post", str(table))
     before = int(scene.look("provider", "show", people["provider"])["token_wei"])
+    line.unlink()
+    scene.look(*written)
     scene.send("owner", "claim", str(pool), worker, str(line))
     paid = int(scene.look("provider", "show", people["provider"])["token_wei"]) - before
     told = scene.look("rewards", people["provider"])
@@ -244,6 +253,13 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
     shown = scene.look("earnings", "show", str(pool), worker)
     if (shown["epoch"], shown["claimed"], shown["owed_wei"]) != (epoch, units, "0"):
         raise RehearsalFailed(f"the earnings are {shown}")
+
+
+def _remember(state: Path, name: str, value: bytes) -> None:
+    """In a node's journal, as its daemon would."""
+    journal = Journal(state / "journal.sqlite")
+    journal.remember(name, value)
+    journal.close()
 
 
 def _slash(scene: Scene, pool: int, name: str, seed: int) -> int:
@@ -317,11 +333,20 @@ def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
     scene.send("trainer", "pool", "resume", str(pool))
     scene.send("provider", "pool", "end", str(pool), code=4)  # only its manager may, and who opened it
     scene.send("owner", "pool", "end", str(pool))
-    scene.send("worker", "leave", str(pool))
+    swarm = load_profile(NETWORK, home=scene.home).contracts.swarm
+    _remember(scene.home / "nodes" / "worker", "pool", f"{CHAIN_ID}:{swarm}:{pool}".encode())
+    leave = ["leave", "--now", "--network", NETWORK, "--state-dir", str(scene.home / "nodes" / "worker"), "--json"]
+    told = scene.cli(*leave)
+    if told["left_pool"] != pool or scene.look("node", "show", people["worker"])["pool"] is not None:
+        raise RehearsalFailed(f"a pool that is over was not left: {told}")
+    if scene.cli(*leave)["steps"] != told["steps"]:
+        raise RehearsalFailed("who leaves twice is told another way back")
     scene.wait(8 * DAY)
     scene.send("owner", "pool", "sweep", str(pool))
-    scene.send("provider", "node", "remove", people["worker"])
-    scene.send("provider", "unstake", "100")
+    back = told["steps"][0].removeprefix("intellect-node contract ").split()
+    scene.send("owner", *back, code=4)  # its provider's alone
+    scene.send("provider", *back)
+    scene.send("provider", *back, code=4)  # nothing before its date
     scene.send("provider", "rebond", "40")
     scene.send("provider", "withdraw", code=4)
     scene.send("provider", "provider", "remove")

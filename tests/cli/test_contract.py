@@ -16,6 +16,7 @@ from node.chain.errors import TransactionUnconfirmed
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.sender import SendLimits
 from node.chain.simulate import Step
+from node.state.journal import Journal
 from node.state.keystore import load_key
 from protocol.identity import NodeKey
 from tests.cli.rehearsal import CHAIN_ID, COIN, NETWORK, TOKEN, Scene, light_keys, rehearse, stage
@@ -323,6 +324,32 @@ def test_the_chair_of_a_pool_is_its_managers_until_trainers_are_seated(scene: An
     scene.send("me", "chair", "seat", str(pool), "--trainer", scene.me, "--trainer", second, "--lease", "10m")
     seated = scene.look("chair", "show", str(pool))
     assert seated["trainers"] == [scene.me, second] and seated["holder"] == scene.me and seated["lease_seconds"] == 600
-    held = scene.send("me", "chair", "hold", str(pool), "--step", "3", "--root", "33" * 32)
-    assert scene.look("chair", "show", str(pool))["until"] >= seated["until"] and held["transaction"]
-    scene.send("me", "chair", "take", str(pool), "--step", "4", "--root", "33" * 32, "--dry-run", code=4)  # it leads
+    # It has no stake and never joined: it keeps its first lease, and no more.
+    refused = scene.send("me", "chair", "hold", str(pool), "--step", "3", "--root", "33" * 32, code=4)
+    assert "no member with a stake" in refused["errors"]
+    assert scene.look("chair", "show", str(pool))["until"] == seated["until"]
+    scene.send("me", "chair", "take", str(pool), "--step", "4", "--root", "33" * 32, "--dry-run", code=4)
+
+
+def test_the_way_back_to_a_nodes_stake_is_one_command_that_goes_on_where_it_was(
+    scene: Any,
+) -> None:
+    scene.send("me", "provider", "register")
+    state = scene.home / "nodes" / "leaver"
+    node = scene.cli("keys", "new", "--state-dir", str(state), "--json")["address"]
+    scene.send("me", "node", "register", "--node-state", str(state))
+    Journal(state / "journal.sqlite").close()
+    left = scene.cli("leave", "--now", "--state-dir", str(state), "--network", NETWORK, "--json")
+    assert left["steps"] == [f"intellect-node contract node retire {node}"] and left["left_pool"] is None
+    before = scene.look("provider", "show", scene.me)
+    scene.send("poor", "node", "retire", node, code=4)  # its provider's alone
+    scene.send("me", "node", "remove", node)  # whoever began by hand goes on from there
+    scene.send("me", "node", "retire", node)
+    assert int(scene.look("provider", "show", scene.me)["unbonding_wei"]) == int(before["bonded_wei"]) > 0
+    told = scene.send("me", "node", "retire", node, code=4)
+    assert "say it again from" in told["errors"]
+    scene.wait(30 * 86_400)
+    scene.send("me", "node", "retire", node)
+    after = scene.look("provider", "show", scene.me)
+    assert int(after["token_wei"]) == int(before["token_wei"]) + int(before["bonded_wei"])
+    assert "nothing to do" in scene.send("me", "node", "retire", node, code=4)["errors"]

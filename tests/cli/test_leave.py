@@ -14,13 +14,16 @@ from cli.leave import Outcome, _key_of, _tell_chain, command
 from cli.main import main
 from contracts.bindings import NodeInfo, Stake
 from node.chain.errors import RpcUnreachable
+from node.errors import StateError
 from node.state.directory import FACT
-from node.state.journal import Journal
+from node.state.journal import TABLE, Journal
 from node.state.leave import LEAVING
 from node.state.pay import PAY, PayRecord
 from node.state.reader import StateFiles
 from protocol.earnings import Accepted
-from protocol.identity import NodeKey
+from protocol.identity import NodeKey, address_bytes
+from protocol.pages import verify
+from protocol.table import Line, Table, encode_head
 
 KEY = NodeKey(b"k" * 32)
 
@@ -163,3 +166,21 @@ def test_a_silent_chain_keeps_the_wish_and_says_how_to_go_on(
     told = capsys.readouterr()
     assert "67 units (67 tokens) are in no table" in told.out
     assert "leave --now" in told.err and "lease runs out by itself" in " ".join(told.err.split()) and wished(state)
+
+
+def test_a_line_of_the_table_is_read_from_what_a_daemon_kept_of_it_and_of_no_other(state: Path) -> None:
+    """Of a node whose files it read; of others, of another root, or of a damaged fact, nothing is claimed."""
+    own, other = address_bytes(KEY.address), b"\xff" * 20
+    table = Table(7, 4, 60, (Line(own, 40), Line(other, 20)))
+    head, files = table.files()
+    journal = Journal(state / "journal.sqlite")
+    journal.remember(TABLE, msgspec.msgpack.encode([encode_head(head), *files]))
+    found = StateFiles(state).share(7, head.root(), 60, KEY.address)
+    assert found is not None and found.units == 40 and verify(head.root(), Line(own, 40).leaf(), found.proof)
+    assert StateFiles(state).share(7, b"r" * 32, 60, KEY.address) is None
+    journal.remember(TABLE, msgspec.msgpack.encode([encode_head(head)]))
+    assert StateFiles(state).share(7, head.root(), 60, KEY.address) is None, "the file of its line was never read"
+    journal.remember(TABLE, b"nonsense")
+    with pytest.raises(StateError, match="damaged"):
+        StateFiles(state).share(7, head.root(), 60, KEY.address)
+    journal.close()

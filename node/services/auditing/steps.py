@@ -80,10 +80,7 @@ class Auditing(Service):
     async def open(cls, place: Workplace) -> Self:
         lots = place.own_lots if place.role == "validator" else None
         replaying = Replaying(place.context, place.directory / "audit", place.starter)
-        found = cls(place.context, lots, replaying, place.dropped[1])
-        if place.control is not None:
-            place.control.mount(found.routes())
-        return found
+        return cls(place.context, lots, replaying, place.dropped[1])
 
     def routes(self) -> list[Route]:
         async def by_hand(request: Request) -> Response:

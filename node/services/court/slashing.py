@@ -156,8 +156,9 @@ class Slashing:
 
     async def _collect_roots(self) -> None:
         """Two different roots of one epoch with one number, by somebody who has a seat to lose."""
-        judges = self._context.membership.may_validate
-        async for signed in self._context.facts.subscribe(EpochRootSigned, by=judges):
+        async for signed in self._context.facts.subscribe(EpochRootSigned):
+            if not self._context.membership.may_validate(signed.author):
+                continue
             said = signed.message.statement
             known = self._roots.setdefault(signed.author, Recent(ROOTS))
             before = known.setdefault((said.epoch, said.number), signed.message)

@@ -98,8 +98,8 @@ class Tabling(Keeping):
         return {"audit": {"earnings": TablePart(self._first, self.posted, self.waiting)}}
 
     def begin(self, nursery: trio.Nursery) -> None:
-        heard = self._context.facts.subscribe(EpochRootSigned, by=self._ledger.was_seated)
-        nursery.start_soon(by_author, nursery, heard, self._hear)
+        heard = self._context.facts.subscribe(EpochRootSigned)
+        nursery.start_soon(by_author, nursery, heard, self._hear, self._ledger.was_seated)
         nursery.start_soon(self._follow_jury)
         nursery.start_soon(self._compare_all)
 

@@ -103,8 +103,7 @@ class Validator(Service):
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
         self._records = WorkerRecords(context.run.spec.verification.decision, context.journal)
         self._slashing = Slashing(context, court)
-        own, clock = (context.key, context.domain, context.journal, context.board), context.clock.monotonic
-        self.own_lots = lots or OwnLots(context.run.spec, context.pool, *own, clock)
+        self.own_lots = lots or OwnLots(context)
         self._fetching = self.fetching_kind(context, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = Pronouncing(context, self.own_lots.is_calm)

@@ -12,11 +12,9 @@ import structlog
 import trio
 
 from node.audit.order import memory_for
-from node.clock import Seconds
 from node.hardware import Hardware
 from node.run.assets import image_limit
-from node.state.journal import Journal
-from node.swarm.board import Board
+from node.services.context import Context
 from node.swarm.register import WorkId
 from protocol.audit import (
     Load,
@@ -27,11 +25,10 @@ from protocol.audit import (
     share_of_file,
     window_of,
 )
-from protocol.identity import Address, NodeKey
+from protocol.identity import Address
 from protocol.lots import LotPledge, drawn_groups, draws_file, draws_step, lot_master, secret_hash, window_secret
 from protocol.messages import LotsRevealed
 from protocol.run import RunSpec
-from protocol.statements import Domain
 
 log = structlog.get_logger()
 REVEAL_AFTER = 2
@@ -66,30 +63,16 @@ def pledge_fact(window: int, rates: tuple[int, int] = (0, 0)) -> tuple[str, byte
 
 
 class OwnLots:
-    """One validator's. Call `prepare` before anything else. clock: monotonic seconds; steps: the share of the trainer's
-    steps to pledge, 0 without the memory for one."""
+    """One validator's. Call `prepare` before anything else. steps: the share of the trainer's steps to pledge, 0
+    without the memory for one."""
 
-    def __init__(
-        self,
-        run: RunSpec,
-        pool: int,
-        key: NodeKey,
-        domain: Domain,
-        journal: Journal,
-        board: Board,
-        clock: Seconds = trio.current_time,
-        steps: float = 0.0,
-    ) -> None:
-        self._clock = clock
-        self._steps = steps
-        self._run = run
-        self._audit = run.audit
-        self._pool = pool
-        self._own = key.address
-        self._journal = journal
-        self._board = board
+    def __init__(self, context: Context, steps: float = 0.0) -> None:
+        self._clock, self._steps = context.clock.monotonic, steps
+        self._run, self._audit = context.run.spec, context.run.spec.audit
+        self._pool, self._own = context.pool, context.key.address
+        self._journal, self._board = context.journal, context.board
         # All secrets follow from the key: whatever becomes of the journal, those that were pledged can be told.
-        self._master = lot_master(key, domain, pool)
+        self._master = lot_master(context.key, context.domain, context.pool)
         self._pledged: dict[int, LotPledge] = {}
         self._revealed: set[int] = set()
         self.newest = -1

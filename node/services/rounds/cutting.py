@@ -1,7 +1,7 @@
 """A validator's word on what a round comes to: said when the round is over, and again until a quorum agrees."""
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -12,14 +12,13 @@ from node.services.base import Service
 from node.services.context import Context
 from node.services.rounds.adding import Outer
 from node.services.rounds.applying import Rounds
-from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
-from protocol.messages import CutSigned, Heartbeat, Signed, of_kind, open_envelope
+from protocol.messages import CutSigned, Heartbeat, of_kind, open_envelope
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
@@ -52,16 +51,12 @@ class Cutting(Service):
         rounds.votes.heard.follow(self._bell.ring)
         self.said = 0
 
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.rounds)
-
     def status(self) -> dict[str, Any]:
         return {"pretraining": {"cuts_signed": self.said}}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear)
+            nursery.start_soon(self._context.heed, self._bell.ring, WorkTouched)
             while not self._rounds.over:
                 outer, due = self._rounds.outer, math.inf
                 # The pool may give its seat to another one, while this node goes on and may come back to office.
@@ -72,10 +67,6 @@ class Cutting(Service):
                     due = min(due, await self._look(outer.round, outer))
                 await self._bell.wait(min(due - self._context.clock.monotonic(), LOOK_EVERY))
             nursery.cancel_scope.cancel()
-
-    async def _hear(self) -> None:
-        async for _ in self._context.facts.subscribe(WorkTouched):
-            self._bell.ring()
 
     def _is_in_office(self) -> bool:
         return self._context.membership.is_validator(self._context.key.address)
@@ -90,11 +81,7 @@ class Cutting(Service):
                 log.info("cut.not_recalled", why=error.why)
                 continue
             if signed.message.round == round_:
-                self._note(signed)
-
-    def _note(self, own: Signed[CutSigned]) -> None:
-        """A word of this validator, as others hear it."""
-        self._rounds.votes.note(own)
+                self._rounds.votes.note(signed)
 
     async def _look(self, round_: int, outer: Outer | None) -> float:
         """Say what there is to say of a round; when there may be more although nothing is heard. outer: of the one that
@@ -201,4 +188,4 @@ class Cutting(Service):
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
         if self._is_in_office():  # still: the journal and the network take their time
-            self._note(board.opened(raw, CutSigned))
+            self._rounds.votes.note(board.opened(raw, CutSigned))

@@ -1,7 +1,7 @@
 """A peer's part in a round: its seat, its steps, and its contribution, committed like any work."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -14,7 +14,6 @@ from node.services.committing import OwnWorks, commit, slot_name
 from node.services.context import Context, Rate
 from node.services.rounds.adding import Outer
 from node.services.rounds.applying import Rounds, in_words
-from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.register import Work
@@ -42,10 +41,10 @@ class Learning(Service):
     blobs_a_round = 1
     """What a replay of this node's contribution may ask for."""
 
-    def __init__(self, context: Context, rounds: Rounds, pins: Pins, rest: Rest | None = None) -> None:
-        """pins: of the store from which others are served."""
+    def __init__(self, context: Context, rounds: Rounds, store: Pins, rest: Rest | None = None) -> None:
+        """store: from which others are served."""
         self._rest = rest or Rest()
-        self._context, self._rounds, self._pins = context, rounds, pins
+        self._context, self._rounds, self._pins = context, rounds, store
         self.seat, self._said = -1, 0
         self.rate = Rate(60.0, context.clock.monotonic)
         self.works = OwnWorks(context)
@@ -55,10 +54,6 @@ class Learning(Service):
         rounds.moved.follow(self._changed.tell)
         self._rest.changed.follow(self._changed.tell)
         self._served: Recent[bytes, None] = Recent(KEPT * self.blobs_a_round)
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.rounds, place.member.stock.store, place.rest)
 
     async def run(self) -> None:
         await self.works.count()
@@ -70,7 +65,7 @@ class Learning(Service):
         for path in self._rounds.files.own():
             await self._serve(path)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear)
+            nursery.start_soon(self._context.heed, self._changed.tell, WorkTouched)
             nursery.start_soon(self.works.follow, self._context.state.ballots.state)
             await self._contribute()
 
@@ -194,10 +189,6 @@ class Learning(Service):
             self._pins.unpin(next(iter(self._served)))
         self._served[info.root] = None
         self._pins.pin(info.root)
-
-    async def _hear(self) -> None:
-        async for _ in self._context.facts.subscribe(WorkTouched):
-            self._changed.tell()
 
     # as a service
 

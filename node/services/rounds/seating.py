@@ -3,21 +3,20 @@ share made into batches, and then a peer's part as with text.
 """
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
 
-from node.recipe.pool import Group, RolloutPool, Selection
+from node.recipe.pool import Selection
 from node.services.context import Context
 from node.services.rounds.adding import Outer
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.rounds.learning import Learning
-from node.services.training.groups import UsedUp
+from node.services.training.groups import Groups
 from node.services.training.intake import Intake
 from node.services.training.stating import make_batch
-from node.services.workplace import Workplace
 from node.training.batch import encode_batch
 from node.weights.keeper import Pins
 from protocol.errors import IntellectError
@@ -34,43 +33,31 @@ class Seating(Learning):
 
     name = "seating"
 
-    def __init__(self, context: Context, rounds: Rounds, pins: Pins, batches: Batches) -> None:
+    def __init__(self, context: Context, rounds: Rounds, store: Pins, batches: Batches) -> None:
         self._spec = context.run.spec
         self._inner, self._seats = rounds.rules.inner_steps, self._spec.seats
         self.blobs_a_round = 1 + self._inner
-        super().__init__(context, rounds, pins)
+        super().__init__(context, rounds, store)
         self._batches, self._spool = batches, rounds.spool
-        self._pool = RolloutPool(self._spec)
         # Learnt from before that, a group would be too old by now.
-        self._used = UsedUp(context.journal, 2 * self._spec.recipe.max_staleness)
+        kept = 2 * self._spec.recipe.max_staleness
+        self._groups = Groups(context, lambda: rounds.newest, self._changed.tell, kept)
+        self._pool, self._used = self._groups.ready, self._groups.used
         self._dealing, self._shares = b"", dict[bytes, int]()
         self._ready = 0
         self._intake = Intake(
             context,
-            fresh=self._is_fresh,
-            taken_in=self._take_in,
-            taken_back=self._pool.forget,
+            fresh=self._groups.fresh,
+            taken_in=self._groups.take_in,
+            taken_back=self._groups.forget,
             asks=lambda: context.membership.is_trainer(context.key.address),
         )
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.rounds, place.member.stock.store, place.batches)
 
     async def run(self) -> None:
         await self._used.recall(self._rounds.newest - self._spec.recipe.max_staleness)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._intake.run)
             await super().run()
-
-    # rollouts in
-
-    def _is_fresh(self, step: int) -> bool:
-        return self._rounds.newest - step <= self._spec.recipe.max_staleness
-
-    def _take_in(self, groups: list[Group]) -> None:
-        self._pool.add(group for group in groups if group.key not in self._used)
-        self._changed.tell()
 
     # batches
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import msgspec
 import structlog
 import trio
+from starlette.routing import Route
 
 from node.changes import Bell
 from node.recent import Recent
@@ -71,10 +72,10 @@ class Offering(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.context, place.directory / "tasks", place.groups.docket, place.groups.lessons)
-        if place.control is not None:
-            place.control.mount(routes(service))
-        return service
+        return cls(place.context, place.directory / "tasks", place.groups.docket, place.groups.lessons)
+
+    def routes(self) -> list[Route]:
+        return routes(self)
 
     async def run(self) -> None:
         await self._recall()

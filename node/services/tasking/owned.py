@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from node.services.tasking.wishes import TaskWish
+from node.services.tasking import wishes
 from node.swarm.register import Work, WorkId
 from node.tasks.records import TaskFolder
 from protocol.tasks import TaskId, TaskSpec
@@ -52,14 +52,12 @@ class Owned(msgspec.Struct):
         self.passing = True
 
 
-class Owner(Protocol):
+class Owner(wishes.Owner, Protocol):
     """Who offers tasks."""
 
     @property
     def own(self) -> Mapping[TaskId, Owned]: ...
 
-    async def offer(self, wish: TaskWish) -> TaskId: ...
-    async def cancel(self, id: TaskId) -> None: ...
     def forget(self, id: TaskId) -> None: ...
 
 

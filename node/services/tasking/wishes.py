@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from node.errors import NodeError
 from protocol.errors import UNREADABLE, IntellectError
@@ -40,7 +40,7 @@ class Owner(Protocol):
     def tasks(self) -> list[dict[str, Any]]: ...
 
 
-def routes(owner: Owner) -> list[BaseRoute]:
+def routes(owner: Owner) -> list[Route]:
     async def offer(request: Request) -> Response:
         body = await read_body(request)
         try:

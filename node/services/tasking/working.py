@@ -8,7 +8,7 @@ over meanwhile is dropped: it would earn nothing.
 import math
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -21,7 +21,6 @@ from node.recent import Recent
 from node.services.base import Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
-from node.services.workplace import Workplace
 from node.swarm.facts import ShardClaimed
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import MOST_TASKS, Task
@@ -73,10 +72,6 @@ class TaskWork(Service):
         self.counts = {"claimed": 0, "committed": 0, "lost": 0, "failed": 0}
         self.units = 0
         self.seconds = 0.0
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.engine, place.stock, place.scratch, place.rest)
 
     async def run(self) -> None:
         while True:

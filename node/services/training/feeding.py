@@ -13,16 +13,9 @@ import trio
 from node.recipe.batch_log import Entry
 from node.recipe.pool import Selection, group_id
 from node.recipe.stats import describe
-from node.services.context import Context
 from node.services.training.groups import Groups
-from node.services.training.journeys import Journeys
-from node.services.training.leading import Leading
-from node.services.training.record import Record
-from node.services.training.standing_by import StandingBy
+from node.services.training.leading import Shared
 from node.services.training.stating import make_batch
-from node.training.evaluations import Evaluations
-from node.training.spool import Spool
-from node.training.watch import SpoolWatch
 from protocol.errors import IntellectError
 from protocol.manifest import FED, decode_composed
 
@@ -32,25 +25,19 @@ AHEAD = 1
 is made sooner would miss the rollouts of the newest policies."""
 
 
+AGAIN = 5.0, 60.0
+"""Seconds before other groups are tried after a batch that could not be made, doubled each time, and at most: a store
+that fails at once would use up all that wait."""
+
+
 class Feeding:
     """lost: rollouts of batches that could not be made."""
 
-    def __init__(
-        self,
-        context: Context,
-        spool: Spool,
-        watch: SpoolWatch,
-        groups: Groups,
-        record: Record,
-        evaluations: Evaluations,
-        journeys: Journeys,
-        others: StandingBy,
-        leading: Leading,
-    ) -> None:
-        self._context, self._spool, self._watch = context, spool, watch
-        self._groups, self._record, self._evaluations = groups, record, evaluations
-        self._journeys, self._others, self._leading = journeys, others, leading
-        self.lost = 0
+    def __init__(self, shared: Shared, groups: Groups) -> None:
+        self._context, self._spool, self._watch = shared.context, shared.spool, shared.watch
+        self._groups, self._record, self._evaluations = groups, shared.record, shared.evaluations
+        self._journeys, self._others, self._leading = shared.journeys, shared.others, shared.leading
+        self.lost, self._pause = 0, AGAIN[0]
 
     async def run(self) -> None:
         """Until the last batch, or the end of the run."""
@@ -97,7 +84,10 @@ class Feeding:
         except IntellectError as error:
             log.error("batch.not_made", step=step, why=error.why)
             self.lost += sum(len(group.rows) for group in selection.settled)
+            await trio.sleep(self._pause)
+            self._pause = min(2 * self._pause, AGAIN[1])
             return
+        self._pause = AGAIN[0]
         await self._groups.settle([group.key for group in selection.settled], step)
         stats = describe(selection, waiting=ready.rollouts, stale=ready.stale_rollouts)
         stats["file_seconds"] = self._journeys.means(selection.groups)

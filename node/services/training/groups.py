@@ -47,9 +47,12 @@ class UsedUp:
 
 
 class Groups:
-    """Of one trainer. next_batch: the first step without a batch; changed: hears of groups that became ready."""
+    """Of one trainer. next_batch: the first step without a batch; changed: hears of groups that became ready; kept:
+    steps for which used up groups are remembered, None for as many as they are fresh."""
 
-    def __init__(self, context: Context, next_batch: Callable[[], int], changed: Callable[[], object]) -> None:
+    def __init__(
+        self, context: Context, next_batch: Callable[[], int], changed: Callable[[], object], kept: int | None = None
+    ) -> None:
         spec = context.run.spec
         self._next_batch, self._changed = next_batch, changed
         self._most = spec.recipe.max_staleness
@@ -58,7 +61,7 @@ class Groups:
         self.ready = RolloutPool(spec)
         self.docket = Docket(spec, self.fresh, self.take_in)
         self.lessons = Lessons(spec, self.fresh, self._take_taught)
-        self.used = UsedUp(context.journal, self._most)
+        self.used = UsedUp(context.journal, self._most if kept is None else kept)
         self.rate = Rate(30.0, context.clock.monotonic)
 
     def fresh(self, policy_step: int) -> bool:

@@ -2,18 +2,22 @@
 
 from pathlib import Path
 
+import msgspec
 import structlog
 import trio
 
 from node.services.chairing import Chairing, OnChain, Ready
 from node.services.context import Context
 from node.services.training.groups import Groups
+from node.services.training.journeys import Journeys
 from node.services.training.record import Record
 from node.services.training.returning import REPEATED, Returning
 from node.services.training.standing_by import StandingBy
 from node.state.files import write_whole
 from node.swarm.facts import TermBegan, Undone
+from node.training.evaluations import Evaluations
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 
 log = structlog.get_logger()
 TAKES_BACK = 32
@@ -161,3 +165,16 @@ class Leading:
         self._term = self._terms.now.number
         # Whole: an empty file would read as term 0, and what a later term decided long ago would be cut once more.
         await trio.to_thread.run_sync(write_whole, self._path, f"{self._term}\n".encode())
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What the way in (feeding) and the way out (publishing) of one trainer both work with."""
+
+    context: Context
+    spool: Spool
+    watch: SpoolWatch
+    record: Record
+    evaluations: Evaluations
+    journeys: Journeys
+    others: StandingBy
+    leading: Leading

@@ -2,15 +2,8 @@
 
 import trio
 
-from node.services.context import Context
-from node.services.training.journeys import Journeys
-from node.services.training.leading import Leading
-from node.services.training.record import Record
-from node.services.training.standing_by import StandingBy
+from node.services.training.leading import Shared
 from node.services.training.stating import metrics_of, word_on
-from node.training.evaluations import Evaluations
-from node.training.spool import Spool
-from node.training.watch import SpoolWatch
 from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
 
@@ -18,22 +11,11 @@ from node.weights.publish import Publisher
 class Publishing:
     """Of one learner."""
 
-    def __init__(
-        self,
-        context: Context,
-        spool: Spool,
-        watch: SpoolWatch,
-        publisher: Publisher,
-        record: Record,
-        evaluations: Evaluations,
-        journeys: Journeys,
-        others: StandingBy,
-        leading: Leading,
-    ) -> None:
-        self._context, self._spool, self._watch, self._publisher = context, spool, watch, publisher
-        self._record, self._evaluations, self._journeys = record, evaluations, journeys
-        self._others, self._leading = others, leading
-        self._spec, self._policies = context.run.spec, context.state.policies
+    def __init__(self, shared: Shared, publisher: Publisher) -> None:
+        self._context, self._spool, self._watch, self._publisher = shared.context, shared.spool, shared.watch, publisher
+        self._record, self._evaluations, self._journeys = shared.record, shared.evaluations, shared.journeys
+        self._others, self._leading = shared.others, shared.leading
+        self._spec, self._policies = self._context.run.spec, self._context.state.policies
 
     async def run(self, first_batch: int) -> None:
         """Until the last policy, or one that came out otherwise than its leader stated. first_batch: of this start."""

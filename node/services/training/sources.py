@@ -14,6 +14,7 @@ from protocol.rollout import Report, ReportHeader, ReportRow, encode_report
 
 _ORDER = "intellect-node report order v1"
 Rows = dict[int, list[ReportRow]]
+"""Group -> its samples, in order."""
 
 
 class Source(msgspec.Struct, frozen=True):

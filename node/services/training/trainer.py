@@ -18,7 +18,7 @@ from node.services.training.feeding import Feeding
 from node.services.training.groups import Groups
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
-from node.services.training.leading import Leading
+from node.services.training.leading import Leading, Shared
 from node.services.training.publishing import Publishing
 from node.services.training.record import Record
 from node.services.training.standing_by import StandingBy
@@ -61,9 +61,8 @@ class Trainer(Service):
         self.record = Record(context, spool, watch, evaluations, observer)
         self.others = StandingBy(context, spool, watch, groups, self.record)
         self.leading = Leading(context, spool, groups, self.record, self.others, chain)
-        shared = self.record, evaluations, journeys, self.others, self.leading
-        self._feeding = Feeding(context, spool, watch, groups, *shared)
-        self._publishing = Publishing(context, spool, watch, publisher, *shared)
+        shared = Shared(context, spool, watch, self.record, evaluations, journeys, self.others, self.leading)
+        self._feeding, self._publishing = Feeding(shared, groups), Publishing(shared, publisher)
         self.intake = Intake(
             context,
             fresh=groups.fresh,
@@ -87,7 +86,7 @@ class Trainer(Service):
         settings.check_auditable()
         await trio.to_thread.run_sync(spool.prepare, context.run.encoded, context.run.assets)
         publisher = Publisher(
-            place.member.stock.store,
+            place.store,
             context.board,
             context.journal,
             context.run.root,
@@ -131,7 +130,9 @@ class Trainer(Service):
         async with trio.open_nursery() as nursery:
             for story in (self._watch.run, self._learner.run, self._evaluator.run, self.intake.run, self._feeding.run):
                 nursery.start_soon(story)
-            nursery.start_soon(self._hear)
+            # What others say of policies is waited for together with what the learner writes.
+            told = PolicyFollowed, CheckpointOffered, StepJudged, Undone
+            nursery.start_soon(self._context.heed, self._watch.tell, *told)
             nursery.start_soon(self._until_lost, nursery.cancel_scope)
             nursery.start_soon(self.leading.returning.run, self.leading.nothing_leads_on)
             async with trio.open_nursery() as until_over:
@@ -142,11 +143,6 @@ class Trainer(Service):
             self.record.finish()
             self._learner.finish()
             self._evaluator.finish()
-
-    async def _hear(self) -> None:
-        """What others say of policies is waited for together with what the learner writes."""
-        async for _ in self._context.facts.subscribe(PolicyFollowed, CheckpointOffered, StepJudged, Undone):
-            self._watch.tell()
 
     async def _until_lost(self, stint: trio.CancelScope) -> None:
         await self.leading.until_lost()

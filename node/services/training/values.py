@@ -21,7 +21,7 @@ from node.inference.client import EngineProcess
 from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.recent import Recent
 from node.services.context import Context
-from node.services.training.sources import Source, in_order, whose
+from node.services.training.sources import Rows, Source, in_order, whose
 from node.state.kept import cached
 from node.swarm.disputes import STRIKES
 from node.swarm.register import Work, WorkId
@@ -49,9 +49,6 @@ which are cheap. Alone, a forger of every file escapes 20 of them with a chance 
 REMEMBERED = 4096
 DISTRUSTED = "distrusted_reports"
 REPORT_NAME = "own-report-{}.arrow"
-
-Rows = dict[int, list[ReportRow]]
-"""Group -> its samples, in order."""
 
 
 class OwnLook:

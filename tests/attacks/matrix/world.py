@@ -349,9 +349,7 @@ class Node:
         engine: Any = ReportingEngine(world.bad)
         scratch = world.folder / self.name.replace(" ", "-")
         scratch.mkdir()
-        own, clock = (self.key, self.context.domain), self.context.clock.monotonic
-        run = self.context.run.spec
-        lots = OwnLots(run, POOL, *own, self.context.journal, self.board, clock, steps=1.0)
+        lots = OwnLots(self.context, steps=1.0)
         self.validator = Validator(
             self.context, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
         )

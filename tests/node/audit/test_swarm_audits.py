@@ -106,8 +106,7 @@ class Bench:
         self.showing = Showing(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:
-        context = seat.context
-        lots = OwnLots(context.run.spec, POOL, seat.key, context.domain, context.journal, seat.board, steps=share)
+        lots = OwnLots(seat.context, steps=share)
         seat.pledges = lambda: lots.pledges
         return lots
 

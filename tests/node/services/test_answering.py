@@ -46,6 +46,7 @@ async def node(run: RunSpec, assets: Path, folder: Path) -> AsyncIterator[Place]
     place: Any = SimpleNamespace(control=control, engine=child, context=context, rest=Rest())
     answering = await Answering.open(place)
     assert answering is not None
+    control.mount(answering.routes())
     tokenizer = LocalTokenizer(assets / "model")
     listener = Listener(bind("127.0.0.1:0", "a test", "--test"))
     listener.mount(OpenAi(NodeAnswerer(folder / "node.sock", tokenizer, 128), {"tiny": ""}).routes())

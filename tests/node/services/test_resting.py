@@ -266,8 +266,9 @@ async def test_the_engine_goes_once_nothing_is_under_way_and_is_back_before_anyb
     at_start: bool, autojump_clock: Any
 ) -> None:
     rest, child, seen = Rest(), Child(), list[bool]()
-    rules: Any = None
-    engine = Engine(child, ProgressRecord(), rules, "worker", rest)  # type: ignore[arg-type] - a double
+    spec = SimpleNamespace(verification=None)
+    context: Any = SimpleNamespace(run=SimpleNamespace(spec=spec), progress=ProgressRecord())
+    engine = Engine(context, child, "worker", rest)  # type: ignore[arg-type] - a double
 
     async def ask() -> None:
         await rest.over()

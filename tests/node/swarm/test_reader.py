@@ -49,13 +49,6 @@ async def test_a_reader_that_went_away_is_noticed(reader) -> None:
         reader.offer(HONEST, told(HONEST))
 
 
-async def test_who_wants_only_some_authors_is_not_woken_for_the_others() -> None:
-    reader = Reader[Signed[LotsRevealed]](HONEST.__eq__)
-    assert reader.offer(FLOODER, told(FLOODER)) and reader.offer(HONEST, told(HONEST))
-    assert (await reader.channel.receive()).author == HONEST
-    assert reader.channel.statistics().current_buffer_used == 0
-
-
 async def test_what_one_author_may_leave_unread_is_bounded_however_much_was_read_before() -> None:
     reader = Reader[Signed[LotsRevealed]]()
     for _ in range(3 * readers.ROOM_EACH):

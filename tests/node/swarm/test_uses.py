@@ -1,12 +1,14 @@
 """What became of accepted works, as everybody counts it: an honest trainer leaves nothing out, and one that drops a
 worker is seen by everybody."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from benchmarks.droppers import Swarm
+from node.status_schema import LeftOutPart
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
 from node.swarm.uses import SeatBook, UseBook
@@ -37,13 +39,13 @@ class Bench:
         self.works: dict[tuple[int, Address], Work] = {}
 
     def newcomer(self) -> UseBook:
+        may_validate, is_member = lambda one: one in self.validators, (NODE, OTHER).__contains__
+        members: Any = SimpleNamespace(is_member=is_member, quorum=2, may_validate=may_validate)
         return UseBook(
             self.policies,
+            members,
             self.max_staleness,
             self.clock,
-            (NODE, OTHER).__contains__,
-            lambda: 2,
-            lambda one: one in self.validators,
             lambda id: id not in self.unusable,
             keep_surplus=self.keep_surplus,
         )
@@ -164,11 +166,33 @@ def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
     if signed == "by one and one who left":
         bench.validators = JUDGES[:1]
     bench.train(3, bench.used(0, NODE), bench.used(1, NODE))
-    found, shown = bench.counts(OTHER), bench.book.status()["left_out"]
+    found, shown = bench.counts(OTHER), bench.book.status().left_out
     assert found.get("left_out", 0) == len(shown) == (signed == "by both")
     if shown:
         work = bench.works[1, OTHER].id.hex()
-        assert shown == [{"work": work, "node": OTHER, "policy_step": 1, "step": 3, "due": 2, "by": JUDGES}]
+        assert shown == [LeftOutPart(work, OTHER, policy_step=1, step=3, due=2, by=[*JUDGES])]
+
+
+def test_what_was_named_at_a_policy_that_never_was_is_due_for_who_did_not_follow_it() -> None:
+    """The block of a term is replaced: one node held the cuts of its policies back until it forgot them."""
+    bench = Bench()
+    bench.step(0)
+    stranger = bench.newcomer()
+    bench.policies.announce(announced(1))
+    bench.clock.now += 1
+    phantom = bench.book.cut(1)
+    assert phantom and bench.book.cut(2) == ()
+    bench.book.undone(1)
+    bench.policies.announce(announced(2))
+    again = bench.book.cut(2)
+    assert again == phantom, "once more, and for those who heard both the first word stands"
+    for book, cuts in ((bench.book, (1, 2)), (stranger, (2,))):
+        for one in JUDGES:
+            for step in cuts:
+                book.heard(one, DueSigned(pool=1, step=step, works=phantom))
+        due = book.due(phantom[0])
+        assert due is not None and due[0] == cuts[0]
+    assert bench.book.cut(3) == ()
 
 
 def test_a_validators_first_word_on_a_work_counts_and_no_work_is_named_twice() -> None:
@@ -200,7 +224,7 @@ def test_what_nobody_may_train_on_any_more_was_not_left_out_and_what_is_used_lat
     assert bench.counts(OTHER) == {"accepted": 5, "used": 1, "left_out": 1}, "of policy 2"
     bench.train(5, bench.used(2, OTHER))
     assert bench.counts(OTHER) == {"accepted": 5, "used": 2, "left_out": 1}
-    shown = [(one["node"], one["policy_step"]) for one in bench.book.status()["left_out"]]
+    shown = [(one.node, one.policy_step) for one in bench.book.status().left_out]
     assert shown == [(NODE, 2), (OTHER, 3)], "the first one's of policy 2 was never used"
 
 
@@ -262,4 +286,4 @@ def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
     assert (book.workers[NODE].used, book.workers[OTHER].left_out) == (2, 1)  # a part of a file again counts once
     book.begun(bytes(32))
     book.trained(3, bytes(32), [])
-    assert book.workers[OTHER].stale == 1 and book.status()["seats"]["0"][OTHER]["left_out"] == 1
+    assert book.workers[OTHER].stale == 1 and book.status().seats["0"][OTHER]["left_out"] == 1

@@ -1,9 +1,11 @@
 """What a validator pledges, draws and reveals; and that a restart repeats all of it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import trio
 
+from node.clock import Clock
 from node.services.judging.lots import OwnLots, pledge_fact
 from node.state.pen import Fence
 from protocol.audit import RATE_ONE, AuditSpec, as_rate, needed_share
@@ -36,7 +38,9 @@ class Posted:
 
 
 async def own_lots(journal: InlineJournal, board: Posted, key: NodeKey = KEY) -> OwnLots:
-    made = OwnLots(RUN, 1, key, DOMAIN, journal, board)  # type: ignore[arg-type]
+    own = {"key": key, "domain": DOMAIN, "pool": 1, "journal": journal, "board": board}
+    context: Any = SimpleNamespace(run=SimpleNamespace(spec=RUN), clock=Clock(), **own)
+    made = OwnLots(context)
     await made.prepare()
     return made
 

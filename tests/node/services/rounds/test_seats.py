@@ -18,10 +18,10 @@ from node.run.file import CompiledRun
 from node.services.certifying import Certifying
 from node.services.generating import Generating
 from node.services.rounds.batches import Batches
-from node.services.rounds.counting import SeatTracing
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.seating import Seating
+from node.services.tracing import SeatTracing
 from node.training.outer import StateFile
 from node.training.peer import SeatPeer
 from node.training.settings import TrainerSettings
@@ -162,11 +162,11 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
         assert prices >= {one.verdict.units for one in of} and min(prices) == int(0.1 * batch * 6)
         assert not judge.court.slashed
     counted = next(one for one in judges[0].crew.services if isinstance(one, SeatTracing)).status()["uses"]
-    of = counted["workers"][worker.key.address]
-    assert set(counted["workers"]) == {worker.key.address} and counted["unread_manifests"] == 0
-    assert of["accepted"] >= of["used"] + of["flat"] > 0 and of["accepted"] <= worker.done["accepted"] + 1, counted
-    seats = [each[worker.key.address] for each in counted["seats"].values()]
-    assert len(seats) == SEATS and sum(one["used"] for one in seats) == of["used"], counted
+    of = counted.workers[worker.key.address]
+    assert set(counted.workers) == {worker.key.address} and counted.unread_manifests == 0
+    assert of.accepted >= of.used + of.flat > 0 and of.accepted <= worker.done["accepted"] + 1, counted
+    seats = [each[worker.key.address] for each in counted.seats.values()]
+    assert len(seats) == SEATS and sum(one["used"] for one in seats) == of.used, counted
     journal = judges[0].context.journal
     paid = [work.id for work in judges[0].context.state.register.of(owner.key.address)]
     assert len(paid) == ROUNDS and all(journal.pay.leaf(judges[0].key.address, POOL, one) for one in paid)

@@ -5,8 +5,10 @@ import json
 import threading
 from collections import deque
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +20,10 @@ from node.metrics.observer import Observer
 from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
 from node.recipe.manifest import materialise
+from node.recipe.pool import Selection
 from node.services.chairing import Ready
+from node.services.context import Context
+from node.services.training import feeding
 from node.services.training.groups import Groups
 from node.services.training.record import StepMetrics
 from node.services.training.trainer import Trainer
@@ -34,7 +39,7 @@ from node.training.spool import Spool
 from node.training.watch import SpoolWatch
 from node.weights.publish import StepWord
 from protocol.blobs import BlobInfo, describe
-from protocol.errors import ProtocolError
+from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address, NodeKey, address_from_bytes
 from protocol.lots import pack_groups
 from protocol.manifest import Arithmetic, PolicyStatement, decode_composed, decode_manifest, lot_of
@@ -266,6 +271,7 @@ class House:
             membership=SimpleNamespace(terms=Terms(KEY.address, trio.current_time), validators=(VALIDATOR,)),
             clock=Clock(),
         )
+        context.heed = partial(Context.heed, context)
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)
         children = Learner(self.spool, last), Examiner(self.spool, examined)
@@ -381,6 +387,33 @@ async def test_a_death_between_journal_and_batch_frees_the_groups(tmp_path: Path
     house.spool.batch_path(0).unlink()
     await house.live(until=0, last=0)
     assert house.spool.batch_path(0).read_bytes() == before
+
+
+async def test_a_store_that_fails_at_once_does_not_use_up_all_groups(tmp_path: Path, monkeypatch: Any) -> None:
+    tried: list[int] = []
+
+    async def fails(_: object, selection: Selection) -> None:
+        await trio.lowlevel.checkpoint()
+        tried.append(selection.step)
+        raise IntellectError("no batch", "the disk is full", "free space there")
+
+    monkeypatch.setattr(feeding, "make_batch", fails)
+    for pause, batches in ((0.0, 4), (60.0, 1)):  # the first is the control
+        monkeypatch.setattr(feeding, "AGAIN", (pause, pause))
+        tried.clear()
+        house = House(tmp_path / f"{batches}", RUN)
+        for index in range(3):
+            house.swarm.submit(0, index, VARIED)
+        trainer, journal = house.open(0)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trainer.run)
+                while len(tried) < batches:
+                    await trio.sleep(0.005)
+                await trio.sleep(0.2)
+                nursery.cancel_scope.cancel()
+        journal.close()
+        assert len(tried) == batches
 
 
 async def test_the_online_filter_settles_groups_without_signal_for_good(tmp_path: Path) -> None:
