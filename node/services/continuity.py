@@ -351,7 +351,7 @@ class Continuity(Service):
             state.policies.newest_step,
             newest.step if newest else -1,
             membership.terms.reached or -1,
-            state.reached(),
+            state.reached(membership.trainer),
             self._ear.newest_step,
             *(one.message.round for one in self._heard.values() if isinstance(one.message, CutSigned)),
         )
