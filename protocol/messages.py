@@ -596,7 +596,7 @@ BOUND = (Judgement, EpochRootSigned)
 ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-J = TypeVar("J", bound=Judgement)
+J = TypeVar("J", bound=VerdictIssued | VerdictRechecked)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
