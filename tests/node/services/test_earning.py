@@ -364,6 +364,34 @@ async def test_what_nobody_can_tell_is_unclear_with_its_sum_and_never_missed(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("gone", [False, True])
+async def test_who_heard_no_root_reads_those_that_the_table_names(
+    autojump_clock: Any, world: World, gone: bool
+) -> None:
+    """gone: they can be had from nobody, for a while."""
+    worker = world.workers[0]
+    own = worker.key.address
+    world.gossip.lost = lambda to, message: to == own and isinstance(message, EpochRootSigned)
+    async with trio.open_nursery() as nursery:
+        for node in [*world.validators, worker]:
+            nursery.start_soon(node.live)
+        await trio.sleep(20)
+        world.make(worker, 50)
+        world.make(worker, 7, judges=world.validators[:1])  # no quorum names it
+        await trio.sleep_until(850)
+        kept = [one.message for of in world.gossip.kept.values() for one in of.values()]
+        blobs = {one.statement.blob for one in kept if isinstance(one, EpochRootSigned)}
+        world.blobs.missing |= blobs if gone else set()
+        await trio.sleep_until(1300)
+        assert world.chain.posts == [(0, 50)]
+        if gone:
+            assert told(worker) == {"claimed": 50, "unclear": 7}
+            world.blobs.missing.clear()
+            await trio.sleep(200)
+        assert told(worker) == {"claimed": 50, "missed": 7} and states(worker) == ["claimed", "missed"]
+        nursery.cancel_scope.cancel()
+
+
 def named(node: Node, number: int, epoch: int = 0, units: int = 10) -> Accepted:
     return Accepted(POOL, node.key.address, epoch, number.to_bytes(32), units)
 
