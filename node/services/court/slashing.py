@@ -171,7 +171,7 @@ class Slashing:
         async for read in self._context.facts.subscribe(LeavesRead):
             works = {leaf.work: leaf for leaf in read.leaves}
             self._leaves.setdefault(read.author, Recent(READ))[read.said.signature] = read, works
-            refused = self._refused.get(read.author, {})
+            refused: Mapping[WorkId, tuple[Verdict, bytes]] = self._refused.get(read.author, {})
             if (work := next((one for one in refused if one in works), None)) is not None:
                 await self._on_leaf(read, works[work], *refused[work])
 
