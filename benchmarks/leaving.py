@@ -143,6 +143,7 @@ async def leaving(folder: Path, how: str) -> dict[str, Any]:
                     play.worker.stop()
         else:
             play.stop()
+            await trio.sleep(1)  # it makes nothing more
         hours = (trio.current_time() - began) / HOUR
         last = play.told(f"leaves: {how}", hours=round(hours))
         for _ in range(60):  # the others work on
