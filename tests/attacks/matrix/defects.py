@@ -20,7 +20,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from node.recent import Recent
+from node.services import certifying
 from node.services.certifying import WAITING, Certifying
 from node.services.ending import Ending
 from node.swarm import board, catchup, pool_state, works
@@ -36,6 +39,7 @@ from protocol.checks import slot_of
 from protocol.earnings import of_policy
 from protocol.errors import ProtocolError
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, parse_envelope
+from protocol.statements import WorkCommitment, work_id
 from tests.attacks.matrix.world import KEYS, POOL, QUORUM
 
 
@@ -147,7 +151,13 @@ def one_voice_accepts() -> Iterator[None]:
 
 @contextmanager
 def a_policy_of_another_epoch_is_another_work() -> Iterator[None]:
-    announce = PolicyClock.announce
+    announce, real = PolicyClock.announce, of_policy
+
+    def named(run: Any, pool: int, trainer: Any, step: int, root: bytes, epoch: int) -> Any:
+        made = real(run, pool, trainer, step, root, epoch)
+        return msgspec.structs.replace(
+            made, work=work_id(WorkCommitment(pool, trainer, root, step, root, made.units, epoch))
+        )
 
     def announced(clock: PolicyClock, signed: Any, *, anchored: bool = False) -> Any:
         known = clock.of_step(signed.message.step)
@@ -155,7 +165,8 @@ def a_policy_of_another_epoch_is_another_work() -> Iterator[None]:
             return PolicyFollowed(signed.author, signed.message, signed.raw)
         return announce(clock, signed, anchored=anchored)
 
-    with patch.object(PolicyClock, "announce", announced):
+    # Both: what is followed once is paid once, and so is what has one name.
+    with patch.object(PolicyClock, "announce", announced), patch.object(certifying, "of_policy", named):
         yield
 
 
