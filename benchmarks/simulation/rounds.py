@@ -378,7 +378,7 @@ class Node:
             told: Any = SimpleNamespace(state=jury.state, facts=HeardFacts(ears), learn=lambda *_, **__: None)
             parts: dict[str, Any] = {"board": ears, "blobs": door, "journal": InlineJournal(), "jury": told}
             self.context = msgspec.structs.replace(host.context, key=self.key, progress=ProgressRecord(), **parts)
-        process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever)
+        process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever, wake=lambda: None)
         kind = RULES[rule if role == "worker" else "the cut"]
         spool = Spool(self.folder / "spool")
         learner: Any = Learner(swarm, spool, swarm.random.uniform(*PACE), cheats=self.cheats)
