@@ -306,7 +306,7 @@ def test_of_more_policies_than_there_are_slots_one_that_nobody_uses_makes_room(
 def test_an_engine_leaves_room_for_as_many_adapters_as_will_be_there(
     tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.inference.torch_engine.free_memory", lambda _: 70 << 20)
+    monkeypatch.setattr("node.inference.torch_engine.free_memory", lambda *_: 70 << 20)
 
     def tokens(attention: str, count: int) -> int:
         columns = adapter_columns(count, 8)
