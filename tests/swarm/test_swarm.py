@@ -156,6 +156,8 @@ def interrupt(demo: Demo) -> None:
     assert not socket_of(demo.directory / "nodes" / "trainer").exists()
 
 
+# httpcore leaves a unix socket open that could not be connected: here daemons are killed while they are asked.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(600)
 def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill_and_ctrl_c(demo: Demo, tmp_path: Path) -> None:
     demo.wait_for_step(0)
