@@ -122,7 +122,7 @@ SLACK = 15.0
 STALE = 120.0
 """Seconds without a block after which a chain stands still, or this clock is ahead of it."""
 HOPELESS = 300.0
-"""Seconds behind at which certificates, leases and epochs are no longer understood."""
+"""Seconds behind at which signed roots, leases and epochs are no longer understood."""
 REMEDY = "let the system keep its time: timedatectl set-ntp true (or your system's NTP service)"
 
 
