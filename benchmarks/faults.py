@@ -1,11 +1,12 @@
 """What does a node of a live swarm say, and lose, when its machine fails: kills, stops, full disks, flips, errors?
 
-    python -m benchmarks.faults [--node worker-1] [--only NAME ...] [--quick] [--json]
+    python -m benchmarks.faults [--node worker-1] [--only NAME ...] [--work DIR] [--quick] [--json]
 
 A demo's swarm trains on this machine. Each fault strikes one node, `--node` (or what the fault names), for some
 seconds. Told are what its log said then, seconds from the end of the fault to its next work (a file that it commits, a
-verdict, a step), and whether anything was refused or slashed. What strikes system calls needs strace (and the right to trace), a full disk the right to mount: run as root
-for these, or they are skipped with a line. On a machine with other work the seconds are that machine's.
+verdict, a step), and whether anything was refused or slashed. What strikes system calls needs strace (and the right to
+trace), a full disk the right to mount: run as root for these, or they are skipped with a line. On a machine with other
+work the seconds are that machine's.
 """
 
 import json
@@ -31,6 +32,8 @@ from node.logs import log_files
 
 NODES = ("worker-1", "validator", "trainer")
 SECONDS, WITHOUT_FILES = 12.0, 32.0
+STANDARD_STREAMS = 3
+ENGINES = {"trainer": "learner"}
 ROOM = "3g"
 """Of the disk that is filled."""
 Fault = Callable[[Demo, str], Iterator[None]]
@@ -81,11 +84,10 @@ def calls(names: str, error: str) -> Fault:
 
 
 def no_files(demo: Demo, node: str) -> Iterator[None]:
-    """No more files may be open than there are."""
+    """None is opened any more, also where an older one was closed."""
     victim = demo.until(lambda: daemon(demo, node))
     before = resource.prlimit(victim, resource.RLIMIT_NOFILE)
-    used = max(int(name) for name in os.listdir(f"/proc/{victim}/fd"))
-    resource.prlimit(victim, resource.RLIMIT_NOFILE, (used // 2, before[1]))
+    resource.prlimit(victim, resource.RLIMIT_NOFILE, (STANDARD_STREAMS, before[1]))
     time.sleep(WITHOUT_FILES)
     yield
     if psutil.pid_exists(victim):
@@ -129,7 +131,7 @@ def flip_run_files(directory: Path) -> int:
 FAULTS: dict[str, Fault] = {
     "daemon killed": kill(daemon),
     "guardian and daemon killed": kill(lambda demo, node: guardian_of(daemon(demo, node))),
-    "engine killed, as for memory": kill(lambda demo, node: child(demo, node, "learner" if node == "trainer" else "engine")),
+    "engine killed, as for memory": kill(lambda demo, node: child(demo, node, ENGINES.get(node, "engine"))),
     "daemon stopped": stop(daemon),
     "chain stopped": stop(lambda demo, _: chain_of(demo)),
     "no more files may be open": no_files,
@@ -192,8 +194,11 @@ def tried(demo: Demo, node: str, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def own_disk(wanted: bool) -> Iterator[Path]:
-    """A directory on a disk of its own, if one may be mounted."""
+def own_disk(wanted: bool, work: Path | None) -> Iterator[Path]:
+    """A directory on a disk of its own, if one may be mounted; or the one that is named, which stays."""
+    if work is not None:
+        yield work
+        return
     with tempfile.TemporaryDirectory() as folder:
         command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", folder]
         mounted = wanted and subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -208,10 +213,14 @@ def main() -> None:
     parser = parser_of(__doc__, "The daemon and the engine are killed, nothing else.", "line")
     parser.add_argument("--node", choices=NODES, default=NODES[0])
     parser.add_argument("--only", choices=list(FAULTS), action="append", help="Repeatable; default: all of them.")
+    parser.add_argument("--work", type=Path, help="where the swarm lies; default: a directory that is removed")
     arguments = parser.parse_args()
     names = arguments.only or (list(FAULTS)[:3:2] if arguments.quick else list(FAULTS))
     found: dict[str, Any] = {}
-    with own_disk("disk full" in names) as folder, Demo(folder / "demo", "--steps", "2000", "--no-kill") as demo:
+    with (
+        own_disk("disk full" in names, arguments.work) as folder,
+        Demo(folder / "demo", "--steps", "2000", "--no-kill") as demo,
+    ):
         demo.until(lambda: (progress(demo, "trainer") or (0,))[0] >= WARM_STEPS)
         demo.until(lambda: (progress(demo, arguments.node) or (0,))[-1] > 0)
         for name in names:
