@@ -19,7 +19,7 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help dist demo test tutorials docs bench-quick test-contracts test-verifiers clients test-hardhat test-vllm lint format install clean
+.PHONY: help dist release demo test tutorials docs bench-quick test-contracts test-verifiers clients test-hardhat test-vllm lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
@@ -34,6 +34,7 @@ help:
 	@echo "make docs    the documentation as a site, in build/site; fails at a broken link"
 	@echo "make bench-quick  each benchmark of benchmarks/README.md with --quick (ARGS=\"delta gas\")"
 	@echo "make dist    wheel and sdist in dist/, tried in a new environment (ARGS=--full: with its dependencies, too)"
+	@echo "make release  can this tree be released? what is checked here, and what is not (ARGS=\"--tag v0.2.0 --full\")"
 	@echo "make clean   remove the environment and what the demo left"
 
 demo: $(VENV)/.ready-train
@@ -98,6 +99,9 @@ $(VENV)/.ready-dev: $(INPUTS)
 
 dist: $(VENV)/.ready-dev
 	@$(BIN)/python scripts/dist.py $(ARGS)
+
+release: $(VENV)/.ready-dev
+	@$(BIN)/python scripts/release.py --check $(ARGS)
 
 clean:
 	@rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info

@@ -1,0 +1,108 @@
+"""What a release consists of: fragments of the changelog, and the script that joins and checks."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from scripts import release, sbom
+from tests.test_locked import SETS, locked
+
+OLDER = "# Changelog\n\n## [0.1.0] - 2026-01-01\n\nThe first.\n\n### Added\n\n- One.\n"
+
+
+def put(folder: Path, **texts: str) -> Path:
+    """texts: name and kind, joined by two underscores -> what the file says."""
+    for name, text in texts.items():
+        (folder / f"{name.replace('__', '.')}.md").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_what_waits_here_has_kinds() -> None:
+    assert {one.kind for one in release.fragments(release.ROOT / "changes")} <= set(release.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("pools.md", "Pools.", "has no kind"),
+        ("pools.new.md", "Pools.", "has no kind"),
+        ("Pools.added.md", "Pools.", "has no kind"),
+        ("pools.added.txt", "Pools.", "has no kind"),
+        ("pools.added.md", " \n", "is no line of a changelog"),
+        ("pools.added.md", "- Pools.", "is no line of a changelog"),
+        ("pools.added.md", "words " * 81, "is no line of a changelog"),
+    ],
+)
+def test_a_fragment_without_a_kind_or_a_line_is_refused(tmp_path: Path, name: str, text: str, told: str) -> None:
+    put(tmp_path, README="what stands here", good__fixed="It works.")
+    assert [one.kind for one in release.fragments(tmp_path)] == ["fixed"], "the control"
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(release.Refused, match=told):
+        release.fragments(tmp_path)
+
+
+def test_fragments_become_a_section_by_kind_or_join_that_of_the_version(tmp_path: Path) -> None:
+    found = release.fragments(put(tmp_path, b__fixed="Mended\nagain.", a__added="Two.", c__fixed="Three."))
+    new = release.joined(OLDER, "0.2.0", "2026-02-02", found)
+    section = "## [0.2.0] - 2026-02-02\n\n### Added\n\n- Two.\n\n### Fixed\n\n- Mended again.\n- Three.\n\n"
+    assert new == OLDER.replace("## [0.1.0]", f"{section}## [0.1.0]")
+    same = release.joined(new, "0.2.0", "2026-03-03", [release.Fragment(tmp_path, "added", "Four.")])
+    assert same == new.replace("- Two.", "- Two.\n- Four.")
+    assert release.joined(OLDER, "0.1.0", "", found).count("The first.\n\n### Added\n\n- One.\n- Two.") == 1
+
+
+def test_the_changelog_is_one_page_that_holds_this_version() -> None:
+    text = (release.ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = release.SECTION.search(text)
+    assert newest and newest.group(1) == release.version_of(release.ROOT)
+    assert len(text.split()) < 3000
+
+
+def test_a_check_that_fails_is_named_and_one_that_cannot_be_asked_is_no_success(capsys: pytest.CaptureFixture) -> None:
+    def refused() -> str:
+        raise release.Refused("it is wrong", "it was changed", "change it back")
+
+    def skipped() -> str:
+        raise release.Skipped("no compiler here")
+
+    failed, untold = release.check({"good": lambda: "all there", "bad": refused, "none": skipped})
+    assert (failed, untold) == (["bad"], ["none"])
+    told = capsys.readouterr().out
+    assert "ok      good: all there" in told and "do:  change it back" in told and "skipped none: no compiler" in told
+    with pytest.raises(release.Refused, match="ended with 3"):
+        release.program("-c", "print('why'); raise SystemExit(3)")()
+
+
+def test_a_tag_is_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "fragments", lambda _: [])
+    monkeypatch.setattr(release, "output", lambda *_: "")
+    assert release.tagged(f"v{release.version_of(release.ROOT)}")
+    with pytest.raises(release.Refused, match="the tag is v9"):
+        release.tagged("v9.9.9")
+    monkeypatch.setattr(release, "output", lambda *_: " M node/daemon.py\n")
+    with pytest.raises(release.Refused, match="not what is tagged"):
+        release.tagged(f"v{release.version_of(release.ROOT)}")
+
+
+def test_the_bill_of_materials_has_every_locked_package_with_all_its_hashes() -> None:
+    bill = sbom.bill()
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    parts = {one["bom-ref"]: one for one in bill["components"]}
+    assert len(parts) == len(bill["components"]), "each once"
+    for name in SETS:
+        for package, (version, hashes) in locked(name).items():
+            told = {f"sha256:{one['content']}" for one in parts[f"pkg:pypi/{package}@{version}"]["hashes"]}
+            assert told == set(hashes)
+    assert [name for name, one in parts.items() if "hashes" not in one] == [next(n for n in parts if "/torch@" in n)]
+    assert any(name.startswith("pkg:npm/%40openzeppelin/") for name in parts), "it is in the contracts' code"
+    root = bill["metadata"]["component"]
+    assert root["version"] == release.version_of(release.ROOT) and bill["dependencies"][0]["ref"] == root["bom-ref"]
+    assert set(bill["dependencies"][0]["dependsOn"]) < set(parts)
+    assert sbom.bill() == bill, "the same in the same environment"
+
+
+def test_a_licence_is_that_of_the_very_version() -> None:
+    version = importlib.metadata.version("packaging")
+    assert sbom.licence("packaging", version) and sbom.licence("packaging", "0.0.1") == []
+    assert sbom.licence("no-such-package", "1") == []
