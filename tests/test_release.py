@@ -1,9 +1,16 @@
 """What a release consists of: fragments of the changelog, and the script that joins and checks."""
 
 import importlib.metadata
+import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
 
 from scripts import release, sbom
 from tests.test_locked import SETS, locked
@@ -106,3 +113,85 @@ def test_a_licence_is_that_of_the_very_version() -> None:
     version = importlib.metadata.version("packaging")
     assert sbom.licence("packaging", version) and sbom.licence("packaging", "0.0.1") == []
     assert sbom.licence("no-such-package", "1") == []
+
+
+GITHUB = release.ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+MAKE = re.compile(r'make ([a-z-]+)(?: PYTHON=python3)?(?: ARGS="([^"]*)")?')
+
+
+def read(file: Path) -> dict[str, Any]:
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def faults(workflow: dict[Any, Any], makefile: str) -> list[str]:
+    """What a forge, or whoever calls the same by hand, would stumble over."""
+    found = [] if workflow.get("permissions") == {"contents": "read"} else ["it may write"]
+    # YAML 1.1 reads the word `on` as true
+    found += [] if workflow.get(True) else ["nothing starts it"]
+    for name, job in workflow["jobs"].items():
+        found += [] if {"runs-on", "timeout-minutes", "steps"} <= set(job) else [f"{name} lacks a runner or a limit"]
+        for step in job["steps"]:
+            if ("uses" in step) == ("run" in step):
+                found.append(f"{name} has a step that does nothing, or two things")
+            elif "uses" in step and not re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|[0-9a-f]{40})", step["uses"]):
+                found.append(f"{name} uses {step['uses']}, of no version")
+            elif "run" in step:
+                call = MAKE.fullmatch(step["run"])
+                if call is None or not re.search(rf"^{call.group(1)}:", makefile, re.MULTILINE):
+                    found.append(f"{name} runs what is no target: {step['run']}")
+                elif missing := [one for one in (call.group(2) or "").split() if "/" in one and not Path(one).exists()]:
+                    found.append(f"{name} names what is not there: {missing}")
+    return found
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_a_workflow_has_a_form_and_calls_what_the_makefile_has(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(release.ROOT)
+    makefile = (release.ROOT / "Makefile").read_text(encoding="utf-8")
+    workflow = read(file)
+    assert faults(workflow, makefile) == []
+    job = next(iter(workflow["jobs"].values()))
+    for wrong in (
+        {"run": "make nothing"},
+        {"run": "curl x | sh"},
+        {"uses": "a/b@main"},
+        {},
+        {"run": "make test", "uses": "a/b@v1"},
+    ):
+        assert len(faults({**workflow, "jobs": {"one": {**job, "steps": [wrong]}}}, makefile)) == 1
+    assert len(faults({**workflow, "permissions": "write-all"}, makefile)) == 1
+
+
+def test_every_python_that_is_supported_is_tried_on_both_processors_and_a_release_is_checked() -> None:
+    jobs = read(GITHUB / "workflows" / "ci.yml")["jobs"]
+    classifier = tomllib.loads((release.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in SpecifierSet(classifier["requires-python"])]
+    assert jobs["test"]["strategy"]["matrix"] == {"python": wanted, "system": ["ubuntu-24.04", "ubuntu-24.04-arm"]}
+    assert set(jobs) == {"lint", "test", "macos", "contracts", "tutorials", "docs", "gpu"}
+    steps = read(GITHUB / "workflows" / "release.yml")["jobs"]["build"]["steps"]
+    assert any(step.get("run", "").startswith("make release ") for step in steps)
+
+
+def test_templates_for_issues_are_forms() -> None:
+    for file in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = read(file)
+        if file.name == "config.yml":
+            continue
+        assert {"name", "description", "labels", "body"} == set(form)
+        names = [part["id"] for part in form["body"]]
+        assert len(set(names)) == len(names)
+        assert {part["type"] for part in form["body"]} <= {"textarea", "input", "checkboxes"}
+        assert all(part["attributes"]["label"] for part in form["body"])
+
+
+def test_a_machine_without_a_gpu_says_that_the_job_was_skipped(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    assert make is not None
+    bare = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = subprocess.run([make, "test-gpu"], cwd=release.ROOT, env=bare, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("::notice") and "skipped: this machine has no NVIDIA GPU" in done.stdout
