@@ -267,7 +267,7 @@ class ValuesPart(msgspec.Struct, frozen=True):
 
 class TrainingPart(msgspec.Struct, frozen=True):
     """reward_eval, reward_train: [step, mean reward]; staleness: steps behind -> rollouts, and 'dropped'; latest: the
-    newest record of metrics.jsonl (docs/training.md names its fields)."""
+    newest record of metrics.jsonl (docs/records.md names its fields)."""
 
     step: int = 0
     reward_eval: list[tuple[int, float]] = []
