@@ -177,11 +177,13 @@ def live(directory: Path, nights: int) -> dict[str, Any]:
     """In a demo's swarm; by the commands alone."""
     with Demo(directory, "--workers", "2", "--steps", "4000") as demo:
         demo.until(lambda: (status := demo.status("worker-1")) and status.work and status.work.files_accepted > 2)
-        profile = Scene(directory).home / "devnet" / "network.toml"
+        scene = Scene(directory)
+        profile = scene.home / "devnet" / "network.toml"
         os.environ["INTELLECT_NODE_HOME"] = str(directory / "guest")  # keys and outboxes of this play's commands
         state = directory.with_name(directory.name + "-guest")
         settings = ["--state-dir", str(state), "--network", str(profile)]
-        join = [sys.executable, "-m", "cli", "join", "--role", "worker", *settings]
+        pool = ["--pool", scene.pool_file.read_text(encoding="ascii").strip()]
+        join = [sys.executable, "-m", "cli", "join", "--role", "worker", *settings, *pool]
         for night in range(nights):
             _work(join, state, WORK_LIVE)
             tell(f"night {night + 1}")

@@ -244,6 +244,11 @@ class Settling(Keeping):
         return seen.pause
 
     @property
+    def seen(self) -> Seen | None:
+        """The pool as of the last look."""
+        return self._seen
+
+    @property
     def now(self) -> int:
         """The chain's time at the last look."""
         return self._seen.now if self._seen else 0
