@@ -64,12 +64,12 @@ class Leaving(Service):
 
     def _is_paid(self) -> bool:
         """Whether nothing is left that could still be paid to this node."""
-        account = self._settling.account
-        if not self._settling.settled or account.due:
+        account, seen = self._settling.account, self._settling.seen
+        if seen is None or not self._settling.settled or account.due:
             return False
         # What no quorum has certified by the end of its window never will be. A pool that was swept tables nothing.
         waits = account.certified or account.owed
-        return self._settling.swept or (not waits and self._settling.now >= account.open_until)
+        return self._settling.swept or (not waits and seen.now >= account.open_until)
 
     def status(self) -> dict[str, Any]:
         if not self._wanted.is_set():
