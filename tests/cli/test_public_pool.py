@@ -86,7 +86,7 @@ class Road:
     def invite(self, *words: str, code: int = 0, out: str = "theirs.toml") -> dict[str, Any]:
         state = ["--state-dir", str(self.folder / "nodes/trainer"), "--network", NETWORK, "--json"]
         named = ["--out", str(self.folder / out)]
-        return self.cli("contract", "pool", "invite", str(self.pool), *words, *named, *state, code=code)
+        return self.cli("pool", "invite", str(self.pool), *words, *named, *state, code=code)  # as people say it
 
     def join(self, node: str, profile: Path | str, *more: str, code: int = 0) -> dict[str, Any]:
         words = ["--state-dir", str(self.folder / "nodes" / node), "--network", str(profile), "--yes", "--json"]
