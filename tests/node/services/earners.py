@@ -349,6 +349,9 @@ class Jury:
     def follow(self, listener: Callable[[Any], None]) -> None:
         self._listeners.append(listener)
 
+    def follow_closed(self, listener: Callable[[Any], None]) -> None:
+        """Nothing is closed here."""
+
     def get(self, id: bytes) -> Any:
         return self._works.get(id)
 
