@@ -93,7 +93,7 @@ class Node:
         policy: "newest", "start", or the hex digits of a root; files: asset path -> file on this machine.
         """
         # The daemon reads the files itself, from a working directory of its own.
-        places = {name: str(Path(file).resolve()) for name, file in (files or {}).items()}  # noqa: ASYNC240
+        places = {name: str(Path(file).resolve()) for name, file in (files or {}).items()}  # noqa: ASYNC240 - a path
         body = {"spec": msgspec.to_builtins(spec), "policy": policy, "files": places}
         return str((await self._ask("POST", "/tasks", body))["task"])
 
@@ -151,7 +151,7 @@ def exchange(socket: Path, method: str, path: str, content: bytes | None, timeou
             probe.connect(str(socket))
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
-    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
+    transport = httpx.HTTPTransport(uds=str(socket), verify=False)
     body = bytearray()
     with (
         httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client,

@@ -344,4 +344,4 @@ def _counts(kind: type[Message]) -> bool:
     return kind is not Heartbeat and kind is not PolicyAnnounced
 
 
-_number: Callable[[Kept], int] = lambda kept: kept.number  # noqa: E731
+_number: Callable[[Kept], int] = lambda kept: kept.number
