@@ -223,8 +223,9 @@ class Register:
         # A node that has just come hears files in any order: then a gap may be its own.
         if known is None or known.at - self._opened < BACKLOG_SECONDS:
             return None
-        heard = self._nodes[work.node].heard if work.node in self._nodes else {}
-        return check_gap(work.commitment.index, heard.get(work.commitment.policy_root, set()))
+        node = self._nodes.get(work.node)
+        heard = node.heard.get(work.commitment.policy_root) if node is not None else None
+        return check_gap(work.commitment.index, heard or set())
 
     def was_delivered(self, work: Work) -> None:
         """This node has its file: from here on silence about it may count against a validator."""
