@@ -1,4 +1,4 @@
-"""`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
+"""`intellect-node train`: a run at one desk: the learner and engines, without chain or peers."""
 
 import json
 import time
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from node.local.pretraining import LocalPretraining
     from node.local.rollouts import LocalRun
     from node.run.file import CompiledRun, RunFile
+    from node.training.planner import Plan
 
 EXAMPLES = (
     "Examples:  intellect-node train my-run.toml   |   "
@@ -110,7 +111,9 @@ def command(
         bool, typer.Option("--json", help="One JSON object per step on standard output, a summary as the last.")
     ] = False,
 ) -> None:
-    """Train at this desk: learner and one engine, no chain, no swarm. Ctrl-C is safe: --resume goes on exactly.
+    """Train at this desk: learner and engines, no chain, no swarm. Ctrl-C is safe: --resume goes on exactly.
+
+    Which GPUs learn and which sample, in passes of which length, is planned and said; --trainer overrides each choice.
 
     Of a model and rows alone it writes the run file by itself, as `run new` does, and says each number's reason.
 
@@ -167,17 +170,19 @@ def command(
 
 
 def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Means", view: "View") -> dict[str, Any]:
-    """Run until the end or Ctrl-C; returns the summary."""
+    """Run until the end or Ctrl-C; returns the summary. Raises NothingFits where this machine is too small."""
     import trio
 
     from cli.invocation import until_signalled
-    from cli.run_directory import assemble, assemble_pretraining
+    from cli.run_directory import assemble, assemble_pretraining, planned
     from node.logs import set_up_logging
 
     home.log.parent.mkdir(parents=True, exist_ok=True)
     set_up_logging(home.log.parent, "info")
+    plan = planned(compiled, home.assets, means)
+    view.plan(plan)
     assembled = assemble if compiled.spec.pretraining is None else assemble_pretraining
-    local, observer, served = assembled(home, compiled, level, means, view.step, view.doing)
+    local, observer, served = assembled(home, compiled, level, means, plan, view.step, view.doing)
     try:
         with view:
             trio.run(until_signalled, served)
@@ -186,7 +191,7 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
         raise unwrap(group) from group
     finally:
         observer.close()
-    return summarise(compiled, local, home, level)
+    return summarise(compiled, local, home, level) | {"plan": plan.facts}
 
 
 def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any], *, report: bool) -> None:
@@ -255,6 +260,9 @@ class View:
     def __exit__(self, *problem: object) -> None:
         return None
 
+    def plan(self, plan: "Plan") -> None:
+        """What was planned, before anything starts."""
+
     def step(self, record: dict[str, Any]) -> None:
         """A new step's record."""
 
@@ -304,6 +312,11 @@ class ProgressView(View):
     def __exit__(self, *problem: object) -> None:
         if self._live:
             self._progress.stop()
+
+    def plan(self, plan: "Plan") -> None:
+        self._console.print(f"plan: {plan.line}", soft_wrap=True)
+        for one in plan.told:
+            self._console.print(f"  {one}", soft_wrap=True)
 
     def step(self, record: dict[str, Any]) -> None:
         numbers = self._numbers = numbers_of(record)

@@ -103,10 +103,19 @@ def profile_path(name_or_path: str | Path, *, home: Path) -> Path | None:
     shipped one; None for an unknown name.
     """
     text = str(name_or_path)
-    if "/" in text or text.endswith(".toml"):
+    if _is_path(text):
         return Path(text)
     candidates = (user_profile_path(text, home), SHIPPED / f"{text}.toml")
     return next((path for path in candidates if path.is_file()), None)
+
+
+def spelled(network: str) -> str:
+    """A name or path as it is understood in any directory."""
+    return str(Path(network).absolute()) if _is_path(network) else network
+
+
+def _is_path(network: str) -> bool:
+    return "/" in network or network.endswith(".toml")
 
 
 def load_profile(name_or_path: str | Path, *, home: Path, deployed: bool = True) -> NetworkProfile:

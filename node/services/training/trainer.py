@@ -82,8 +82,8 @@ class Trainer(Service):
         """Raises TrainingError if the spool is another run's, or for settings that are none or that no validator
         could audit, and ConfigError for sinks that are none."""
         context, config, spool = place.context, place.config, place.spool
-        settings = read_settings(config.trainer)
-        settings.check_auditable()
+        read_settings(config.trainer).check_auditable()
+        plan = await trio.to_thread.run_sync(lambda: place.plan)
         await trio.to_thread.run_sync(spool.prepare, context.run.encoded, context.run.assets)
         publisher = Publisher(
             place.store,
@@ -98,8 +98,8 @@ class Trainer(Service):
         )
         observing = partial(open_observer, context.run.spec, place.directory, config.metrics_log, spool.answers_path)
         observer = await trio.to_thread.run_sync(observing)
-        learner = TrainerProcess(spool, settings=settings, starter=place.starter)
-        evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)
+        learner = TrainerProcess(spool, plan.settings, place.starter, plan.learners)
+        evaluator = EvaluatorProcess(spool, context.run.spec, plan.settings, place.starter, plan.evaluators)
         look = OwnLook(context, place.engine, spool.policy_path, place.scratch)
         shared = spool, place.watch, place.groups
         return cls(context, learner, evaluator, *shared, publisher, observer, look, place.chain)

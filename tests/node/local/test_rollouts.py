@@ -37,7 +37,7 @@ BUDGET = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")
 class EngineInProcess:
     """An engine child without the child: the same requests, answered by the same code."""
 
-    name, pid, restarts = "engine", None, 0
+    name, pid, restarts, asking = "engine", None, 0, 0
 
     def __init__(self, run: bytes, assets: Path) -> None:
         self._server = Server(lambda _: torch_engine, Session)
@@ -135,7 +135,7 @@ def make(
         encoded,
         directory,
         assets,
-        engine=engine,  # type: ignore[arg-type]
+        engines=[engine],  # type: ignore[arg-type]
         learner=Pretender(spool, assets / "model" / "model.safetensors", run.recipe.steps, stop_after, still),  # type: ignore[arg-type]
         evaluator=Examiner(spool, run.recipe.steps, late),  # type: ignore[arg-type]
         spool=spool,

@@ -78,7 +78,7 @@ def make(run: RunSpec, assets: Path, directory: Path, level: int = 1, stop_after
         directory,
         assets,
         peers=PEERS,
-        engine=EngineInProcess(encoded, assets),
+        engines=[EngineInProcess(encoded, assets)],
         learner=SeatsInProcess(spool, run, stop_after),
         evaluator=Examiner(spool, run.recipe.steps),
         spool=spool,
