@@ -606,7 +606,7 @@ def _compiled(config: NodeConfig) -> CompiledRun:
     """A trainer's run, looked through. Nobody else needs what that imports: environments and their tokenizers."""
     from node.run.problems import check_run
 
-    assert config.run_file is not None  # noqa: S101 - the caller has looked
+    assert config.run_file is not None
     compiled = compile_run(config.run_file, sets=config.run_sets)
     check_run(compiled)
     return compiled

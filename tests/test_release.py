@@ -195,3 +195,23 @@ def test_a_machine_without_a_gpu_says_that_the_job_was_skipped(tmp_path: Path) -
     (tmp_path / "nvidia-smi").chmod(0o755)
     done = subprocess.run([make, "test-gpu"], cwd=release.ROOT, env=bare, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("::notice") and "skipped: this machine has no NVIDIA GPU" in done.stdout
+
+
+INSTRUCTIONS = set("ARG FROM RUN COPY ENV USER WORKDIR VOLUME EXPOSE STOPSIGNAL HEALTHCHECK ENTRYPOINT CMD".split())
+
+
+def test_the_container_file_has_a_form_and_names_what_is_there() -> None:
+    """No base image is at hand here, so it is not built: its form, its shell and its files are looked at."""
+    lines = (release.ROOT / "Containerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    assert {word for word, _ in steps} <= INSTRUCTIONS and [word for word, _ in steps][:2] == ["ARG", "FROM"]
+    sh = shutil.which("sh")
+    assert sh is not None
+    for word, rest in steps:
+        if word == "RUN":
+            subprocess.run([sh, "-n", "-c", rest], check=True)
+    ignored = (release.ROOT / ".containerignore").read_text(encoding="utf-8").split()
+    for name in re.findall(r"/source/([\w./-]+\w)", text.replace("$EXTRAS", "train")):
+        assert (release.ROOT / name).is_file() and name.split("/")[0] not in ignored
+    assert "--require-hashes" in text and "gcc" not in text

@@ -114,10 +114,10 @@ async def test_a_quiet_day_costs_two_questions_a_block_and_one_each_look(
             await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")
             head = int(chain_rpc("eth_blockNumber"), 16)
             with trio.fail_after(30):
-                while follower.block is None or follower.block.number < head:  # noqa: ASYNC110 - it looks by itself
+                while follower.block is None or follower.block.number < head:
                     await trio.sleep(0.01)
                 looks = habits.asked["eth_getBlockByNumber"]
-                while habits.asked["eth_getBlockByNumber"] < looks + 3:  # noqa: ASYNC110 - and looks again
+                while habits.asked["eth_getBlockByNumber"] < looks + 3:
                     await trio.sleep(0.01)
             if turn == 3:  # the line is as long as the confirmations
                 habits.asked.clear()
@@ -169,7 +169,7 @@ async def test_an_event_that_one_endpoint_invents_is_never_told(
     with_second(through, connect, *through.direct.profile.rpc_urls)
     async with following(through, tmp_path / "f.sqlite") as follower:
         with trio.fail_after(30):
-            while not follower.unanswered:  # noqa: ASYNC110 - it asks by itself
+            while not follower.unanswered:
                 await trio.sleep(0.02)
         assert await nothing_more(follower) and follower.unanswered
         meddler.rewrite = lambda answer: answer
