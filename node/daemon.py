@@ -362,6 +362,8 @@ class Daemon:
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     # Now, as the run was fetched; `doctor` says it before.
                     check_requirements(run.spec, role, hardware)
+                    if not leaving:
+                        await trio.to_thread.run_sync(refuse_guest, self.config, role, hardware, run.spec)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
                     shared = (journal, self.progress, pool.reward_per_unit)
                     context = make_context(member, run, *shared, time=pool_time)
