@@ -313,7 +313,7 @@ class _Compiler:
 
 
 def _fails(forge: Path, environment: Mapping[str, str], folder: Path, near: tuple[tuple[str, str], ...] = ()) -> bool:
-    """Whether any Solidity test notices: first those that stand near, then all that take no time, then the invariants."""
+    """Whether any Solidity test notices: first those near, then all that take no time, then the invariants."""
     everywhere = (("--no-match-test", "^invariant"), ("--match-test", "^invariant"))
     return any(_fail(forge, environment, folder, which) for which in near + everywhere)
 
