@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from node.state.files import write_whole  # noqa: E402
 from node.training.evaluations import Evaluations  # noqa: E402
 from node.training.evaluator import Evaluator, evaluation_engine  # noqa: E402
-from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
+from node.training.memory import during  # noqa: E402
 from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
 from protocol.run import decode_run  # noqa: E402
@@ -43,7 +43,7 @@ def evaluate_all(spool: Spool) -> None:
     # Before the model is read: a start that finds nothing left to do takes neither time nor memory.
     if left.next() is None:
         return
-    with out_of_memory_says_what_to_lower(settings):
+    with during("evaluation", settings):
         evaluator = Evaluator(run, spool.assets, evaluation_engine(settings))
         try:
             while (step := left.next()) is not None:  # which one it is may change: a later state may be taken over
