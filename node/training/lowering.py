@@ -48,7 +48,7 @@ class MicroBatchLimit:
         told = world.gather(packed.ljust(_SLOTS * _NOTE.size, b"\0"))
         # A note has one token at least: what has none fills a rank's slots up.
         values = [values for data in told for values in _NOTE.iter_unpack(data) if values[1]]
-        self._notes = [Note(*numbers, PASSES[phase]) for *numbers, phase in values]
+        self._notes = [Note(step, tokens, own, PASSES[phase]) for step, tokens, own, phase in values]
 
     def at(self, step: int) -> int:
         """Of what turns policy `step` into the next."""

@@ -187,7 +187,6 @@ def _training(status: Status, _: Ago) -> dict[str, Any] | None:
             for one in training.alarms[:RECENT]
         ],
         "ended_by": words(training.ended_by),
-        "plan": words(training.plan),
         "memory": words(training.memory),
         "done": training.done,
     }
