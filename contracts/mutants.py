@@ -82,9 +82,6 @@ EXPLAINED: dict[str, str] = {
     "Members.sol: member.leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil; => "
     "member.leftAt = block.timestamp <= leaseUntil ? uint40(block.timestamp) : leaseUntil;": _SAME,
     "Members.sol: if (found < units) units = found; => if (found <= units) units = found;": _SAME,
-    "StakeVault.sol: if (amount > maxSlash) amount = maxSlash; => "
-    "if (amount >= maxSlash) amount = maxSlash; (2)": _SAME,
-    "StakeVault.sol: if (amount > maxSlash) amount = maxSlash; => if (amount >= maxSlash) amount = maxSlash;": _SAME,
     "StakeVault.sol: claimed = amount < there ? amount : there; => claimed = amount <= there ? amount : there;": _SAME,
     "StakeVault.sol: uint256 amount = there > claimed ? there - claimed : 0; => "
     "uint256 amount = there >= claimed ? there - claimed : 0;": _NOTHING_MOVES,
@@ -95,8 +92,6 @@ EXPLAINED: dict[str, str] = {
     "StakeVault.sol: if (put < minBond) put = minBond; => if (put <= minBond) put = minBond;": _SAME,
     "Counters.sol: assert(units <= c.owed()); => (nothing)": _SECOND_LINE,
     "Counters.sol: assert(units <= c.owed()); => (nothing) (2)": _SECOND_LINE,
-    "Pools.sol: if (stakePerUnit < maxSlash) maxSlash = stakePerUnit; => "
-    "if (stakePerUnit <= maxSlash) maxSlash = stakePerUnit;": _SAME,
     "Members.sol: uint256 count = most < left ? most : left; => uint256 count = most <= left ? most : left;": _SAME,
     "Members.sol: uint256 left = first < joined.length ? joined.length - first : 0; => "
     "uint256 left = first <= joined.length ? joined.length - first : 0;": _NOTHING_MOVES,

@@ -26,7 +26,7 @@ from node.chain.errors import Reverted, RpcUnreachable
 from node.chain.follower import EventFollower
 from node.chain.invitations import Door
 from node.chain.ledger import Ledger
-from node.chain.profile import NetworkProfile, load_profile
+from node.chain.profile import NetworkProfile, load_profile, spelled
 from node.config import NodeConfig, Role
 from node.errors import EvictedError
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
@@ -315,7 +315,9 @@ class Daemon:
         log.info("hardware.found", summary=hardware.summary)
         # The chain names trainers and validators; a key that it names has that role, whatever was asked for.
         role = choose_role(self.config.role, key.address, pool.trainers, pool.validators, hardware)
-        if role == "worker" and self.config.role == "auto":
+        # It only comes for its pay, whatever has become of the pool or of this machine.
+        leaving = await journal.do(leaves, journal, label)
+        if role == "worker" and self.config.role == "auto" and not leaving:
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
         check_metrics_log(self.config, role)
@@ -324,8 +326,6 @@ class Daemon:
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
-        # It only comes for its pay, whatever has become of the pool or of this machine.
-        leaving = await journal.do(leaves, journal, label)
         # Nobody who was in the pool is refused because the chain is silent.
         if self.config.preflight and answered and not leaving:
             await self._admit(chain, pool, role, hardware, listen, state.path)
@@ -344,7 +344,7 @@ class Daemon:
             self.status.connect(member)
             contact = member.network.contacts()[0]
             await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
-            await journal.do(journal.remember, "network", self.config.network.encode())
+            await journal.do(journal.remember, "network", spelled(self.config.network).encode())
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 if here:

@@ -267,7 +267,7 @@ class ValuesPart(msgspec.Struct, frozen=True):
 
 class TrainingPart(msgspec.Struct, frozen=True):
     """reward_eval, reward_train: [step, mean reward]; staleness: steps behind -> rollouts, and 'dropped'; latest: the
-    newest record of metrics.jsonl (docs/training.md names its fields); plan: what learns where, in a line; memory: what
+    newest record of metrics.jsonl (docs/records.md names its fields); plan: what learns where, in a line; memory: what
     became of memory that ran out, empty where it did not."""
 
     step: int = 0

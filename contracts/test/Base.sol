@@ -175,7 +175,6 @@ abstract contract Base {
             treasury: treasury,
             arbiter: arbiter,
             burnBps: 5_000,
-            maxSlash: 60 ether,
             bondBps: 2_500,
             minBond: 1 ether
         });
@@ -257,6 +256,18 @@ abstract contract Base {
         _give(manager, amount, address(swarm));
         vm.prank(manager);
         swarm.fundPool(id, amount);
+    }
+
+    function _expel(address who) internal {
+        vm.prank(anybody);
+        swarm.expel(who);
+    }
+
+    /// Units of the provider's nodes, and of those that left and answer still.
+    function _units(address who, uint256 registered, uint256 leaving) internal view {
+        (uint256 has, uint256 left) = swarm.unitsOf(who);
+        eq(has, registered);
+        eq(left, leaving);
     }
 
     /// Goes on in another pool with a new node of the provider's.

@@ -279,7 +279,8 @@ contract Crowd is Base {
         Nodes.Node memory entry = swarm.nodeInfo(_seats[judge]);
         StakeVault.StakeInfo memory stake = vault.stakeOf(entry.provider);
         if (!entry.registered || swarm.memberInfo(id, _seats[judge]).evicted) return false;
-        uint256 required = BASE + PER_UNIT * swarm.unitsOf(entry.provider);
+        (uint256 registered,) = swarm.unitsOf(entry.provider);
+        uint256 required = BASE + PER_UNIT * registered;
         return uint256(stake.bonded) + stake.frozen >= required;
     }
 
@@ -493,16 +494,17 @@ contract Crowd is Base {
         }
     }
 
-    /// A provider's units are those of its registered nodes.
+    /// A provider's units are those of its nodes: those that it has, and those that it removed and nobody released.
     function _checkUnits() private view {
         uint256[] memory units = new uint256[](_providers.length);
+        uint256[] memory left = new uint256[](_providers.length);
         for (uint256 i = 0; i < WORKERS + JUDGES; ++i) {
             Nodes.Node memory entry = swarm.nodeInfo(_key(i));
-            if (!entry.registered) eq(entry.units, 0);
-            units[_indexOf(entry.provider)] += entry.units;
+            if (entry.registered) units[_indexOf(entry.provider)] += entry.units;
+            else left[_indexOf(entry.provider)] += entry.units;
         }
         for (uint256 p = 0; p < _providers.length; ++p) {
-            eq(swarm.unitsOf(_providers[p]), units[p]);
+            _units(_providers[p], units[p], left[p]);
         }
     }
 

@@ -242,7 +242,7 @@ def _columns(db: sqlite3.Connection, table: str) -> set[tuple[str, int]]:
 
 def _later(path: Path | str, form: Form, version: int) -> StateError:
     why = f"it has form {version}, and this program knows forms up to {form.version}"
-    return _unusable(path, form, why, "update the program: intellect-node update")
+    return _unusable(path, form, why, "go on with the program that wrote it, which is a newer one")
 
 
 def _earlier(path: Path | str, form: Form, version: int, lacks: str) -> StateError:

@@ -174,6 +174,9 @@ class PoolState:
         now = self._membership.terms.now
         return None if (term, until) > (now.number, now.until) else (term, until) == (now.number, now.until)
 
+    def is_closed(self, root: bytes) -> bool:
+        return self.register.is_closed(root)
+
     # what comes in
 
     def apply(self, given: Input) -> list[News]:
@@ -209,6 +212,8 @@ class PoolState:
                 self._held.setdefault(author, Recent(HELD)).setdefault(signed, at)
             case Admission.REFUSED:
                 self.refused[f"{kind.__name__}.horizon"] += 1
+            case Admission.CLOSED:
+                self.refused[f"{kind.__name__}.closed"] += 1
 
     def _look_again(self) -> None:
         """At held words: what they speak of may be known now."""
@@ -233,7 +238,7 @@ class PoolState:
     def _on_time(self) -> None:
         self.works.look_again()
         self._look_again()
-        self.register.forget_old()
+        self.register.close()
         if self.newest >= 0:
             return
         held = [(at, one) for words in self._held.values() for one, at in words.items()]

@@ -80,6 +80,12 @@ class Seals:
         self._opening = patience + OPENING_GRACE
         self._sealers: dict[Address, _Sealer] = {}
         self._moment = -math.inf
+        register.follow_closed(self._close)
+
+    def _close(self, work: Work) -> None:
+        """Those that were never opened are counted until their own time is over."""
+        for sealer in self._sealers.values():
+            sealer.seals.pop(work.id, None)
 
     def sealed(self, author: Address, said: Seal) -> None:
         """A validator has its verdict on a work."""

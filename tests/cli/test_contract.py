@@ -171,7 +171,10 @@ def test_who_can_take_what_is_told_before_anybody_stakes(scene: Any, capsys: pyt
     capsys.readouterr()
     assert main(["contract", "pool", "show", "1", "--network", NETWORK]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "1 of 1 validators say what everybody has earned, and can take 100 tokens of a member's stake" in shown
+    assert (
+        "1 of 1 validators say what everybody has earned, and can take 100 tokens of stake for each unit of a member"
+        in shown
+    )
     assert f"the arbiter {scene.me} can give that back for 24 h" in shown
     assert "no pool here pays sooner than 1 h" in shown
 

@@ -3,6 +3,7 @@
 Board, blobs, jury and chain are doubles; the chain checks what the contract checks: signatures, order, maturity, money.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ from node.services.leaving import Leaving
 from node.services.paying import Paying
 from node.services.settling import Settling
 from node.swarm.ballots import FileState
+from node.swarm.counts import COUNTS
 from node.swarm.facts import Facts, PolicyFollowed, WorkTouched
 from protocol.blobs import BlobInfo, describe
 from protocol.earnings import Accepted, leaves_of
@@ -230,13 +232,13 @@ def provider_of(node: Address) -> Address:
 
 
 class Gossip:
-    """What everybody says. lost: whether a message does not reach a node; kept, as shelves do: the newest of a kind."""
-
-    KEPT = 64
+    """What everybody says. lost: whether a message does not reach a node; kept, as shelves do: the newest of a kind;
+    age: seconds for which they are, for ever unless a test says it."""
 
     def __init__(self) -> None:
+        self.age = math.inf
         self.boards: dict[Address, Board] = {}
-        self.kept: dict[tuple[Address, type], dict[bytes, Signed[Any]]] = {}
+        self.kept: dict[tuple[Address, type], dict[bytes, tuple[float, Signed[Any]]]] = {}
         self.lost: Callable[[Address, Any], bool] = lambda to, message: False
 
     def say(self, key: NodeKey, message: Any) -> None:
@@ -246,8 +248,8 @@ class Gossip:
     def tell(self, signed: Signed[Any]) -> None:
         kept = self.kept.setdefault((signed.author, type(signed.message)), {})
         kept.pop(signed.raw, None)
-        kept[signed.raw] = signed
-        while len(kept) > self.KEPT:
+        kept[signed.raw] = trio.current_time(), signed
+        while len(kept) > COUNTS[type(signed.message)].kept:
             del kept[next(iter(kept))]
         for address, board in self.boards.items():
             if not self.lost(address, signed.message):
@@ -260,8 +262,8 @@ class Board:
         self.facts = Facts()
         self.heard: Any = None
         for messages in gossip.kept.values():
-            for signed in messages.values():
-                if not gossip.lost(key.address, signed.message):
+            for at, signed in messages.values():
+                if at > trio.current_time() - gossip.age and not gossip.lost(key.address, signed.message):
                     self.hear(signed)
         self.posted: list[Any] = []
 
@@ -346,6 +348,9 @@ class Jury:
 
     def follow(self, listener: Callable[[Any], None]) -> None:
         self._listeners.append(listener)
+
+    def follow_closed(self, listener: Callable[[Any], None]) -> None:
+        """Nothing is closed here."""
 
     def get(self, id: bytes) -> Any:
         return self._works.get(id)

@@ -10,6 +10,7 @@ import trio
 
 from node.services import bringing
 from node.services.bringing import OWED
+from node.services.settling import when
 from node.state.leave import LEAVING, leaves
 from tests.node.services.earners import WORKERS, Node, World, inline
 
@@ -102,6 +103,37 @@ async def test_a_chain_that_is_silent_or_refuses_the_claim_keeps_a_leaving_node_
         await trio.sleep(60)
         assert world.paid() == {WORKERS[0].address: 40} and not worker.lives
         nursery.cancel_scope.cancel()
+
+
+async def test_who_leaves_waits_for_debts_beyond_the_table_and_says_when_or_why_nobody_knows(
+    autojump_clock: Any, world: World, tmp_path: Path
+) -> None:
+    world = World(tmp_path, epoch=100, window=800, escrow=60)
+    async with trio.open_nursery() as nursery:
+        worker = await begin(world, nursery)
+        world.chain.per_epoch = 40
+        world.make(worker, 100)
+        await trio.sleep(5)
+        await worker.leaving.leave()
+        await paid(world, 40)
+        assert wait_of(worker)[0] == 60 and "60 units are owed beyond the table" in worker.leaving.doing()
+        assert f"the next one comes from {when(1000 + 2 * 100 + 800)} on" in worker.leaving.doing()
+        await paid(world, 60)
+        doing = worker.leaving.doing()
+        assert worker.lives and "no date: the pool has no money" in doing and "contract pool fund 7" in doing
+        world.chain.fund(1000)
+        await paid(world, 100)
+        assert not worker.lives
+        nursery.cancel_scope.cancel()
+
+
+async def paid(world: World, units: int) -> None:
+    """Returns a moment after so many are, and no more."""
+    with trio.fail_after(2000):
+        while world.paid()[WORKERS[0].address] < units:  # noqa: ASYNC110 - a virtual clock
+            await trio.sleep(5)
+    await trio.sleep(30)
+    assert world.paid() == {WORKERS[0].address: units}
 
 
 async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, world: World) -> None:
