@@ -355,7 +355,7 @@ def numbers_of(record: dict[str, Any]) -> str:
         if isinstance(value, int | float):
             parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
     if isinstance(record.get("micro_batch_tokens"), int):
-        parts.append(f"micro-batches of {record['micro_batch_tokens']:,} tokens: memory ran out")
+        parts.append(f"passes of {record['micro_batch_tokens']:,} tokens: memory ran out")
     if record.get("updates") == 0:
         barren = record.get("barren_batches", 0)
         several = f" in {barren} batch{'es' * (barren > 1)}" if barren else ""

@@ -311,6 +311,9 @@ class RunSections(Section, frozen=True, kw_only=True):
 
 
 YOUNGER: dict[str, Any] = {
+    "recipe.sample_mask": None,
+    "recipe.mask_low": None,
+    "recipe.mask_high": None,
     "pay": msgspec.to_builtins(Pay()),
     "chair": msgspec.to_builtins(ChairRules()),
     "chair.stall_seconds": ChairRules().stall_seconds,

@@ -103,6 +103,7 @@ class DeskRun:
                 "seconds": float(latest.get("elapsed", 0.0)),
                 "queued_rollouts": self.queued,
                 "latest": latest,
+                "memory": self._learner.memory,
                 "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
             },
         }

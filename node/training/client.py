@@ -17,6 +17,7 @@ from node.processes.forkserver import Anew, Child, Starter, close_stdin, end_chi
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
+from node.training.lowering import in_words
 from node.training.planning import only
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
@@ -69,6 +70,8 @@ class SpoolProcess:
         self._slept = Changes()
         self.restarts = 0
         """How often it was started again."""
+        self.memory = ""
+        """What became of memory that ran out, in words; empty where it did not."""
 
     @property
     def pid(self) -> int | None:
@@ -126,6 +129,7 @@ class SpoolProcess:
         self._spool.forget_halves(self._part)
         # At each start: a restart may have other settings, such as fewer ranks.
         write_whole(self._spool.settings_path, msgspec.json.encode(msgspec.to_builtins(self._settings)))
+        self.memory = in_words(self._spool.lowered_path, self._settings)
 
     async def _run_once(self) -> int:
         """One process's life; its exit status."""

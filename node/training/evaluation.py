@@ -26,7 +26,7 @@ import torch
 from node.state.files import write_whole
 from node.training.evaluations import Evaluations
 from node.training.evaluator import Evaluator, evaluation_engine
-from node.training.memory import out_of_memory_says_what_to_lower
+from node.training.memory import during
 from node.training.program import alone, settings_of, spool_named_on_the_command_line
 from node.training.spool import Spool
 from protocol.run import decode_run
@@ -45,7 +45,7 @@ def evaluate_all(spool: Spool) -> None:
     # Before the model is read: a start that finds nothing left to do takes neither time nor memory.
     if left.next() is None:
         return
-    with out_of_memory_says_what_to_lower(settings):
+    with during("evaluation", settings):
         evaluator = Evaluator(run, spool.assets, evaluation_engine(settings))
         try:
             while (step := left.next()) is not None:  # which one it is may change: a later state may be taken over

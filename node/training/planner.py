@@ -24,7 +24,7 @@ from node.training.settings import TrainerSettings, read_settings
 from node.training.sizing import GIB, KNOWN, Memory, Shape, engine_size, held_beside, memory_of_a_rank
 from protocol.lora import Lora
 from protocol.recipe import Recipe
-from protocol.run import RunSpec
+from protocol.run import RunSections
 
 FULL_PASS, SHORT_PASS = 1 << 14, 1 << 13
 """Tokens of a pass: more make nothing faster, and fewer are taken only where nothing else fits."""
@@ -83,11 +83,12 @@ class Work:
     teacher: Shape | None = None
 
     @classmethod
-    def of(cls, run: RunSpec, shape: Shape, *, samples: bool, teacher: Shape | None = None) -> "Work":
+    def of(cls, run: RunSections, shape: Shape, *, samples: bool, teacher: Shape | None = None) -> "Work":
         if run.pretraining is not None:
             return cls(shape, run.recipe, run.pretraining.sequence, samples=False, evaluates=False)
         rollout = run.rollout
-        longest = rollout.max_prompt_tokens + rollout.max_output_tokens
+        said = max(rollout.max_turns - 1, 0) * rollout.max_environment_tokens  # what an environment says between turns
+        longest = rollout.max_prompt_tokens + rollout.max_output_tokens + said
         batch = longest * rollout.prompts_per_step * rollout.group_size
         return cls(shape, run.recipe, longest, batch, samples=samples, teacher=teacher)
 

@@ -2,22 +2,29 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from node.hardware import Hardware
-from node.hardware.builds import Builds, torch_builds
-from node.training.planner import Card, Machine, Plan, Work, plan
+from node import limits
+from node.training.planner import CHOSEN, Card, Machine, NothingFits, Plan, Work, memory_of, plan
+from node.training.settings import TrainerSettings
 from node.training.sizing import shape_of
 from protocol.run import MODEL, RunSpec
 from protocol.sections import TEACHER
 
+if TYPE_CHECKING:
+    from node.hardware import Hardware
+    from node.hardware.builds import Builds
+
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
-def machine_of(hardware: Hardware, builds: Builds | None = None, variable: str | None = None) -> Machine:
+def machine_of(hardware: "Hardware", builds: "Builds | None" = None, variable: str | None = None) -> Machine:
     """The cards that torch may use here. builds: of torch, looked up where they are left out; variable: what
     CUDA_VISIBLE_DEVICES says, of this process by default."""
+    from node.hardware.builds import torch_builds  # with the node's settings: a learner's process needs none of them
+
     builds = torch_builds() if builds is None else builds
     vendor = "nvidia" if builds.torch_cuda else "amd" if builds.torch_rocm else ""
     gpus = [gpu for gpu in hardware.gpus if gpu.vendor == vendor]
@@ -52,3 +59,18 @@ def visible(cards: Sequence[Card], variable: str | None) -> tuple[Card, ...]:
             break
         left += known
     return tuple(left)
+
+
+def with_less(run: RunSpec, assets: Path, settings: TrainerSettings, *, gpu: bool) -> str:
+    """In words, what the planner would have a rank do with a sixth less memory than these settings count; what it would
+    name where nothing fits."""
+    work = Work.of(run, shape_of(assets / MODEL), samples=False)
+    room = int(memory_of(work, settings, gpu=gpu).device * 5 / 6)
+    cards = tuple(Card(str(at), "card", room, room) for at in range(settings.world_size)) if gpu else ()
+    machine = Machine(cards, limits.memory().total if gpu else room)
+    try:
+        found = plan(machine, replace(work, evaluates=False)).settings
+    except NothingFits as error:
+        return error.remedy.removeprefix("this would fit: ")
+    changed = {name: getattr(found, name) for name in CHOSEN if getattr(found, name) != getattr(settings, name)}
+    return ", ".join(f"trainer.{name} = {str(value).lower()}" for name, value in changed.items())

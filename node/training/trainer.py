@@ -52,8 +52,9 @@ from node.training.length import without_length
 from node.training.lora import StartAdapter, given
 from node.training.lowering import MicroBatchLimit
 from node.training.meeting import meet, open_store
-from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower
+from node.training.memory import DeviceLost, OutOfMemory, during
 from node.training.performance import measured
+from node.training.planning import with_less
 from node.training.program import alone, settings_of, spool_named_on_the_command_line, tell
 from node.training.pulse import keep_watch
 from node.training.settings import TrainerSettings
@@ -111,7 +112,7 @@ class Trainer:
             spool.assets,
             distill=self._run.distill,
         )
-        self._limit = MicroBatchLimit(spool.lowered_path, self._settings.micro_batch_tokens, self._world)
+        self._limit = MicroBatchLimit(spool.lowered_path, self._settings, self._world)
         self._consumed: dict[str, int] = {}
         self._state = b""
         """State root of what the learner holds now."""
@@ -146,24 +147,25 @@ class Trainer:
             watch = self._stopwatch()
             # After publishing: a crash in between repeats the step, and `_compare` finds the same image.
             if step % self._settings.checkpoint_every == 0 or step == recipe.steps:
-                with watch("checkpoint"):
+                with watch("checkpoint"), during("publish", self._settings, step):
                     self._checkpoints.save(step, self._consumed)
                     if not self._settings.async_checkpoints:
                         self._checkpoints.wait()
         self._checkpoints.wait()
 
     def _learn(self, batch: Batch, step: int, watch: Stopwatch) -> dict[str, Any]:
-        """Where memory runs out and smaller micro-batches may help, all ranks start again with them: what the step had
-        begun is undone by the checkpoint. Raises SystemExit then, OutOfMemory where nothing is left to divide."""
+        """Where memory runs out in a pass and smaller ones may help, all ranks start again with them: what the step had
+        begun is undone by the checkpoint. Raises SystemExit then, OutOfMemory where another try would be the same."""
         limit = self._learner.micro_batch_tokens = self._limit.at(step)
         self._teach(batch)
         try:
             metrics = self._learner.step(batch.rows, step, watch)
         except OutOfMemory as error:
-            if not self._learner.divisible:
+            if not error.of_a_pass or not self._learner.divisible:
                 raise
-            event = {"event": "training.memory_ran_out", "step": step, "why": error.why}
-            tell({**event, "micro_batch_tokens": self._limit.lower(step)})
+            event = {"event": "training.memory_ran_out", "step": step, "phase": error.phase, "why": error.why}
+            lowered = self._limit.lower(step, error.phase, self._learner.divisible)
+            tell({**event, "micro_batch_tokens": lowered})
             # A new process: what CUDA's allocator holds after an out-of-memory cannot be given back.
             raise SystemExit(AGAIN) from error
         return metrics | ({"micro_batch_tokens": limit} if limit < self._settings.micro_batch_tokens else {})
@@ -319,7 +321,7 @@ class Trainer:
     def _publish(self, step: int, metrics: dict[str, Any], watch: Stopwatch) -> None:
         """Image, then metrics: their presence makes the step complete."""
         before = self._state
-        with watch("publish"):
+        with watch("publish"), during("publish", self._settings, step):
             image = self._write_image(step)
             # All ranks gather for it. A step that was published before needs it, too: the next one names it as its own
             # state before.
@@ -434,9 +436,23 @@ def _train(spool: Spool) -> None:
         if world.leader:
             keep_watch(open_store, settings.node_rank, settings.nodes)
         hand_over(world, spool, welcome.run)
-    with as_deterministic_as_set(settings, world.device), out_of_memory_says_what_to_lower(settings):
-        _program(spool, settings, world)
+    try:
+        with as_deterministic_as_set(settings, world.device), during("load", settings):
+            _program(spool, settings, world)
+    except OutOfMemory as error:
+        raise TrainingError(error.what, error.why, f"{error.remedy}{_fitting(spool, settings, world)}") from error
+    except DeviceLost as error:
+        tell({"event": "training.device_lost", "what": error.what, "why": error.why})
+        # A new process may reach it again, and the step is made anew from the checkpoint. It ends after a few.
+        raise SystemExit(AGAIN) from error
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
+
+
+def _fitting(spool: Spool, settings: TrainerSettings, world: World) -> str:
+    """What the planner would do with a sixth less memory than it had counted on."""
+    run = decode_run(spool.run_path.read_bytes(), desk=True)
+    found = with_less(run, spool.assets, settings, gpu=world.device.type == "cuda")
+    return f"; by count this fits into a sixth less: {found}" if found else ""
 
 
 def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:

@@ -64,7 +64,7 @@ class EngineInProcess:
 class Pretender:
     """Every batch gives the start model, shifted by a number that follows from the batch's bytes."""
 
-    name, pid, restarts = "learner", None, 0
+    name, pid, restarts, memory = "learner", None, 0, ""
 
     def __init__(self, spool: Spool, start: Path, steps: int, stop_after: int, still: bool = False) -> None:
         self._spool, self._start, self._steps, self._stop_after, self._still = spool, start, steps, stop_after, still

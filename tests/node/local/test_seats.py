@@ -45,7 +45,7 @@ class Died(Exception):
 class SeatsInProcess:
     """The learner's program in a thread. stop_after: steps after which it dies, -1: never."""
 
-    name, pid, restarts = "learner", None, 0
+    name, pid, restarts, memory = "learner", None, 0, ""
 
     def __init__(self, spool: Spool, run: RunSpec, stop_after: int = -1) -> None:
         self._spool, self._run, self._left = spool, run, stop_after

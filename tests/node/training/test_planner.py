@@ -1,6 +1,7 @@
 """The planner: what fits on which cards, as a table; and machines and settings that do not go together."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,15 +10,18 @@ import pytest
 from node.hardware import Gpu, Hardware
 from node.hardware.builds import Builds
 from node.inference.room import LEAST_TOKENS, needed
+from node.processes.forkserver import Child
+from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.errors import TrainingError
 from node.training.evaluator import evaluation_engine
 from node.training.planner import CHILD, Card, Machine, NothingFits, Plan, Work, check_engine, memory_of, plan
 from node.training.planning import machine_of, only, plan_here, visible
-from node.training.settings import TrainerSettings
+from node.training.settings import TrainerSettings, decode_settings
 from node.training.sizing import GIB, KNOWN, engine_size, shape_like
+from node.training.spool import Spool
 from protocol.lora import Lora
 from protocol.recipe import Recipe
-from protocol.run import RunSpec
+from protocol.run import RunSpec, encode_run
 from tests.pretended_cuda import pretended_cuda
 
 # Model, cards of so many GiB (host: twice) | the whole model learns | an adapter of rank 16 does. Of a plan:
@@ -235,6 +239,39 @@ def test_what_is_planned_for_a_run_is_what_its_evaluator_takes(tiny_run: RunSpec
         assert engine.most == found.settings.evaluation_bytes > 0 and engine.device == "cuda:0"
         aside = msgspec.structs.replace(found.settings, evaluation_device="cpu")
         assert evaluation_engine(aside).most == 0
+
+
+class Deaf:
+    """A starter that only hears what is to be started."""
+
+    environment: Mapping[str, str] = {}
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+        self.environment = environment
+        raise OSError(command[-1])
+
+    async def said(self, command: Sequence[str]) -> bytes:
+        raise OSError(command[-1])
+
+
+async def test_learner_and_evaluator_see_the_cards_of_the_plan(
+    tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    found = plan_here(tiny_run, tiny_assets, {}, cards(24, 24, 24), samples=True)
+    spool, starter = Spool(tmp_path), Deaf()
+    spool.prepare(encode_run(tiny_run), tiny_assets)
+    children = (
+        TrainerProcess(spool, found.settings, starter, found.learners),
+        EvaluatorProcess(spool, tiny_run, found.settings, starter, found.evaluators),
+    )
+    for child, seen in zip(children, ("0", "1"), strict=True):
+        with pytest.raises(OSError, match=str(tmp_path)):
+            await child.run()
+        assert (starter.environment["CUDA_VISIBLE_DEVICES"], starter.environment["CUDA_DEVICE_ORDER"]) == (
+            seen,
+            "PCI_BUS_ID",
+        )
+    assert decode_settings(spool.settings_path.read_bytes()) == found.settings
 
 
 def test_a_plan_never_takes_more_than_there_is() -> None:

@@ -104,7 +104,7 @@ class Shared(BlobStore):
 class Learner:
     """seconds: of one step; kind: its class; lies_at: the policy that it makes of something else."""
 
-    engine_name, name, pid, restarts = "hash", "learner", None, 0
+    engine_name, name, pid, restarts, memory = "hash", "learner", None, 0, ""
 
     def __init__(self, spool: Spool, kind: str, seconds: float) -> None:
         self._spool, self._kind, self.seconds = Spool(spool.root), kind, seconds

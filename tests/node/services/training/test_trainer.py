@@ -192,7 +192,7 @@ class Swarm:
 class Learner:
     """Completes a step as soon as its batch is there, up to `last`."""
 
-    name, pid, restarts = "learner", None, 0
+    name, pid, restarts, memory = "learner", None, 0, ""
 
     def __init__(self, spool: Spool, last: int) -> None:
         self._spool, self.last = spool, last
