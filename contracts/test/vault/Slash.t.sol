@@ -43,4 +43,11 @@ contract VaultSlashTest is Base {
         vm.prank(address(swarm));
         eq(vault.slash(poor, 40 ether), 0);
     }
+
+    function test_of_nothing_nobody_is_credited_anything() public {
+        vm.recordLogs();
+        vm.prank(address(swarm));
+        vault.slash(address(0xABC), 40 ether);
+        eq(vm.getRecordedLogs().length, 1); // that it was slashed
+    }
 }
