@@ -115,7 +115,7 @@ def version_of(root: Path) -> str:
 
 
 def versions() -> str:
-    """pyproject.toml, the changelog's newest section, the page on stability and our packages of npm's name one version."""
+    """One version stands in pyproject.toml, the changelog, the page on stability and our packages of npm's."""
     version = version_of(ROOT)
     newest = SECTION.search((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     told = {"CHANGELOG.md": newest.group(1) if newest else "none"}
