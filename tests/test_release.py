@@ -138,6 +138,7 @@ def faults(workflow: dict[Any, Any], makefile: str) -> list[str]:
     found = [] if workflow.get("permissions") == {"contents": "read"} else ["it may write"]
     # YAML 1.1 reads the word `on` as true
     found += [] if workflow.get(True) else ["nothing starts it"]
+    found += [] if "TORCH_INDEX" in workflow.get("env", {}) else ["make would refuse torch's CUDA build"]
     for name, job in workflow["jobs"].items():
         found += [] if {"runs-on", "timeout-minutes", "steps"} <= set(job) else [f"{name} lacks a runner or a limit"]
         for step in job["steps"]:
