@@ -56,7 +56,7 @@ class Play:
     """One world, and one worker of which it is about."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.dice, self.world = random.Random(seed), World(folder, epoch=HOUR, window=DAY)  # noqa: S311 - a play
+        self.dice, self.world = random.Random(seed), World(folder, epoch=HOUR, window=DAY)
         self.world.gossip.age = MAX_AGE
         self.worker, self.other = self.world.workers[0], self.world.workers[2]
         self.made = self.certified = self.number = 0

@@ -80,7 +80,7 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
             advantage=advantage,
             needs_proximal=name in NEEDS_PROXIMAL,
             pulls_at_zero_advantage=pulls,
-            per_token=name not in OF_WHOLE_SAMPLES,
+            per_token=name not in OF_WHOLE_SAMPLES and objective.sample_mask == "none",
             within_groups=within,
         )
     function = load_function(name, assets)

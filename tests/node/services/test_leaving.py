@@ -128,7 +128,7 @@ async def test_who_leaves_waits_for_debts_beyond_the_table_and_says_when_or_why_
 async def paid(world: World, units: int) -> None:
     """Returns a moment after so many are, and no more."""
     with trio.fail_after(2000):
-        while world.paid()[WORKERS[0].address] < units:  # noqa: ASYNC110 - a virtual clock
+        while world.paid()[WORKERS[0].address] < units:
             await trio.sleep(5)
     await trio.sleep(30)
     assert world.paid() == {WORKERS[0].address: units}
