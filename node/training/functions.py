@@ -23,7 +23,6 @@ from node.own_code import Function, calling, load_function, unusable
 from node.training.advantages import group_advantages
 from node.training.formulas import formula_loss, is_per_token
 from node.training.losses import (
-    NAMES,
     NEEDS_PROXIMAL,
     OF_WHOLE_SAMPLES,
     LossInputs,
@@ -77,7 +76,9 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
     advantage = _advantage(objective, assets)
     within = assets is None or not is_import_path(objective.advantage)
     name = objective.loss
-    if name in NAMES or (assets is None and not is_formula(name)):
+    if is_formula(name):
+        return _of_formula(objective, advantage, within)
+    if assets is None or not is_import_path(name):
         pulls = pulls_at_zero_advantage(objective)
         return Functions(
             loss=lambda tokens, o: evaluate(o, tokens),
@@ -87,8 +88,6 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
             per_token=name not in OF_WHOLE_SAMPLES and objective.sample_mask == "none",
             within_groups=within,
         )
-    if is_formula(name):
-        return _of_formula(objective, advantage, within)
     function = load_function(name, assets)
 
     def loss(tokens: LossInputs, objective: Objective) -> TokenLoss:
