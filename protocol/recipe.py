@@ -2,12 +2,13 @@
 
 A preset fixes the objective (loss, advantage, normalisation, their constants); the optimiser's numbers depend on
 model and task and are the run's own. Every value of a preset can be set by itself. The formulas stand in
-node/training/losses.py and node/training/advantages.py. A run at a desk may name functions of its own instead, as
-MODULE:FUNCTION (protocol/own_code.py).
+node/training/losses.py and node/training/advantages.py. A run may bring its own as a formula (protocol/expression.py),
+and at a desk as MODULE:FUNCTION (protocol/own_code.py).
 """
 
 import msgspec
 
+from protocol.expression import why_not
 from protocol.lora import Lora
 from protocol.own_code import is_import_path
 
@@ -95,9 +96,10 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_staleness: versions between the policy that made a token and the one that learns from it; lora: the policy is an
     adapter to the start model, which stays as it is (protocol.lora); None: the whole model learns.
 
-    loss, advantage: see node/training, or MODULE:FUNCTION, one's own, at a desk; normalisation: what a token's loss is
-    divided by: all tokens of the update ("tokens"), the tokens of its sample and the number of samples ("samples"),
-    those of its prompt and the number of prompts ("prompts"), or samples times max_output_tokens ("constant");
+    loss, advantage: see node/training, a formula after "=", or MODULE:FUNCTION, one's own, at a desk; normalisation:
+    what a token's loss is divided by: all tokens of the update ("tokens"), the tokens of its sample and the number of
+    samples ("samples"), those of its prompt and the number of prompts ("prompts"), or samples times max_output_tokens
+    ("constant");
     clip_low, clip_high, ratio_floor, ratio_cap: the loss's bounds; proximal: how the policy between sampler and
     learner is found (tis, decoupled): "recompute" before the step's first update, or "loglinear" between the two;
     sampler_kl: weight of (log ratio)^2 to the sampler, in dppo; reference_kl: weight of KL(policy || start model),
@@ -154,12 +156,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         o = self.objective()
         return [
             ("recipe.name", self.name in PRESETS, f"must be one of {', '.join(PRESETS)}"),
-            ("recipe.loss", o.loss in LOSSES or is_import_path(o.loss), f"must be {_named(LOSSES)}"),
-            (
-                "recipe.advantage",
-                o.advantage in ADVANTAGES or is_import_path(o.advantage),
-                f"must be {_named(ADVANTAGES)}",
-            ),
+            _function("recipe.loss", o.loss, LOSSES),
+            _function("recipe.advantage", o.advantage, ADVANTAGES),
             (
                 "recipe.normalisation",
                 o.normalisation in NORMALISATIONS,
@@ -202,8 +200,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ]
 
 
-def _named(known: tuple[str, ...]) -> str:
-    return f"one of {', '.join(known)}, or MODULE:FUNCTION with a function of your own, at a desk"
+def _function(field: str, said: str, known: tuple[str, ...]) -> tuple[str, bool, str]:
+    wrong = why_not(said, advantage=field == "recipe.advantage")
+    if wrong is not None:
+        return field, not wrong, f"must be a formula that can be read: {wrong}"
+    rule = f"must be one of {', '.join(known)}, a formula after =, or MODULE:FUNCTION of your own, at a desk"
+    return field, said in known or is_import_path(said), rule
 
 
 def preset(name: str, **changes: object) -> Recipe:

@@ -81,6 +81,13 @@ def test_a_check_that_fails_is_named_and_one_that_cannot_be_asked_is_no_success(
         release.program("-c", "print('why'); raise SystemExit(3)")()
 
 
+def test_one_version_is_named_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert release.versions().startswith(release.version_of(release.ROOT))
+    monkeypatch.setattr(release, "version_of", lambda _: "9.9.9")
+    with pytest.raises(release.Refused, match=r"CHANGELOG.md names \d"):
+        release.versions()
+
+
 def test_a_tag_is_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "fragments", lambda _: [])
     monkeypatch.setattr(release, "output", lambda *_: "")
@@ -131,6 +138,7 @@ def faults(workflow: dict[Any, Any], makefile: str) -> list[str]:
     found = [] if workflow.get("permissions") == {"contents": "read"} else ["it may write"]
     # YAML 1.1 reads the word `on` as true
     found += [] if workflow.get(True) else ["nothing starts it"]
+    found += [] if "TORCH_INDEX" in workflow.get("env", {}) else ["make would refuse torch's CUDA build"]
     for name, job in workflow["jobs"].items():
         found += [] if {"runs-on", "timeout-minutes", "steps"} <= set(job) else [f"{name} lacks a runner or a limit"]
         for step in job["steps"]:

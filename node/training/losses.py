@@ -190,7 +190,7 @@ def gspo(
     samples: int64[n], which sample each token belongs to, from 0; all tokens of a sample must be present.
     """
     logs = log_ratio(logprobs, sampler_logprobs)
-    sums, lengths = _of_samples(logs, samples)
+    sums, lengths = of_samples(logs, samples)
     ratio = torch.exp(sums / lengths)
     loss, flat = clipped_surrogate(ratio, advantages, low, high)
     return TokenLoss(loss, {"clip_share": share(flat, ratio)})
@@ -301,7 +301,11 @@ def evaluate(objective: Objective, inputs: LossInputs) -> TokenLoss:
         if inputs.proximal_logprobs is None:
             raise ValueError("this loss needs proximal log-probs")
         given["proximal_logprobs"] = inputs.proximal_logprobs
-    found = loss(inputs.logprobs, inputs.sampler_logprobs, inputs.advantages, **given)
+    return masked(objective, inputs, loss(inputs.logprobs, inputs.sampler_logprobs, inputs.advantages, **given))
+
+
+def masked(objective: Objective, inputs: LossInputs, found: TokenLoss) -> TokenLoss:
+    """A loss without the samples that the objective drops whole."""
     if objective.sample_mask == "none":
         return found
     dropped = outside(objective, inputs)
@@ -322,13 +326,13 @@ def outside(objective: Objective, inputs: LossInputs) -> Tensor:
     low, high = math.log(max(objective.mask_low, MASK_NOTHING)), math.log(objective.mask_high)
     if objective.sample_mask == "any":
         away = ((logs < low) | (logs > high)).to(logs.dtype)
-        return _of_samples(away, inputs.samples)[0] > 0
-    sums, lengths = _of_samples(logs, inputs.samples)
+        return of_samples(away, inputs.samples)[0] > 0
+    sums, lengths = of_samples(logs, inputs.samples)
     mean = sums / lengths
     return (mean < low) | (mean > high)
 
 
-def _of_samples(values: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+def of_samples(values: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
     """(sum of a sample's values, how many it has), of each token's sample. values: float[n]."""
     count = int(samples.max()) + 1 if samples.numel() else 0
     none = torch.zeros(count, dtype=values.dtype, device=values.device)
