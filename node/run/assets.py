@@ -185,19 +185,18 @@ async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, si
     patience = FIRST_TRY + size / SLOWEST_RATE
     while True:
         holders = list(sources())
-        if holders:
-            try:
-                return await blobs.fetch(root, holders, max_size=max_size, timeout=patience)
-            except BlobTooLarge as error:
-                if error.limit < max_size:  # this node's own bound: no member can help
-                    why = f"a file of the run has {size:,} bytes, and the store may have {error.limit:,} in all"
-                    raise StoreFull(why) from error
+        try:
+            # Without members, too: what lies here already needs none.
+            return await blobs.fetch(root, holders, max_size=max_size, timeout=patience if holders else RETRY_PAUSE)
+        except IntellectError as error:
+            if isinstance(error, BlobTooLarge) and error.limit < max_size:  # this node's own bound: no member can help
+                why = f"a file of the run has {size:,} bytes, and the store may have {error.limit:,} in all"
+                raise StoreFull(why) from error
+            if holders:
                 log.info("run.not_yet", root=root.hex()[:16], why=error.why)
-            except IntellectError as error:
-                log.info("run.not_yet", root=root.hex()[:16], why=error.why)
-        elif not complained:
-            log.info("run.waiting_for_members", root=root.hex()[:16])
-            complained = True
+            elif not complained:
+                log.info("run.waiting_for_members", root=root.hex()[:16])
+                complained = True
         await trio.sleep(RETRY_PAUSE)
 
 

@@ -24,8 +24,11 @@ from node.config import NodeConfig
 from node.preflight.early import refuse_early
 from node.preflight.finding import PreflightFailed
 from node.preflight.survey import Scope, Survey
+from node.state.journal import Journal
 from node.state.keystore import claimed_address, read_keystore
+from node.state.leave import LEAVING, label_of
 from protocol.identity import NodeKey
+from protocol.statements import Domain
 from tests.cli.rehearsal import COIN, NETWORK, TOKEN, Scene, light_keys, stage
 from tests.node.chain.gateway import Gateway
 from tests.node.chain.meddler import meddling
@@ -234,6 +237,11 @@ def test_what_would_let_in_nobody_is_not_signed(road: Road) -> None:
     assert "is open" in road.cli("contract", "pool", "invite", str(opened), *over, code=4)["errors"]
     road.send("owner", "pool", "end", str(opened))
     assert "has ended" in road.cli("contract", "pool", "invite", str(opened), *over, code=4)["errors"]
+    ended = NodeConfig(network=NETWORK, pool=opened, state_dir=folder / "nodes" / "late", role="worker")
+    with pytest.raises(PreflightFailed, match="has ended"):
+        refuse_early(ended)
+    _wish_to_leave(road, folder / "nodes" / "late", opened)
+    refuse_early(ended)  # it comes for its pay alone
     assert not (folder / "x.toml").exists() and not road.look("pool", "invitations", "1")["invitations"]
 
 
@@ -282,6 +290,13 @@ def test_an_invitation_lets_in_as_many_as_it_says_until_it_is_taken_back(road: R
     road.join("a", NETWORK, "--contact", "who came by it stays")
     members = road.look("pool", "show", str(road.pool))["members"]
     assert {one["node"] for one in members} == {judge, first, second}
+
+
+def _wish_to_leave(road: Road, state: Path, pool: int) -> None:
+    state.mkdir()
+    journal = Journal(state / "journal.sqlite")
+    journal.remember(LEAVING, label_of(Domain(84532, load_profile(NETWORK, home=road.home).contracts.swarm), pool))
+    journal.close()
 
 
 def config_of(road: Road, node: str, profile: Path) -> NodeConfig:

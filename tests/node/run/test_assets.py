@@ -58,6 +58,8 @@ async def test_a_file_for_which_this_node_grants_no_room_is_not_asked_for_again_
     blobs.limits = [1 << 60]
     await obtain_run(root, blobs, lambda: [HOLDER], tmp_path / "runs")  # type: ignore[arg-type]
     assert blobs.roots == [root]
+    with trio.fail_after(60):  # a pool that everybody has left
+        await obtain_run(root, blobs, list, tmp_path / "runs")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("own", ["the interpreter", "another one", None])
