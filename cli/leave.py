@@ -455,6 +455,7 @@ def _key_of(provider: "Address", directory: Path, password_file: Path | None) ->
     """Options that open the provider's key, where it lies on this machine."""
     from cli.keyring import key_directory
 
+    directory = directory.absolute()  # it is typed again when the date has come, wherever that is
     own = directory / OWN_PROVIDER
     if own.exists():
         # `join` made it with the node's password, and mostly made that, too.

@@ -153,7 +153,7 @@ def command(
         else:
             begun = load_run_file(run) if run else None
             if run is None or run_file is None:
-                assert pair is not None  # noqa: S101 - checked with the flags
+                assert pair is not None
                 run, run_file = home.begun_file, written(*pair, name, wishes.sets)
             compiled, level = begin(home, run_file, run, wishes, fresh=fresh, begun=begun)
         with quiet_children(home.log) as (out, err):

@@ -33,6 +33,16 @@ SOURCES = {
     "Statements.sol": ("Court", "Swarm", "Chair"),
 }
 """Which file's lines are changed -> which contracts that changes."""
+NEAR = {
+    "StakeVault.sol": "test/{vault,court}/*",
+    "Nodes.sol": "test/nodes/*",
+    "Pools.sol": "test/pools/*",
+    "Members.sol": "test/{pools,earnings}/*",
+    "Earnings.sol": "test/earnings/*",
+    "Court.sol": "test/court/*",
+    "Chair.sol": "test/chair/*",
+}
+"""Where the tests of a file stand: most mutants die there, and need no others."""
 SWAPS = (
     (">=", ">"),
     ("<=", "<"),
@@ -239,7 +249,8 @@ def _fate(forge: Path, environment: Mapping[str, str], folder: Path, mutant: Mut
         _lay_out(folder)
         if not changed or not _put(changed, folder):
             return "invalid"
-        return "killed" if _fails(forge, environment, folder) else "lives"
+        near = (("--match-path", NEAR[mutant.file]),) if mutant.file in NEAR else ()
+        return "killed" if _fails(forge, environment, folder, near) else "lives"
     finally:
         rmtree(folder, ignore_errors=True)
 
@@ -301,16 +312,17 @@ class _Compiler:
         return json.loads(stdout.readline())["output"]
 
 
-def _fails(forge: Path, environment: Mapping[str, str], folder: Path) -> bool:
-    """Whether any Solidity test notices: first those that take no time, then the invariants."""
-    return any(_fail(forge, environment, folder, which) for which in ("--no-match-test", "--match-test"))
+def _fails(forge: Path, environment: Mapping[str, str], folder: Path, near: tuple[tuple[str, str], ...] = ()) -> bool:
+    """Whether any Solidity test notices: first those near, then all that take no time, then the invariants."""
+    everywhere = (("--no-match-test", "^invariant"), ("--match-test", "^invariant"))
+    return any(_fail(forge, environment, folder, which) for which in near + everywhere)
 
 
-def _fail(forge: Path, environment: Mapping[str, str], folder: Path, which: str) -> bool:
+def _fail(forge: Path, environment: Mapping[str, str], folder: Path, which: tuple[str, str]) -> bool:
     """A test that does not end has noticed too."""
     try:
         result = subprocess.run(
-            [str(forge), "test", "--fail-fast", which, "^invariant"],
+            [str(forge), "test", "--fail-fast", *which],
             cwd=HERE,
             env={**environment, **QUICK, "ARTIFACTS": str(folder.relative_to(HERE))},
             capture_output=True,

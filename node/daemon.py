@@ -23,7 +23,8 @@ from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.errors import Reverted, RpcUnreachable
-from node.chain.follower import EventFollower
+from node.chain.faucet import is_devnet
+from node.chain.follower import DEVNET_POLL, POLL, EventFollower
 from node.chain.invitations import Door
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile, spelled
@@ -362,6 +363,8 @@ class Daemon:
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     # Now, as the run was fetched; `doctor` says it before.
                     check_requirements(run.spec, role, hardware)
+                    if not leaving:
+                        await trio.to_thread.run_sync(refuse_guest, self.config, role, hardware, run.spec)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
                     shared = (journal, self.progress, pool.reward_per_unit)
                     context = make_context(member, run, *shared, time=pool_time)
@@ -463,7 +466,8 @@ class Daemon:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         membership, contact = member.membership, lambda: member.network.contacts()[0]
         self.progress.enter("peers", "reading from the chain who else is in the pool")
-        follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
+        poll = self.config.chain_poll or (DEVNET_POLL if is_devnet(chain.profile) else POLL)
+        follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay_offer)
@@ -606,7 +610,7 @@ def _compiled(config: NodeConfig) -> CompiledRun:
     """A trainer's run, looked through. Nobody else needs what that imports: environments and their tokenizers."""
     from node.run.problems import check_run
 
-    assert config.run_file is not None  # noqa: S101 - the caller has looked
+    assert config.run_file is not None
     compiled = compile_run(config.run_file, sets=config.run_sets)
     check_run(compiled)
     return compiled

@@ -25,6 +25,8 @@ FRAGMENT = re.compile(r"[a-z0-9][a-z0-9-]*\.([a-z]+)\.md")
 MOST_WORDS = 80
 """Of a fragment: it is one line of a page."""
 SECTION = re.compile(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d{2}-\d{2})$", re.MULTILINE)
+JAVASCRIPT = ("contracts", "contracts/forge", "node/chain/anvil", "examples/member", "tests/node/chain/hardhat")
+"""Folders with a package.json of ours."""
 CODE = ("protocol", "contracts", "node", "cli", "tests", "examples", "benchmarks", "scripts")
 UNTOLD = (
     "other systems and processors than this one, and other versions of Python (.github/workflows has them)",
@@ -113,15 +115,16 @@ def version_of(root: Path) -> str:
 
 
 def versions() -> str:
-    """pyproject.toml, the changelog's newest section and the page on stability name one version."""
+    """One version stands in pyproject.toml, the changelog, the page on stability and our packages of npm's."""
     version = version_of(ROOT)
     newest = SECTION.search((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     told = {"CHANGELOG.md": newest.group(1) if newest else "none"}
     told["docs/stability.md"] = _named(ROOT / "docs" / "stability.md")
+    told |= {name: json.loads((ROOT / name / "package.json").read_bytes())["version"] for name in JAVASCRIPT}
     for where, other in told.items():
         if other != version:
-            raise Refused(f"{where} names {other}", f"pyproject.toml has {version}", "name one version in all three")
-    return f"{version}, in pyproject.toml, {' and '.join(told)}"
+            raise Refused(f"{where} names {other}", f"pyproject.toml has {version}", "name one version everywhere")
+    return f"{version}, in pyproject.toml and {len(told)} other places"
 
 
 def _named(page: Path) -> str:

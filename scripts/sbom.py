@@ -81,7 +81,7 @@ def licence(name: str, version: str) -> list[dict[str, Any]]:
         return []
     if told["Version"].partition("+")[0] != version:
         return []
-    said = (told.get("License-Expression") or told.get("License") or "").strip()
+    said = next((told[name].strip() for name in ("License-Expression", "License") if name in told), "")
     try:
         return [{"expression": str(canonicalize_license_expression(said))}]
     except InvalidLicenseExpression:

@@ -81,6 +81,13 @@ def test_a_check_that_fails_is_named_and_one_that_cannot_be_asked_is_no_success(
         release.program("-c", "print('why'); raise SystemExit(3)")()
 
 
+def test_one_version_is_named_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert release.versions().startswith(release.version_of(release.ROOT))
+    monkeypatch.setattr(release, "version_of", lambda _: "9.9.9")
+    with pytest.raises(release.Refused, match=r"CHANGELOG.md names \d"):
+        release.versions()
+
+
 def test_a_tag_is_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "fragments", lambda _: [])
     monkeypatch.setattr(release, "output", lambda *_: "")
@@ -131,6 +138,7 @@ def faults(workflow: dict[Any, Any], makefile: str) -> list[str]:
     found = [] if workflow.get("permissions") == {"contents": "read"} else ["it may write"]
     # YAML 1.1 reads the word `on` as true
     found += [] if workflow.get(True) else ["nothing starts it"]
+    found += [] if "TORCH_INDEX" in workflow.get("env", {}) else ["make would refuse torch's CUDA build"]
     for name, job in workflow["jobs"].items():
         found += [] if {"runs-on", "timeout-minutes", "steps"} <= set(job) else [f"{name} lacks a runner or a limit"]
         for step in job["steps"]:
@@ -195,3 +203,23 @@ def test_a_machine_without_a_gpu_says_that_the_job_was_skipped(tmp_path: Path) -
     (tmp_path / "nvidia-smi").chmod(0o755)
     done = subprocess.run([make, "test-gpu"], cwd=release.ROOT, env=bare, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("::notice") and "skipped: this machine has no NVIDIA GPU" in done.stdout
+
+
+INSTRUCTIONS = set("ARG FROM RUN COPY ENV USER WORKDIR VOLUME EXPOSE STOPSIGNAL HEALTHCHECK ENTRYPOINT CMD".split())
+
+
+def test_the_container_file_has_a_form_and_names_what_is_there() -> None:
+    """No base image is at hand here, so it is not built: its form, its shell and its files are looked at."""
+    lines = (release.ROOT / "Containerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    assert {word for word, _ in steps} <= INSTRUCTIONS and [word for word, _ in steps][:2] == ["ARG", "FROM"]
+    sh = shutil.which("sh")
+    assert sh is not None
+    for word, rest in steps:
+        if word == "RUN":
+            subprocess.run([sh, "-n", "-c", rest], check=True)
+    ignored = (release.ROOT / ".containerignore").read_text(encoding="utf-8").split()
+    for name in re.findall(r"/source/([\w./-]+\w)", text.replace("$EXTRAS", "train")):
+        assert (release.ROOT / name).is_file() and name.split("/")[0] not in ignored
+    assert "--require-hashes" in text and "gcc" not in text

@@ -255,7 +255,7 @@ def _write(network: str, profile: "NetworkProfile", done: "Deployment") -> Path:
 
     named = "/" in network or network.endswith(".toml")
     path = profile_path(network, home=default_home()) if named else user_profile_path(network, default_home())
-    assert path is not None  # noqa: S101 - a path is always its own
+    assert path is not None
     # A pool's number means nothing to new contracts.
     changed = msgspec.structs.replace(profile, contracts=done.addresses, deployed_block=done.block, pool=None)
     write_profile(path, changed)

@@ -52,6 +52,7 @@ library Sign {
     bytes32 constant EARNINGS = keccak256("Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)");
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address invitee,uint32 places,uint64 deadline)");
     bytes32 constant TICKET = keccak256("Ticket(uint256 pool,address node)");
+    bytes32 constant TERM_SILENT = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
     bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)");
 
     function domain(uint256 chain, address contract_) internal pure returns (bytes32) {

@@ -22,7 +22,7 @@ class LocalSeats(LocalRun):
 
     def __init__(self, run: RunSpec, encoded: bytes, *places: Path, peers: int, **parts: Any) -> None:
         super().__init__(run, encoded, *places, **parts)
-        assert run.diloco is not None  # noqa: S101 - a run of this kind was checked for it
+        assert run.diloco is not None
         self._peers, self._inner = peers, run.diloco.inner_steps
         self._barren_rounds = 0
 

@@ -251,5 +251,5 @@ def _look(profile: NetworkProfile, pool: "PoolInfo") -> int:
 
     try:
         return OVER if trio.run(look) else 0
-    except BaseException:  # noqa: S110 - the exit status of a process that only looks
+    except BaseException:
         return 1

@@ -61,7 +61,7 @@ def with_words(data: dict[str, Any], sets: Iterable[str]) -> dict[str, Any]:
             raise RunFileError(f"--set {word[:200]}", why, "for example --set recipe.learning_rate=1e-5")
         keys: list[str | int] = []
         for step in steps:
-            assert step is not None  # noqa: S101 - all of them, just looked
+            assert step is not None  # all of them, just looked
             keys += [step[1], *(int(number) for number in re.findall(r"\d+", step[2]))]
         value = value_of(text)
         if keys == ["recipe", "name"] and isinstance(data.get("recipe"), dict):

@@ -15,7 +15,8 @@ from protocol.identity import Address
 
 log = structlog.get_logger()
 EVERY = 60.0
-LOOKED_AT = 16
+LOOKED_AT = 1
+"""Members at each look: three questions to the chain for each, of every validator."""
 """Members whose stake is asked about in one look: their turn comes round."""
 
 
@@ -25,7 +26,7 @@ class Clearing(Keeping):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._next = 0
+        self._next = int(self._own, 16)  # each validator begins with another one
         self._final: set[int] = set()
 
     async def look(self, seen: Seen) -> float:
@@ -52,7 +53,7 @@ class Clearing(Keeping):
         """Members whose provider's stake, after a slash, no longer covers its nodes."""
         # Sorted, as `addresses` changes its order with each heartbeat: some members would never have their turn.
         members = sorted(self._context.membership.addresses())
-        # Some at each look, in turn: two questions to the chain for each member.
+        # Some at each look, in turn.
         turn = [members[(self._next + i) % len(members)] for i in range(min(LOOKED_AT, len(members)))]
         self._next += LOOKED_AT
         for node in turn:

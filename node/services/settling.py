@@ -402,7 +402,8 @@ class Settling(Keeping):
         if sum(works.values()) != rise:
             # Roots of tables before the newest are shown no more: what this node heard accepted may be the rest of it.
             accepted = await self._journal.do(self._journal.pay.accepted_works, record.first, record.through)
-            works = every if sum((every := works | accepted).values()) == rise else works
+            every = works | accepted
+            works = every if sum(every.values()) == rise else works
         # If that does not explain the rise, nobody can say which works it has: told as unclear, not guessed.
         clear = sum(works.values()) == rise
         certified = await self._certified(record, record.through)

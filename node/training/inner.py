@@ -140,7 +140,7 @@ class InnerLearner(Inner):
         self, model: Any, run: RunSpec, end: int, settings: TrainerSettings | None = None, world: World | None = None
     ) -> None:
         """end: the token that ends a document."""
-        assert run.pretraining and run.diloco  # noqa: S101 - a run of this kind was checked for them
+        assert run.pretraining and run.diloco
         super().__init__(settings, world)
         self._text, self._rounds, self._recipe, self._end = run.pretraining, run.diloco, run.recipe, end
         self.model = model

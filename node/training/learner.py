@@ -41,7 +41,7 @@ from protocol.lora import LORA_B
 from protocol.recipe import Recipe
 from protocol.sections import Distill
 
-NO_TIMING: Any = lambda name: nullcontext()  # noqa: E731
+NO_TIMING: Any = lambda name: nullcontext()
 
 
 class Learner:

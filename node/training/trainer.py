@@ -6,6 +6,8 @@ batch. Where machine, world size and settings stay the same, the same batches gi
 however often the process is killed in between. The first rank reads and writes; the others compute.
 """
 
+# ruff: noqa: E402 - the environment must be set before torch loads
+
 import json
 import os
 import sys
@@ -24,48 +26,48 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from node.training.orphan import die_with_launcher  # noqa: E402 - the environment must be set before torch loads
+from node.training.orphan import die_with_launcher
 
 if __name__ == "__main__":
     die_with_launcher()
 
-import msgspec  # noqa: E402
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
+import msgspec
+import torch
+from torch import Tensor
 
-from node.inference.start_weights import StartWeights  # noqa: E402
-from node.inference.torch_engine import build_model, image_names  # noqa: E402
-from node.state.files import whole_file, write_whole  # noqa: E402
-from node.training.adoption import AdoptionOrder, read_order, refuse  # noqa: E402
-from node.training.arithmetic import SLOTS, arithmetic_of, state_root_of  # noqa: E402
-from node.training.batch import Batch, decode_batch, unusable  # noqa: E402
-from node.training.checkpoint import Checkpoints, identity  # noqa: E402
-from node.training.computed_by import arithmetic_in  # noqa: E402
-from node.training.determinism import as_deterministic_as_set  # noqa: E402
-from node.training.errors import TrainingError  # noqa: E402
-from node.training.handover import hand_over  # noqa: E402
-from node.training.image import Image, stream_image  # noqa: E402
-from node.training.learner import Learner  # noqa: E402
-from node.training.length import without_length  # noqa: E402
-from node.training.lora import StartAdapter, given  # noqa: E402
-from node.training.lowering import MicroBatchLimit  # noqa: E402
-from node.training.meeting import meet, open_store  # noqa: E402
-from node.training.memory import DeviceLost, OutOfMemory, during  # noqa: E402
-from node.training.performance import measured  # noqa: E402
-from node.training.planning import with_less  # noqa: E402
-from node.training.program import alone, settings_of, spool_named_on_the_command_line, tell  # noqa: E402
-from node.training.pulse import keep_watch  # noqa: E402
-from node.training.settings import TrainerSettings  # noqa: E402
-from node.training.sharding import fill, without_memory  # noqa: E402
-from node.training.spool import Spool  # noqa: E402
-from node.training.state import State, read_state  # noqa: E402
-from node.training.world import World, join_world, leave_world, place_in_world  # noqa: E402
-from protocol.errors import IntellectError  # noqa: E402
-from protocol.lora import ADAPTER  # noqa: E402
-from protocol.manifest import Arithmetic, decode_card  # noqa: E402
-from protocol.policy import policy_root  # noqa: E402
-from protocol.run import MODEL, RunSpec, decode_run  # noqa: E402
-from protocol.sections import TEACHER  # noqa: E402
+from node.inference.start_weights import StartWeights
+from node.inference.torch_engine import build_model, image_names
+from node.state.files import whole_file, write_whole
+from node.training.adoption import AdoptionOrder, read_order, refuse
+from node.training.arithmetic import SLOTS, arithmetic_of, state_root_of
+from node.training.batch import Batch, decode_batch, unusable
+from node.training.checkpoint import Checkpoints, identity
+from node.training.computed_by import arithmetic_in
+from node.training.determinism import as_deterministic_as_set
+from node.training.errors import TrainingError
+from node.training.handover import hand_over
+from node.training.image import Image, stream_image
+from node.training.learner import Learner
+from node.training.length import without_length
+from node.training.lora import StartAdapter, given
+from node.training.lowering import MicroBatchLimit
+from node.training.meeting import meet, open_store
+from node.training.memory import DeviceLost, OutOfMemory, during
+from node.training.performance import measured
+from node.training.planning import with_less
+from node.training.program import alone, settings_of, spool_named_on_the_command_line, tell
+from node.training.pulse import keep_watch
+from node.training.settings import TrainerSettings
+from node.training.sharding import fill, without_memory
+from node.training.spool import Spool
+from node.training.state import State, read_state
+from node.training.world import World, join_world, leave_world, place_in_world
+from protocol.errors import IntellectError
+from protocol.lora import ADAPTER
+from protocol.manifest import Arithmetic, decode_card
+from protocol.policy import policy_root
+from protocol.run import MODEL, RunSpec, decode_run
+from protocol.sections import TEACHER
 
 AGAIN = 75
 """Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""

@@ -347,6 +347,9 @@ def test_the_way_back_to_a_nodes_stake_is_one_command_that_goes_on_where_it_was(
     before = scene.look("provider", "show", scene.me)
     scene.send("poor", "node", "retire", node, code=4)  # its provider's alone
     scene.send("me", "node", "remove", node)  # whoever began by hand goes on from there
+    (leaving,) = scene.look("provider", "show", scene.me)["leaving"]
+    assert leaving == {"node": node, "units": 1, "free_at": scene.look("node", "show", node)["free_at"]}
+    assert "answered long enough" in scene.send("me", "node", "release", code=4)["errors"]
     scene.send("me", "node", "retire", node)
     assert int(scene.look("provider", "show", scene.me)["unbonding_wei"]) == int(before["bonded_wei"]) > 0
     told = scene.send("me", "node", "retire", node, code=4)
@@ -355,4 +358,5 @@ def test_the_way_back_to_a_nodes_stake_is_one_command_that_goes_on_where_it_was(
     scene.send("me", "node", "retire", node)
     after = scene.look("provider", "show", scene.me)
     assert int(after["token_wei"]) == int(before["token_wei"]) + int(before["bonded_wei"])
+    assert after["leaving"] == [] and scene.look("node", "show", node)["units"] == 0
     assert "nothing to do" in scene.send("me", "node", "retire", node, code=4)["errors"]

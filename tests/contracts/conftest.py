@@ -303,7 +303,7 @@ def _wait_for(web3: Web3, process: subprocess.Popen[bytes]) -> None:
     for _ in range(500):
         assert process.poll() is None
         try:
-            web3.eth.block_number  # noqa: B018
+            web3.eth.block_number  # noqa: B018 - it asks the chain
             return
         except Exception:
             time.sleep(0.01)

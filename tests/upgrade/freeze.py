@@ -25,7 +25,7 @@ from node.state.journal import Journal
 from node.state.keystore import save_key
 from node.state.pen import Pen, mark_place
 from protocol.earnings import Accepted
-from protocol.identity import NodeKey
+from protocol.identity import NodeKey, address_from_bytes
 from protocol.run import EnvironmentSpec, RunSpec, encode_run
 from scripts.release import version_of
 from tests.swarms import status
@@ -57,7 +57,7 @@ PROFILE = NetworkProfile(
     name="theirs",
     chain_id=84532,
     rpc_urls=("https://rpc.example/1",),
-    contracts=Addresses(*("0x" + f"{number:02x}" * 20 for number in range(1, 6))),
+    contracts=Addresses(*(address_from_bytes(bytes([number]) * 20) for number in range(1, 6))),
     pool=7,
 )
 WORK = b"\x07" * 32

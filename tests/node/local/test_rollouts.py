@@ -113,7 +113,7 @@ class Examiner:
     async def run(self) -> None:
         for step in range(self._steps + 1):
             wanted = min(step + self._late, self._steps)
-            while not self._spool.is_complete(wanted) and not self._finishing.is_set():  # noqa: ASYNC110
+            while not self._spool.is_complete(wanted) and not self._finishing.is_set():
                 await trio.sleep(0.005)
             write_whole(self._spool.evaluation_path(step), json.dumps({"eval_reward": 0.1 * step}).encode())
 

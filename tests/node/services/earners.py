@@ -309,12 +309,12 @@ class Blobs:
 
     async def fetch(self, root: bytes, sources: Any, *, max_size: int, timeout: float, priority: int = 0) -> Path:
         path = self.folder / root.hex()
-        if root in self.missing or not path.exists():  # noqa: ASYNC240 - a test
+        if root in self.missing or not path.exists():
             self.sought.append(root)
             await trio.sleep(timeout)
             raise ChainError("no such blob", "nobody has it", "wait")
         await trio.lowlevel.checkpoint()
-        if path.stat().st_size > max_size:  # noqa: ASYNC240 - a test
+        if path.stat().st_size > max_size:
             self.sought.append(root)
             raise ChainError("no such blob", "it is longer than was said", "wait")
         self.fetched.append(root)
@@ -324,8 +324,8 @@ class Blobs:
         await trio.lowlevel.checkpoint()
         info = describe(source)
         path = self.folder / info.root.hex()
-        if not path.exists():  # noqa: ASYNC240 - a test; nodes show the same again and again
-            path.write_bytes(source)  # noqa: ASYNC240
+        if not path.exists():
+            path.write_bytes(source)
         return info
 
 

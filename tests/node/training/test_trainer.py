@@ -1,5 +1,4 @@
 """The trainer: it learns, and a crash at any write changes nothing of what it publishes."""
-# ruff: noqa: ASYNC110, ASYNC240 - a test may poll files that another process writes
 
 import json
 import os
