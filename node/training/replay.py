@@ -132,6 +132,8 @@ def settings_for(arithmetic: Arithmetic) -> TrainerSettings:
     return TrainerSettings(
         dtype="bfloat16" if arithmetic.dtype == "bfloat16" else "float32",
         micro_batch_tokens=arithmetic.micro_batch_tokens,
+        # As trainers on GPUs do it: the numbers are the same, and a whole step's activations would not fit.
+        activation_checkpointing=arithmetic.dtype == "bfloat16",
         packing=arithmetic.packing,
         logit_cells=arithmetic.logit_cells,
         fp32_logits=arithmetic.fp32_logits,
