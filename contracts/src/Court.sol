@@ -153,6 +153,7 @@ contract Court is ICourt {
     function admit(uint256 id, address node, Invited calldata by) external {
         // what is shown twice takes one place
         if (_admitted[id][node]) return;
+        // slither-disable-next-line unused-return -- the window is no matter here
         (address manager,) = swarm.managerOf(id);
         if (block.timestamp > by.deadline) revert InvitationExpired(by.deadline);
         if (placesTaken[id][by.invitee] >= by.places) revert InvitationSpent(id, by.invitee);
@@ -167,6 +168,7 @@ contract Court is ICourt {
 
     /// @notice The manager takes invitations back. Who came by them stays.
     function revokeInvitations(uint256 id, address[] calldata invitees) external {
+        // slither-disable-next-line unused-return -- the window is no matter here
         (address manager,) = swarm.managerOf(id);
         if (msg.sender != manager) revert OnlyManager(msg.sender);
         for (uint256 i = 0; i < invitees.length; ++i) {
@@ -404,6 +406,7 @@ contract Court is ICourt {
 
     function _sits(uint256 id, address node) private view returns (bool) {
         uint32 bench = _seats[id][node].bench;
+        // slither-disable-next-line incorrect-equality -- a number of a bench, not an amount
         return bench != 0 && bench == _benches[id].number;
     }
 

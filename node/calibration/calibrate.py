@@ -258,7 +258,9 @@ def _cheat(
 ) -> dict[str, Work]:
     """Every kind of dishonest work; the engine has the right weights before and after."""
     whole = merged(StartWeights(model), weights) if is_adapter(weights) else weights
-    others = other_weights(whole, run.recipe.learning_rate)
+    # vLLM's processes are handed what they are to use, and each puts it on its device by itself.
+    place = "cpu" if "/vllm" in engine.name else engine.device
+    others = other_weights(whole, run.recipe.learning_rate, place)
     if previous is not None:
         others["previous"] = partial(engine.read, str(previous))
     count = len(exercise.requests)

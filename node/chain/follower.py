@@ -126,7 +126,7 @@ class EventStore:
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
             self._db.execute("INSERT OR REPLACE INTO chain_time VALUES (0, ?)", (cursor.timestamp,))
             keep = "SELECT number FROM chain_blocks ORDER BY number DESC LIMIT ?"
-            self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608
+            self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608 - ours
 
     def roll_back(self, block: int) -> None:
         with self._lock, refused(self._path, FORM), self._at_once():

@@ -7,7 +7,7 @@ have a fact before anybody is told of it. Pure: no task, no disk, no network; th
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -199,7 +199,7 @@ class PoolState:
 
     def _hear(self, signed: Signed[Any], at: float) -> None:
         """at: when it came."""
-        message, author = signed.message, signed.author
+        author, message = signed.author, cast("Message", signed.message)
         kind, row = type(message), COUNTS[type(message)]
         judged = row.about(message)
         if judged is not None and self._membership.hands.is_party(author, judged):
@@ -221,7 +221,7 @@ class PoolState:
             for signed, at in list(words.items()):
                 if signed not in words:
                     continue  # looked at meanwhile: one word that counts may free others
-                kind = type(signed.message)
+                kind = type(cast("Message", signed.message))
                 if self._clock() - at > HELD_SECONDS:
                     del words[signed]
                     self.refused[f"{kind.__name__}.unknown"] += 1

@@ -247,7 +247,8 @@ class Register:
         id = work_id(commitment)
         if id in self._works:
             return None
-        self._early.get(commitment.node, {}).pop(id, None)
+        if waiting := self._early.get(commitment.node):
+            waiting.pop(id, None)
         # A commitment names one hash, which may be a policy's or a task's: whoever knows it decides what the work is.
         known, task = self._policies.find(commitment.policy_root), self._tasks.find(commitment.policy_root)
         if known is None and task is None:

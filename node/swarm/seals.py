@@ -235,7 +235,7 @@ class Seals:
     def turned(self, validator: Address) -> set[int]:
         """Windows for which a validator is not paid yet: of works whose verdict it took back in a second look that
         nobody asked for, and in which it did. Messages overtake each other: the dispute may be told yet."""
-        windows = self._turned.get(validator, {})
+        windows = self._turned.get(validator, Recent[int, Recent[WorkId, None]](TURNED))
         for works in windows.values():
             while works and not self._ballots.has_turned(next(iter(works)), validator):
                 works.popitem(last=False)  # it was asked, or this is long ago

@@ -75,8 +75,8 @@ class Works:
         self._opened = opened
         self._tell = tell
         self._register, self._tasks, self._lots = register, tasks, lots
-        quorum = lambda: membership.quorum  # noqa: E731 - benches change
-        bench = lambda: membership.validators  # noqa: E731
+        quorum = lambda: membership.quorum  # benches change
+        bench = lambda: membership.validators
         self.disputes = Disputes(run, register, validators, clock, bench, self._on_judge)
         self.ballots = Ballots(run, quorum, register, validators, clock, bench, self.disputes)
         is_one, patience = lambda: len(membership.validators) == 1, run.audit.opening_seconds

@@ -1,4 +1,4 @@
-"""Tables that one party could fill: it crowds out its own entries, and another's stay. docs/board.md lists them all."""
+"""Tables that one party could fill: it crowds out its own, and another's stay. docs/limits.md lists them all."""
 
 from pathlib import Path
 from types import SimpleNamespace

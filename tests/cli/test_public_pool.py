@@ -42,7 +42,6 @@ unbonding = "3d"
 appeal = "2h"
 stake_per_unit = 60
 min_window = "30m"
-max_slash = "60"
 
 [pool]
 key = "owner"
@@ -86,7 +85,7 @@ class Road:
     def invite(self, *words: str, code: int = 0, out: str = "theirs.toml") -> dict[str, Any]:
         state = ["--state-dir", str(self.folder / "nodes/trainer"), "--network", NETWORK, "--json"]
         named = ["--out", str(self.folder / out)]
-        return self.cli("contract", "pool", "invite", str(self.pool), *words, *named, *state, code=code)
+        return self.cli("pool", "invite", str(self.pool), *words, *named, *state, code=code)  # as people say it
 
     def join(self, node: str, profile: Path | str, *more: str, code: int = 0) -> dict[str, Any]:
         words = ["--state-dir", str(self.folder / "nodes" / node), "--network", str(profile), "--yes", "--json"]
@@ -144,7 +143,11 @@ def test_the_printed_commands_make_the_pool_and_cost_about_what_was_said(road: R
     for judge in pool["validators"]:
         assert road.look("node", "show", judge)["registered"], "it can judge"
     born = road.look("params")["parameters"]
-    assert (born["unbonding_period"], born["min_window"], born["max_slash_wei"]) == (259_200, 1800, str(60 * TOKEN))
+    assert (born["unbonding_period"], born["min_window"], born["stake_per_unit_wei"]) == (
+        259_200,
+        1800,
+        str(60 * TOKEN),
+    )
     sums = road.stretch("Coin for gas, and tokens")["sums"]
     for name in KEYS:
         # Told is twice of what it costs at the price of that moment; anvil's falls from block to block.

@@ -176,7 +176,7 @@ async def test_an_event_that_one_endpoint_invents_is_never_told(
     with_second(through, connect, *through.direct.profile.rpc_urls)
     async with following(through, tmp_path / "f.sqlite") as follower:
         with trio.fail_after(30):
-            while not follower.unanswered:  # noqa: ASYNC110 - it asks by itself
+            while not follower.unanswered:
                 await trio.sleep(0.02)
         assert await nothing_more(follower) and follower.unanswered
         meddler.rewrite = lambda answer: answer

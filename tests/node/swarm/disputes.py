@@ -98,7 +98,7 @@ class Node:
 def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> list[str]:
     """What went wrong at honest nodes, in words; nothing if all is as it must be. ballots: methods of theirs that are
     replaced, to plant a fault."""
-    chance = random.Random(seed)  # noqa: S311 - a play that can be played again
+    chance = random.Random(seed)
     time = [100.0]
     bench = KEYS[: sides.office]
     lying, away = bench[: sides.liars], bench[sides.office - sides.away :]
