@@ -13,7 +13,7 @@ import msgspec
 from protocol.audit import AuditSpec
 from protocol.codec import decode_json
 from protocol.cuts import EXACT, Cuts
-from protocol.decision import MAX_TABLES, DecisionError, DecisionSpec
+from protocol.decision import MAX_TABLES, SAMPLE_BOUND, DecisionError, DecisionSpec
 from protocol.engines import (
     MAX_PATTERNS,
     arithmetic,
@@ -327,6 +327,7 @@ YOUNGER: dict[str, Any] = {
     "audit.witnessed": "no",
     "verification.routing": Cuts().routing,
     "verification.pairs.*.routing": Cuts().routing,
+    **{f"verification.decision.{kind}.*.bound": SAMPLE_BOUND for kind in ("honest", "cheating", "crossed")},
     "distill": None,
     "pretraining": None,
     "diloco": None,

@@ -70,7 +70,7 @@ async def test_a_dispute_that_nobody_looks_at_ends_without_being_asked_about(aut
         await court.open(nursery)
         root = await court.commit()
         for validator in court.validators:
-            validator._fetching._rechecked[root] = None  # nobody makes a second look
+            validator._fetching._rechecked.add(root)  # nobody makes a second look
         await trio.sleep(5)
         ballots = court.seats[1].jury.state.ballots
         assert ballots.disputes.open() == [root]
@@ -88,7 +88,7 @@ async def test_who_was_found_out_by_the_clock_alone_is_remembered_over_a_restart
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         root = await court.commit()
-        court.validators[3]._fetching._rechecked[root] = None  # it does not look again, so there is no majority of four
+        court.validators[3]._fetching._rechecked.add(root)  # it does not look again, so there is no majority of four
         await trio.sleep(15)
         assert not court.trainer.jury.state.disputes.quarantined
         await trio.sleep(25)
