@@ -348,12 +348,12 @@ class Daemon:
             await journal.do(journal.remember, "network", spelled(self.config.network).encode())
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
-                if here:
-                    await self._tell_where(chain, pool, contact, key.address, leaving=leaving)
+                told = not here or await self._tell_where(chain, pool, contact, key.address, leaving=leaving)
                 # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
-                log.info("pool.joined", pool=number, role=role, contact=contact)
-                self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
+                if told:
+                    log.info("pool.joined", pool=number, role=role, contact=contact)
+                    self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership, chain, number)
@@ -531,8 +531,9 @@ class Daemon:
 
     async def _tell_where(
         self, chain: ChainClient, pool: PoolInfo, contact: str, own: Address, *, leaving: bool
-    ) -> None:
-        """Join, or renew the lease. Who only comes for its pay can do without: a pool that is over takes nobody in."""
+    ) -> bool:
+        """Join, or renew the lease. Who only comes for its pay can do without: a pool that is over takes nobody in.
+        Whether it is a member."""
         try:
             door = await self._look_for_invitation(chain, pool, own)
             if door.by is not None:
@@ -542,6 +543,8 @@ class Daemon:
             if not leaving:
                 raise
             self.progress.trouble(f"not a member while it leaves: {error.why}")
+            return False
+        return True
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.become("syncing")
