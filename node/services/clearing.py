@@ -15,8 +15,8 @@ from protocol.identity import Address
 
 log = structlog.get_logger()
 EVERY = 60.0
-LOOKED_AT = 1
-"""Members at each look: three questions to the chain for each, of every validator."""
+LOOKED_AT = 2
+"""Members at each look: three questions to the chain for each."""
 """Members whose stake is asked about in one look: their turn comes round."""
 
 
@@ -26,7 +26,7 @@ class Clearing(Keeping):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._next = int(self._own, 16)  # each validator begins with another one
+        self._next = int(self._own, 16)  # each trainer begins with another one
         self._final: set[int] = set()
 
     async def look(self, seen: Seen) -> float:
