@@ -15,6 +15,7 @@ run's root. Whoever computes gives it the names and the functions, over numbers 
 """
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,20 +29,34 @@ MOST_CHARACTERS, MOST_PARTS, MOST_DEEP = 1000, 200, 24
 LARGEST = 1e9
 _NUMBER = r"((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)"
 _TOKEN = re.compile(rf"\s*(?:{_NUMBER}|([A-Za-z_]\w*)|(<=|>=|[-+*/(),<>]))", re.ASCII)
-_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
+
+
+def _divided(one: Any, other: Any) -> Any:
+    return one / other
+
+
+def _both(one: Any, other: Any) -> Any:
+    return one & other
+
+
+def _either(one: Any, other: Any) -> Any:
+    return one | other
+
+
+_COMPARED: dict[str, Callable[..., Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 _COMPUTED: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "negative": lambda a: -a,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divided,
+    "and": _both,
+    "or": _either,
+    "negative": operator.neg,
     **_COMPARED,
 }
 
