@@ -7,7 +7,7 @@ are used up.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +280,7 @@ class LocalRun(DeskRun):
         made = dict[int, list[Group]]()
 
         async def make(one: int) -> None:
-            made[one] = await self._patiently(policy, one)
+            made[one] = await patiently(self._groups, policy, one)
 
         async with trio.open_nursery() as nursery:
             for one in files:
@@ -288,14 +288,6 @@ class LocalRun(DeskRun):
         for one in files:
             self._pool.add(made[one])
         self._made[policy] = files.stop
-
-    async def _patiently(self, policy: int, index: int) -> list[Group]:
-        for _ in range(ENGINE_TRIES - 1):
-            try:
-                return await self._groups(policy, index)
-            except EngineCrashed as crash:
-                log.warning("engine.gave_no_file", policy=policy, index=index, why=crash.why)
-        return await self._groups(policy, index)
 
     async def _groups(self, policy: int, index: int) -> list[Group]:
         """The groups of one file: from disk if it was made before a restart, else newly made."""
@@ -411,6 +403,16 @@ class LocalRun(DeskRun):
         for path in self._rollouts.glob("[0-9]*"):  # what begins with a dot is being written
             if int(path.name.partition("-")[0]) < before:
                 path.unlink(missing_ok=True)
+
+
+async def patiently(made: Callable[[int, int], Awaitable[list[Group]]], policy: int, index: int) -> list[Group]:
+    """What `made` gives of a policy's file, from a second and third engine where one ends meanwhile."""
+    for _ in range(ENGINE_TRIES - 1):
+        try:
+            return await made(policy, index)
+        except EngineCrashed as crash:
+            log.warning("engine.gave_no_file", policy=policy, index=index, why=crash.why)
+    return await made(policy, index)
 
 
 def group_name(group: Group) -> str:

@@ -292,26 +292,24 @@ class Learner:
     ) -> Known:
         rows, device = [update.rows[i] for i in members], self._world.device
         sampler = sent(np.concatenate([row.sampler_logprobs for row in rows]).astype(np.float32), device)
-        advantages, closer = self._per_token(update.advantages[members], rows), None
+        advantages, closer = per_token(update.advantages[members], rows, device), None
         if self._distill is not None and teacher is not None:
             closer = log_ratio(teacher, sampler)
             advantages = self._distill.rewards * advantages + self._distill.coefficient * closer
         ages = None
         if self._functions.needs_proximal and self._objective.proximal == "loglinear":
-            ages = self._per_token(np.array([version - row.policy_step for row in rows]).clip(min=0), rows).float()
+            old = np.array([version - row.policy_step for row in rows]).clip(min=0)
+            ages = per_token(old, rows, device).float()
         return Known(
             sampler,
             advantages,
-            self._per_token(np.arange(len(rows)), rows),
-            self._per_token(update.weights[members], rows),
+            per_token(np.arange(len(rows)), rows, device),
+            per_token(update.weights[members], rows, device),
             ages,
             update.proximal[place] if update.proximal else None,
             reference,
             None if closer is None else -closer,
         )
-
-    def _per_token(self, values: NDArray[Any], rows: Sequence[BatchRow]) -> Tensor:
-        return sent(np.repeat(values, [row.length for row in rows]), self._world.device)
 
     def _micro_batch(self, rows: Sequence[BatchRow]) -> MicroBatch:
         if not rows:
@@ -388,3 +386,8 @@ class Learner:
         """What does not learn: nothing, but for adapters."""
         for name, parameter in self.frozen.items():
             fill(parameter, weights[name])
+
+
+def per_token(values: NDArray[Any], rows: Sequence[BatchRow], device: torch.device) -> Tensor:
+    """(tokens,): a value of each row, at each of its tokens."""
+    return sent(np.repeat(values, [row.length for row in rows]), device)
