@@ -15,8 +15,8 @@ from protocol.identity import Address
 
 log = structlog.get_logger()
 EVERY = 60.0
-LOOKED_AT = 2
-"""Members at each look: three questions to the chain for each."""
+LOOKED_AT = 1
+"""Members at each look: six questions to the chain for each."""
 """Members whose stake is asked about in one look: their turn comes round."""
 
 

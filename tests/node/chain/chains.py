@@ -87,7 +87,7 @@ class Participants:
         self.node = client.key
         self.pool = 0
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, epoch_seconds: int = 10, window: int = 60) -> None:
         faucet = DevnetFaucet(self.client)
         await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
         await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
@@ -95,8 +95,8 @@ class Participants:
         params = PoolParams(
             manager=self.manager.address,
             reward_per_unit=10**15,
-            window=60,
-            epoch_seconds=10,
+            window=window,
+            epoch_seconds=epoch_seconds,
             slash_amount=50 * TOKEN,
             validators=(self.validator.address,),
         )
