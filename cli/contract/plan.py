@@ -107,6 +107,8 @@ _FIELDS: dict[str, dict[str, tuple[Parser, Any]]] = {
         "slash": (_TOKENS, 100 * 10**18),
         "epoch": (_TIME, None),
         "window": (_TIME, None),
+        "delay": (_TIME, None),
+        "guardian": (_ADDRESS, None),
         "lease": (_TIME, 86_400),
         "max_units": (_number(1, MAX_UNITS), 10**8),
         "units_per_epoch": (_number(1, MAX_TOTAL), 10**9),

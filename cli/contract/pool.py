@@ -81,6 +81,19 @@ async def create(
     window: Annotated[
         int | None, time_option("Time between an epoch's end and its pay. Default: the profile's window_seconds.")
     ] = None,
+    delay: Annotated[
+        int | None,
+        time_option("Time that a table of earnings waits until it counts. Default: a quarter of --window."),
+    ] = None,
+    guardian: Annotated[
+        Any,
+        typer.Option(
+            parser=address,
+            metavar="ADDRESS",
+            rich_help_panel=MEMBERS,
+            help="May hold a table that waits, once, for the arbiter to look at. Default: who opens the pool.",
+        ),
+    ] = None,
     lease: Annotated[int, time_option("How long a membership lasts without a renewal.")] = "24h",  # type: ignore[assignment]
     max_units: Annotated[
         int, typer.Option(min=1, max=MAX_UNITS, help="Most units paid per node, epoch and declared unit.")
@@ -96,7 +109,7 @@ async def create(
     uri: Annotated[str, typer.Option(help="About the run: a line, or a link. Default: from the run file.")] = "",
 ) -> Plan:
     """Open a pool for a run and fund it; on a local devnet it becomes the profile's default pool."""
-    from contracts.bindings import PoolParams
+    from contracts.bindings import NOBODY, PoolParams
     from node.chain.faucet import is_devnet
 
     name, root, about = _run_of(run, sets or (), run_root)
@@ -112,6 +125,8 @@ async def create(
         # Rounded down, to whole wei: a pool never promises more than was said.
         reward_per_unit=reward // PER,
         window=window or chain.profile.window_seconds,
+        delay=delay or 0,
+        guardian=guardian or NOBODY,
         # A minute on a devnet, so that somebody who watches sees a payment.
         epoch_seconds=epoch or (60 if local else 3600),
         lease_seconds=lease,
@@ -155,7 +170,7 @@ async def _open_steps(
     chain: "ChainClient", me: "Address", params: "PoolParams", number: int, fund: int
 ) -> "list[Step]":
     """An approval, the pool, its money. number: a guess, good enough to simulate with."""
-    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, fund)
+    steps = await approve_steps(chain, me, chain.profile.contracts.payroll, fund)
     steps.append(step("open a pool", chain.contracts.create_pool(params)))
     if fund:
         steps.append(step(FUND, chain.contracts.fund_pool(number, fund)))
@@ -206,7 +221,7 @@ async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) 
         f"{ether(amount)} tokens of {me} become rewards of pool {pool} (as far as they make whole units); what nobody "
         "earns goes to who opened it after its end"
     )
-    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, amount)
+    steps = await approve_steps(chain, me, chain.profile.contracts.payroll, amount)
     steps.append(step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)))
     return Plan(says, f"pool {pool} is funded with {ether(amount)} tokens more", steps)
 
@@ -262,14 +277,15 @@ async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     info = await chain.pool(pool)
     says = (
         f"pool {pool} ends for ever. {ether(info.owed)} tokens are owed and stay claimable; {ether(info.escrow)} are "
-        f"free: `pool sweep` returns to {info.opener} what no table has promised two windows after the last epoch."
+        f"free: `pool sweep` returns to {info.opener} what no table has promised once none can come any more."
     )
     return Plan(says, f"pool {pool} has ended", [step(f"end pool {pool}", chain.contracts.end_pool(pool))])
 
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
 async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """Give what no table of earnings promises back to who opened the pool: two windows after its last epoch."""
+    """Give what no table of earnings promises back to who opened the pool: two windows and a table's delay after its
+    last epoch."""
     info = await chain.pool(pool)
     says = f"{ether(info.escrow)} tokens that nobody earned go to {info.opener}"
     return Plan(says, f"pool {pool} is swept", [step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
@@ -403,6 +419,7 @@ async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows
     epoch = pool.epoch_at(now)
     ends = f"now {epoch}, until {when(pool.epoch_end(epoch), now)}"
     rows += [("epoch", f"{duration(pool.epoch_seconds)}; {ends}"), ("window", duration(pool.window))]
+    rows += [("delay", f"a table waits {duration(pool.delay)} before it counts"), ("guardian", pool.guardian)]
     rows.append(
         ("most per epoch", f"{pool.units_per_epoch:,} units in all, {pool.max_units_per_epoch:,} per unit of a node")
     )

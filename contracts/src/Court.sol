@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
-import {EpochRoot, Judgement, Statements, WorkCommitment, WorkLeaf} from "./Statements.sol";
+import {Judgement, Statements, Tally, WorkCommitment, WorkLeaf} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
 /// @title Court
@@ -63,6 +63,8 @@ contract Court is ICourt {
     uint8 public constant REASON_DOUBLE_VERDICT = 200;
     /// @notice The reason in `Slashed` when a validator's root of an epoch contradicts another one, or its verdict.
     uint8 public constant REASON_FALSE_ROOT = 201;
+    /// @notice The reason in `Slashed` when a validator's table was dropped, or contradicts another one.
+    uint8 public constant REASON_FALSE_TABLE = 202;
 
     Swarm public immutable swarm;
 
@@ -83,6 +85,7 @@ contract Court is ICourt {
     event ValidatorStruck(uint256 indexed pool, address indexed validator);
 
     error OnlySwarm(address caller);
+    error OnlyPayroll(address caller);
     error OnlyManager(address caller);
     error InvitationExpired(uint256 deadline);
     error InvitationSpent(uint256 pool, address invitee);
@@ -208,14 +211,15 @@ contract Court is ICourt {
         return block.timestamp < found.until ? found.units : 0;
     }
 
-    function lastAttested(uint256 id, address node) external view returns (uint256) {
-        return _found[id][node].units;
-    }
-
-    /// @notice A quorum signed this table of everything through `epoch` (Earnings). Later tables replace it.
-    function postEarnings(uint256 id, uint64 epoch, bytes32 root, uint64 total, bytes[] calldata signatures) external {
-        _requireQuorum(id, Statements.hashEarnings(id, epoch, root, total), signatures);
-        swarm.recordEarnings(id, epoch, root, total);
+    /// @notice The arbiter has dropped a table (Payroll): whoever signed it loses seat, membership and slash.
+    function punishTable(uint256 id, address[] calldata signers, bytes32 root) external {
+        if (msg.sender != swarm.payroll()) revert OnlyPayroll(msg.sender);
+        for (uint256 i = 0; i < signers.length; ++i) {
+            address signer = signers[i];
+            if (_seats[id][signer].bench != 0) _strike(id, signer);
+            // what it signed besides may have convicted it meanwhile
+            if (!swarm.payeeOf(id, signer).convicted) swarm.punishByEvidence(id, signer, REASON_FALSE_TABLE, root);
+        }
     }
 
     /// @notice Punishes an objective fault in a file. Needs the node's own signature on the commitment and a quorum of
@@ -276,23 +280,27 @@ contract Court is ICourt {
 
     /// @notice The same for two roots of one epoch with one number which differ in anything.
     function rootEvidence(
-        EpochRoot calldata first,
+        Tally calldata first,
         bytes calldata firstSignature,
-        EpochRoot calldata second,
+        Tally calldata second,
         bytes calldata secondSignature
     ) external {
-        if (first.pool != second.pool || first.epoch != second.epoch || first.number != second.number) {
-            revert NoContradiction();
-        }
-        _convict(
-            first.pool, first.root, REASON_FALSE_ROOT, Statements.hashEpochRoot(first), firstSignature,
-            Statements.hashEpochRoot(second), secondSignature
-        );
+        _compare(Statements.EPOCH_ROOT_TYPEHASH, REASON_FALSE_ROOT, first, firstSignature, second, secondSignature);
+    }
+
+    /// @notice The same for two tables of earnings.
+    function tableEvidence(
+        Tally calldata first,
+        bytes calldata firstSignature,
+        Tally calldata second,
+        bytes calldata secondSignature
+    ) external {
+        _compare(Statements.EARNINGS_TYPEHASH, REASON_FALSE_TABLE, first, firstSignature, second, secondSignature);
     }
 
     /// @notice The same for a root that has a work among its leaves, and a verdict against that.
     function leafEvidence(
-        EpochRoot calldata root,
+        Tally calldata root,
         bytes calldata rootSignature,
         WorkLeaf calldata leaf,
         Judgement calldata verdict,
@@ -302,7 +310,7 @@ contract Court is ICourt {
         bytes32 top = Statements.climb(Statements.workLeaf(leaf.node, leaf.work, leaf.units), leaf.proof);
         if (top != root.root) revert NoContradiction();
         _convict(
-            root.pool, leaf.work, REASON_FALSE_ROOT, Statements.hashEpochRoot(root), rootSignature,
+            root.pool, leaf.work, REASON_FALSE_ROOT, Statements.hashTally(Statements.EPOCH_ROOT_TYPEHASH, root), rootSignature,
             Statements.hashVerdict(root.pool, leaf.work, verdict), verdictSignature
         );
     }
@@ -318,6 +326,15 @@ contract Court is ICourt {
         if (statements.length != signatures.length) revert BadValues(statements.length, signatures.length);
         _requireQuorum(id, statements, signatures);
         return _benches[id].threshold;
+    }
+
+    /// @notice Who signed a statement; reverts unless they are a quorum.
+    function signersOf(uint256 id, bytes32 statement, bytes[] calldata signatures)
+        external
+        view
+        returns (address[] memory)
+    {
+        return _requireQuorum(id, statement, signatures);
     }
 
     /// @notice Whether the node may hold an office in the pool: it is registered, has something to lose, and was not
@@ -353,6 +370,22 @@ contract Court is ICourt {
         swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, msg.sender);
     }
 
+    /// Two tallies of one kind, epoch and number.
+    function _compare(
+        bytes32 kind,
+        uint8 reason,
+        Tally calldata first,
+        bytes calldata firstSignature,
+        Tally calldata second,
+        bytes calldata secondSignature
+    ) private {
+        if (first.pool != second.pool || first.epoch != second.epoch || first.number != second.number) {
+            revert NoContradiction();
+        }
+        (bytes32 one, bytes32 two) = (Statements.hashTally(kind, first), Statements.hashTally(kind, second));
+        _convict(first.pool, first.root, reason, one, firstSignature, two, secondSignature);
+    }
+
     /// Strikes whoever signed both statements, if they differ.
     function _convict(
         uint256 id,
@@ -373,16 +406,24 @@ contract Court is ICourt {
     }
 
     /// Signatures of `threshold` different validators of the pool over one statement.
-    function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures) private view {
+    function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures)
+        private
+        view
+        returns (address[] memory)
+    {
         bytes32[] memory statements = new bytes32[](signatures.length);
         for (uint256 i = 0; i < signatures.length; ++i) {
             statements[i] = statement;
         }
-        _requireQuorum(id, statements, signatures);
+        return _requireQuorum(id, statements, signatures);
     }
 
     /// The same, where each of them signed a statement of its own.
-    function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures) private view {
+    function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures)
+        private
+        view
+        returns (address[] memory signers)
+    {
         Bench storage bench = _benches[id];
         uint256 threshold = bench.threshold;
         // a pool that nobody opened has no number, and every seat on it has one
@@ -391,6 +432,7 @@ contract Court is ICourt {
         }
         uint32 number = bench.number;
         uint256 heard = 0;
+        signers = new address[](signatures.length);
         for (uint256 i = 0; i < signatures.length; ++i) {
             address signer = _signerOf(statements[i], signatures[i]);
             Seat memory place = _seats[id][signer];
@@ -399,6 +441,7 @@ contract Court is ICourt {
             uint256 bit = 1 << place.place;
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
+            signers[i] = signer;
         }
     }
 

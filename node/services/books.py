@@ -12,7 +12,7 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import EarningsPosted, PoolInfo, PostedEarnings
+from contracts.bindings import EarningsPosted, PoolInfo, PostedEarnings, WaitingEarnings
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
 from node.changes import Bell
@@ -48,16 +48,23 @@ TERMS_SECONDS = 60.0
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings."""
+    """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings that
+    counts; waiting: the one that does not yet."""
 
     pool: PoolInfo
     now: int
     posted: PostedEarnings
+    waiting: WaitingEarnings | None = None
 
     @property
     def first(self) -> int:
-        """The first epoch that no posted table covers."""
+        """The first epoch that no table covers which counts."""
         return 0 if self.posted.epoch is None else self.posted.epoch + 1
+
+    def claimable(self, epoch: int) -> int:
+        """From this second on what was earned in an epoch can be claimed, as far as is known."""
+        waiting = self.waiting
+        return waiting.counts_at if waiting and epoch <= waiting.epoch else self.pool.countable(epoch)
 
     @property
     def lasts(self) -> int | None:
@@ -102,7 +109,8 @@ class Books:
             now, told, seen = self.context.clock.monotonic(), self.ledger.told, self._seen
             if seen is not None and now < self._looked_at + SHARED_SECONDS:
                 return seen
-            posted, block = await self.chain.earnings(self.context.pool), await self.chain.block()
+            posted, waiting = await self.chain.earnings(self.context.pool), await self.chain.waiting(self.context.pool)
+            block = await self.chain.block()
             # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
             self.context.time.saw(block.timestamp)
             same = told == self._told and now < self._terms_at + TERMS_SECONDS
@@ -110,7 +118,7 @@ class Books:
                 pool = seen.pool
             else:
                 pool, self._terms_at, self._told = await self.chain.pool(self.context.pool), now, told
-            self._seen, self._looked_at = Seen(pool, block.timestamp, posted), now
+            self._seen, self._looked_at = Seen(pool, block.timestamp, posted, waiting), now
             return self._seen
 
     async def listen(self) -> None:
@@ -214,6 +222,13 @@ class Books:
                 return await self.fetch(message.table, size, holders, lambda data: (read(data), data))
             except (IntellectError, OSError) as error:
                 log.info("table.unusable", validator=author, why=str(error))
+        # Nobody who signed it is heard: the chain names the file of its lines, which any member may have.
+        for posted in [one for one in self.ledger.tables if one.root == root]:
+            try:
+                holders = self.context.membership.addresses()
+                return await self.fetch(posted.blob, MAX_HEAD_BYTES, holders, lambda data: (read(data), data))
+            except (IntellectError, OSError) as error:
+                log.info("table.unusable", blob=posted.blob.hex(), why=str(error))
         return None
 
     async def take(self, signed: Signed[EpochRootSigned]) -> None:

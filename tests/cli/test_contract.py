@@ -228,11 +228,11 @@ def test_a_deployment_that_was_interrupted_goes_on(scene: Any) -> None:
     finally:
         ChainClient.execute = real  # type: ignore[method-assign]
     planned = scene.cli(*deploy[:-2], "--dry-run", "--json")
-    assert len(planned["steps"]) == 4
+    assert len(planned["steps"]) == 5
     assert "slashes are burned whole" in planned["says"] and f"{scene.me} may undo" in planned["says"]
     before = int(scene.rpc("eth_blockNumber"), 16)
     done = scene.cli(*deploy)
-    assert int(scene.rpc("eth_blockNumber"), 16) == before + 4
+    assert int(scene.rpc("eth_blockNumber"), 16) == before + 5
     assert load_profile("second", home=scene.home).contracts.swarm == done["swarm"] != profile.contracts.swarm
     told = scene.cli("contract", "params", "--network", "second", "--json")
     assert told["contracts"]["court"] == done["court"]

@@ -162,14 +162,18 @@ contract ManagerTest is Base {
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
         swarm.punishByJudgement(pool, node, 1, ROOT, address(this));
         vm.expectPartialRevert(Pools.CourtAlreadySet.selector);
-        swarm.setCourt(court);
+        swarm.setCourt(court, address(payroll));
         Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         vm.expectPartialRevert(Pools.ZeroAddress.selector);
-        made.setCourt(Court(address(0)));
+        made.setCourt(Court(address(0)), address(payroll));
+        vm.expectPartialRevert(Pools.ZeroAddress.selector);
+        made.setCourt(court, address(0));
         vm.prank(anybody);
         vm.expectPartialRevert(Pools.OnlyDeployer.selector);
-        swarm.setCourt(court);
+        swarm.setCourt(court, address(payroll));
         vm.expectPartialRevert(Court.OnlySwarm.selector);
         court.seat(pool, _params().validators, 1);
+        vm.expectPartialRevert(Court.OnlyPayroll.selector);
+        court.punishTable(pool, _signers(), ROOT);
     }
 }

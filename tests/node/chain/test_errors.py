@@ -13,6 +13,7 @@ INTERNAL = {
     "OnlyCourt",
     "OnlyVault",
     "OnlyDeployer",
+    "OnlyPayroll",
     "OnlySwarm",
     "ZeroAddress",
     "InvalidShortString",

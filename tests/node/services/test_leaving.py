@@ -19,7 +19,7 @@ HOUR, DAY = 3600, 86_400
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    return World(tmp_path, epoch=100, window=800)
+    return World(tmp_path, epoch=100, window=800, delay=2)
 
 
 async def keep(node: Node) -> None:
@@ -57,7 +57,7 @@ async def test_who_leaves_in_mid_window_is_paid_to_the_unit_and_goes_on_leaving_
         await trio.sleep(5)
         await worker.leaving.leave()
         await trio.sleep(30)
-        assert worker.crew.leaving.is_set() and wait_of(worker) == (107, 1000 + 300 + 800)
+        assert worker.crew.leaving.is_set() and wait_of(worker) == (107, 1000 + 300 + 802)
         assert "107 units wait for the table of" in worker.leaving.doing()
         while worker.wanted:
             await trio.sleep(killed_every if killed_every < 1000 else 20)
@@ -129,7 +129,7 @@ async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_day
     monkeypatch.setattr("node.services.books.PAUSES", (1800.0, 1800.0))
     # Well within an epoch: each one signs anew, and waits some looks before the table is carried.
     monkeypatch.setattr("node.services.court.tabling.PAUSES", (600.0, 600.0))
-    world = World(tmp_path, epoch=HOUR, window=DAY)
+    world = World(tmp_path, epoch=HOUR, window=DAY, delay=600)
     async with trio.open_nursery() as nursery:
         for node in [*world.validators, *world.workers[:2]]:
             nursery.start_soon(node.live)
