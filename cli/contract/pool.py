@@ -14,6 +14,7 @@ from cli.contract.values import (
     address,
     time_option,
     tokens_option,
+    usual_quorum,
     word,
 )
 from cli.errors import CHAIN, USAGE, CommandError
@@ -36,7 +37,12 @@ MEMBERS = "Run"
 Validators = Annotated[
     list[str] | None, typer.Option(rich_help_panel=MEMBERS, help="Address of a validator's node; repeatable.")
 ]
-Threshold = Annotated[int, typer.Option(min=1, max=16, help="Verdicts that make a quorum.")]
+Threshold = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=16, help="Verdicts that make a quorum. Default: a majority of three validators or more, else 1."
+    ),
+]
 FUND = "fund the pool"
 PER = 1000
 """Rewards are told in tokens per this many units (output tokens)."""
@@ -73,7 +79,7 @@ async def create(
         list[Path] | None,
         typer.Option(rich_help_panel=MEMBERS, help="Instead: a validator's state directory; repeatable."),
     ] = None,
-    threshold: Threshold = 1,
+    threshold: Threshold = None,
     reward: Annotated[int, tokens_option("Tokens per 1000 units (output tokens).")] = "1",  # type: ignore[assignment]
     fund: Annotated[int, tokens_option("Tokens to put into the pool at once.")] = "1000",  # type: ignore[assignment]
     slash: Annotated[int, tokens_option("Tokens that an objective fault costs.")] = "100",  # type: ignore[assignment]
@@ -115,6 +121,9 @@ async def create(
     name, root, about = _run_of(run, sets or (), run_root)
     local = is_devnet(chain.profile)
     manager, judges = _one_address(trainer, trainer_state, "trainer"), _validators(validator, validator_state)
+    if manager == me:
+        why = f"{me} would open the pool, name its judges and get what is left, from the trainer's machine"
+        raise CommandError("one key cannot be both", why, "open the pool with another --key, kept elsewhere", USAGE)
     if manager in judges:
         why = f"{manager} is named as both: it would judge its own work"
         raise CommandError("the trainer cannot be a validator", why, "name two nodes", USAGE)
@@ -134,7 +143,7 @@ async def create(
         units_per_epoch=units_per_epoch,
         slash_amount=slash,
         validators=judges,
-        threshold=threshold,
+        threshold=threshold or usual_quorum(len(judges)),
         invited=invited,
         attested=attested,
         bootnodes=tuple(bootnode or ()),
@@ -271,9 +280,9 @@ async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     return Plan(says, f"pool {pool} goes on", [step(f"resume pool {pool}", chain.contracts.resume_pool(pool))])
 
 
-@transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key manager")
+@transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key opener")
 async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As the manager, or as who opened it: end the pool for ever. What was worked is still paid."""
+    """As who opened it: end the pool for ever. What was worked is still paid."""
     info = await chain.pool(pool)
     says = (
         f"pool {pool} ends for ever. {ether(info.owed)} tokens are owed and stay claimable; {ether(info.escrow)} are "
@@ -294,23 +303,26 @@ async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 @transaction(
     pool_app,
     "validators",
-    example="pool validators 7 --validator 0xAb.. --validator 0xCd.. --threshold 2 --key manager",
+    example="pool validators 7 --validator 0xAb.. --validator 0xCd.. --threshold 2 --key opener",
 )
 async def validators(
     chain: "ChainClient",
     me: "Address",
     pool: Pool,
     validator: Validators = None,
-    threshold: Threshold = 1,
+    threshold: Threshold = None,
     apply: Annotated[bool, typer.Option("--apply", help="Let those who were proposed before take office.")] = False,
 ) -> Plan:
-    """As the manager: propose other validators, who can take office one window later (--apply, by anybody)."""
+    """As who opened the pool: propose other validators, who can take office one window later (--apply, by anybody).
+
+    Proposing anew undoes what was proposed. Nobody takes office in a pool that has ended.
+    """
     if apply:
         change = step("change the validators", chain.contracts.apply_validators(pool))
         says = f"the proposed validators of pool {pool} take office; no money moves"
         return Plan(says, f"pool {pool} has new validators", [change])
     judges = _validators(validator, None)
-    info = await chain.pool(pool)
+    info, threshold = await chain.pool(pool), threshold or usual_quorum(len(judges))
     says = (
         f"{len(judges)} validator(s) with a quorum of {threshold} are proposed for pool {pool}; in "
         f"{duration(info.window)} they can take office in place of all present ones; no money moves"

@@ -87,6 +87,7 @@ contract Court is ICourt {
     error OnlySwarm(address caller);
     error OnlyPayroll(address caller);
     error OnlyManager(address caller);
+    error OnlyOpener(address caller);
     error InvitationExpired(uint256 deadline);
     error InvitationSpent(uint256 pool, address invitee);
     error BadQuorum(uint256 validators, uint256 threshold);
@@ -118,11 +119,11 @@ contract Court is ICourt {
         _seat(id, validators, threshold);
     }
 
-    /// @notice The pool's manager names other validators. They take office by `applyValidators`, a window from now or
-    /// later, so that nobody who works today is judged by somebody he could not know.
+    /// @notice Who opened the pool names other validators. They take office by `applyValidators`, a window from now or
+    /// later, so that nobody who works today is judged by somebody he could not know. Naming anew undoes what was named.
     function proposeValidators(uint256 id, address[] calldata validators, uint8 threshold) external {
-        (address manager, uint256 window) = swarm.managerOf(id);
-        if (msg.sender != manager) revert OnlyManager(msg.sender);
+        (address opener, uint256 window) = swarm.openerOf(id);
+        if (msg.sender != opener) revert OnlyOpener(msg.sender);
         _checkValidators(validators, threshold);
         Bench storage bench = _benches[id];
         uint40 from = uint40(block.timestamp + window);
@@ -132,8 +133,11 @@ contract Court is ICourt {
         emit ValidatorsProposed(id, validators, threshold, from);
     }
 
-    /// @notice Puts the proposed validators into office, all at once; the former ones have none any more.
+    /// @notice Puts the proposed validators into office, all at once; the former ones have none any more. Not in a pool that
+    /// has ended: nobody takes the last table from those who saw the work.
     function applyValidators(uint256 id) external {
+        // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
+        swarm.openerOf(id);
         Bench storage bench = _benches[id];
         uint40 from = bench.proposedFrom;
         if (from == 0) revert NoProposal(id);
@@ -156,7 +160,7 @@ contract Court is ICourt {
     function admit(uint256 id, address node, Invited calldata by) external {
         // what is shown twice takes one place
         if (_admitted[id][node]) return;
-        (address manager,) = swarm.managerOf(id);
+        address manager = swarm.managerOf(id);
         if (block.timestamp > by.deadline) revert InvitationExpired(by.deadline);
         if (placesTaken[id][by.invitee] >= by.places) revert InvitationSpent(id, by.invitee);
         _requireSigner(Statements.hashInvitation(id, by.invitee, by.places, by.deadline), by.signature, manager);
@@ -170,7 +174,7 @@ contract Court is ICourt {
 
     /// @notice The manager takes invitations back. Who came by them stays.
     function revokeInvitations(uint256 id, address[] calldata invitees) external {
-        (address manager,) = swarm.managerOf(id);
+        address manager = swarm.managerOf(id);
         if (msg.sender != manager) revert OnlyManager(msg.sender);
         for (uint256 i = 0; i < invitees.length; ++i) {
             placesTaken[id][invitees[i]] = type(uint32).max;

@@ -8,8 +8,8 @@ import {Nodes} from "./Nodes.sol";
 
 /// @title Pools
 /// @notice A pool: one run, its terms and its judges. Terms of pay and punishment are fixed for ever when it is opened;
-/// the manager can only name the run before anybody joins, tell bootnodes, pause and end it, and propose other validators
-/// to the Court. Its money is the Payroll's.
+/// the manager, a hot key, can only name the run before anybody joins, tell bootnodes, pause it and invite. Who opened it,
+/// a cold one, ends it, and proposes other validators to the Court and trainers to the Chair. Its money is the Payroll's.
 abstract contract Pools is Nodes, ReentrancyGuard {
     struct PoolParams {
         /// BLAKE3 root of the run file; may be zero and set later by the manager
@@ -95,6 +95,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     error PoolIsPaused(uint256 pool);
     error PoolNotPaused(uint256 pool);
     error OnlyManager(address caller);
+    error OnlyOpener(address caller);
     error RunAlreadyJoined(uint256 pool);
     error TextTooLong(uint256 length, uint256 max);
     error BadTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds);
@@ -194,10 +195,9 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         emit PoolResumed(id);
     }
 
-    /// @notice Closes the pool for ever: nobody joins; what was done is paid. Whoever
-    /// opened it may do so, too, if its manager's key is lost or in wrong hands.
+    /// @notice Closes the pool for ever: nobody joins; what was done is paid.
     function endPool(uint256 id) external {
-        if (msg.sender != _terms[id].opener) _requireManager(id);
+        if (msg.sender != _terms[id].opener) revert OnlyOpener(msg.sender);
         Counters pool = _openPool(id);
         if (!pool.has(PAUSED)) _terms[id].stoppedAt = uint40(block.timestamp);
         _counters[id] = pool.with(ENDED);
@@ -206,9 +206,15 @@ abstract contract Pools is Nodes, ReentrancyGuard {
 
     // ------------------------------------------------------------------ views
 
-    /// @notice Who may propose validators, and how long they must wait; reverts for a pool that is over.
-    function managerOf(uint256 id) external view returns (address manager, uint256 window) {
-        return (_terms[id].manager, _openPool(id).window());
+    /// @notice Who manages it; reverts for a pool that is over.
+    function managerOf(uint256 id) external view returns (address) {
+        _openPool(id);
+        return _terms[id].manager;
+    }
+
+    /// @notice Who may propose validators and trainers, and how long these must wait; reverts for a pool that is over.
+    function openerOf(uint256 id) external view returns (address opener, uint256 window) {
+        return (_terms[id].opener, _openPool(id).window());
     }
 
     /// @notice What was agreed, and what is read and written most: `Counters` says where in the word each part stands.

@@ -212,6 +212,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "PoolIsPaused": ("the pool is paused", "wait, or choose another pool"),
     "PoolNotPaused": ("the pool is not paused", "nothing to do"),
     "OnlyManager": ("only the pool's manager may do that", "use the manager's key"),
+    "OnlyOpener": ("only who opened the pool may do that", "use the opener's key; see: contract pool show"),
     "RunAlreadyJoined": ("a node has joined the run already", "open a new pool for another run"),
     "PoolWithoutPay": ("the pool pays nothing, so it holds no money", "open one with a --reward"),
     "TextTooLong": ("a text is too long", "shorten it"),
@@ -240,7 +241,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
         "ask the pool's manager for another",
     ),
     "NodeEvicted": ("the node was evicted from the pool", "join another pool; or appeal, if it was wrong"),
-    "ProposalLapsed": ("the proposal has lapsed", "have the manager propose them again"),
+    "ProposalLapsed": ("the proposal has lapsed", "have the opener propose them again"),
     "NotItsJudges": ("the node left before these validators took office", "nothing to do: they do not reach it"),
     "BadAttestation": ("the attestation is too old, too long, or older than the last one", "attest again"),
     # the chair
@@ -257,7 +258,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "TermIsOver": ("the term was ended, or its holder is no member with a stake", "join, and wait for the turn"),
     "NotInOrder": ("the words do not stand in falling order", "give the greatest step first"),
     "NothingFound": ("a verdict that accepts the step ends no term", "give the verdicts against it only"),
-    "BadStep": ("a term takes back 64 policies at most", "give a later policy, or have the manager propose trainers"),
+    "BadStep": ("a term takes back 64 policies at most", "give a later policy, or have the opener propose trainers"),
     # earnings
     "EpochNotLater": ("a table of this epoch or a later one is posted", "nothing to do: post the next one"),
     "NotMature": ("the epoch's window is not over", "post it later"),

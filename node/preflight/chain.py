@@ -317,8 +317,9 @@ def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
         f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; whoever carried "
         f"the slash then loses its bond, {powers.bond_bps / 100:g} % of it",
         f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
-        f"the manager {pool.manager} pauses and ends the pool; it names other validators {_time(pool.window)} ahead",
-        f"the opener {pool.opener} ends it, too, and gets what no table says that anybody has earned",
+        f"the manager {pool.manager} pauses the pool and invites",
+        f"the opener {pool.opener} names other validators and trainers {_time(pool.window)} ahead, ends the pool, and "
+        "gets what no table says that anybody has earned",
         f"no pool here pays sooner than {_time(powers.min_window)} after an epoch",
     ]
 

@@ -7,7 +7,7 @@ import {Pools} from "../../src/Pools.sol";
 import {Swarm} from "../../src/Swarm.sol";
 
 contract ManagerTest is Base {
-    function test_only_the_manager() public {
+    function test_only_the_manager_or_the_opener() public {
         vm.expectPartialRevert(Pools.OnlyManager.selector);
         swarm.setPoolRun(pool, ROOT);
         vm.expectPartialRevert(Pools.OnlyManager.selector);
@@ -16,9 +16,9 @@ contract ManagerTest is Base {
         swarm.pausePool(pool);
         vm.expectPartialRevert(Pools.OnlyManager.selector);
         swarm.resumePool(pool);
-        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        vm.expectPartialRevert(Pools.OnlyOpener.selector);
         swarm.endPool(pool);
-        vm.expectPartialRevert(Court.OnlyManager.selector);
+        vm.expectPartialRevert(Court.OnlyOpener.selector);
         court.proposeValidators(pool, _params().validators, 1);
     }
 

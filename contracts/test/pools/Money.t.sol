@@ -86,7 +86,7 @@ contract PoolMoneyTest is Base {
         payroll.fund(id, 5 ether);
         eq(uint160(_poolInfo(id).opener), uint160(opener));
         vm.prank(anybody);
-        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        vm.expectPartialRevert(Pools.OnlyOpener.selector);
         swarm.endPool(id);
         vm.prank(opener);
         swarm.endPool(id);
