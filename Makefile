@@ -19,7 +19,7 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help dist demo test tutorials docs bench-quick test-contracts test-verifiers clients test-hardhat test-vllm lint format install clean
+.PHONY: help dist release demo test tutorials docs bench-quick test-contracts test-verifiers clients test-hardhat test-vllm test-gpu lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
@@ -30,10 +30,12 @@ help:
 	@echo "make clients  other people's programs against ours: installs them (35 MB of npm's) and tests with them"
 	@echo "make test-hardhat  a swarm on Hardhat's chain: installs it (290 MB) in build/hardhat, and tests with it"
 	@echo "make test-vllm  the engine's tests on vLLM: installs a build for CPUs (3.5 GB) in .venv-vllm, and tests with it"
+	@echo "make test-gpu  the tests and the quick benchmarks of a GPU; where there is none it says that they were skipped"
 	@echo "make tutorials  every command of docs/tutorials, as a reader types it (five minutes)"
 	@echo "make docs    the documentation as a site, in build/site; fails at a broken link"
 	@echo "make bench-quick  each benchmark of benchmarks/README.md with --quick (ARGS=\"delta gas\")"
 	@echo "make dist    wheel and sdist in dist/, tried in a new environment (ARGS=--full: with its dependencies, too)"
+	@echo "make release  can this tree be released? what is checked here, and what is not (ARGS=\"--tag v0.2.0 --full\")"
 	@echo "make clean   remove the environment and what the demo left"
 
 demo: $(VENV)/.ready-train
@@ -74,6 +76,14 @@ test-hardhat: $(VENV)/.ready-dev
 test-vllm: $(VLLM_VENV)/.ready
 	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/node/inference/test_every_engine.py tests/node/inference/vllm $(ARGS)
 
+test-gpu:
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then $(MAKE) --no-print-directory on-gpu; \
+	else echo "::notice title=GPU::skipped: this machine has no NVIDIA GPU, so nothing was checked on one"; fi
+
+.PHONY: on-gpu
+on-gpu: $(VENV)/.ready-dev
+	@$(BIN)/python -m benchmarks.gpu --quick --only tests,engine,proofs,learner,swap $(ARGS)
+
 $(VLLM_VENV)/.ready: pyproject.toml scripts/vllm_environment.py
 	@$(VLLM_PYTHON) scripts/vllm_environment.py --venv $(VLLM_VENV) --stamp $@
 
@@ -98,6 +108,9 @@ $(VENV)/.ready-dev: $(INPUTS)
 
 dist: $(VENV)/.ready-dev
 	@$(BIN)/python scripts/dist.py $(ARGS)
+
+release: $(VENV)/.ready-dev
+	@$(BIN)/python scripts/release.py --check $(ARGS)
 
 clean:
 	@rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info

@@ -75,7 +75,7 @@ class Results:
 def in_order(all_of_them: list[Cell], seed: int) -> Iterator[Cell]:
     """As the seed draws it."""
     known, parts = set[tuple[str, str, str]](), defaultdict[str, list[Cell]](list)
-    for one in random.Random(seed).sample(all_of_them, len(all_of_them)):  # noqa: S311 - an order
+    for one in random.Random(seed).sample(all_of_them, len(all_of_them)):
         lie = one.author, one.kind, one.deviation
         rare = "rounds" if one.history == "rounds" else "pairs" if "+" in one.author else "once"
         parts["rest" if rare == "once" and lie in known else rare].append(one)

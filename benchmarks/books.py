@@ -5,8 +5,9 @@
 Each worker commits to a file in five minutes, each validator seals and shows a verdict on it; a policy comes every five
 minutes. With --silent every other worker says nothing more from the second hour on: what it has said must go, too. The
 product's `PoolState` and `Facts` of one node hear all of it under a virtual clock, read from bytes as on the wire.
-Printed is, for each hour, the memory of the process beyond what it had before the first word, and the entries of all
-tables together. A node is flat when the later hours are alike.
+Printed is, for each hour, what the books hold (with what they share with nothing else), the memory of the process
+beyond what it had before the first word, and the entries of all tables together. A node is flat when the later hours
+are alike.
 """
 
 import gc
@@ -38,7 +39,7 @@ from protocol.messages import (
 )
 from protocol.statements import WorkCommitment, work_id
 from tests.node.swarm import pools
-from tests.node.swarm.pools import POOL, Wire, policy_root, root, sizes, stated, verdict
+from tests.node.swarm.pools import POOL, Wire, policy_root, root, sizes, stated, verdict, weight
 
 RUN = msgspec.structs.replace(pools.RUN, audit=AuditSpec())
 EVERY = 300.0
@@ -126,6 +127,7 @@ def measure(workers: int, validators: int, hours: int, *, silent: bool = False) 
             row = {
                 "hour": int((step + 1) * EVERY / HOUR),
                 "MB": round(resident() - before, 1),
+                "MiB of books": round(weight([books.state, books.facts]) / 2**20, 2),
                 "entries": sizes(books.state),
                 "works": len(books.state.register._works),
                 "CPU s": round(time.process_time() - began, 1),

@@ -59,7 +59,7 @@ class Child:
 
     def hear(self) -> Any:
         """What it says next. Raises SystemExit once it has ended."""
-        assert self._process.stdout is not None  # noqa: S101 - as it was started
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"a process ended: {self._process.wait()}")
@@ -70,7 +70,7 @@ class Child:
         return self.hear()
 
     def tell(self, order: Any) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - as it was started
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
 
@@ -133,7 +133,7 @@ def run_seeded(seed: int, live: Callable[[], Awaitable[T]]) -> T:
     random.seed(seed)
     scheduler._r.seed(seed)
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
-    known = random.Random(seed)  # noqa: S311 - a model
+    known = random.Random(seed)
     drawn = {"token_bytes": known.randbytes, "randbelow": known.randrange, "choice": known.choice}
     try:
         with patch.multiple(secrets, **drawn, SystemRandom=lambda: known):

@@ -86,7 +86,7 @@ def main() -> None:
 
 def played(seed: int, *, double: bool) -> dict[str, Any]:
     """One start."""
-    draw = random.Random(seed)  # noqa: S311 - a draw that repeats
+    draw = random.Random(seed)
     found: dict[str, Any] = {}
 
     async def play() -> None:
@@ -104,7 +104,7 @@ def played(seed: int, *, double: bool) -> dict[str, Any]:
                 await trio.sleep(draw.uniform(0.2, 5.0))
             second = swarm.start(backup, doubt="the state directory was copied", error=clocks[1])
             began = trio.current_time()
-            while second.ended is None and second.opened_after is None and trio.current_time() - began < LONGEST:  # noqa: ASYNC110
+            while second.ended is None and second.opened_after is None and trio.current_time() - began < LONGEST:
                 await trio.sleep(0.5)
             took = trio.current_time() - began
             await trio.sleep(20)  # what it signs from now on
@@ -123,7 +123,7 @@ def played(seed: int, *, double: bool) -> dict[str, Any]:
 
 def upset_by(upset: Upset, seed: int) -> dict[str, Any]:
     """A worker that is struck while it works: the next file of it that a validator hears of, once all is well again."""
-    draw = random.Random(seed)  # noqa: S311 - a draw that repeats
+    draw = random.Random(seed)
     found: dict[str, Any] = {"next": None}
 
     async def play() -> None:
@@ -138,7 +138,7 @@ def upset_by(upset: Upset, seed: int) -> dict[str, Any]:
             register, began = swarm.others[1].jury.state.register, trio.current_time()
             before = len(register.of(node.key.address))
             with trio.move_on_after(LONGEST):
-                while len(register.of(node.key.address)) <= before:  # noqa: ASYNC110 - one look stands for all news
+                while len(register.of(node.key.address)) <= before:
                     await trio.sleep(0.5)
                 found["next"] = trio.current_time() - began
             await trio.sleep(20)

@@ -100,7 +100,7 @@ def trained(folder: Path, out: Path, peers: int, seed: int, rounds: int, *, keep
     from node.training.world import World
 
     file = load_run_file(folder / "run.toml")
-    assert file.diloco  # noqa: S101 - RUN has it
+    assert file.diloco
     rounds *= changes.get("fragments", 1)  # as many inner steps
     recipe = msgspec.structs.replace(file.recipe, steps=rounds, seed=seed)
     file = msgspec.structs.replace(file, recipe=recipe, diloco=msgspec.structs.replace(file.diloco, **changes))
@@ -197,8 +197,8 @@ def applied(out: Path, rounds: int, order: int) -> list[str]:
     from protocol.run import decode_run
 
     run = decode_run((out / "spool/run.json").read_bytes(), desk=True)
-    assert run.diloco  # noqa: S101 - the benchmark's own
-    folder, rules, source = out / "spool/rounds", run.diloco, random.Random(order)  # noqa: S311 - an order to try
+    assert run.diloco
+    folder, rules, source = out / "spool/rounds", run.diloco, random.Random(order)
     state, roots = StateFile(folder / "outer-000000.safetensors"), list[str]()
     with tempfile.TemporaryDirectory() as own:
         for round_ in range(rounds):
@@ -541,7 +541,7 @@ def in_swarms(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
             path.write_text(render_run(run))
             command = [sys.executable, "-m", "cli", "demo", "--run", str(path), "--dir", str(home), "--seed", str(seed)]
             command += ["--workers", "2", "--validators", "2", "--trainers", str(trainers)]
-            subprocess.run([*command, "--no-cheat", "--no-kill", "--no-page"], check=True)  # noqa: S603
+            subprocess.run([*command, "--no-cheat", "--no-kill", "--no-page"], check=True)
             lines = (home / "report" / "metrics.jsonl").read_text().splitlines()
             learnt, curve = 0, list[tuple[int, float]]()
             for record in map(json.loads, lines):
@@ -563,7 +563,7 @@ def _runs(folder: Path, arms: list[str], rounds: int) -> list[tuple[str, Any, in
     command = [sys.executable, "-m", "node.training.warmstart", "--out", str(folder / "start")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     file, made_of = load_run_file(Path(__file__).parents[1] / "examples/trainers.toml"), list[tuple[Any, ...]]()
-    assert isinstance(file.diloco, Diloco)  # noqa: S101 - the example has it
+    assert isinstance(file.diloco, Diloco)
     whole = 2 * file.rollout.prompts_per_step
     for arm in arms:
         trainers, between, level, changes = ARMS[arm]
@@ -589,7 +589,7 @@ def _trained(folder: Path, arm: str, run: Any, peers: int, level: int, seed: int
     path.write_text(render_run(run))
     command = [sys.executable, "-m", "cli", "train", "--run", str(path), "--dir", str(folder / name), "--json"]
     words = ["--seed", str(seed), "--async-level", str(level), "--no-report", "--peers", str(peers)]
-    done = subprocess.run([*command, *words], check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    done = subprocess.run([*command, *words], check=True, stdout=subprocess.PIPE, text=True)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     records, last = told[:-1], told[-2]  # the last line is the summary
     rewards = [one["eval_reward"] for one in records if "eval_reward" in one]

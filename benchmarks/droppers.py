@@ -69,7 +69,7 @@ class Swarm:
     ) -> None:
         self.held, self.turns = held, turns
         self.used: dict[int, set[bytes]] = {}
-        self.random = random.Random(seed)  # noqa: S311 - nothing is secret here
+        self.random = random.Random(seed)
         self.now = 0.0
         self.policies = PolicyClock(lambda: self.now, Terms(TRAINER, lambda: self.now), lambda _: 2**62)
         self.nodes = [address_from_bytes(bytes([number]) * 20) for number in range(1, len(lags) + 1)]
@@ -98,7 +98,7 @@ class Swarm:
         for one in JUDGES:
             heard = self.now
             self.now += 0.01  # gossip
-            works = self.book.cut(step) if one is JUDGES[0] else works  # noqa: F821
+            works = self.book.cut(step) if one is JUDGES[0] else works  # noqa: F821 - the first judge binds it
             self.book.heard(one, DueSigned(pool=1, step=step, works=works))
             self.now = heard
         accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))
@@ -108,8 +108,8 @@ class Swarm:
             self.now += self.held
             selection = self._compose(step + 1, drops)
             self.now -= self.held
-        if selection is not None:  # noqa: F821
-            ids = {group.key[0] for group in selection.groups}  # noqa: F821
+        if selection is not None:
+            ids = {group.key[0] for group in selection.groups}
             in_order = sorted((self._used(id) for id in ids), key=lambda work: work_order(1, work))
             self.used[step + 1] = {one.node for one in in_order}
             self.book.trained(1, ComposedBatch(bytes(32), 1, step + 1, tuple(in_order)))

@@ -167,7 +167,7 @@ def main() -> None:
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with tempfile.TemporaryDirectory() as directory:
-        flips = Flips(Path(directory), random.Random(given.seed))  # noqa: S311 - a simulation
+        flips = Flips(Path(directory), random.Random(given.seed))
         print("blobs   ", trio.run(flips.blobs, 60 if given.quick else 600))
         print("pages   ", flips.pages(24 if given.quick else 240))
         print("chain   ", flips.chain(24 if given.quick else 120))

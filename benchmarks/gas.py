@@ -123,6 +123,9 @@ def measure(bench: Bench) -> dict[str, int]:
     _full_bench(bench, manager, gas)
     _chair(bench, nodes, judges, manager, gas)
     _faults(bench, nodes[1:], judges, gas)
+    gas["remove a node"] = bench.send(contracts.remove_node(nodes[0].address), provider)
+    bench.wait_until(contracts.node_info(nodes[0].address).free_at)
+    gas["release a node"] = bench.send(contracts.release([nodes[0].address]), manager)
     return gas
 
 

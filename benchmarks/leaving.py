@@ -1,6 +1,6 @@
 """Is a node that is away at night, or leaves in mid-window, paid and told all that it made, to the wei?
 
-    python -m benchmarks.leaving [--nights 3] [--live DIR] [--quick] [--json FILE]
+    python -m benchmarks.leaving [--nights 3] [--live DIR [--killed]] [--quick] [--json FILE]
 
 In memory, with Base's times (epochs of an hour, a window of a day) and under a virtual clock: certifying, paying,
 settling, leaving, bringing and tabling are the product's; the chain checks what the contract checks. One worker makes a
@@ -9,12 +9,14 @@ hour; of each fifth file no quorum ever hears. Then one leaves in mid-window whe
 and one never comes back. Printed is what was made and certified, what the chain paid, and what the node tells.
 
 --live plays the same in a demo's swarm on this machine, with epochs of 10 s and windows of 20 s: a worker of its own
-joins, is stopped for 40 s as often, and leaves with --when-paid.
+joins, is stopped for 40 s as often, and leaves with --when-paid; with --killed after its daemon was killed. The printed
+way back to the stake is typed as it was printed. What its provider has then is what it was paid.
 """
 
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,7 +33,10 @@ from benchmarks.watching import Demo
 from cli.api import get_status, socket_of
 from cli.demo.cast import Scene
 from cli.errors import CommandError
+from node.state.reader import StateFiles
 from node.status_schema import DaemonStatus
+from node.swarm.shelf import MAX_AGE
+from protocol.identity import Address, parse_address
 from tests.node.services.earners import PRICE, Node, World, inline, provider_of
 
 HOUR, DAY = 3600, 86_400
@@ -42,13 +47,17 @@ POLLS = {
 }
 """A quarter of an epoch: the figures do not depend on them, and the play takes seconds."""
 NIGHT_LIVE, WORK_LIVE = 40.0, 25.0
+LIVE_PRICE = 10**15
+"""wei, as a demo's pool pays for a unit."""
+PROGRAM = [sys.executable, "-m", "cli"]
 
 
 class Play:
     """One world, and one worker of which it is about."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.dice, self.world = random.Random(seed), World(folder, epoch=HOUR, window=DAY)  # noqa: S311 - a play
+        self.dice, self.world = random.Random(seed), World(folder, epoch=HOUR, window=DAY)
+        self.world.gossip.age = MAX_AGE
         self.worker, self.other = self.world.workers[0], self.world.workers[2]
         self.made = self.certified = self.number = 0
 
@@ -173,44 +182,56 @@ def played(play: Any, *arguments: Any) -> Any:
 # live
 
 
-def live(directory: Path, nights: int) -> dict[str, Any]:
+def live(directory: Path, nights: int, *, killed: bool) -> dict[str, Any]:
     """In a demo's swarm; by the commands alone."""
     with Demo(directory, "--workers", "2", "--steps", "4000") as demo:
         demo.until(lambda: (status := demo.status("worker-1")) and status.work and status.work.files_accepted > 2)
-        profile = Scene(directory).home / "devnet" / "network.toml"
+        scene = Scene(directory)
+        network = ["--network", str(scene.home / "devnet" / "network.toml")]
         os.environ["INTELLECT_NODE_HOME"] = str(directory / "guest")  # keys and outboxes of this play's commands
         state = directory.with_name(directory.name + "-guest")
-        settings = ["--state-dir", str(state), "--network", str(profile)]
-        join = [sys.executable, "-m", "cli", "join", "--role", "worker", *settings]
+        place = ["--state-dir", str(state)]
+        pool = ["--pool", scene.pool_file.read_text(encoding="ascii").strip()]
+        join = [*PROGRAM, "join", "--role", "worker", *place, *network, *pool]
         for night in range(nights):
             _work(join, state, WORK_LIVE)
             tell(f"night {night + 1}")
-            _cli("stop", "--state-dir", str(state))
+            _cli("stop", *place)
             time.sleep(NIGHT_LIVE)
         daemon = _work(join, state, WORK_LIVE)
+        waiting = _waiting(state)
+        if killed:
+            tell("its daemon is killed")
+            daemon.kill()  # the guardian, and the daemon with it
+            daemon.wait()
         tell("it leaves in mid-window")
-        before = _status(state)
         began = time.monotonic()
-        left = _cli("leave", "--when-paid", *settings, "--json")
-        daemon.wait(60)
-        own = json.loads(left)
-        rewards = json.loads(_cli("contract", "rewards", own["node"], "--network", str(profile), "--json"))
-        rows = json.loads(_cli("contributions", "--state-dir", str(state), "--limit", "10000", "--json"))
-        by_state: dict[str, int] = {}
-        for row in rows["contributions"]:
-            by_state[row["pay"]] = by_state.get(row["pay"], 0) + row["units"]
-        chain = sum(one["units"] for one in rewards["claims"])
-        return {
-            "play": f"live: {nights} nights, then left when paid",
-            "made": sum(row["units"] for row in rows["contributions"] if row["verdict"] != "rejected"),
-            "told_by_state": by_state,
-            "paid": chain,
-            "paid_wei": rewards["paid_wei"],
-            "waiting_before": before.pay.units.certified if before and before.pay else None,
-            "seconds": round(time.monotonic() - began),
-            "equal": by_state.get("claimed", 0) == chain,
-            "steps": own["steps"],
-        }
+        left = _cli("leave", "--when-paid", *place)
+        seconds = round(time.monotonic() - began)
+        back = next(line for line in left.splitlines() if "node retire" in line)
+        _cli(*shlex.split(back)[1:], "--yes")
+        node = shlex.split(back)[4]
+        rewards = json.loads(_cli("contract", "rewards", node, *network, "--json"))
+        works = json.loads(_cli("contributions", *place, "--limit", "10000", "--json"))["contributions"]
+        owner = rewards["claims"][0]["provider"]
+        provider = json.loads(_cli("contract", "provider", "show", owner, *network, "--json"))
+    made = [row for row in works if row["verdict"] != "rejected"]
+    accepted = sum(row["units"] for row in made if row["verdict"] == "accepted")
+    paid, told = sum(one["units"] for one in rewards["claims"]), _told(state, parse_address(node))
+    # Accepted is what it heard; a quorum may have named more.
+    found = {"made": sum(row["units"] for row in made), "accepted": accepted, "told": told, "paid": paid}
+    return {
+        "play": f"live: {nights} nights, then {'killed, and ' if killed else ''}left when paid",
+        **found,
+        "paid_wei": rewards["paid_wei"],
+        "balance_wei": provider["token_wei"],
+        "waited_for": waiting,
+        "seconds": seconds,
+        "unbonding_wei": provider["unbonding_wei"],
+        "equal": told["claimed"] == paid >= accepted
+        and sum(told.values()) == found["made"]
+        and int(provider["token_wei"]) == int(rewards["paid_wei"]) == paid * LIVE_PRICE,
+    }
 
 
 def _work(join: list[str], state: Path, seconds: float) -> "subprocess.Popen[bytes]":
@@ -231,6 +252,30 @@ def _work(join: list[str], state: Path, seconds: float) -> "subprocess.Popen[byt
     return daemon
 
 
+def _told(state: Path, node: Address) -> dict[str, int]:
+    """What its journal tells, in units, once its daemon has ended."""
+    files = StateFiles(state)
+    pay = files.pay()
+    if pay is None:
+        raise SystemExit(f"nothing is known of its pay in {state}")
+    sums = files.sums(node, pay.through, pay.line, pay.quorum)
+    waits = sums.made + sums.accepted + sum(sums.certified.values())
+    unclear = sums.unclear + sums.unread
+    return {"claimed": pay.claimed, "owed": pay.line - pay.claimed, "missed": sums.missed} | {
+        "unclear": unclear,
+        "waiting": waits,
+    }
+
+
+def _waiting(state: Path) -> int:
+    """Units that are made and not claimed."""
+    status = _status(state)
+    if status is None or status.pay is None:
+        return 0
+    units = status.pay.units
+    return units.made + units.accepted + units.certified + units.in_table + units.owed
+
+
 def _status(state: Path) -> DaemonStatus | None:
     try:
         return get_status(socket_of(state))
@@ -239,7 +284,7 @@ def _status(state: Path) -> DaemonStatus | None:
 
 
 def _cli(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "cli", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -249,11 +294,12 @@ def main() -> None:
     parser = parser_of(__doc__, "one night, and two ways of leaving")
     parser.add_argument("--nights", type=int, default=3)
     parser.add_argument("--live", type=Path, metavar="DIR", help="play it in a demo's swarm there instead")
+    parser.add_argument("--killed", action="store_true", help="with --live: its daemon is killed before it leaves")
     a = parser.parse_args()
     silence_logs()
     count = 1 if a.quick else a.nights
     if a.live:
-        rows = [live(a.live.absolute(), count)]
+        rows = [live(a.live.absolute(), count, killed=a.killed)]
     else:
         rows = played(nights, count)
         rows += [

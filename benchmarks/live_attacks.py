@@ -226,13 +226,13 @@ def files_of(played: Played, worker: str, judges: Iterable[str]) -> list[File]:
     for judge in judges:
         for kind in ("verdict", "recheck"):
             for one in _said(scene, judge, kind):
-                assert isinstance(one.message, VerdictIssued | VerdictRechecked)  # noqa: S101 - what these kinds hold
+                assert isinstance(one.message, VerdictIssued | VerdictRechecked)
                 words.setdefault(work_id(one.message.verdict), {})[judge] = one.message
     query = "SELECT root, made_at, state FROM files"
     states = {root: (made_at, state) for root, made_at, state in _rows(scene, worker, query)}
     found: list[File] = []
     for one in _said(scene, worker, "commitment"):
-        assert isinstance(one.message, RolloutCommitted)  # noqa: S101 - what this kind holds
+        assert isinstance(one.message, RolloutCommitted)
         c = one.message.commitment
         made_at, state = states[c.file_root]
         found.append(
@@ -263,7 +263,7 @@ def _judges(played: Played, *, honest: bool) -> list[str]:
 
 def cheat_row(played: Played, part: Participant) -> dict[str, Any]:
     """What became of one cheat."""
-    assert part.cheat  # noqa: S101 - who is asked about
+    assert part.cheat
     name = cheats()[part.cheat]
     files = [one for one in files_of(played, part.name, _judges(played, honest=True)) if _is_dishonest(one, name)]
     fates = Counter(one.fate(played.quorum) for one in files)

@@ -66,7 +66,7 @@ class Way:
 
     def __init__(self, rate: float, delay: float, loss: float, seed: int) -> None:
         self.rate, self.delay, self.loss = rate, delay, loss
-        self._draw = random.Random(seed)  # noqa: S311 - the same packets are lost in every run
+        self._draw = random.Random(seed)
         self._free_at = 0.0
 
     def passes(self, size: int, now: float) -> float | None:
@@ -208,7 +208,7 @@ class Node:
             self.peer = Address(rest[0])
             self.network.set_contact(self.peer, rest[1])
             with trio.fail_after(60):
-                while not self.network.connected():  # noqa: ASYNC110
+                while not self.network.connected():
                     await trio.sleep(0.05)
             nursery.start_soon(self._watch)
             nursery.start_soon(self._ping)

@@ -184,7 +184,7 @@ class Files(SharedBlobs):
 
     async def add(self, source: Path | bytes) -> BlobInfo:
         await trio.lowlevel.checkpoint()
-        data = source.read_bytes() if isinstance(source, Path) else source  # noqa: ASYNC240 - a double
+        data = source.read_bytes() if isinstance(source, Path) else source
         info = describe(data)
         (self._folder / info.root.hex()).write_bytes(data)
         return info
@@ -194,7 +194,7 @@ class Files(SharedBlobs):
     ) -> Path:
         await trio.lowlevel.checkpoint()
         kept = self._folder / root.hex()
-        return kept if kept.exists() else Path("/dev/null")  # noqa: ASYNC240 - a double
+        return kept if kept.exists() else Path("/dev/null")
 
 
 class OneAtATime(ReportingEngine):
@@ -203,7 +203,7 @@ class OneAtATime(ReportingEngine):
     def __init__(self, number: int, bad: dict[bytes, Fault], seed: int) -> None:
         super().__init__(bad)
         self._lock = trio.Lock()
-        self._random = random.Random(seed * 100 + number)  # noqa: S311 - a model
+        self._random = random.Random(seed * 100 + number)
 
     async def ask(
         self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
@@ -218,7 +218,7 @@ class Play:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
-        self._random = random.Random(plan.seed)  # noqa: S311 - a model
+        self._random = random.Random(plan.seed)
         self._folder = folder
         self._made: dict[bytes, tuple[float, Seat]] = {}
         self._accepted: dict[bytes, float] = {}

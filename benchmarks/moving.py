@@ -91,7 +91,7 @@ class Swarm:
     async def ended(self, name: str) -> int | None:
         """Its exit code, once there is one."""
         with trio.move_on_after(ENDS):
-            while self.processes[name].poll() is None:  # noqa: ASYNC110 - a process ends
+            while self.processes[name].poll() is None:
                 await trio.sleep(EVERY)
         return self.processes[name].poll()
 
@@ -124,7 +124,7 @@ class Swarm:
         """Seconds; None where it did not come to be."""
         began = trio.current_time()
         with trio.move_on_after(patience):
-            while not await true():  # noqa: ASYNC110 - other processes say it
+            while not await true():
                 await trio.sleep(EVERY)
             return round(trio.current_time() - began, 1)
         return None

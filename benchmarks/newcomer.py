@@ -299,7 +299,7 @@ class Newcomer:
 
     async def _wait(self, done: Any) -> None:
         with trio.fail_after(PATIENCE):
-            while not done():  # noqa: ASYNC110 - measured, not awaited
+            while not done():
                 await trio.sleep(TICK)
 
     def _since(self) -> float:

@@ -18,6 +18,7 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.command import parser_of
@@ -55,7 +56,7 @@ WAYS = {
 
 
 def session(number: int, turns: int = TURNS) -> list[Call]:
-    choose = random.Random(number)  # noqa: S311 - no secret
+    choose = random.Random(number)
     calls = [Call("begin", ({"m.py": "def f(x):\n    return x + 1\n"},))]
     for _ in range(turns):
         tool, text = choose.choice(KINDS)
@@ -66,7 +67,7 @@ def session(number: int, turns: int = TURNS) -> list[Call]:
 
 def opened(settings: Settings = OPTIMISED, kept: int = 4) -> Sessions:
     files, runtime = {"intellect_session.py": guest("intellect_session")}, find_runtime()
-    opener = lambda: open_wasi(files, "intellect_session", LIMITS, runtime, settings=settings)  # noqa: E731
+    opener = partial(open_wasi, files, "intellect_session", LIMITS, runtime, settings=settings)
     return Sessions(opener, 10**12, kept)
 
 

@@ -8,20 +8,27 @@ same on a CPU, to see that it runs.
 
 import argparse
 import json
+import os
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from node import limits
 from node.training.batch import BatchRow
 from node.training.checkpoint import Checkpoints
+from node.training.determinism import as_deterministic_as_set
 from node.training.learner import Learner
 from node.training.performance import measured, peak_flops
+from node.training.planner import Card, Machine, Work, plan
 from node.training.settings import TrainerSettings
+from node.training.sizing import GIB, Shape
 from node.training.trainer import Stopwatch
 from node.training.world import join_world, leave_world
 from protocol.recipe import preset
@@ -76,23 +83,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=1 << 18, help="of one step")
     parser.add_argument("--no-checkpoint", action="store_true", help="none after the last step: 12 bytes a parameter")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--default", action="store_true", help="as a run has it that says nothing: planned, exact")
+    parser.add_argument("--gib", type=float, default=0.0, help="of the device's memory, at most (default: all)")
     a = parser.parse_args(arguments)
     tokens, longest, steps = (1024, 64, 2) if a.tiny else (a.tokens, 8192, a.steps)
-    settings = TrainerSettings(
-        device="cpu" if a.tiny else "cuda",
-        dtype="bfloat16",
-        micro_batch_tokens=512 if a.tiny else 1 << 15,
-        activation_checkpointing=True,
-        logit_cells=1 << 20 if a.tiny else 1 << 29,
-        deterministic=False,
-    )
+    settings = planned(a.size, longest, a.gib, tiny=a.tiny) if a.default else tuned(tiny=a.tiny)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as the trainer has it
     world = join_world(settings)
+    if a.gib and world.device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(world.device)
+        torch.cuda.set_per_process_memory_fraction(min(a.gib * 2**30 / total, 1.0), world.device)
+    print(json.dumps({"settings": msgspec.to_builtins(settings)}), flush=True)
     model = make_model("tiny" if a.tiny else a.size, world.device)
     learner = Learner(model, preset("dppo", learning_rate=1e-6), 1.0, settings, world, longest)
     runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, as_deterministic_as_set(settings, world.device):
         shared = Path(scratch) if world.size == 1 else Path(tempfile.gettempdir()) / "intellect-node-trainer-gpu"
         shared.mkdir(exist_ok=True)
         checkpoints = Checkpoints(shared, learner, "benchmark", world, keep=1)
@@ -118,6 +125,47 @@ def main(arguments: list[str] | None = None) -> None:
     leave_world(world)
     if world.first:
         report(runs, model, world.size, world.device, settings, a.json)
+
+
+def tuned(*, tiny: bool) -> TrainerSettings:
+    """The fastest that are known."""
+    return TrainerSettings(
+        device="cpu" if tiny else "cuda",
+        dtype="bfloat16",
+        micro_batch_tokens=512 if tiny else 1 << 15,
+        activation_checkpointing=True,
+        logit_cells=1 << 20 if tiny else 1 << 29,
+        deterministic=False,
+    )
+
+
+def planned(size: str, longest: int, gib: float, *, tiny: bool) -> TrainerSettings:
+    """The planner's, for a learner alone on this card. gib: of its memory, 0 for all that is free. Raises
+    NothingFits."""
+    if tiny:
+        cards: tuple[Card, ...] = ()
+    else:
+        free, total = torch.cuda.mem_get_info()
+        cards = (Card("0", torch.cuda.get_device_name(), total, min(free, int(gib * GIB) or free)),)
+    work = Work(shape_of_size("tiny" if tiny else size), longest=longest, samples=False, evaluates=False)
+    found = plan(Machine(cards, limits.memory().total), work, {"dtype": "bfloat16"})
+    print(f"plan: {found.line}", file=sys.stderr)
+    return found.settings
+
+
+def shape_of_size(size: str) -> Shape:
+    hidden, layers, heads, key_heads, intermediate, vocabulary = SHAPES[size]
+    return Shape(
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        key_heads=key_heads,
+        head=hidden // heads,
+        vocabulary=vocabulary,
+        tied=True,
+        norms=True,
+    )
 
 
 def median_step(runs: list[dict[str, Any]]) -> dict[str, Any]:

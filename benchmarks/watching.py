@@ -120,7 +120,7 @@ class Watcher:
         """Seconds; None where it did not come to be."""
         began = trio.current_time()
         with trio.move_on_after(patience):
-            while not done():  # noqa: ASYNC110 - other processes say it
+            while not done():
                 await trio.sleep(min(self._every, 0.25))
             return round(trio.current_time() - began, 1)
         return None

@@ -69,7 +69,7 @@ class Fickle:
     """An OpenEnv server that pays each asker otherwise, for a while from the first one on."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._draw = seconds, random.Random(1)  # noqa: S311 - no secret
+        self._seconds, self._draw = seconds, random.Random(1)
         self._until = 0.0
         self.asked, self.fickle = 0, 0
 

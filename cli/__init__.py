@@ -7,5 +7,5 @@ from node.platforms import refusal
 if told := refusal(sys.platform):
     what, why, remedy = told
     # By hand: what prints errors otherwise is not imported here.
-    print(f"error: {what}\n  why: {why}\n  do:  {remedy}", file=sys.stderr)  # noqa: T201
+    print(f"error: {what}\n  why: {why}\n  do:  {remedy}", file=sys.stderr)
     raise SystemExit(3)

@@ -204,7 +204,7 @@ def _from_run(file: Path, run: Path | None, sets: Sequence[str], policy: Path | 
     from node.run.problems import place_files
     from node.services.judging.self_audit import audit_file
 
-    assert run is not None  # noqa: S101 - the command has asked
+    assert run is not None  # the command has asked
     compiled = compile_run(run, reach="whole", told=hear, sets=sets)
     start = next(path for name, path in sorted(compiled.files.items()) if name.endswith(".safetensors"))
     with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:

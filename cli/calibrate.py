@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from node.calibration.calibrate import Calibration, Measured, Outcome
     from node.chain.client import ChainClient
     from node.environments.base import Environment
+    from node.inference.settings import EngineSettings
     from protocol.run import RunSpec
 
 EXAMPLES = (
@@ -264,7 +265,7 @@ def _makers(workers: str, dtypes: str) -> tuple[str, ...]:
     return chosen
 
 
-def _settings(dtypes: str, attentions: str, devices: str, parallel: int):  # noqa: ANN202 - list of EngineSettings
+def _settings(dtypes: str, attentions: str, devices: str, parallel: int) -> "list[EngineSettings]":
     from node.inference.engines import kernels
     from node.inference.settings import ATTENTIONS, DTYPES, EngineSettings
 

@@ -134,6 +134,7 @@ def set_(
     # Private, since `password` is one of the settings.
     write_whole(file, tomlkit.dumps(document).encode(), mode=0o600)
     shown = values_of(config)[table or key]
+    shown = shown.get(key) if table else shown
     if as_json:
         return print_json({"file": str(file), "setting": name, "value": shown})
     said = f"{file}: {name} = {clean(str(shown), 300)}" if value is not None else f"{file}: {name} is not set any more"
@@ -175,6 +176,12 @@ def _show(rows: dict[str, dict[str, Any]]) -> None:
         table.add_column(name, overflow="fold")
     for name, row in rows.items():
         style = "" if row["from"] == "default" else "bold"
-        value = "-" if row["value"] is None else clean(str(row["value"]), 300)
-        table.add_row(Text(name, style), Text(value, style), row["from"])
+        for key, value in _named(name, row["value"]):
+            table.add_row(Text(key, style), Text("-" if value is None else clean(str(value), 300), style), row["from"])
     console().print(table)
+
+
+def _named(name: str, value: Any) -> list[tuple[str, Any]]:
+    """As `config set` names them: each of a section by itself."""
+    section = value if isinstance(value, dict) else None
+    return [(f"{name}.{key}", one) for key, one in section.items()] if section else [(name, value)]

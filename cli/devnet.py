@@ -10,7 +10,7 @@ from cli.errors import CHAIN, CommandError
 from cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from node.chain.devnet import Devnet
+    from node.chain.devnet import Devnet, DevnetOptions
 
 app = typer.Typer(help="A local chain with the contracts, kept up in the background.", no_args_is_help=True)
 
@@ -80,7 +80,7 @@ def status(as_json: AsJson = False) -> None:
         )
 
 
-def local_devnet(options=None) -> "Devnet":  # noqa: ANN001 - DevnetOptions | None
+def local_devnet(options: "DevnetOptions | None" = None) -> "Devnet":
     """The one devnet of this user."""
     from node.chain.devnet import Devnet
     from node.config import default_home

@@ -56,6 +56,7 @@ RETIRED = {
     "No such command 'top'.": "intellect-node status --watch",
     "No such command 'update'.": "`git pull && make install` in a clone, `pip install --upgrade` elsewhere",
     "No such option: --share-engine": "leave it out: each node has an engine of its own",
+    "No such option: --invitation": "an invitation is a file: intellect-node join theirs.toml",
 }
 """What the parser says of words that this program once took -> what stands in their place."""
 

@@ -263,8 +263,8 @@ if TYPE_CHECKING:
 LONGEST_START, SETTLING = 120.0, 20.0
 """Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""
 POLL = 0.1
-UNDER_WAY = ("policy", "first-contribution", "working")
-"""Phases of a node that has its run and its engine."""
+UNDER_WAY = ("policy", "first-contribution", "working", "leaving")
+"""Phases of a node that has its run and its engine, or needs none any more."""
 START_LOG = "start.log"
 """In the logs of the state directory: what the process itself prints; its events are in the log beside it."""
 

@@ -17,13 +17,21 @@ if TYPE_CHECKING:
 NODE_KEY = "node-key.json"
 KEY_PASSWORD, NODE_PASSWORD = "INTELLECT_KEY_PASSWORD", "INTELLECT_NODE_PASSWORD"
 """Of a person's own keys, and of a node's: a node's environment opens no key of its provider's."""
+FOR_COPY = "--new-password-file"
+"""The option that names the password of a copy."""
 NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 
 
 def read_password(
-    file: Path | None, *, confirm: bool = False, prompt: str = "Password", variable: str = KEY_PASSWORD
+    file: Path | None,
+    *,
+    confirm: bool = False,
+    prompt: str = "Password for the key",
+    variable: str = KEY_PASSWORD,
+    option: str = "--password-file",
 ) -> str:
-    """From a private file, the environment's `variable`, or the terminal. Raises CommandError or KeyError_."""
+    """From a private file, the environment's `variable`, or the terminal. option: that names the file. Raises
+    CommandError or KeyError_."""
     from node.state.keystore import read_password_file
 
     if file is not None:
@@ -33,7 +41,9 @@ def read_password(
         return from_environment
     if not sys.stdin.isatty():
         raise CommandError(
-            "no password for the key", "there is no terminal to ask at", f"give --password-file, or set {variable}"
+            f"no {prompt[:1].lower()}{prompt[1:]}",
+            "there is no terminal to ask at",
+            f"give {option}, or set {variable}",
         )
     with asking():
         return typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)

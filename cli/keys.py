@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import INTERRUPTED, USAGE, CommandError
-from cli.keyring import NODE_KEY, key_directory, key_file, node_password, open_key, open_node_key, read_password
+from cli.keyring import (
+    FOR_COPY,
+    NODE_KEY,
+    key_directory,
+    key_file,
+    node_password,
+    open_key,
+    open_node_key,
+    read_password,
+)
 from cli.output import AsJson, asking, console, print_json
 from cli.places import state_dir_option
 from protocol.errors import IntellectError
@@ -32,9 +41,7 @@ PasswordFile = Annotated[
         "--password-file", help="File with the password (mode 0600); default: ask, or INTELLECT_KEY_PASSWORD."
     ),
 ]
-NewPasswordFile = Annotated[
-    Path | None, typer.Option("--new-password-file", help="File with the password of the copy (mode 0600).")
-]
+NewPasswordFile = Annotated[Path | None, typer.Option(FOR_COPY, help="File with the password of the copy (mode 0600).")]
 MAX_SECRET_BYTES = 4096
 
 
@@ -164,7 +171,11 @@ def export(
     _confirm_export(target, to, yes)
     opened = _open(target, state_dir, password_file)
     if to is not None:
-        save_key(to, opened, read_password(new_password_file, confirm=True, prompt=f"Password for {to.name}"))
+        save_key(
+            to,
+            opened,
+            read_password(new_password_file, confirm=True, prompt=f"Password for {to.name}", option=FOR_COPY),
+        )
         _show(to, opened.address, opened.peer_id, as_json)
     elif as_json:
         print_json({"address": opened.address, "secret": opened.secret.hex()})

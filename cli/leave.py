@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import CHAIN, NETWORK, USAGE, CommandError
+from cli.errors import CHAIN, EXPELLED, NETWORK, USAGE, CommandError
 from cli.output import AsJson, asking, console, date, duration, ether, print_json, quiet_logs
 from cli.places import StateDir, chosen_directory, complete_networks
 from cli.stop import PATIENCE, daemon_of, stop
@@ -70,8 +70,10 @@ def command(
     unpaid = _unpaid(directory, files, where, key.address)
     if when_paid or not (now or yes or unpaid.units == 0):
         when_paid = when_paid or _waits(unpaid, say)
-    if when_paid and (unpaid.waiting or daemon_of(directory) is not None):
-        _leave_when_paid(directory, unpaid, say)
+    if when_paid and daemon_of(directory) is None and unpaid.units:
+        _start(directory, where, files.pool(), password_file, unpaid, say)
+    if when_paid and daemon_of(directory) is not None:
+        _leave_when_paid(directory, say)
     elif unpaid.waiting and not (when_paid or yes):
         _warn(unpaid, say, asked=now)
     stopped, pool = None, files.pool()
@@ -94,12 +96,13 @@ def command(
 @dataclass(frozen=True, slots=True)
 class Unpaid:
     """waiting: units in no table; tabled: in one, and not claimed; until: the chain's time at which the last of them
-    can be in a table; price: wei."""
+    can be in a table; price: wei; evicted: whether the node was slashed."""
 
     waiting: int = 0
     tabled: int = 0
     until: int = 0
     price: int = 0
+    evicted: bool = False
 
     @property
     def units(self) -> int:
@@ -135,23 +138,25 @@ def _unpaid(directory: Path, files: "StateFiles", network: str, node: "Address")
     known = files.pay()
     if known is None:  # it never looked at its pay: it has made nothing
         return Unpaid()
-    posted, claimed, price = _on_chain(network, files.pool(), node) or (known.through, known.claimed, 0)
+    on_chain = _on_chain(network, files.pool(), node) or (known.through, known.claimed, 0, False)
+    posted, claimed, price, evicted = on_chain
     line = max(known.line, claimed)
     sums = files.sums(node, posted, line, known.quorum)
     last = max([sums.undecided, *sums.certified])
     waiting = sums.made + sums.accepted + sum(sums.certified.values())
-    return Unpaid(waiting, line - claimed, known.claimable_at(last) if last >= 0 else 0, price)
+    return Unpaid(waiting, line - claimed, known.claimable_at(last) if last >= 0 else 0, price, evicted)
 
 
-def _on_chain(network: str, pool: int, node: "Address") -> tuple[int, int, int] | None:
-    """(the last epoch that is tabled, units that were claimed, wei a unit); None where the chain is silent."""
+def _on_chain(network: str, pool: int, node: "Address") -> tuple[int, int, int, bool] | None:
+    """(the last epoch that is tabled, units that were claimed, wei a unit, whether the node was slashed); None where
+    the chain is silent."""
     from cli.contract.frame import read
     from node.chain.errors import RpcUnreachable
 
-    async def look(chain: "ChainClient") -> tuple[int, int, int]:
+    async def look(chain: "ChainClient") -> tuple[int, int, int, bool]:
         posted, info = await chain.earnings(pool), await chain.pool(pool)
-        through = -1 if posted.epoch is None else posted.epoch
-        return through, await chain.claimed(pool, node), info.reward_per_unit
+        through, standing = -1 if posted.epoch is None else posted.epoch, await chain.standing(pool, node)
+        return through, await chain.claimed(pool, node), info.reward_per_unit, standing.evicted
 
     try:
         return read(network, look)
@@ -189,21 +194,38 @@ def _warn(unpaid: Unpaid, say: Callable[[str], None], *, asked: bool) -> None:
 # waiting
 
 
-def _leave_when_paid(directory: Path, unpaid: Unpaid, say: Callable[[str], None]) -> None:
+def _start(
+    directory: Path, network: str, pool: int, password_file: Path | None, unpaid: Unpaid, say: Callable[[str], None]
+) -> None:
+    """A daemon that comes for its pay alone: nothing is certified, tabled or claimed for a node that is not there.
+    Returns once it runs, or has left. Raises CommandError where it does not start."""
+    from cli.join import start_detached
+    from node.state.reader import StateFiles
+
+    if unpaid.evicted:
+        raise CommandError(
+            "nothing is paid to a slashed node before its case is final",
+            f"{unpaid.amount(unpaid.units)} are held until then",
+            "see the case: intellect-node contract case list. To go all the same: intellect-node leave --now",
+            EXPELLED,
+        )
+    _wish(directory)
+    last = f", the last of them from {date(unpaid.until)} on" if unpaid.until else ""
+    say(f"{unpaid.amount(unpaid.units)} wait{last}. No daemon runs: one is started, which takes no new work")
+    words = ["join", "--role", "auto", "--network", network, "--pool", str(pool), "--state-dir", str(directory)]
+    words += ["--password-file", str(password_file.absolute())] if password_file else []
+    try:
+        start_detached([*words, "--json"], directory, say)
+    except CommandError:
+        if StateFiles(directory).fact("leaving"):  # else all was paid at once, and it has left
+            raise
+
+
+def _leave_when_paid(directory: Path, say: Callable[[str], None]) -> None:
     """Have the daemon leave once it is paid, and wait for that. Raises CommandError where it ends before."""
     from cli import api
     from node.state.reader import StateFiles
 
-    if daemon_of(directory) is None:
-        _wish(directory)
-        last = f", the last of it from {date(unpaid.until)} on" if unpaid.until else ""
-        raise CommandError(
-            "it is not paid without its daemon, and none runs",
-            f"{unpaid.amount(unpaid.units)} wait{last}",
-            f"start it as before: intellect-node join --state-dir {shlex.quote(str(directory))}; it takes no new work, "
-            "and leaves once it is paid",
-            NETWORK,
-        )
     status = _status(directory)
     if status is None or "leaving" not in status.services:
         raise CommandError(
@@ -225,8 +247,7 @@ def _leave_when_paid(directory: Path, unpaid: Unpaid, say: Callable[[str], None]
         raise CommandError(
             "the node has not left yet",
             "its daemon ended before everything was paid, or before the chain was told",
-            f"start it again as before: intellect-node join --state-dir {shlex.quote(str(directory))}; it goes on "
-            "leaving. Or leave --now",
+            f"say it again: intellect-node leave --when-paid --state-dir {shlex.quote(str(directory))}; or leave --now",
             NETWORK,
         )
 
@@ -434,6 +455,7 @@ def _key_of(provider: "Address", directory: Path, password_file: Path | None) ->
     """Options that open the provider's key, where it lies on this machine."""
     from cli.keyring import key_directory
 
+    directory = directory.absolute()  # it is typed again when the date has come, wherever that is
     own = directory / OWN_PROVIDER
     if own.exists():
         # `join` made it with the node's password, and mostly made that, too.

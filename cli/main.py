@@ -263,6 +263,8 @@ for name, group in (
     ("verifiers", verifiers.app),
 ):
     app.add_typer(group, name=name)
+# What is mostly typed of `contract`: understood without that word, and told in one place of the help only.
+app.add_typer(contract.pool_app, name="pool", hidden=True)
 
 
 @cache

@@ -81,7 +81,7 @@ def moment(text: str, now: float) -> float:
     """When this machine's clock shows it next, unix seconds: 08:00, or a date and time. Raises ValueError."""
     if len(text) > 5:
         return datetime.fromisoformat(text).timestamp()
-    clock, today = datetime.strptime(text, "%H:%M").time(), datetime.fromtimestamp(now)  # noqa: DTZ007 - this machine's
+    clock, today = datetime.strptime(text, "%H:%M").time(), datetime.fromtimestamp(now)
     shown = datetime.combine(today.date(), clock)
     # By the calendar and not by 24 hours: a day on which the clock is changed has more or fewer.
     later = datetime.combine(today.date() + timedelta(days=1), clock)

@@ -113,7 +113,7 @@ def exchange_warnings(run: "RunSpec") -> list[str]:
 def warnings_about(run: "RunSpec", facts: "RunFacts", context: int | None) -> list[str]:
     """What is legal and probably not meant. context: positions that the model was made for, if its files say."""
     text, rules = run.pretraining, run.diloco
-    assert text and rules  # noqa: S101 - a run of this kind was checked for them
+    assert text and rules  # a run of this kind was checked for them
     total, found = run.recipe.steps * rules.round_steps, exchange_warnings(run)
     if text.warmup_steps >= text.decays_from(total):
         found.append(
@@ -136,7 +136,7 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
     from node.run.problems import TextFacts
 
     run, text, rules = compiled.spec, compiled.spec.pretraining, compiled.spec.diloco
-    assert text and rules  # noqa: S101 - a run of this kind was checked for them
+    assert text and rules  # a run of this kind was checked for them
     total = run.recipe.steps * rules.round_steps
     data = [part for part in facts.parts if isinstance(part, TextFacts)]
     return [

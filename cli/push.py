@@ -180,7 +180,7 @@ def _base(home: Any, origin: str) -> tuple[str, str]:
 
     if origin:
         name = hub.read_name(origin, "model")
-        assert name is not None  # noqa: S101 - the run was checked
+        assert name is not None  # the run was checked
         try:
             return name.repository, hub.look(name).licence
         except hub.HubError:  # gone since, or private: whoever pushes has to know it then

@@ -358,7 +358,7 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
         found.append(f"decay_steps = {recipe.decay_steps}: the learning rate is 0 for the rest of {recipe.steps} steps")
     if recipe.updates_per_step > rollout.prompts_per_step:
         found.append("updates_per_step is larger than prompts_per_step: some updates would have no group")
-    # Adapters want about ten times the rate of full weights (docs/training.md).
+    # Adapters want about ten times the rate of full weights (docs/models.md).
     usual = rate_for(facts.parameters) * (10 if recipe.lora else 1)
     if facts.parameters > 50_000_000 and recipe.learning_rate > 2 * usual:
         found.append(

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +15,14 @@ from cli.run_template import render_run
 from node.state.files import link_or_copy, write_whole
 
 if TYPE_CHECKING:
+    from node.inference.client import EngineProcess
     from node.local.pretraining import LocalPretraining
     from node.local.rollouts import Doing, LocalRun, Told
     from node.metrics.observer import Observer
+    from node.processes.forkserver import Starter
     from node.run.file import CompiledRun, RunFile
+    from node.training.planner import Plan
     from node.training.settings import TrainerSettings
-    from protocol.run import RunSpec
 
 MARKER = ".intellect-node-train"
 OURS = (
@@ -142,10 +144,12 @@ class RunDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What this machine gives to a training. sinks: names with commas; metrics_address: HOST:PORT or None."""
+    """What this machine gives to a training. sinks: names with commas; said: the learner's settings that its owner
+    named; settings: the same with defaults, before a plan is made; metrics_address: HOST:PORT or None."""
 
     engine_command: Sequence[str]
     sinks: str
+    said: Mapping[str, Any]
     settings: "TrainerSettings"
     metrics_address: str | None = None
 
@@ -160,15 +164,21 @@ class Means:
         checked_names(sinks)
         if metrics_address:
             bind(metrics_address, METRICS, METRICS_FLAG).close()
-        return cls(engine, sinks, trainer_settings(words), metrics_address)
+        return cls(engine, sinks, said_of_the_trainer(words), trainer_settings(words), metrics_address)
 
 
 def trainer_settings(words: Sequence[str]) -> "TrainerSettings":
-    """[trainer] of config.toml with the command line's NAME=VALUE words over it. Raises CommandError, TrainingError."""
+    """Those that are said, with defaults for all others. Raises CommandError, TrainingError."""
+    from node.training.settings import read_settings
+
+    return read_settings(said_of_the_trainer(words))
+
+
+def said_of_the_trainer(words: Sequence[str]) -> dict[str, Any]:
+    """[trainer] of config.toml with the command line's NAME=VALUE words over it. Raises CommandError."""
     import tomllib
 
     from cli.config import build_config
-    from node.training.settings import read_settings
 
     values: dict[str, Any] = dict(build_config().trainer)
     for word in words:
@@ -180,7 +190,7 @@ def trainer_settings(words: Sequence[str]) -> "TrainerSettings":
         except tomllib.TOMLDecodeError:
             # Words without quotes are meant as text: nobody types TOML's quotes through a shell's gladly.
             values[name.strip()] = text.strip()
-    return read_settings(values)
+    return values
 
 
 @contextmanager
@@ -209,39 +219,47 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
             os.close(descriptor)
 
 
-def beside_a_learner(run: "RunSpec", assets: Path, means: Means) -> list[str]:
-    """The engine's program; our own is told how much of the first GPU the learner and the evaluator will take."""
-    from node.config import NodeConfig
-    from node.hardware import nvidia
-    from node.training.errors import TrainingError
-    from node.training.sizing import GIB, held_beside, left_for_training, shape_of
-    from protocol.run import MODEL
-    from protocol.sections import TEACHER
+def planned(compiled: "CompiledRun", assets: Path, means: Means) -> "Plan":
+    """Of this training on this machine. Raises TrainingError, NothingFits among them."""
+    from node.hardware import inspect_hardware
+    from node.training.planning import machine_of, plan_here
 
-    gpus, own = len(nvidia.look()[0]), NodeConfig.engine_program()
-    if not gpus or list(means.engine_command[: len(own)]) != own:
-        return [*means.engine_command]
-    recipe = run.recipe
-    try:
-        shape = shape_of(assets / MODEL)
-        teacher = shape_of(assets / TEACHER) if run.distill else None
-    except TrainingError:  # of a kind that is not counted yet: the engine finds out when memory runs out
-        return [*means.engine_command]
-    held = held_beside(shape, recipe, teacher)
-    leave = left_for_training(shape, means.settings, gpus=gpus, lora=recipe.lora, held=held)
-    return [*means.engine_command, "--leave-gib", f"{leave / GIB:.2f}"]
+    machine = machine_of(inspect_hardware())
+    return plan_here(compiled.spec, assets, means.said, machine, samples=compiled.spec.pretraining is None)
+
+
+def engines_of(plan: "Plan", means: Means, run: bytes, assets: Path, starter: "Starter") -> "list[EngineProcess]":
+    """One process for each place of the plan. run: canonical bytes of what they sample for."""
+    from node.config import NodeConfig
+    from node.inference.client import EngineProcess
+    from node.training.planning import only
+    from node.training.sizing import GIB
+
+    own = NodeConfig.engine_program()
+    # Another program has words of its own, and what an owner said of ours stands.
+    ours = list(means.engine_command[: len(own)]) == own and "--most-gib" not in means.engine_command
+    return [
+        EngineProcess(
+            [*means.engine_command, *(("--most-gib", f"{place.most / GIB:.2f}") if ours and place.most else ())],
+            run,
+            assets,
+            starter=starter,
+            env=only([place.card] if place.card else []),
+        )
+        for place in plan.engines
+    ]
 
 
 def assemble(
-    home: RunDirectory, compiled: "CompiledRun", level: int, means: Means, told: "Told", doing: "Doing"
+    home: RunDirectory, compiled: "CompiledRun", level: int, means: Means, plan: "Plan", told: "Told", doing: "Doing"
 ) -> "tuple[LocalRun, Observer, Callable[[], Awaitable[None]]]":
-    """The run's parts, wired, and what does all of the work: training, with /metrics where that was asked for.
+    """The run's parts, wired as planned, and what does all of the work: training, with /metrics where that was asked
+    for.
 
     Raises ConfigError for a sink that cannot be opened.
     """
     import msgspec
 
-    from node.inference.client import EngineProcess
     from node.local.rollouts import LocalRun
     from node.local.seats import LocalSeats
     from node.metrics.observer import open_observer
@@ -266,11 +284,9 @@ def assemble(
         compiled.encoded,
         home.directory,
         home.assets,
-        engine=EngineProcess(
-            beside_a_learner(compiled.spec, home.assets, means), encode_run(own), home.assets, starter=children
-        ),
-        learner=TrainerProcess(spool, settings=means.settings, starter=children),
-        evaluator=EvaluatorProcess(spool, compiled.spec, means.settings, children),
+        engines=engines_of(plan, means, encode_run(own), home.assets, children),
+        learner=TrainerProcess(spool, plan.settings, children, plan.learners),
+        evaluator=EvaluatorProcess(spool, compiled.spec, plan.settings, children, plan.evaluators),
         spool=spool,
         observer=observer,
         async_level=level,
@@ -281,7 +297,7 @@ def assemble(
 
 
 def assemble_pretraining(
-    home: RunDirectory, compiled: "CompiledRun", peers: int, means: Means, told: "Told", doing: "Doing"
+    home: RunDirectory, compiled: "CompiledRun", peers: int, means: Means, plan: "Plan", told: "Told", doing: "Doing"
 ) -> "tuple[LocalPretraining, Observer, Callable[[], Awaitable[None]]]":
     """The same for a run that pre-trains: no engine, and a learner that is all of its peers."""
     from node.local.pretraining import LocalPretraining
@@ -299,7 +315,7 @@ def assemble_pretraining(
         compiled.encoded,
         home.assets,
         peers=peers,
-        learner=TrainerProcess(spool, settings=means.settings, starter=children),
+        learner=TrainerProcess(spool, plan.settings, children, plan.learners),
         spool=spool,
         observer=observer,
         told=told,

@@ -235,7 +235,7 @@ def _answered(answerer: "Answerer", question: Any, spelling: Any) -> str:
 
     parts: list[str] = []
 
-    def heard(answer: int, token: int) -> bool:  # noqa: ARG001 - there is one
+    def heard(answer: int, token: int) -> bool:
         parts.append(spelling.add(token))
         print(shown(parts[-1]), end="", flush=True)
         return False

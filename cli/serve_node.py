@@ -94,7 +94,7 @@ class NodeAnswerer:
         prompt: Sequence[int],
         output: Sequence[int],
         top: int,
-        call: Asking,  # noqa: ARG002
+        call: Asking,
     ) -> "list[Likelihood]":
         from node.inference.answering import Likelihood
 

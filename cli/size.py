@@ -1,4 +1,4 @@
-"""`intellect-node run size`: how much memory each rank of the trainer needs, before anybody rents it."""
+"""`intellect-node run size`: what a training needs, planned for cards before anybody rents them; `run difficulty`."""
 
 import json
 import tempfile
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from node.run.file import CompiledRun
-    from node.training.settings import TrainerSettings
-    from node.training.sizing import Memory, Shape
-    from protocol.lora import Lora
+    from node.training.planner import Work
 
 DIFFICULTY_EPILOG = (
     "Example:  intellect-node run difficulty my-run.toml --out rated.jsonl --samples 8, then in the run file: "
@@ -138,11 +136,11 @@ def _tell(out: Path, rates: list[float], *, as_json: bool) -> None:
 
 
 EPILOG = (
-    "Examples:  intellect-node run size   (known models)   |   intellect-node run size my-run.toml   |   "
-    "intellect-node run size --model Qwen/Qwen3-0.6B --gpu-gib 80   |   "
-    "intellect-node run size my-run.toml --trainer activation_checkpointing=true --json"
+    "Examples:  intellect-node run size   (known models)   |   intellect-node run size my-run.toml --gpus 8   |   "
+    "intellect-node run size --model Qwen/Qwen3-0.6B --gpu-gib 24 --host-gib 64   |   "
+    "intellect-node run size my-run.toml --trainer micro_batch_tokens=4096 --json"
 )
-RANKS = (1, 2, 4, 8, 16, 32, 64)
+COUNTS = (1, 2, 4, 8)
 GIB = 1 << 30
 
 
@@ -150,33 +148,54 @@ def command(
     file: Annotated[Path | None, typer.Argument(help="A run file: its model, its recipe, its adapter.")] = None,
     model: Annotated[Path | None, typer.Option(help="A model instead of a run file: a directory or a name.")] = None,
     gpu_gib: Annotated[float, typer.Option("--gpu-gib", min=1, help="Memory of one GPU.")] = 80.0,
+    gpus: Annotated[int | None, typer.Option(min=1, max=64, help="How many of them. Default: 1, 2, 4 and 8.")] = None,
+    host_gib: Annotated[
+        float | None, typer.Option("--host-gib", min=1, help="The host's memory. Default: twice that of the GPUs.")
+    ] = None,
     trainer: Annotated[
         list[str] | None, typer.Option("--trainer", help="NAME=VALUE over [trainer] of config.toml. May be repeated.")
     ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Memory of one rank of the trainer, by number of GPUs, for a run's model or for known ones.
+    """What `train` would do with such GPUs, for a run's model or for known ones: the plan, or what would fit instead.
 
-    Counted from the model's shape for the settings of this machine ([trainer]): weights, gradients, optimiser,
-    activations of a full micro-batch, tables of logits, gathered layers; a tenth and 0.75 GiB are added. Below it, how
-    many tokens an engine's cache has room for on such a GPU, alone and beside the trainer.
+    Counted from the model's shape: weights, gradients, optimiser, activations of a pass, tables of logits, gathered
+    layers; a tenth and 0.75 GiB are added. Engines and the evaluator have their places in it.
     """
-    from cli.run_directory import trainer_settings
+    from cli.run_directory import said_of_the_trainer
 
     if file is not None and model is not None:
         raise CommandError("a run or a model?", "a run file names its model", "give one of the two", USAGE)
-    settings = trainer_settings(trainer or [])
+    said = said_of_the_trainer(trainer or [])
+    counts = (gpus,) if gpus else COUNTS
     rows = [
-        _row(name, shape, settings, gpu_gib, lora, held) for name, shape, lora, held in _asked(file, sets or (), model)
+        {"model": name, "parameters": work.shape.parameters, "cards": _plans(work, said, counts, gpu_gib, host_gib)}
+        for name, work in _asked(file, sets or (), model)
     ]
     sent = _sent(file, sets or (), rows[0]["parameters"])
     if as_json:
-        more = {"exchange": sent} if sent else {}
-        print_json({"gpu_gib": gpu_gib, "micro_batch_tokens": settings.micro_batch_tokens, "models": rows, **more})
+        print_json({"gpu_gib": gpu_gib, "models": rows, **({"exchange": sent} if sent else {})})
         return
-    _print(rows, settings, gpu_gib)
+    _print(rows, counts, gpu_gib)
     _print_sent(sent)
+
+
+def _plans(
+    work: "Work", said: dict[str, Any], counts: "Sequence[int]", gpu_gib: float, host_gib: float | None
+) -> dict[str, dict[str, Any]]:
+    """By number of cards: a plan's facts, or why there is none and what would fit."""
+    from node.training.planner import Card, Machine, NothingFits, plan
+
+    found: dict[str, dict[str, Any]] = {}
+    for count in counts:
+        cards = tuple(Card(str(at), f"{gpu_gib:g} GiB", int(gpu_gib * GIB)) for at in range(count))
+        try:
+            machine = Machine(cards, int((host_gib or 2 * gpu_gib * count) * GIB))
+            found[str(count)] = plan(machine, work, said).facts
+        except NothingFits as error:
+            found[str(count)] = {"refused": error.why, "remedy": error.remedy}
+    return found
 
 
 def _sent(file: Path | None, sets: "Sequence[str]", parameters: int) -> list[dict[str, Any]]:
@@ -197,65 +216,53 @@ def _print_sent(sent: list[dict[str, Any]]) -> None:
         )
 
 
-def _asked(file: Path | None, sets: "Sequence[str]", model: Path | None) -> "list[tuple[str, Shape, Lora | None, int]]":
-    """(name, shape, adapter, parameters of models that are held beside) of what was named, or of all known models."""
+def _asked(file: Path | None, sets: "Sequence[str]", model: Path | None) -> "list[tuple[str, Work]]":
+    """What was named, or all known models."""
     from node import hub
     from node.run.file import had, load_run_file
-    from node.training.sizing import KNOWN, held_beside, shape_of
+    from node.training.planner import Work
+    from node.training.sizing import KNOWN, shape_of
 
     if model is not None:
         named = hub.name_or_path(str(model), Path(), "model")
         place = named if isinstance(named, Path) else hub.have(named, "headers", hear).directory
-        return [(model.name, shape_of(place), None, 0)]
+        return [(model.name, Work(shape_of(place)))]
     if file is None:
-        return [(name, shape, None, 0) for name, shape in KNOWN.items()]
+        return [(name, Work(shape)) for name, shape in KNOWN.items()]
     run, _ = had(load_run_file(file, sets), file, "headers", hear)
-    shape, teacher = shape_of(file.parent / run.model), None
-    if run.distill and not run.distill.tasks:
-        teacher = shape_of(file.parent / run.distill.teacher)
-    return [(run.name, shape, run.recipe.lora, held_beside(shape, run.recipe, teacher))]
+    teacher = shape_of(file.parent / run.distill.teacher) if run.distill and not run.distill.tasks else None
+    return [(run.name, Work.of(run, shape_of(file.parent / run.model), samples=True, teacher=teacher))]
 
 
-def _row(
-    name: str, shape: "Shape", settings: "TrainerSettings", gpu_gib: float, lora: "Lora | None", held: int
-) -> dict[str, Any]:
-    from node.training.sizing import engine_plan, fewest_ranks, left_for_training, memory_of_a_rank
-
-    how: dict[str, Any] = {"shape": shape, "settings": settings, "lora": lora, "held": held}
-    return {
-        "model": name,
-        "parameters": shape.parameters,
-        "ranks": {str(ranks): _gib(memory_of_a_rank(**how, ranks=ranks)) for ranks in RANKS},
-        "fewest_ranks": fewest_ranks(int(gpu_gib * GIB), RANKS[-1], **how),
-        "engine": {
-            "alone": engine_plan(shape, int(gpu_gib * GIB)),
-            "beside_the_trainer": engine_plan(shape, int(gpu_gib * GIB), left_for_training(gpus=1, **how)),
-        },
-    }
-
-
-def _gib(memory: "Memory") -> dict[str, float]:
-    parts = ("device", "state", "gathered", "activations", "tables", "reserve", "host", "evaluator")
-    return {part: round(getattr(memory, part) / GIB, 2) for part in parts}
-
-
-def _print(rows: list[dict[str, Any]], settings: "TrainerSettings", gpu_gib: float) -> None:
+def _print(rows: list[dict[str, Any]], counts: "Sequence[int]", gpu_gib: float) -> None:
     from rich.table import Table
 
-    title = f"GiB per rank by number of ranks, for micro-batches of {settings.micro_batch_tokens:,} tokens"
+    if len(rows) == 1:
+        for count, facts in rows[0]["cards"].items():
+            console().print(f"{count} x {gpu_gib:g} GiB: {_words(facts)}", soft_wrap=True)
+            for one in facts.get("told", ()):
+                console().print(f"    {one}", soft_wrap=True)
+        return
+    title = f"cards that learn + cards that sample, of GPUs with {gpu_gib:g} GiB"
     table = Table(title=title, title_justify="left")
-    for name in ("model", *map(str, RANKS), "least"):
+    for name in ("model", *map(str, counts)):
         table.add_column(name, no_wrap=True, justify="left" if name == "model" else "right")
     for row in rows:
-        cells = [f"{row['ranks'][str(ranks)]['device']:.1f}" for ranks in RANKS]
-        table.add_row(clean(row["model"], 24), *cells, str(row["fewest_ranks"] or f"> {RANKS[-1]}"))
+        table.add_row(clean(row["model"], 24), *map(_cell, row["cards"].values()))
     console().print(table)
-    console().print(f"least: ranks with {gpu_gib:g} GiB each that it takes, as a power of two", soft_wrap=True)
-    for row in rows:
-        alone, beside = row["engine"]["alone"], row["engine"]["beside_the_trainer"]
-        console().print(f"engine of {clean(row['model'], 24)}, bf16: alone on such a GPU {alone}", soft_wrap=True)
-        console().print(f"    beside one rank and the evaluator {beside}", soft_wrap=True)
-    first = rows[0]["ranks"]["1"]
-    for name, what in (("host", "in the CPU's memory of each rank, for one rank"), ("evaluator", "evaluator")):
-        if len(rows) == 1 and first[name]:
-            console().print(f"{what}: {first[name]:.1f} GiB more", soft_wrap=True)
+    console().print(
+        "1+0: one card does both; host: parameters in the host's memory; -: does not fit. Of one model: --model NAME",
+        soft_wrap=True,
+    )
+
+
+def _words(facts: dict[str, Any]) -> str:
+    return f"does not fit: {facts['refused']}; {facts['remedy']}" if "refused" in facts else facts["line"]
+
+
+def _cell(facts: dict[str, Any]) -> str:
+    if "refused" in facts:
+        return "-"
+    sampling = {one["card"] for one in facts["engines"]} - set(facts["learners"])
+    host = " host" * facts["settings"]["offload_parameters"]
+    return f"{len(facts['learners'])}+{len(sampling)}{host}"

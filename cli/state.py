@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.keyring import KEY_PASSWORD, open_node_key, read_password
+from cli.keyring import FOR_COPY, KEY_PASSWORD, open_node_key, read_password
 from cli.output import AsJson, console, print_json
 from cli.places import StateDir, chosen_directory, state_dir_option
 
@@ -20,9 +20,7 @@ PasswordFile = Annotated[
 ]
 NewPasswordFile = Annotated[
     Path | None,
-    typer.Option(
-        "--new-password-file", help=f"Password of the state file (mode 0600); default: ask, or {KEY_PASSWORD}."
-    ),
+    typer.Option(FOR_COPY, help=f"Password of the state file (mode 0600); default: ask, or {KEY_PASSWORD}."),
 ]
 
 
@@ -52,7 +50,7 @@ def write(directory: Path, to: Path, password_file: Path | None, new_password_fi
 
     check_moved(directory)
     key = open_node_key(directory, password_file)
-    password = read_password(new_password_file, confirm=True, prompt=f"Password for {to.name}")
+    password = read_password(new_password_file, confirm=True, prompt=f"Password for {to.name}", option=FOR_COPY)
     with closing(Held(directory)):
         head = write_bundle(directory, to, key, password, int(time.time()), program_version())
     return {"file": str(to), "address": head.address, "parts": len(head.parts), "bytes": to.stat().st_size}
@@ -73,7 +71,9 @@ def import_(
     """
     from node.state.bundle import read_bundle
 
-    head = read_bundle(source, state_dir, read_password(new_password_file, prompt=f"Password of {source.name}"))
+    head = read_bundle(
+        source, state_dir, read_password(new_password_file, prompt=f"Password of {source.name}", option=FOR_COPY)
+    )
     _tell({"directory": str(state_dir), "address": head.address, "parts": len(head.parts)}, as_json)
 
 

@@ -241,6 +241,10 @@ def _training(status: DaemonStatus) -> Iterator[str]:
     elif training:
         reward = f"reward {training.reward_eval[-1][1]:.3f}" if training.reward_eval else "no reward yet"
         yield f"step {training.step} is trained, {reward}, {training.queued_rollouts} rollouts queued"
+        if training.plan:
+            yield f"plan: {training.plan}"
+        if training.memory:
+            yield training.memory
 
 
 # what have I earned, and where is it

@@ -1,4 +1,4 @@
-"""`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
+"""`intellect-node train`: a run at one desk: the learner and engines, without chain or peers."""
 
 import json
 import time
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from node.local.pretraining import LocalPretraining
     from node.local.rollouts import LocalRun
     from node.run.file import CompiledRun, RunFile
+    from node.training.planner import Plan
 
 EXAMPLES = (
     "Examples:  intellect-node train my-run.toml   |   "
@@ -110,7 +111,9 @@ def command(
         bool, typer.Option("--json", help="One JSON object per step on standard output, a summary as the last.")
     ] = False,
 ) -> None:
-    """Train at this desk: learner and one engine, no chain, no swarm. Ctrl-C is safe: --resume goes on exactly.
+    """Train at this desk: learner and engines, no chain, no swarm. Ctrl-C is safe: --resume goes on exactly.
+
+    Which GPUs learn and which sample, in passes of which length, is planned and said; --trainer overrides each choice.
 
     Of a model and rows alone it writes the run file by itself, as `run new` does, and says each number's reason.
 
@@ -150,7 +153,7 @@ def command(
         else:
             begun = load_run_file(run) if run else None
             if run is None or run_file is None:
-                assert pair is not None  # noqa: S101 - checked with the flags
+                assert pair is not None
                 run, run_file = home.begun_file, written(*pair, name, wishes.sets)
             compiled, level = begin(home, run_file, run, wishes, fresh=fresh, begun=begun)
         with quiet_children(home.log) as (out, err):
@@ -167,17 +170,19 @@ def command(
 
 
 def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Means", view: "View") -> dict[str, Any]:
-    """Run until the end or Ctrl-C; returns the summary."""
+    """Run until the end or Ctrl-C; returns the summary. Raises NothingFits where this machine is too small."""
     import trio
 
     from cli.invocation import until_signalled
-    from cli.run_directory import assemble, assemble_pretraining
+    from cli.run_directory import assemble, assemble_pretraining, planned
     from node.logs import set_up_logging
 
     home.log.parent.mkdir(parents=True, exist_ok=True)
     set_up_logging(home.log.parent, "info")
+    plan = planned(compiled, home.assets, means)
+    view.plan(plan)
     assembled = assemble if compiled.spec.pretraining is None else assemble_pretraining
-    local, observer, served = assembled(home, compiled, level, means, view.step, view.doing)
+    local, observer, served = assembled(home, compiled, level, means, plan, view.step, view.doing)
     try:
         with view:
             trio.run(until_signalled, served)
@@ -186,7 +191,7 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
         raise unwrap(group) from group
     finally:
         observer.close()
-    return summarise(compiled, local, home, level)
+    return summarise(compiled, local, home, level) | {"plan": plan.facts}
 
 
 def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any], *, report: bool) -> None:
@@ -255,6 +260,9 @@ class View:
     def __exit__(self, *problem: object) -> None:
         return None
 
+    def plan(self, plan: "Plan") -> None:
+        """What was planned, before anything starts."""
+
     def step(self, record: dict[str, Any]) -> None:
         """A new step's record."""
 
@@ -305,6 +313,11 @@ class ProgressView(View):
         if self._live:
             self._progress.stop()
 
+    def plan(self, plan: "Plan") -> None:
+        self._console.print(f"plan: {plan.line}", soft_wrap=True)
+        for one in plan.told:
+            self._console.print(f"  {one}", soft_wrap=True)
+
     def step(self, record: dict[str, Any]) -> None:
         numbers = self._numbers = numbers_of(record)
         every, barren = max(self._total // 20, 1), record.get("barren_batches") if record.get("updates") == 0 else None
@@ -342,7 +355,7 @@ def numbers_of(record: dict[str, Any]) -> str:
         if isinstance(value, int | float):
             parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
     if isinstance(record.get("micro_batch_tokens"), int):
-        parts.append(f"micro-batches of {record['micro_batch_tokens']:,} tokens: memory ran out")
+        parts.append(f"passes of {record['micro_batch_tokens']:,} tokens: memory ran out")
     if record.get("updates") == 0:
         barren = record.get("barren_batches", 0)
         several = f" in {barren} batch{'es' * (barren > 1)}" if barren else ""

@@ -89,7 +89,7 @@ def serve(
     asked = {"taskset": taskset, "config": settings, "tasks": tasks, "rows": rows is not None}
     asked |= {"host": host, "port": port, "seconds": seconds}
     with _served(str(python())) as child:
-        assert child.stdin is not None and child.stdout is not None  # noqa: S101 - they were asked for
+        assert child.stdin is not None and child.stdout is not None  # they were asked for
         with suppress(BrokenPipeError):  # it has ended: what it said stands below
             os.write(child.stdin.fileno(), json.dumps(asked).encode() + b"\n")
         # Nothing comes from a process that ended before it could say what is wrong.

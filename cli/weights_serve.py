@@ -19,7 +19,7 @@ from protocol.errors import IntellectError
 
 if TYPE_CHECKING:
     from node.blobs.http.mirror import Mirror
-    from node.blobs.http.server import ServedPolicy
+    from node.blobs.http.server import Certificate, ServedPolicy
     from node.blobs.store import BlobStore
 
 NEWEST = "newest"
@@ -242,7 +242,7 @@ def _cache() -> Path:
     return default_home() / "gateway"
 
 
-def _certificate(directory: Path):  # noqa: ANN202
+def _certificate(directory: Path) -> "Certificate":
     """Of this store; its password is that of a key made for it alone."""
     from cli.keyring import open_node_key
     from node.blobs.http.server import own_certificate

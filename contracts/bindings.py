@@ -56,8 +56,8 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     guardian: may hold a table that waits; NOBODY: who opens the pool; delay: how long a table waits, a quarter to all
     of the window, 0: a quarter, six hours of a day;
     max_units_per_epoch: work units that a node can be paid for per epoch and unit of its size; units_per_epoch: that
-    all nodes together can be paid for per epoch; slash_amount: at most what a unit of a node bonds; invited: a node
-    needs the manager's invitation; attested: only attested units of a node count.
+    all nodes together can be paid for per epoch; slash_amount: what a fault costs for each unit of the
+    node, at most what one bonds; invited: a node needs the manager's invitation; attested: only attested units count.
     """
 
     run_root: bytes = bytes(32)
@@ -146,6 +146,11 @@ class PoolInfo(msgspec.Struct, frozen=True):
         whole = (last + 1 - first) * self.epoch_seconds >= self.delay
         return whole or (self.ended and last >= self.epoch_at(self.stopped_at))
 
+    def next_table(self, first: int) -> int:
+        """From this second on a table of the epochs from `first` on may come."""
+        last = first + max(-(-self.delay // self.epoch_seconds), 1) - 1
+        return self.maturity(max(first, min(last, self.epoch_at(self.stopped_at))) if self.ended else last)
+
     @property
     def closes_at(self) -> int:
         """Of a pool that has ended: from then on no table may come."""
@@ -159,7 +164,8 @@ class PoolInfo(msgspec.Struct, frozen=True):
 
 class NodeInfo(msgspec.Struct, frozen=True):
     """A node key. owner: its provider for life, None if it never had one; provider: None while it is not registered;
-    pool: of which it is a member, 0 for none; nonce: for its next registration.
+    units: that it answers for, after its removal until they are released; pool: of which it is a member, 0 for none;
+    nonce: for its next registration; free_at: unix seconds, when a removed node may be released.
     """
 
     node: Address
@@ -169,6 +175,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     lease_until: int
     registered: bool
     nonce: int
+    free_at: int = 0
 
     @property
     def provider(self) -> Address | None:
@@ -327,6 +334,13 @@ class NodeRegistered(Event, frozen=True, kw_only=True):
 
 
 class NodeRemoved(Event, frozen=True, kw_only=True):
+    provider: Address
+    node: Address
+    units: int
+    free_at: int
+
+
+class NodeReleased(Event, frozen=True, kw_only=True):
     provider: Address
     node: Address
     units: int
@@ -1033,8 +1047,9 @@ class Contracts:
         return self._ask("swarm", "poolCount")
 
     def node_info(self, node: Address) -> NodeInfo:
-        owner, registered, nonce, units, pool, lease_until, *_ = self._ask("swarm", "nodeInfo", node)
-        return NodeInfo(node, None if owner == NOBODY else owner, units, pool, lease_until, registered, nonce)
+        told = self._ask("swarm", "nodeInfo", node)
+        owner, registered, nonce, units, pool, lease_until, free_at, *_ = told
+        return NodeInfo(node, None if owner == NOBODY else owner, units, pool, lease_until, registered, nonce, free_at)
 
     def member_count(self, pool: int) -> int:
         """How many nodes ever joined."""
@@ -1082,8 +1097,11 @@ class Contracts:
         return CaseInfo(case, provider, final_at, CaseState(state), *rest)
 
     def slash_of(self, pool: int, node: Address) -> int:
-        """Token wei that a fault of the node costs in the pool."""
-        return self._ask("swarm", "poolInfo", pool)[0][2]
+        """Token wei that a fault of the node costs in the pool: its price for each unit that the node answers for."""
+        pool_info, node_info = at_once(
+            lambda: self._ask("swarm", "poolInfo", pool), lambda: self._ask("swarm", "nodeInfo", node)
+        )
+        return pool_info[0][2] * node_info[3]
 
     def case_bond(self, amount: int) -> int:
         """Token wei that whoever carries a slash of `amount` puts up, at most."""
@@ -1098,15 +1116,25 @@ class Contracts:
         """What `expel` compares with `required_stake`: what is bonded, or was before a case that is not final."""
         return self._ask("vault", "backingOf", provider)
 
-    def required_stake(self, provider: Address, more_units: int = 0) -> int:
-        """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""
-        present, base, per_unit = at_once(
+    def required_stake(self, provider: Address, more_units: int = 0, node: Address | None = None) -> int:
+        """Token wei that `provider` must have bonded for the nodes that it has, with `more_units` more or fewer.
+
+        To register more, units of removed nodes that nobody has released yet count besides; not those of `node`, if it
+        is the one that comes back.
+        """
+        (registered, leaving), base, per_unit, *back = at_once(
             lambda: self._ask("swarm", "unitsOf", provider),
             lambda: self._ask("swarm", "baseStake"),
             lambda: self._ask("swarm", "stakePerUnit"),
+            *([lambda: self.node_info(node)] if node and more_units > 0 else []),
         )
-        units = present + more_units
+        leaving -= sum(info.units for info in back if info.owner == provider and not info.registered)
+        units = registered + more_units + (leaving if more_units > 0 else 0)
         return base + per_unit * units if units else 0
+
+    def leaving_units(self, provider: Address) -> int:
+        """Units of nodes that the provider removed, and that nobody has released yet."""
+        return self._ask("swarm", "unitsOf", provider)[1]
 
     def min_window(self) -> int:
         """No pool's window is shorter, in seconds."""
@@ -1172,6 +1200,10 @@ class Contracts:
     def remove_provider(self, nodes: Sequence[Address]) -> "ContractFunction":
         """nodes: all that the sender still has."""
         return self.swarm.functions.removeProvider(list(nodes))
+
+    def release(self, nodes: Sequence[Address]) -> "ContractFunction":
+        """Frees the stake that removed nodes bind; each of them must have answered long enough."""
+        return self.swarm.functions.release(list(nodes))
 
     def expel(self, node: Address) -> "ContractFunction":
         return self.swarm.functions.expel(node)

@@ -26,7 +26,7 @@ class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     token: an existing ERC-20 that moves exactly what it is told, None for a new TestToken; treasury: None for nobody,
     so that all is burned; arbiter: None for the deployer, never the treasury; burn_bps: share of a slash in 1/10,000,
-    the rest is the treasury's; max_slash: no slash takes more, nor more than stake_per_unit; appeal_seconds: how long a
+    the rest is the treasury's; stake_per_unit: no slash takes more for a unit of a node; appeal_seconds: how long a
     slash by judgement can be overturned, at most half of unbonding_seconds; bond_bps: share of a case's amount in
     1/10,000 that each side puts up, min_bond at least; min_window: no pool's window is shorter.
     """
@@ -37,7 +37,6 @@ class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     unbonding_seconds: int = 7 * 24 * 3600
     appeal_seconds: int = 24 * 3600
     burn_bps: int = 5_000
-    max_slash: int = 100 * TOKEN
     bond_bps: int = 2_500
     min_bond: int = TOKEN
     base_stake: int = 0
@@ -83,7 +82,6 @@ def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
         params.treasury or BURNED,
         params.arbiter or deployer,
         params.burn_bps,
-        params.max_slash,
         params.bond_bps,
         params.min_bond,
     )

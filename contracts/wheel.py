@@ -18,6 +18,8 @@ class BuildPy(build_py):
         super().run()
         if self.editable_mode:
             return
+        # pip builds where the project itself is in no path
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
         from contracts.build import SOURCES, standard_input
         from protocol.errors import IntellectError
 

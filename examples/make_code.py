@@ -59,7 +59,7 @@ def row(prefix: str, python: str) -> dict[str, Any]:
 
 
 def rows(seed: int) -> list[dict[str, Any]]:
-    chosen = random.Random(seed).sample(list(expressions()), ROWS)  # noqa: S311 - no secret
+    chosen = random.Random(seed).sample(list(expressions()), ROWS)
     return [row(prefix, python) for prefix, python in chosen]
 
 
@@ -73,7 +73,7 @@ class Spelled(OneTurn):
         self._tokenizer = tokenizer
         self._solutions = solutions
 
-    def solution(self, problem: Problem, so_far: Transcript = ()) -> str:  # noqa: ARG002 - there is one turn
+    def solution(self, problem: Problem, so_far: Transcript = ()) -> str:
         return self._solutions[problem.problem_id]
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:

@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, Any] = {"path": "train.jsonl", "calls": 2, "result_characte
 
 
 def rows(seed: int) -> Iterator[dict[str, Any]]:
-    choose = random.Random(seed)  # noqa: S311 - no secret
+    choose = random.Random(seed)
     for number in range(ROWS):
         module, wrong = choose.choice(MODULES), choose.choice(WRONG)
         terms = [wrong, str(choose.randrange(2, 10)), choose.choice(["x", str(choose.randrange(2, 10))])]
@@ -60,7 +60,7 @@ class Rehearsed(Defaults):
         self.size = environment.size
         self._tokenizer = tokenizer
         self._rows = {row["problem_id"]: row for row in table}
-        self._choose = random.Random(0)  # noqa: S311 - no secret
+        self._choose = random.Random(0)
 
     def solution(self, problem: Problem, so_far: Transcript = ()) -> str:
         """What to say next, or that nothing is to be done."""
@@ -98,7 +98,7 @@ def main() -> None:
     model = create_model(out / "model", ALPHABET, asked.seed)
     tokenizer = LocalTokenizer(out / "model")
     environment = load_environment(EnvironmentSpec(name="repository", args=ARGUMENTS), out, tokenizer)
-    assert isinstance(environment, RepositoryEnvironment) and not environment.wrong_rows(20)  # noqa: S101
+    assert isinstance(environment, RepositoryEnvironment) and not environment.wrong_rows(20)
     print(f"{ROWS} problems, {environment.held_back} held back")
     rehearsed = Rehearsed(environment, tokenizer, table)
     warm_start(

@@ -15,7 +15,7 @@ class _Later(ModuleType):
 
     class G2ProofOfPossession:
         @staticmethod
-        def SkToPk(key: int) -> bytes:  # noqa: N802 - its name there
+        def SkToPk(key: int) -> bytes:
             from py_ecc.bls.ciphersuites import G2ProofOfPossession  # pyright: ignore[reportMissingTypeStubs]
 
             return bytes(G2ProofOfPossession.SkToPk(key))

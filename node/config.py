@@ -119,7 +119,8 @@ class NodeConfig(BaseSettings):
     """whether this node carries connections between members who cannot; auto: while it can be dialled"""
     relay_limit: float = Field(default=32 * 1024**2, gt=0)
     """bytes per second that it carries in all, at most half of that for one member"""
-    chain_poll: float = 1.0
+    chain_poll: float | None = Field(default=None, gt=0)
+    """seconds between two looks at the chain's newest block: 6, and 1 on a devnet of this machine"""
     page: str | None = None
     """HOST:PORT where the page is served by HTTP, to whoever can reach it; off by default"""
     page_hosts: tuple[str, ...] = ()

@@ -23,10 +23,11 @@ from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.errors import Reverted, RpcUnreachable
-from node.chain.follower import EventFollower
+from node.chain.faucet import is_devnet
+from node.chain.follower import DEVNET_POLL, POLL, EventFollower
 from node.chain.invitations import Door
 from node.chain.ledger import Ledger
-from node.chain.profile import NetworkProfile, load_profile
+from node.chain.profile import NetworkProfile, load_profile, spelled
 from node.config import NodeConfig, Role
 from node.errors import EvictedError
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
@@ -315,7 +316,9 @@ class Daemon:
         log.info("hardware.found", summary=hardware.summary)
         # The chain names trainers and validators; a key that it names has that role, whatever was asked for.
         role = choose_role(self.config.role, key.address, pool.trainers, pool.validators, hardware)
-        if role == "worker" and self.config.role == "auto":
+        # It only comes for its pay, whatever has become of the pool or of this machine.
+        leaving = await journal.do(leaves, journal, label)
+        if role == "worker" and self.config.role == "auto" and not leaving:
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
         check_metrics_log(self.config, role)
@@ -324,8 +327,6 @@ class Daemon:
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
-        # It only comes for its pay, whatever has become of the pool or of this machine.
-        leaving = await journal.do(leaves, journal, label)
         # Nobody who was in the pool is refused because the chain is silent.
         if self.config.preflight and answered and not leaving:
             await self._admit(chain, pool, role, hardware, listen, state.path)
@@ -344,7 +345,7 @@ class Daemon:
             self.status.connect(member)
             contact = member.network.contacts()[0]
             await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
-            await journal.do(journal.remember, "network", self.config.network.encode())
+            await journal.do(journal.remember, "network", spelled(self.config.network).encode())
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 if here:
@@ -362,6 +363,8 @@ class Daemon:
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     # Now, as the run was fetched; `doctor` says it before.
                     check_requirements(run.spec, role, hardware)
+                    if not leaving:
+                        await trio.to_thread.run_sync(refuse_guest, self.config, role, hardware, run.spec)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
                     shared = (journal, self.progress, pool.reward_per_unit)
                     context = make_context(member, run, *shared, time=pool_time)
@@ -463,7 +466,8 @@ class Daemon:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         membership, contact = member.membership, lambda: member.network.contacts()[0]
         self.progress.enter("peers", "reading from the chain who else is in the pool")
-        follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
+        poll = self.config.chain_poll or (DEVNET_POLL if is_devnet(chain.profile) else POLL)
+        follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay_offer)
@@ -606,7 +610,7 @@ def _compiled(config: NodeConfig) -> CompiledRun:
     """A trainer's run, looked through. Nobody else needs what that imports: environments and their tokenizers."""
     from node.run.problems import check_run
 
-    assert config.run_file is not None  # noqa: S101 - the caller has looked
+    assert config.run_file is not None
     compiled = compile_run(config.run_file, sets=config.run_sets)
     check_run(compiled)
     return compiled

@@ -284,7 +284,7 @@ def usual_parts(files: Iterable[str]) -> dict[str, list[str]]:
     if listed and all(_SHARD.fullmatch(file) for file in listed):
         for file in listed:
             shard = _SHARD.fullmatch(file)
-            assert shard is not None  # noqa: S101 - just looked
+            assert shard is not None  # just looked
             found.setdefault(f"{shard['config']}/{shard['split'].removeprefix('partial-')}", []).append(file)
         return found
     folders = {PurePosixPath(file).parts[0] for file in listed if "/" in file and not _SPLIT.search(file.split("/")[0])}

@@ -103,7 +103,7 @@ class LogFile(RotatingFileHandler):
             self.lost = 0
             super().emit(_note(f"log.lost: {before} events could not be written"))
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+    def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)

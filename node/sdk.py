@@ -17,10 +17,11 @@ docs/sdk.md says more. What stands here is kept from version to version; other m
 import asyncio
 import logging
 import socket as sockets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ class Node:
         policy: "newest", "start", or the hex digits of a root; files: asset path -> file on this machine.
         """
         # The daemon reads the files itself, from a working directory of its own.
-        places = {name: str(Path(file).resolve()) for name, file in (files or {}).items()}  # noqa: ASYNC240
+        places = {name: str(Path(file).resolve()) for name, file in (files or {}).items()}  # noqa: ASYNC240 - a path
         body = {"spec": msgspec.to_builtins(spec), "policy": policy, "files": places}
         return str((await self._ask("POST", "/tasks", body))["task"])
 
@@ -129,9 +130,9 @@ class Node:
                 "start one (intellect-node join, or sdk.run_member), or name its state directory",
             ) from None
         told = _decoded(answer)
-        if code == httpx.codes.OK:
+        if code == HTTPStatus.OK:
             return told
-        if code == httpx.codes.BAD_REQUEST and {"what", "why", "remedy"} <= told.keys():
+        if code == HTTPStatus.BAD_REQUEST and {"what", "why", "remedy"} <= told.keys():
             raise NodeError(str(told["what"]), str(told["why"]), str(told["remedy"]))
         why = f"HTTP {code} for {method} {path}"
         raise NodeError("this node does not do that", why, "tasks are submitted at the node of the pool's trainer")
@@ -151,7 +152,7 @@ def exchange(socket: Path, method: str, path: str, content: bytes | None, timeou
             probe.connect(str(socket))
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
-    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
+    transport = httpx.HTTPTransport(uds=str(socket), verify=False)
     body = bytearray()
     with (
         httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client,
@@ -169,7 +170,7 @@ def exchange(socket: Path, method: str, path: str, content: bytes | None, timeou
 
 
 @asynccontextmanager
-async def run_member(config: NodeConfig) -> AsyncIterator[Node]:
+async def run_member(config: NodeConfig) -> AsyncGenerator[Node]:
     """Be a member of a pool while the block runs; it begins once the node works, and at its end the node leaves.
 
     One member at a time, in the main thread: it takes SIGINT and SIGTERM. What ends the member ends the block, too:
@@ -203,7 +204,7 @@ async def follow(
     after: int = -1,
     quota: int = QUOTA,
     gateways: Sequence[str] = (),
-) -> AsyncIterator[AsyncIterator[Policy]]:
+) -> AsyncGenerator[AsyncIterator[Policy]]:
     """The newest policy of a pool, then each newer one until the run's last, without joining: no key, no stake.
 
     network: a name, or the path of a profile; pool: the profile's own where it is None; directory: keeps what was
@@ -222,7 +223,7 @@ async def follow(
 @asynccontextmanager
 async def _follow(
     network: str, pool: int | None, directory: Path, after: int, quota: int, gateways: Sequence[str]
-) -> AsyncIterator[AsyncIterator[Policy]]:
+) -> AsyncGenerator[AsyncIterator[Policy]]:
     from node.blobs.http.sources import parse_source
     from node.chain.profile import load_profile
     from node.visitor import Visitor
@@ -316,7 +317,7 @@ class _Portal(AsyncIterator[Policy]):
 
 
 @contextmanager
-def _plain() -> Iterator[None]:
+def _plain() -> Generator[None]:
     """A group of errors that holds one of ours is raised as that one."""
     try:
         yield

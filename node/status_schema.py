@@ -268,7 +268,8 @@ class ValuesPart(msgspec.Struct, frozen=True):
 
 class TrainingPart(msgspec.Struct, frozen=True):
     """reward_eval, reward_train: [step, mean reward]; staleness: steps behind -> rollouts, and 'dropped'; latest: the
-    newest record of metrics.jsonl (docs/training.md names its fields)."""
+    newest record of metrics.jsonl (docs/records.md names its fields); plan: what learns where, in a line; memory: what
+    became of memory that ran out, empty where it did not."""
 
     step: int = 0
     reward_eval: list[tuple[int, float]] = []
@@ -285,6 +286,8 @@ class TrainingPart(msgspec.Struct, frozen=True):
     done: bool = False
     seconds: float = 0.0
     latest: dict[str, Any] = {}
+    plan: str = ""
+    memory: str = ""
     invalidated_files: int = 0
     values: ValuesPart | None = None
     judging: dict[str, int] = {}

@@ -265,7 +265,7 @@ class Visitor:
         with trio.move_on_after(HEARD_WITHIN):
             if self._alone:  # what one gateway shows another one may contradict, before any of it counts
                 await self._listed.wait()
-            while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110
+            while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110 - no event
                 await trio.sleep(0.05)
         if follower.fork is not None:
             raise PolicyUnknown(

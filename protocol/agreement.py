@@ -241,7 +241,7 @@ class Agreement:
                 return agreed
         lock, first = said.get((locked, True)), said.get(FIRST) or wanted
         known = lock or first
-        assert known is not None  # noqa: S101 - whoever is in a later ballot has said its first word
+        assert known is not None  # whoever is in a later ballot has said its first word
         return lock or self._common(known, further)
 
     def _common(self, own: Proposal, ballot: int) -> Proposal:

@@ -14,12 +14,15 @@ held against. Then the ratio of each file has expectation at most 1:
   the mean of two numbers of expectation <= 1 has expectation <= 1, however they depend;
 - a cheat may cheat in some samples only: for a share f of them the ratio of a sample is (1 - f) + f * ratio, and a
   file's ratio is the mean over several f of the product over its samples;
+- a cheat may cheat in some files only: for each of FILE_SHARES g the factor of a file is (1 - g) + g * ratio, and each
+  has a running sum of its own;
 - samples of one problem depend on each other (often they are equal), so their ratios are averaged, too;
 - tables are estimates: every ratio is divided by the largest expectation that they may have given (`allowance`);
 - every cap cuts from above, which again only makes it smaller. One outlier cannot convict.
 For such factors the expected number of files until the sum passes ln A is at least A (Lorden, Ann. Math.
-Statist. 42, 1971); with n ways of cheating the bound is ln A + ln n. So an honest worker is suspected at most
-once in 1/false_positive files on average, and odds of slash_odds : 1 take at least slash_odds files on average.
+Statist. 42, 1971); with n ways of cheating and three shares of files the bound is ln A + ln 3 n. So an honest worker is
+suspected at most once in 1/false_positive files on average, and odds of slash_odds : 1 take at least slash_odds files
+on average.
 The floor is Wald's lower bound, ln(false_negative / (1 - false_positive)).
 
 Beside the calibrated ways stands one that nobody thought of, `anything`: every bin equally likely. And what no
@@ -60,12 +63,17 @@ ANYTHING = "anything"
 # No token, proof or sample decides alone: honest hardware has outliers that no table has seen.
 _TOKEN_CAP = math.log(20.0)
 _PROOF_CAP = math.log(100.0)
-_SAMPLE_CAP = math.log(100.0)
+SAMPLE_BOUND, MOST_BOUND = 100.0, 2000.0
+"""The largest ratio of the proofs of one sample, or of its tokens: where a table says nothing else, and at most. Of the
+two the mean counts: a group whose tokens alone are as far off as can be counts half of it."""
 # A logarithm of zero would be minus infinity, from which no later evidence brings a record back.
 _LEAST_RATIO = 1e-30
 _PROOFS = np.array(PROOF_EDGES)
 _TOKENS = np.array(TOKEN_EDGES)
 
+FILE_SHARES = (0.01, 0.1, 1.0)
+"""Of a cheat's files that are cheated. By the last alone who cheats in few would never be seen: each honest file
+between takes back what a cheated one added."""
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
@@ -77,11 +85,13 @@ class DecisionError(ProtocolError):
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What was counted in calibration. proofs: PROOF_BINS counts of proofs; tokens: TOKEN_BINS counts of tokens;
     allowance (of honest tables): subtracted from the logarithm of every sample's ratio, for what the table may be wrong
-    by and tokens may depend on each other (calibrate measures it)."""
+    by and tokens may depend on each other (calibrate measures it); bound (of honest tables): the largest ratio of one
+    sample's proofs, or tokens, that so many honest samples allow (`bound_of`)."""
 
     proofs: tuple[int, ...]
     tokens: tuple[int, ...]
     allowance: float = 0.0
+    bound: float = SAMPLE_BOUND
 
 
 class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -141,13 +151,18 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def suspect_bound(self) -> float:
         """Log odds at which a worker is suspected."""
-        # Each way of cheating is a test of its own, so chances to be suspected wrongly add up (Bonferroni).
-        return math.log(1 / self.false_positive) + math.log(max(1, len(self.ways)))
+        return math.log(1 / self.false_positive) + self._tests
 
     @property
     def slash_bound(self) -> float:
         """Log odds at which a stake may be touched."""
-        return math.log(self.slash_odds) + math.log(max(1, len(self.ways)))
+        return math.log(self.slash_odds) + self._tests
+
+    @property
+    def _tests(self) -> float:
+        # Each way of cheating, and each share of files, is a test of its own: chances to be suspected wrongly add up
+        # (Bonferroni).
+        return math.log(max(1, len(self.ways)) * len(FILE_SHARES))
 
     @property
     def floor(self) -> float:
@@ -167,6 +182,19 @@ def _check_table(name: str, table: Table) -> None:
         raise DecisionError(
             f"unusable decision table {name[:80]!r}", "allowance must be 0 to 20", "calibrate the run again"
         )
+    if not SAMPLE_BOUND <= table.bound <= MOST_BOUND:
+        raise DecisionError(
+            f"unusable decision table {name[:80]!r}",
+            f"bound must be {SAMPLE_BOUND:g} to {MOST_BOUND:g}",
+            "calibrate the run again",
+        )
+
+
+def bound_of(samples: int) -> float:
+    """The largest ratio that a statistic of one sample may count where `samples` honest ones were seen. What none of
+    them showed may happen in 3 of so many (Hanley and Lippman-Hand, JAMA 249, 1983), and must not lift the expectation
+    of an honest ratio by more than one all the same: so the cards in use decide what their outliers cost."""
+    return min(max(SAMPLE_BOUND, samples / 3), MOST_BOUND)
 
 
 class SampleStatistics(msgspec.Struct, frozen=True):
@@ -195,9 +223,10 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker's history in a few numbers; journal it. log_odds: by way of cheating, never below the floor."""
+    """A worker's history in a few numbers; journal it. log_odds: by way of cheating, one for each of FILE_SHARES, never
+    below the floor."""
 
-    log_odds: dict[str, float] = {}
+    log_odds: dict[str, tuple[float, float, float]] = {}
     files: int = 0
     proofs: int = 0
     tokens: int = 0
@@ -209,7 +238,7 @@ class Level(IntEnum):
     OPEN = 0
     """too little is known"""
     CLEARED = 1
-    """honest, by Wald's lower bound against every way of cheating"""
+    """honest, by Wald's lower bound against every way of cheating in all files"""
     SUSPECT = 2
     """lost pay and quarantine; a second class of engine should look"""
     CONVICTED = 3
@@ -245,29 +274,37 @@ class Decision:
 def after(record: WorkerRecord, evidence: Evidence, spec: DecisionSpec) -> WorkerRecord:
     """The record once `evidence` is added. Ways of cheating that the run does not list are ignored."""
     cap = math.log(spec.file_cap)
-    odds: dict[str, float] = {}
+    odds: dict[str, tuple[float, float, float]] = {}
     # Walked by the run's own list: a verifier's message cannot bring in a way that nobody calibrated.
     for name in spec.ways:
         ratio = evidence.log_ratios.get(name, 0.0)
         # The floor keeps a long honest history from paying for later cheating; the cap, one file from convicting.
         ratio = 0.0 if math.isnan(ratio) else min(ratio, cap)
-        odds[name] = max(spec.floor, record.log_odds.get(name, 0.0) + ratio)
+        rare, some, all_ = record.log_odds.get(name, (0.0, 0.0, 0.0))
+        added = [math.log((1 - share) + share * math.exp(ratio)) for share in FILE_SHARES]
+        odds[name] = (
+            max(spec.floor, rare + added[0]),
+            max(spec.floor, some + added[1]),
+            max(spec.floor, all_ + added[2]),
+        )
     return WorkerRecord(odds, record.files + 1, record.proofs + evidence.proofs, record.tokens + evidence.tokens)
 
 
 def standing(record: WorkerRecord, spec: DecisionSpec) -> Standing:
     """What the record amounts to."""
-    known = {name: odds for name, odds in record.log_odds.items() if name in spec.ways}
+    known = {name: max(odds) for name, odds in record.log_odds.items() if name in spec.ways}
     if not known:
         return Standing(Level.OPEN, 0.0, "", record.files)
     # Ties by name, so that every validator accuses of the same.
     against = max(known, key=lambda name: (known[name], name))
     highest = known[against]
+    # What clears is that not all files are cheated: of rare cheats a few files say nothing.
+    whole = max(record.log_odds[name][-1] for name in known)
     if highest >= spec.slash_bound:
         level = Level.CONVICTED
     elif highest >= spec.suspect_bound:
         level = Level.SUSPECT
-    elif highest <= spec.floor:
+    elif whole <= spec.floor:
         level = Level.CLEARED
     else:
         level = Level.OPEN
@@ -350,7 +387,7 @@ class Likelihoods:
         for counts, terms in ((proofs, self._by_proof), (tokens, self._by_token)):
             summed: F64 = counts @ terms.T
             seen: F64 = (counts.sum(axis=1) > 0).astype(np.float64)[:, None]
-            total = total + seen * np.exp(np.minimum(summed * self._spec.temper, _SAMPLE_CAP))
+            total = total + seen * np.exp(np.minimum(summed * self._spec.temper, math.log(self.honest.bound)))
             known = known + seen
         mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
         return np.log(np.maximum(mean, _LEAST_RATIO)) - self.honest.allowance

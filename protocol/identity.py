@@ -102,7 +102,7 @@ def recover(digest: bytes, signature: bytes) -> Address:
     try:
         raw = signature[:64] + bytes([signature[64] - 27])
         key = PublicKey.from_signature_and_message(raw, digest, hasher=None)
-    except (ValueError, Exception) as error:  # noqa: B014 - coincurve raises plain Exception for a bad point
+    except (ValueError, Exception) as error:
         raise InvalidSignature("bad signature", "no public key fits it") from error
     signer = address_of_public_key(key.format(compressed=True))
     _remember(digest, signature, signer)

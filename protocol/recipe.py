@@ -2,21 +2,29 @@
 
 A preset fixes the objective (loss, advantage, normalisation, their constants); the optimiser's numbers depend on
 model and task and are the run's own. Every value of a preset can be set by itself. The formulas stand in
-node/training/losses.py and node/training/advantages.py. A run at a desk may name functions of its own instead, as
-MODULE:FUNCTION (protocol/own_code.py).
+node/training/losses.py and node/training/advantages.py. A run may bring its own as a formula (protocol/expression.py),
+and at a desk as MODULE:FUNCTION (protocol/own_code.py).
 """
 
 import msgspec
 
+from protocol.expression import why_not
 from protocol.lora import Lora
 from protocol.own_code import is_import_path
 
 ADVANTAGES = ("grpo", "mean", "opo", "max_rl", "batch")
 NORMALISATIONS = ("tokens", "samples", "prompts", "constant")
 PROXIMALS = ("recompute", "loglinear")
+SAMPLE_MASKS = ("none", "mean", "any")
 ALIKE = 1e-6
 """Rewards that differ by no more than this are equal: they are float32 numbers on their way, and what differs by
 rounding only carries no signal. Dividing by its spread would make an advantage of a last bit."""
+
+
+def decays(dimensions: int) -> bool:
+    """Whether a weight of so many dimensions decays: matrices do, norms and biases do not. Their size is no measure of
+    what a layer computes, and pulled to zero they only have to be learnt again."""
+    return dimensions > 1
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,6 +41,9 @@ class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     sampler_kl: float = 0.0
     reference_kl: float = 0.0
     entropy_bonus: float = 0.0
+    sample_mask: str = "none"
+    mask_low: float = 0.0
+    mask_high: float = 1e6
     mask_truncated: bool = False
     overlong_share: float = 0.0
 
@@ -62,6 +73,14 @@ PRESETS: dict[str, Objective] = {
     "dr_grpo": Objective(loss="dr_grpo", advantage="mean", normalisation="constant"),
     # advantages relative to the mean (arXiv 2602.02710) under DPPO's mask
     "max_rl": Objective(loss="dppo", advantage="max_rl", sampler_kl=1e-3),
+    # a sample whose geometric mean of ratios has moved is dropped whole (GSPO's ratio as a mask)
+    "mean_mask": Objective(
+        loss="icepop", ratio_floor=0.5, ratio_cap=2.0, sample_mask="mean", mask_low=0.99, mask_high=1.01
+    ),
+    # one token that the learner hardly expects drops its sample: it was made by another policy, or another engine
+    "token_mask": Objective(
+        loss="icepop", ratio_floor=0.5, ratio_cap=5.0, sample_mask="any", mask_low=1e-4, mask_high=100.0
+    ),
 }
 DEFAULT_PRESET = "dppo"
 LOSSES = tuple(sorted({preset.loss for preset in PRESETS.values()}))
@@ -77,14 +96,17 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_staleness: versions between the policy that made a token and the one that learns from it; lora: the policy is an
     adapter to the start model, which stays as it is (protocol.lora); None: the whole model learns.
 
-    loss, advantage: see node/training, or MODULE:FUNCTION, one's own, at a desk; normalisation: what a token's loss is
-    divided by: all tokens of the update ("tokens"), the tokens of its sample and the number of samples ("samples"),
-    those of its prompt and the number of prompts ("prompts"), or samples times max_output_tokens ("constant");
+    loss, advantage: see node/training, a formula after "=", or MODULE:FUNCTION, one's own, at a desk; normalisation:
+    what a token's loss is divided by: all tokens of the update ("tokens"), the tokens of its sample and the number of
+    samples ("samples"), those of its prompt and the number of prompts ("prompts"), or samples times max_output_tokens
+    ("constant");
     clip_low, clip_high, ratio_floor, ratio_cap: the loss's bounds; proximal: how the policy between sampler and
     learner is found (tis, decoupled): "recompute" before the step's first update, or "loglinear" between the two;
     sampler_kl: weight of (log ratio)^2 to the sampler, in dppo; reference_kl: weight of KL(policy || start model),
-    with its gradient; entropy_bonus: weight of the entropy; mask_truncated: samples cut at the length limit carry no
-    loss; overlong_share: in this last share of max_output_tokens the reward falls linearly by up to 1.
+    with its gradient; entropy_bonus: weight of the entropy; sample_mask: drop a whole sample from the loss where the
+    geometric mean of its ratios ("mean"), or any of them ("any"), lies outside mask_low to mask_high; mask_truncated:
+    samples cut at the length limit carry no loss; overlong_share: in this last share of max_output_tokens the reward
+    falls linearly by up to 1.
     """
 
     name: str = DEFAULT_PRESET
@@ -111,6 +133,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sampler_kl: float | None = None
     reference_kl: float | None = None
     entropy_bonus: float | None = None
+    sample_mask: str | None = None
+    mask_low: float | None = None
+    mask_high: float | None = None
     mask_truncated: bool | None = None
     overlong_share: float | None = None
     lora: Lora | None = None
@@ -131,12 +156,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         o = self.objective()
         return [
             ("recipe.name", self.name in PRESETS, f"must be one of {', '.join(PRESETS)}"),
-            ("recipe.loss", o.loss in LOSSES or is_import_path(o.loss), f"must be {_named(LOSSES)}"),
-            (
-                "recipe.advantage",
-                o.advantage in ADVANTAGES or is_import_path(o.advantage),
-                f"must be {_named(ADVANTAGES)}",
-            ),
+            _function("recipe.loss", o.loss, LOSSES),
+            _function("recipe.advantage", o.advantage, ADVANTAGES),
             (
                 "recipe.normalisation",
                 o.normalisation in NORMALISATIONS,
@@ -166,13 +187,25 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ("recipe.sampler_kl", 0 <= o.sampler_kl <= 10, "must be 0 to 10"),
             ("recipe.reference_kl", 0 <= o.reference_kl <= 10, "must be 0 to 10"),
             ("recipe.entropy_bonus", 0 <= o.entropy_bonus <= 1, "must be 0 to 1"),
+            ("recipe.sample_mask", o.sample_mask in SAMPLE_MASKS, f"must be one of {', '.join(SAMPLE_MASKS)}"),
+            (
+                "recipe.sample_mask",
+                o.sample_mask == "none" or not is_import_path(o.loss),
+                "must be none with a loss of your own, which masks by itself",
+            ),
+            ("recipe.mask_low", 0 <= o.mask_low < 1, "must be at least 0 and below 1"),
+            ("recipe.mask_high", 1 < o.mask_high <= 1e6, "must be above 1, and 1e6 at most"),
             ("recipe.overlong_share", 0 <= o.overlong_share < 1, "must be at least 0 and below 1"),
             *(self.lora.rules() if self.lora else []),
         ]
 
 
-def _named(known: tuple[str, ...]) -> str:
-    return f"one of {', '.join(known)}, or MODULE:FUNCTION with a function of your own, at a desk"
+def _function(field: str, said: str, known: tuple[str, ...]) -> tuple[str, bool, str]:
+    wrong = why_not(said, advantage=field == "recipe.advantage")
+    if wrong is not None:
+        return field, not wrong, f"must be a formula that can be read: {wrong}"
+    rule = f"must be one of {', '.join(known)}, a formula after =, or MODULE:FUNCTION of your own, at a desk"
+    return field, said in known or is_import_path(said), rule
 
 
 def preset(name: str, **changes: object) -> Recipe:

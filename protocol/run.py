@@ -27,7 +27,7 @@ from protocol.engines import (
     permits,
     with_arithmetic,
 )
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 from protocol.lora import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from protocol.own_code import DESK_ENVIRONMENTS, SERVED_ENVIRONMENTS, is_import_path
 from protocol.pretraining import Diloco, Pretraining, kind_rules
@@ -53,6 +53,8 @@ from protocol.sections import (
 # Most of it is for calibrated tables, a number for each bin of each pair of engines; all else takes some KiB.
 MAX_RUN_BYTES = 64 * 1024
 MAX_ASSETS = 512
+VERSION = 1
+OTHER = "the run is of another version"
 MODEL = "model"
 """The directory of the start model among a run's files."""
 # No leading dot: neither `..` nor hidden files. Nothing that a shell, a URL or Windows reads in another way.
@@ -309,6 +311,9 @@ class RunSections(Section, frozen=True, kw_only=True):
 
 
 YOUNGER: dict[str, Any] = {
+    "recipe.sample_mask": None,
+    "recipe.mask_low": None,
+    "recipe.mask_high": None,
     "pay": msgspec.to_builtins(Pay()),
     "chair": msgspec.to_builtins(ChairRules()),
     "chair.stall_seconds": ChairRules().stall_seconds,
@@ -337,7 +342,7 @@ class RunSpec(RunSections, frozen=True):
     name: str
     environment: EnvironmentSpec
     assets: tuple[Asset, ...] = ()
-    version: int = 1
+    version: int = VERSION
     sources: dict[str, str] = {}
     """directory of assets -> hf:[datasets/]OWNER/NAME@COMMIT[/FOLDER]: where their files may be fetched, too; what they
     must be their roots say"""
@@ -445,7 +450,7 @@ class RunSpec(RunSections, frozen=True):
 
     def _rules(self) -> list[Rule]:
         return [
-            ("version", self.version == 1, "this program reads version 1"),
+            ("version", self.version == VERSION, _other_version(self.version)),
             ("name", 0 < len(self.name) <= 128, "must have 1 to 128 characters"),
             *(rule for section in self.sections().values() for rule in section.rules()),
             *parts_rules(self.environment.parts, self.environment.name),
@@ -522,6 +527,25 @@ def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
 
 def decode_run(data: bytes, *, desk: bool = False) -> RunSpec:
     """Parse and check; raises RunError. desk: see RunSpec.check."""
+    _refuse_version(data)
     run = decode_json(data, RunSpec, limit=MAX_RUN_BYTES, error=RunError, what="unusable run")
     run.check(desk=desk)
     return run
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int = VERSION
+
+
+def _refuse_version(data: bytes) -> None:
+    """Before the fields, which another version may name otherwise. Raises RunError."""
+    try:
+        version = msgspec.json.decode(data[:MAX_RUN_BYTES], type=_Versioned).version
+    except UNREADABLE:
+        return  # no run of any version, which is told by the decoder of this one
+    if version != VERSION:
+        raise RunError(OTHER, _other_version(version), "use a program of the version that this run was made with")
+
+
+def _other_version(version: int) -> str:
+    return f"it has version {version}, and this program reads version {VERSION}"

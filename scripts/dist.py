@@ -19,15 +19,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "dist"
-BUILD = "from setuptools import build_meta; import sys; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+SDIST = "from setuptools import build_meta; import sys; print(build_meta.build_sdist(sys.argv[1]))"
 DEMO = ("demo", "--no-cheat", "--workers", "1", "--steps", "4", "--no-view", "--no-page", "--json")
+WANTED = {"node/py.typed", "contracts/artifacts/sources.json", "contracts/artifacts/Swarm.json"}
 UNWANTED = ("tests/", "benchmarks/", "node_modules/")
 
 
-def build(source: Path, kind: str, out: Path) -> Path:
-    """kind: wheel or sdist. The file."""
-    done = run(sys.executable, "-c", BUILD, f"build_{kind}", str(out), cwd=source)
-    return out / done.splitlines()[-1]
+def build_sdist(source: Path, out: Path) -> Path:
+    return out / run(sys.executable, "-c", SDIST, str(out), cwd=source).splitlines()[-1]
+
+
+def build_wheel(source: Path, out: Path) -> Path:
+    """As pip builds it for whoever installs a checkout or an sdist, but with the tools of this environment."""
+    words = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source))
+    run(sys.executable, "-m", "pip", *words, cwd=out)
+    return next(out.glob("*.whl"))
 
 
 def unpack(sdist: Path, place: Path) -> Path:
@@ -73,13 +79,13 @@ def main() -> None:
     OUT.mkdir()
     with tempfile.TemporaryDirectory(prefix="intellect-dist-") as folder:
         place = Path(folder)
-        sdist = build(ROOT, "sdist", OUT)
-        wheel = build(unpack(sdist, place / "source"), "wheel", OUT)
+        sdist = build_sdist(ROOT, OUT)
+        wheel = build_wheel(unpack(sdist, place / "source"), OUT)
         names = contents(wheel)
         print(f"{sdist.name} {sdist.stat().st_size >> 10} KiB, {wheel.name} {wheel.stat().st_size >> 10} KiB")
         strange = sorted(name for name in names if name.startswith(UNWANTED))
-        if strange or "node/py.typed" not in names:
-            sys.exit(f"the wheel is not as it should be: {strange[:5] or 'no py.typed'}")
+        if strange or (lacking := WANTED - names):
+            sys.exit(f"the wheel is not as it should be: {strange[:5] or f'it lacks {sorted(lacking)}'}")
         program = environment(place / "environment", wheel, full=options.full)
         elsewhere = place / "elsewhere"
         elsewhere.mkdir()

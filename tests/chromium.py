@@ -136,7 +136,7 @@ class Tab:
     async def until(self, script: str, seconds: float = 20.0) -> None:
         """Wait for an expression to be true. Raises TimeoutError that names it."""
         with trio.move_on_after(seconds):
-            while not await self.look(f"Boolean({script})"):  # noqa: ASYNC110 - a page has no event for whatever is asked here
+            while not await self.look(f"Boolean({script})"):
                 await trio.sleep(0.03)
             return
         raise TimeoutError(script)

@@ -45,7 +45,7 @@ class MemoryHub:
     def __init__(self, *, delay: float = 0.0, drop: float = 0.0, seed: int = 0) -> None:
         self.delay = delay
         self.drop = drop
-        self._random = random.Random(seed)  # noqa: S311
+        self._random = random.Random(seed)
         self._networks: dict[Address, list[MemoryNetwork]] = {}
         """Of one address there may be several: daemons with one key. A request goes to the newest."""
         self._islands: dict[Address, int] = {}

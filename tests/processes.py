@@ -114,7 +114,10 @@ class First:
     def pytest_collection(self, session: pytest.Session) -> None:
         file = session.config.getoption("first")
         if file and _shares(session.config):
-            run: Callable[..., None] = lambda say: _run(session, [session.perform_collect([file])], say)  # noqa: E731
+
+            def run(say: Any) -> None:
+                _run(session, [session.perform_collect([file])], say)
+
             self.fork = _forked(session.config, "process-0", [], run)
 
     def handed_over(self) -> Fork | None:
@@ -177,7 +180,10 @@ class Team:
         """One more process; before: what it does before it takes a file."""
         self._started += 1
         name, others = f"process-{self._started}", [fork.source for fork in self._forks]
-        run: Callable[..., None] = lambda say: _run(self._session, self._taken(before), say)  # noqa: E731
+
+        def run(say: Any) -> None:
+            _run(self._session, self._taken(before), say)
+
         self._forks.append(_forked(self._session.config, name, others, run))
 
     def _taken(self, before: Sequence[pytest.Item]) -> Iterator[Sequence[pytest.Item]]:

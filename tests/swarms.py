@@ -41,7 +41,7 @@ def status(
             "role": role,
             "state": "working",
             "uptime_seconds": at,
-            "version": "0.1.0",
+            "version": "0.2.0",
             "engine": "torch-cpu-float32",
             "state_dir": "/secret/place",
             "phase": {

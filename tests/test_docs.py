@@ -78,7 +78,7 @@ def test_what_is_not_there_is_found(text: str) -> None:
 
 
 def test_each_benchmark_is_listed_has_a_quick_form_and_a_page_that_quotes_it() -> None:
-    rows = re.findall(r"^\| `benchmarks\.([\w.]+)` \|.*\(\.\./(docs/[\w-]+\.md)\) \|$", LIST.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `benchmarks\.([\w.]+)` \|.*\(\.\./(docs/[\w/-]+\.md)\) \|$", LIST.read_text(), re.MULTILINE)
     programs = {
         ".".join(file.relative_to(ROOT / "benchmarks").with_suffix("").parts).removesuffix(
             ".__main__"
@@ -128,3 +128,32 @@ def test_the_readme_can_be_followed_from_top_to_bottom() -> None:
     assert not [line for line in commands if line.startswith(".venv/bin/intellect-node")], "one name, not two"
     assert "make install" in text and "intellect-node --install-completion" in text
     assert "rollout.arrow" not in text, "a file that nobody has"
+
+
+MOST_WORDS = 3000
+"""Of a page: what one reads at a time."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_can_be_read_at_one_time(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").split()) <= MOST_WORDS, "move a part of it, as docs/README.md shows"
+
+
+def test_figures_name_a_command_and_the_machine() -> None:
+    texts = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "figures").glob("*.md")}
+    commands, machines = (
+        re.compile(r"benchmarks\.\w|make |intellect-node "),
+        re.compile(r"\bcores?\b|H100|\bGPU\b|machine"),
+    )
+    assert len(texts) >= 10
+    assert [name for name, text in texts.items() if not (commands.search(text) and machines.search(text))] == []
+
+
+def test_every_page_is_on_the_site_and_all_attacks_hang_on_one() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert [
+        str(one) for one in pages if "adr/0" not in str(one) and f": {one}" not in nav and one.parts[0] != "adr"
+    ] == []
+    index = (ROOT / "docs" / "attacks.md").read_text(encoding="utf-8")
+    assert [one.name for one in (ROOT / "docs" / "attacks").glob("*.md") if f"](attacks/{one.name})" not in index] == []

@@ -8,7 +8,8 @@
   with every cheat of the calibration (int8, int4, fp8, old weights, other draws): distances, how many are caught;
 - invariance: under the kernel `fixed` and the ordinary one, how many rows are equal in decoding at batch 1, 8, 64 and
   256 and in reading, and tokens per second;
-- learner: tokens per second, MFU and memory at 0.6 and 1.5 B parameters, FSDP2 over one card;
+- learner: tokens per second, MFU and memory at 0.6 and 1.5 B parameters, tuned and as planned, FSDP2 over one card;
+- memory: a card that lends 24 GiB: what was planned learns, and in which phase what was not runs out of memory;
 - costs: tokens per second with and without CUDA graphs; shares of a step of decoding that replayable drawing and
   activation proofs take;
 - swap: a policy's image into a running engine, from disk and from the page cache, and what becomes of a request;
@@ -23,7 +24,7 @@ device has done what it was given. On a CPU, or with --quick, models are tiny an
 
     engine, costs, invariance   blake3, msgspec, structlog
     swap                    + platformdirs
-    proofs, learner         + base58, coincurve (cffi), eth-hash, eth-typing, eth-utils, pycryptodome, toolz
+    proofs, learner, memory + base58, coincurve (cffi), eth-hash, eth-typing, eth-utils, pycryptodome, toolz
     challenge               + psutil, pydantic-settings (python-dotenv)
     smollm                  + trio, pyarrow, latex2sympy2-extended, huggingface-hub; the model in HF_HOME (270 MB)
     tests                   those of proofs, pytest, trio

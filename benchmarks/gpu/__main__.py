@@ -2,15 +2,19 @@
 
     python -m benchmarks.gpu [--only PARTS] [--quick] [--device cuda|cpu] [--minutes 25] [--out DIR] [--json]
         [--vllm-python PATH] [--scratch DIR] [--revision TEXT]
+    python -m benchmarks.gpu --lease [--device cuda|cpu] [--out DIR] ...
     python -m benchmarks.gpu --merge FILE... [--out DIR]
+    python -m benchmarks.gpu --supersede PART=WHY... --merge FILE [--out DIR]
     python -m benchmarks.gpu --wheels DIR [--only PARTS] [--python 3.12]
 
 Writes benchmarks/results/DEVICE.json and DEVICE.md, anew after each part; parts of an earlier command stay in it. Each
 part is a process of its own with a deadline. What the parts are, and which packages they need, is told in
 `benchmarks/gpu/__init__.py`. --minutes: of all parts together; what does not fit is listed as left out.
 --device cpu rehearses all of it with tiny models, as --quick does on a GPU; the result then goes to a temporary folder
-unless --out says where. --merge: puts results of several commands, brought home one by one, into one. --wheels:
-fetches what the parts need of a machine that has torch and transformers, and no network.
+unless --out says where. --lease: the parts for a card that is lent for a quarter of an hour, with deadlines of 740 s
+together, on a CPU, too (benchmarks/gpu/lease.sh). --merge: puts results of several commands, brought home one by one,
+into one. --supersede: marks parts of a result that no longer hold. --wheels: fetches what the parts need of a machine
+that has torch and transformers, and no network.
 """
 
 import argparse
@@ -30,7 +34,7 @@ from typing import Any
 
 from benchmarks.gpu import result, wheels
 from benchmarks.gpu.job import Job
-from benchmarks.gpu.parts import NAMES, PARTS, Part
+from benchmarks.gpu.parts import LEASE, NAMES, PARTS, Part, leased
 
 RESULTS = result.REPOSITORY / "benchmarks" / "results"
 REHEARSED = Path(tempfile.gettempdir()) / "intellect-node-gpu-rehearsal"
@@ -39,7 +43,11 @@ REHEARSED = Path(tempfile.gettempdir()) / "intellect-node-gpu-rehearsal"
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     if given.merge:
-        return merge(given.merge, given.out or RESULTS)
+        return merge(given.merge, given.out or RESULTS, given.supersede)
+    if given.supersede:
+        raise SystemExit("--supersede marks parts of a result that --merge names")
+    if given.lease:
+        given.only, given.minutes = list(leased()), sum(seconds for _, seconds in LEASE) / 60
     if given.wheels:
         print(wheels.collect(given.only, given.python, given.wheels))
         return 0
@@ -70,8 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if all(one["state"] in ("done", "skipped") for one in found["parts"].values()) else 1
 
 
-def merge(files: list[Path], out: Path) -> int:
-    """Results of one device from several commands, earlier ones first."""
+def merge(files: list[Path], out: Path, superseded: Sequence[tuple[str, str]] = ()) -> int:
+    """Results of one device from several commands, earlier ones first. superseded: (part, why it no longer holds)."""
     whole: result.Result | None = None
     for file in files:
         one = result.read(file)
@@ -79,6 +87,8 @@ def merge(files: list[Path], out: Path) -> int:
             raise SystemExit(f"{file} is not there")
         name = result.slug(one["device"]["name"]) + ("-rehearsal" if one["rehearsal"] else "")
         whole = result.merged(whole or result.read(out / f"{name}.json"), one)
+        for part, why in superseded:
+            result.supersede(whole, part, why)
         print(f"written: {result.write(out, name, whole)}")
     return 0
 
@@ -89,6 +99,14 @@ def parts_named(text: str) -> list[Part]:
     if unknown := wanted.difference(NAMES):
         raise argparse.ArgumentTypeError(f"no part {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
     return [part for part in PARTS if part.name in wanted]
+
+
+def marked(text: str) -> tuple[str, str]:
+    """(part, why) of PART=WHY."""
+    name, equals, why = text.partition("=")
+    if not equals or not why.strip() or name not in NAMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PART=WHY; there are {', '.join(NAMES)}")
+    return name, why.strip()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,6 +123,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--scratch", type=Path, help="where to have some 15 GB for the time being")
     made.add_argument("--revision", help="of the code, where there is no repository to ask")
     made.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="only put these results together")
+    made.add_argument("--lease", action="store_true", help="the parts and deadlines of a card that is lent")
+    made.add_argument(
+        "--supersede", type=marked, nargs="+", default=[], metavar="PART=WHY", help="with --merge: no longer holds"
+    )
     made.add_argument("--wheels", type=Path, metavar="DIR", help="only fetch what a machine without a network needs")
     made.add_argument("--python", default="3.12", help="that machine's, for --wheels")
     return made

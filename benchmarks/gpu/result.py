@@ -51,6 +51,14 @@ def _worth_keeping(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict
     }
 
 
+def supersede(result: Result, part: str, why: str) -> None:
+    """Mark a part as one whose figures no longer hold, until it is measured again. Raises SystemExit where there is
+    none."""
+    if part not in result["parts"]:
+        raise SystemExit(f"the result has no part {part}: there are {', '.join(result['parts'])}")
+    result["parts"][part]["superseded"] = why
+
+
 def write(folder: Path, name: str, result: Result) -> Path:
     """NAME.json and NAME.md; returns the first."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +81,8 @@ def tables(result: Result) -> str:
         why = f": {entry['why']}" if entry.get("why") else ""
         when = f"{entry['date']} UTC, revision {entry['revision'] or 'unknown'}, {entry['seconds']} s"
         lines += [f"## {name}", "", f"{entry['what']}. {entry['state']}{why} ({when}; `{entry['command']}`)", ""]
+        if entry.get("superseded"):
+            lines += [f"**Superseded:** {entry['superseded']}", ""]
         for section, rows in entry["figures"].items():
             lines += [f"**{section}**", "", *_table(rows), ""]
     return "\n".join(lines)

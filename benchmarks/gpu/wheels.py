@@ -33,6 +33,7 @@ NEEDED = {
     "vllm": _SWAP,
     "proofs": _PROOFS,
     "learner": _PROOFS,
+    "memory": _PROOFS,
     "challenge": _CHALLENGE,
     "tests": (*_PROOFS, *_TRIO, "iniconfig", "packaging", "pluggy", "pygments", "pytest"),
     "smollm": (*_CHALLENGE, *_TRIO, "antlr4-python3-runtime", "latex2sympy2-extended", "pyarrow"),

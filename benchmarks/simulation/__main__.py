@@ -227,7 +227,7 @@ def _bytes_kept(seat: Seat) -> int:
 
 def _training(swarm: Swarm) -> Row:
     learning = swarm.learning
-    assert learning is not None  # noqa: S101 - asked for only where there is one
+    assert learning is not None
     batches = learning.batches
     ages: Counter[int] = Counter()
     for batch in batches:
@@ -281,7 +281,7 @@ def _recomputed(swarm: Swarm) -> float | None:
 
 def _cheats(swarm: Swarm) -> Row:
     learning = swarm.learning
-    assert learning is not None  # noqa: S101 - asked for only where there is one
+    assert learning is not None
     began = swarm.truth.began
     blatant = [node for node in began if swarm.kinds.get(node) == "blatant"]
     took = [at - began[node] for node, at in swarm.slashed.items() if node in began]
@@ -303,7 +303,7 @@ def _cheats(swarm: Swarm) -> Row:
 
 
 def _partition(swarm: Swarm) -> Row:
-    assert swarm.cut is not None  # noqa: S101 - asked for only where there was one
+    assert swarm.cut is not None
     began, ended = swarm.cut
     inside = [(at, many) for at, many in swarm.waiting if began <= at <= ended]
     after = [at for at, many in swarm.waiting if at > ended and many == 0]

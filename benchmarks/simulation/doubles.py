@@ -49,7 +49,7 @@ class Blobs:
         self._groups = run.rollout.prompts_per_file
         self._name = name
         self._cheat = cheat
-        self._random = random.Random(seed)  # noqa: S311 - a model
+        self._random = random.Random(seed)
         self._added = 0
 
     async def add(self, source: Path | bytes) -> BlobInfo:
@@ -77,12 +77,12 @@ class Generator:
 
     def __init__(self, seconds: float, seed: int) -> None:
         self._seconds = seconds
-        self._random = random.Random(seed)  # noqa: S311 - a model
+        self._random = random.Random(seed)
 
     async def ask(
         self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
     ) -> Reply:
-        assert isinstance(request, Produce)  # noqa: S101 - a worker asks for nothing else
+        assert isinstance(request, Produce)
         seconds = self._seconds * self._random.lognormvariate(0.0, JITTER)
         await trio.sleep(seconds)
         return Produced(
@@ -108,7 +108,7 @@ class Checker:
     async def ask(
         self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
     ) -> Reply:
-        assert isinstance(request, Inspect)  # noqa: S101 - a validator asks for nothing else
+        assert isinstance(request, Inspect)
         groups = tuple(range(self._rollout.prompts_per_file)) if request.groups is None else request.groups
         seconds = 0.05 + self._seconds * len(groups)
         await trio.sleep(seconds)

@@ -56,7 +56,7 @@ class Mesh:
         self.hop_seconds = 0.0
         """What a node computes before it hands a message on."""
         self._delay = delay
-        self._random = random.Random(seed)  # noqa: S311 - a model
+        self._random = random.Random(seed)
         self._peers: list[dict[int, float]] = [{} for _ in range(size)]
         self._times: dict[int, np.ndarray] = {}
         self._tree: list[set[int]] = [set() for _ in range(size)]
@@ -98,7 +98,7 @@ class Mesh:
     def times(self, end: int) -> np.ndarray:
         """Seconds from each node to this one, and from this one to each; infinite where no way leads."""
         if end not in self._times:
-            assert self._table is not None  # noqa: S101 - repaired before anybody speaks
+            assert self._table is not None
             self._times[end] = self._paths(end, *self._table)[0]
         return self._times[end]
 
@@ -223,7 +223,7 @@ class Ether:
         self.mesh = Mesh(places, scenario.delay, scenario.seed)
         self.costs = scenario.costs
         self._delay = scenario.delay
-        self._random = random.Random(scenario.seed + 1)  # noqa: S311 - a model
+        self._random = random.Random(scenario.seed + 1)
         self._ports: dict[Address, Port] = {}
         self._full: list[Port] = []
         self._due: dict[int, list[tuple[Port, Address, bytes]]] = defaultdict(list)

@@ -141,7 +141,7 @@ class Node:
         self.swarm.clock.after(seconds + 1e-6, self.ask, flight.source)
 
     def _ended(self, flight: Flight[int]) -> None:
-        assert self.download is not None  # noqa: S101 - it has asked
+        assert self.download is not None
         self._under_way -= flight.size
         self.download.failed(flight)
 
@@ -283,7 +283,7 @@ class Swarm:
         self.clock = Clock()
         self.size = int(size)
         self.piece = -(-self.size // pieces) if pieces else choose_piece_size(self.size)
-        self._random = random.Random(seed)  # noqa: S311
+        self._random = random.Random(seed)
         self.pieces = -(-self.size // self.piece)
         self._last = self.size - (self.pieces - 1) * self.piece
         self.everything = np.ones(self.pieces, np.bool_)

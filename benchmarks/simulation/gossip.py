@@ -80,7 +80,7 @@ class Swarm:
 
     def __init__(self, size: int, seed: int) -> None:
         self.now = 0.0
-        self.draw = random.Random(seed)  # noqa: S311 - a model
+        self.draw = random.Random(seed)
         self._due: list[tuple[float, int, Any, tuple[Any, ...]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)

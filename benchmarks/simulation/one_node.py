@@ -86,7 +86,7 @@ class Script:
         self.topic = topic(self.domain, POOL)
         self.interval = heartbeat_interval(nodes)
         self.seconds = max(seconds, 2 * self.interval)
-        self._draw = random.Random(SEED)  # noqa: S311 - a model
+        self._draw = random.Random(SEED)
         self.members = [key_of(number) for number in range(1, nodes)]
         self._pairs = [create_new_key_pair(key.secret) for key in self.members]
         self.neighbours = [ID.from_pubkey(pair.public_key).to_bytes() for pair in self._pairs[:MOST]]

@@ -139,7 +139,7 @@ class Replica(Rounds):
 
     async def _open(self, path: Path) -> None:
         await super()._open(path)
-        assert self.outer is not None  # noqa: S101 - it was opened just now
+        assert self.outer is not None
         self.swarm.roots.setdefault(self.outer.round, Counter())[self.outer.root] += 1
 
     async def _apply(self, proposal: Proposal) -> None:
@@ -177,7 +177,7 @@ class Learner:
     what it computed."""
 
     def __init__(self, swarm: "Swarm", spool: Spool, pace: float, *, cheats: bool) -> None:
-        assert swarm.run.diloco is not None  # noqa: S101 - a run of this kind
+        assert swarm.run.diloco is not None
         self._swarm, self._spool, self._rules = swarm, spool, swarm.run.diloco
         self._pace, self._cheats = pace, cheats
 
@@ -216,7 +216,7 @@ class Learner:
         if self._cheats:
             made = made[:-1] + bytes([made[-1] ^ 1])
         path = self._folder / f"{job.round:06d}.inc"
-        path.write_bytes(made)  # noqa: ASYNC240 - some hundred bytes
+        path.write_bytes(made)
         return {"path": str(path), "tokens": steps * rules.batch_tokens, "loss": 1.0, "own": "", "began": False}
 
     async def _check(self, path: Path, round_: int) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class Door:
 
     async def add(self, source: Path | bytes) -> BlobInfo:
         await trio.lowlevel.checkpoint()
-        data = source if isinstance(source, bytes) else source.read_bytes()  # noqa: ASYNC240 - some hundred bytes
+        data = source if isinstance(source, bytes) else source.read_bytes()
         info = describe(data)
         path = self._swarm.folder / "blobs" / info.root.hex()
         if info.root not in self._swarm.holders:
@@ -292,7 +292,7 @@ class Door:
                 await trio.sleep(FETCH * swarm.random.lognormvariate(0.0, SPREAD))
                 if swarm.reaches(self._own, source):
                     holders.add(self._own)
-        if self._own not in swarm.holders.get(root, ()) or path.stat().st_size > max_size:  # noqa: ASYNC240
+        if self._own not in swarm.holders.get(root, ()) or path.stat().st_size > max_size:
             raise Trouble("no such blob", "nobody hands it over", "it is tried again")
         return path
 
@@ -420,7 +420,7 @@ class Swarm:
 
     def __init__(self, scenario: Scenario, rule: str, folder: Path) -> None:
         self.scenario, self.rule, self.folder = scenario, rule, folder
-        self.random = random.Random(scenario.seed)  # noqa: S311 - a model
+        self.random = random.Random(scenario.seed)
         self.hub = MemoryHub(delay=HOP, drop=scenario.lost, seed=scenario.seed)
         self.run = scenario.run()
         self.root, self.domain = blake3(without_length(self.run)).digest(), Domain(31337, key_of(0).address)
@@ -473,7 +473,7 @@ class Swarm:
             with trio.move_on_after(self.scenario.longest):  # where states differ, nobody may ever make the next one
                 await self._rounds()
             with trio.move_on_after(LAST):
-                while self.unfinished():  # noqa: ASYNC110 - the last of many
+                while self.unfinished():
                     await trio.sleep(1.0)
             self.seconds = trio.current_time()
             self._nursery.cancel_scope.cancel()

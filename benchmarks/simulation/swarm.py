@@ -60,7 +60,7 @@ class Swarm:
 
     def __init__(self, scenario: Scenario, fetch: list[float]) -> None:
         self.scenario = scenario
-        self._random = random.Random(scenario.seed)  # noqa: S311 - a model
+        self._random = random.Random(scenario.seed)
         places = scenario.nodes + int(1.5 * scenario.nodes * scenario.churn * scenario.hours) + 16
         self.ether = Ether(scenario, places)
         self.truth = Truth()
@@ -244,7 +244,7 @@ class Swarm:
         await trio.sleep(self.scenario.partition)
         self.ether.cut(set())
         self.cut = began, trio.current_time()
-        while not all(self._is_up_to_date(host) for host in hosts):  # noqa: ASYNC110 - any of many may be the last
+        while not all(self._is_up_to_date(host) for host in hosts):
             await trio.sleep(0.5)
         self.healed = trio.current_time() - self.cut[1]
 

@@ -4,7 +4,7 @@ The subjects register their commands in the frame's groups when they are importe
 """
 
 from cli.contract import attest, cases, chair, deploy, earnings, invite, look, plan, pool, sources, stake
-from cli.contract.frame import app
+from cli.contract.frame import app, pool_app
 
 __all__ = [
     "app",
@@ -17,6 +17,7 @@ __all__ = [
     "look",
     "plan",
     "pool",
+    "pool_app",
     "sources",
     "stake",
 ]

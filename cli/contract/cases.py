@@ -195,9 +195,10 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
 
     given = _read_case(case, FileCase)
     c, call = given.commitment, given.call(chain.contracts)
-    info, hours = await chain.pool(c.pool), await chain.ask("read a parameter", lambda c: c.appeal_seconds()) / 3600
-    frozen = f"{ether(info.slash_amount)} tokens of its provider's stake are frozen"
-    bond = await chain.ask("read a bond", lambda contracts: contracts.case_bond(info.slash_amount))
+    hours = await chain.ask("read a parameter", lambda contracts: contracts.appeal_seconds()) / 3600
+    amount = await chain.ask("read a slash", lambda contracts: contracts.slash_of(c.pool, c.node))
+    frozen = f"{ether(amount)} tokens of its provider's stake are frozen"
+    bond = await chain.ask("read a bond", lambda contracts: contracts.case_bond(amount))
     says = (
         f"the node {c.node} is evicted and is paid nothing more, and {frozen}: lost after {hours:g} h unless "
         f"overturned. You put up {ether(bond)} tokens: they come back with a fiftieth of the stake once that is lost; "
@@ -213,11 +214,15 @@ async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
     from node.chain.cases import CommitmentContradiction, Contradiction
 
     given = _read_case(case, Contradiction)
-    first, whose = given.first, "of the validator's provider"
+    first = given.first
     if isinstance(given, CommitmentContradiction):
-        whose = f"of the provider of {first.node}"
-    info = await chain.pool(first.pool)
-    says = f"{ether(info.slash_amount)} tokens of stake {whose} are lost at once and for ever"
+        node = given.first.node
+        amount = await chain.ask("read a slash", lambda contracts: contracts.slash_of(first.pool, node))
+        taken = f"{ether(amount)} tokens of stake of the provider of {node}"
+    else:
+        price = (await chain.pool(first.pool)).slash_amount
+        taken = f"{ether(price)} tokens of stake for each unit of the validator's node"
+    says = f"{taken} are lost at once and for ever"
     return Plan(says, "the evidence was accepted", [step("slash by its own signatures", given.call(chain.contracts))])
 
 

@@ -84,9 +84,10 @@ def deploy(
     unbonding: Annotated[int, time_option("How long stake stays slashable after unstake.")] = "7d",  # type: ignore[assignment]
     appeal: Annotated[int, time_option("How long a quorum's slash stays frozen.")] = "24h",  # type: ignore[assignment]
     base_stake: Annotated[int, tokens_option("What every provider with nodes must bond besides.")] = "0",  # type: ignore[assignment]
-    stake_per_unit: Annotated[int, tokens_option("What each unit of a node must bond; no slash takes more.")] = "100",  # type: ignore[assignment]
+    stake_per_unit: Annotated[
+        int, tokens_option("What each unit of a node must bond; no slash takes more of it.")
+    ] = "100",  # type: ignore[assignment]
     min_window: Annotated[int, time_option("Least time between an epoch's end and its pay.")] = "1h",  # type: ignore[assignment]
-    max_slash: Annotated[int, tokens_option("The most that one slash takes.")] = "100",  # type: ignore[assignment]
     burn_bps: Annotated[
         int, typer.Option(min=0, max=10_000, help="Share of a slash that is burned, in 1/10000.")
     ] = 5000,
@@ -140,7 +141,6 @@ def deploy(
         burn_bps=burn_bps,
         bond_bps=bond_bps,
         min_bond=min_bond,
-        max_slash=max_slash,
         base_stake=base_stake,
         stake_per_unit=stake_per_unit,
         min_window=min_window,
@@ -255,7 +255,7 @@ def _write(network: str, profile: "NetworkProfile", done: "Deployment") -> Path:
 
     named = "/" in network or network.endswith(".toml")
     path = profile_path(network, home=default_home()) if named else user_profile_path(network, default_home())
-    assert path is not None  # noqa: S101 - a path is always its own
+    assert path is not None
     # A pool's number means nothing to new contracts.
     changed = msgspec.structs.replace(profile, contracts=done.addresses, deployed_block=done.block, pool=None)
     write_profile(path, changed)
@@ -269,7 +269,7 @@ def _says(profile: "NetworkProfile", key: "NodeKey", params: "DeployParams", pro
     words = (
         f"the contracts are put on {profile.name} for ever; {token}. {rest}; "
         f"{arbiter} may undo a quorum's slash within {params.appeal_seconds / 3600:g} h; a slash takes at most "
-        f"{ether(params.max_slash)} tokens. You pay the gas."
+        f"{ether(params.stake_per_unit)} tokens for each unit of a node. You pay the gas."
     )
     return words + (f" {len(progress.done)} step(s) are done already." if progress.done else "")
 

@@ -64,7 +64,7 @@ async def show(
     allowed = await chain.ask("read what a node may claim", lambda c: c.allowance_of(pool, node)) if node else 0
     after = -1 if posted.epoch is None else posted.epoch
     facts: dict[str, Any] = {"pool": pool, "epoch": posted.epoch, "root": posted.root.hex(), "total": posted.total}
-    facts |= {"owed_wei": str(info.owed), "free_wei": str(info.escrow), "next_at": info.maturity(after + 1)}
+    facts |= {"owed_wei": str(info.owed), "free_wei": str(info.escrow), "next_at": info.next_table(after + 1)}
     facts["waiting"] = _waiting(waiting) if waiting else None
     facts |= {"node": node, "claimed": paid, "allowed_now": allowed} if node else {}
     rows: list[tuple[str, Any]] = [("pool", pool)]
@@ -78,7 +78,7 @@ async def show(
         more = f"{waiting.total - posted.total:,} units more, through epoch {waiting.epoch}"
         rows.append(("waits", f"{more}; {held}it counts {when(waiting.counts_at, now)}"))
     else:
-        rows.append(("next table", f"of epoch {after + 1}, {when(info.maturity(after + 1), now)} or later"))
+        rows.append(("next table", f"of epoch {after + 1}, {when(info.next_table(after + 1), now)} or later"))
     if node:
         worth = ether(paid * info.reward_per_unit)
         rows += [("node", node), ("claimed", f"{paid:,} units, {worth} tokens"), ("at once", f"{allowed:,} units")]
@@ -252,7 +252,7 @@ async def tables_of(chain: "ChainClient", pool: int) -> dict[str, Any]:
     """How far a pool's earnings are: the newest table, what is owed of it, when the next may come; JSON-ready."""
     info, posted = await chain.pool(pool), await chain.earnings(pool)
     following = 0 if posted.epoch is None else posted.epoch + 1
-    return {"pool": pool, "epoch": posted.epoch, "owed_wei": str(info.owed), "next_at": info.maturity(following)}
+    return {"pool": pool, "epoch": posted.epoch, "owed_wei": str(info.owed), "next_at": info.next_table(following)}
 
 
 def _table_row(table: dict[str, Any], now: int) -> tuple[str, str]:

@@ -406,7 +406,10 @@ def _show_receipts(
 # The command groups of `intellect-node contract`, empty; the other files fill them
 
 app = typer.Typer(help="Look at the chain, and act on it with your own key.", no_args_is_help=True)
-pool_app = typer.Typer(help="Pools: where a run's members, rules and money stand.", no_args_is_help=True)
+pool_app = typer.Typer(
+    help="Pools: where a run's members, rules and money stand. In short: `intellect-node pool`.",
+    no_args_is_help=True,
+)
 provider_app = typer.Typer(help="Providers: who stakes for nodes and receives their rewards.", no_args_is_help=True)
 node_app = typer.Typer(help="Nodes: the keys that work, and the provider that answers for each.", no_args_is_help=True)
 earnings_app = typer.Typer(help="Earnings: what a quorum says that everybody has earned.", no_args_is_help=True)

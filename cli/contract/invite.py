@@ -15,7 +15,7 @@ import typer
 
 from cli.contract.frame import Network, Plan, Rows, pool_app, profile_of, question, read, step, transaction
 from cli.contract.pool import Pool
-from cli.contract.values import MAX_BYTES, Moment, address, when_option
+from cli.contract.values import MAX_BYTES, MAX_POOL, Moment, address, when_option
 from cli.errors import CHAIN, USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
 from cli.output import AsJson, clean, console, date, ether, print_json
@@ -58,7 +58,9 @@ class Mistake(msgspec.Struct, frozen=True):
     "intellect-node contract pool invite 7 --list people.csv --out theirs.toml --network base --key manager",
 )
 def invite(
-    pool: Pool,
+    pool: Annotated[
+        int | None, typer.Argument(min=1, max=MAX_POOL, help="The pool's number. Default: the profile's.")
+    ] = None,
     who: Annotated[
         list[Any] | None,
         typer.Argument(parser=address, metavar="ADDRESS", help="Whom: a node, or the provider of nodes."),
@@ -97,6 +99,9 @@ def invite(
     if out.exists():
         raise CommandError(f"{out} is there already", "it may be somebody's invitation", "name another --out", USAGE)
     profile = profile_of(network)
+    pool = pool or profile.pool
+    if pool is None:
+        raise CommandError("into which pool?", f"the profile of {network} names none", "give its number", USAGE)
     endpoints = _for_others(profile, rpc_url or ())
 
     async def look(chain: "ChainClient") -> tuple["PoolInfo", int, int]:

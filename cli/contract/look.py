@@ -22,7 +22,6 @@ _PARAMETERS = {
     "min_window": ("swarm", "minWindow", "seconds"),
     "unbonding_period": ("vault", "unbondingPeriod", "seconds"),
     "appeal_seconds": ("vault", "appealSeconds", "seconds"),
-    "max_slash": ("vault", "maxSlash", "tokens"),
     "burn_bps": ("vault", "burnBps", "share"),
     "bond_bps": ("vault", "bondBps", "share"),
     "min_bond": ("vault", "minBond", "tokens"),

@@ -87,7 +87,6 @@ _FIELDS: dict[str, dict[str, tuple[Parser, Any]]] = {
         "base_stake": (_TOKENS, 0),
         "stake_per_unit": (_TOKENS, 100 * 10**18),
         "min_window": (_TIME, 3600),
-        "max_slash": (_TOKENS, 100 * 10**18),
         "burn_bps": (_number(0, 10_000), 5000),
         "bond_bps": (_number(0, 10_000), 2500),
         "min_bond": (_TOKENS, 10**18),
@@ -250,12 +249,12 @@ class Plan:
 
     def _amounts(self) -> None:
         deploy, pool = self.deploy, self.pool
-        most = min(deploy["stake_per_unit"], deploy["max_slash"])
+        most = deploy["stake_per_unit"]
         if self.known and pool["slash"] > most:
-            why = f"{ether(pool['slash'])} tokens; a slash takes at most {ether(most)}, what one unit of a node bonds"
-            self.wrong("pool.slash", why, "lower it, or raise deploy.stake_per_unit and deploy.max_slash")
-        if deploy["max_slash"] == 0:
-            self.wrong("deploy.max_slash", "nothing could ever be slashed", "give a number of tokens")
+            why = f"{ether(pool['slash'])} tokens a unit; a slash takes at most {ether(most)}, what one unit bonds"
+            self.wrong("pool.slash", why, "lower it, or raise deploy.stake_per_unit")
+        if most == 0:
+            self.wrong("deploy.stake_per_unit", "nothing could ever be slashed", "give a number of tokens")
         if deploy["min_bond"] == 0:
             self.wrong("deploy.min_bond", "a case against who has nothing left would cost nothing", "give some tokens")
         rate = pool["reward"] // PER
@@ -361,7 +360,8 @@ class Plan:
             if not (Path(self.path(state)) / NODE_KEY).is_file():
                 add(f"a key for the node in {state}", None, "keys", "new", "--state-dir", self.path(state), sends=False)
         if self.deploys:
-            says = f"token, vault, swarm, court and chair; a slash takes at most {ether(deploy['max_slash'])} tokens"
+            most = ether(deploy["stake_per_unit"])
+            says = f"token, vault, swarm, court and chair; a slash takes at most {most} tokens for a unit of a node"
             add(says, deploy["key"], "contract", "deploy", *self._options("deploy"))
             for key, amount in self.needs().items() if deploy["token"] is None else ():
                 to = address_of(key)

@@ -396,7 +396,7 @@ def _lines_of(pool: Any, members: int) -> list[str]:
     crowd = f"{members} members, {pool.threshold} of {len(pool.validators)} validators decide"
     return [
         f"{pool.id:>4}  {_state(pool)}  {about}",
-        f"      {reward}; a fault costs {ether(pool.slash_amount)}",
+        f"      {reward}; a fault costs {ether(pool.slash_amount)} a unit",
         f"      {', '.join([crowd, *doors])}",
     ]
 
@@ -426,7 +426,7 @@ async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows
     rows += [("table", table), ("owed", f"{ether(pool.owed)} tokens of that table, not claimed yet")]
     rows += [
         ("reward", f"{ether(pool.reward_per_unit * PER)} tokens per {PER} units"),
-        ("slash", ether(pool.slash_amount)),
+        ("slash", f"{ether(pool.slash_amount)} tokens for each unit of a node"),
     ]
     epoch = pool.epoch_at(now)
     ends = f"now {epoch}, until {when(pool.epoch_end(epoch), now)}"

@@ -33,8 +33,6 @@ PLAIN_BYTES = 400
 """Of a signed transaction that is no deployment."""
 JOINING = 2
 """Transactions: the invitation, and the membership."""
-POLL = 1.0
-"""Seconds between two looks at the newest block: `chain_poll`."""
 DAY = 86_400
 BLOCKS = 100
 """Over which the chain's pace is measured."""
@@ -163,6 +161,8 @@ def _quorum(pool: dict[str, Any]) -> str:
 
 def _endpoint(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
     members, allowed = plan.public["members"] + len(_states(plan)), plan.public["requests"]
+    from node.chain.follower import POLL
+
     each = requests_a_day(POLL, quote.block)
     lines = [
         f"{len(profile.rpc_urls)} endpoint(s); a block each {quote.block:.1f} s, {profile.confirmations} on top of it",
@@ -189,9 +189,7 @@ def _endpoint(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
 
 def _slower(members: int, block: float, allowed: int) -> float | None:
     """Seconds between two looks at which the plan is enough; None where even a minute is too often."""
-    return next(
-        (poll for poll in (2.0, 4.0, 8.0, 15.0, 30.0, 60.0) if members * requests_a_day(poll, block) <= allowed), None
-    )
+    return next((poll for poll in (8.0, 15.0, 30.0, 60.0) if members * requests_a_day(poll, block) <= allowed), None)
 
 
 def _states(plan: Plan) -> list[str]:

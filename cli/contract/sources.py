@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +107,7 @@ async def _look(chain: "ChainClient") -> tuple[int, list[Deployed]]:
     for number in range(first, min(first + SCANNED, newest + 1)):
         if wanted.keys() <= made.keys():
             break
-        made |= await chain.ask("read a block", lambda contracts: _creations(contracts, number))  # noqa: B023 - asked at once
+        made |= await chain.ask("read a block", partial(_creations, number=number))
     return chain.profile.chain_id, [_judged(slot, address, made.get(address)) for address, slot in wanted.items()]
 
 

@@ -15,6 +15,7 @@ from cli.output import duration, ether, print_json
 from cli.places import state_dir_option
 
 if TYPE_CHECKING:
+    from contracts.bindings import NodeInfo
     from node.chain.client import ChainClient
     from node.chain.simulate import Step
     from protocol.identity import Address
@@ -124,7 +125,7 @@ PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Pass
 async def provider_register(chain: "ChainClient", me: "Address", units: Units = 1) -> Plan:
     """Become a provider: bond what the contract asks for `units` more than your nodes have now."""
     required, bonded = await chain.required_stake(me, units), (await chain.stake_of(me)).bonded
-    # The contract asks for the stake of all nodes together, so only what is lacking is bonded.
+    # The contract asks for the stake of all nodes together, those of yours that left and answer still among them.
     missing = required - bonded
     if missing <= 0:
         raise CommandError(
@@ -150,7 +151,7 @@ async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
         raise CommandError("there is nothing to remove", f"{me} has no nodes and no stake", "nothing to do")
     says = (
         f"your {len(nodes)} node(s) are removed and cannot work any more; {ether(bonded)} tokens of stake begin to "
-        "unbond (withdraw them later). Work that was committed is still paid."
+        "unbond (withdraw them later), and answer till then for what the nodes did. What they earned stays due."
     )
     return Plan(says, f"{len(nodes)} node(s) removed, {ether(bonded)} tokens unbonding", steps)
 
@@ -174,17 +175,17 @@ async def provider_show(
     provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="The provider's address.")],
 ) -> tuple[dict[str, Any], Rows]:
     """A provider: coin, tokens, stake, and its nodes."""
-    amounts, bond, nodes = (
-        await amounts_of(chain, provider),
-        await chain.stake_of(provider),
-        await _nodes_of(chain, provider),
-    )
-    now = (await chain.block()).timestamp
+    amounts, bond = await amounts_of(chain, provider), await chain.stake_of(provider)
+    infos, now = await _infos_of(chain, provider), (await chain.block()).timestamp
+    nodes = [info.node for info in infos if info.provider == provider]
+    leaving = [info for info in infos if not info.registered and info.units]
     facts = {"provider": provider, **amounts, "withdrawable_at": bond.withdrawable_at, "nodes": nodes, "now": now}
+    facts |= {"leaving": [{"node": info.node, "units": info.units, "free_at": info.free_at} for info in leaving]}
     rows = [("provider", provider), *amount_rows(amounts)]
     if bond.unbonding:
         rows.append(("withdrawable", when(bond.withdrawable_at, now)))
-    return facts, [*rows, *(("node", node) for node in nodes)]
+    rows += [("node", node) for node in nodes]
+    return facts, [*rows, *(("leaving", f"{info.node}, answers until {when(info.free_at, now)}") for info in leaving)]
 
 
 @node_app.command(
@@ -231,18 +232,23 @@ async def node_register(
         node, (deadline, signature) = key.address, await chain.register_node_signature(key, me, units)
     else:
         node, units, deadline, signature = _read_consent(consent or Path(), me)
-    call = chain.contracts.register_node(node, units, deadline, signature)
+    free = await _releasable(chain, me)
+    steps = [step("release removed nodes", chain.contracts.release(free))] if free else []
+    steps.append(step("register the node", chain.contracts.register_node(node, units, deadline, signature)))
     says = (
         f"the node {node} joins your provider {me} with {units} unit(s), for good: it can never have another provider. "
         "From now on your stake answers for what it does."
     )
-    return Plan(says, f"node {node} registered under {me}", [step("register the node", call)])
+    return Plan(says, f"node {node} registered under {me}", steps)
 
 
 @transaction(node_app, "remove", example="node remove 0xNode --network base-sepolia --key provider")
 async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
-    """Remove a node of yours; its committed work is still paid."""
-    says = f"the node {node} can no longer work for you; the stake that it needed becomes free to unbond"
+    """Remove a node of yours; what it earned is still paid, and its stake answers until the unbonding is over."""
+    says = (
+        f"the node {node} can no longer work for you. The stake that it needed can unbond; for "
+        f"{await _unbonding(chain)} it answers for what the node did, and stands behind no new node"
+    )
     return Plan(says, f"node {node} removed", [step("remove the node", chain.contracts.remove_node(node))])
 
 
@@ -267,6 +273,9 @@ async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) ->
     if info.registered:
         steps.append(step("remove the node", chain.contracts.remove_node(node)))
         says.append(f"the node {node} can no longer work for you; what it earned stays due")
+    elif info.units and now >= info.free_at:
+        steps.append(step("release the node", chain.contracts.release([node])))
+        says.append(f"the node {node} binds no stake any more")
     if free:
         steps.append(step("unbond stake", chain.contracts.unbond(free)))
         says.append(
@@ -279,10 +288,31 @@ async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) ->
     return Plan("; ".join(says), f"node {node}: " + ", ".join(each.action for each in steps), steps)
 
 
+@transaction(node_app, "release", example="node release --network base-sepolia --key provider")
+async def node_release(
+    chain: "ChainClient",
+    me: "Address",
+    nodes: Annotated[
+        list[Any] | None,
+        typer.Argument(parser=address, metavar="[NODE]...", help="Default: all of yours that are free."),
+    ] = None,
+) -> Plan:
+    """Free the stake that removed nodes bind, once they need not answer any more. Anybody may do this."""
+    free = list(nodes) if nodes else await _releasable(chain, me)
+    if not free:
+        what = f"no removed node of {me} has answered long enough"
+        raise CommandError("there is nothing to release", what, "see: contract provider show", CHAIN)
+    says = f"{len(free)} removed node(s) bind no stake any more: it can stand behind others"
+    return Plan(says, f"{len(free)} node(s) released", [step("release removed nodes", chain.contracts.release(free))])
+
+
 @transaction(node_app, "expel", example="node expel 0xNode --network base-sepolia --key anybody")
 async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
-    """End the membership of a node whose provider's stake no longer covers it. Anybody may do this."""
-    says = f"the node {node} loses its place in its pool, because its provider's stake is too small"
+    """Remove a node whose provider's stake no longer covers its nodes: until it covers the rest. Anybody may."""
+    says = (
+        f"the node {node} is removed, because its provider's stake is too small for all of its nodes. It comes back by "
+        "registering it again, once there is enough"
+    )
     return Plan(says, f"node {node} expelled", [step(f"expel {node}", chain.contracts.expel(node))])
 
 
@@ -292,23 +322,36 @@ async def node_show(chain: "ChainClient", node: NodeAddress) -> tuple[dict[str, 
     info, balances, now = await chain.node_info(node), await chain.balances(node), (await chain.block()).timestamp
     facts = {"node": node, "provider": info.provider, "registered": info.registered, "units": info.units}
     facts |= {"pool": info.pool or None, "lease_until": info.lease_until, "nonce": info.nonce}
-    facts |= {"coin_wei": str(balances.coin), "now": now}
+    facts |= {"free_at": info.free_at or None, "coin_wei": str(balances.coin), "now": now}
     rows = [(name, facts[name]) for name in ("node", "provider", "units", "pool")]
+    rows += [("answers until", when(info.free_at, now))] if info.free_at else []
     rows += [("lease", when(info.lease_until, now))] if info.pool else []
     return facts, [*rows, ("coin", ether(balances.coin))]
 
 
 async def _nodes_of(chain: "ChainClient", provider: "Address") -> "list[Address]":
-    """Present nodes, from the registrations ever told."""
+    """Present nodes."""
+    # The contract keeps no list of a provider's nodes, so those that have left since are told apart by asking.
+    return [info.node for info in await _infos_of(chain, provider) if info.provider == provider]
+
+
+async def _releasable(chain: "ChainClient", provider: "Address") -> "list[Address]":
+    """Removed nodes that bind stake although they need not answer any more."""
+    if not await chain.ask("read a stake", lambda contracts: contracts.leaving_units(provider)):
+        return []
+    now, infos = (await chain.block()).timestamp, await _infos_of(chain, provider)
+    return [info.node for info in infos if not info.registered and info.units and now >= info.free_at]
+
+
+async def _infos_of(chain: "ChainClient", provider: "Address") -> "list[NodeInfo]":
+    """All nodes that a provider ever had, from the registrations ever told."""
     from contracts.bindings import NodeRegistered
 
     # An indexed address fills 32 bytes in a topic.
     events = await events_of(chain, NodeRegistered, "0x" + provider.removeprefix("0x").lower().rjust(64, "0"))
     # Without doubles, in the order of the first registration: a node can be removed and registered again.
     seen = dict.fromkeys(event.node for event in events)
-    infos = [await chain.node_info(node) for node in seen]
-    # The contract keeps no list of a provider's nodes, so those that have left since are told apart by asking.
-    return [info.node for info in infos if info.provider == provider]
+    return [await chain.node_info(node) for node in seen]
 
 
 class Consent(msgspec.Struct, frozen=True):

@@ -184,7 +184,7 @@ def _names(path: Path, table: str) -> dict[str, str]:
     # Parsed, not imported: the catalogue imports torch, and completion must answer at once.
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == table:
-            assert isinstance(node.value, ast.Dict)  # noqa: S101 - as it is written there
+            assert isinstance(node.value, ast.Dict)  # as it is written there
             keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
             return {_word(str(key)): str(key) for key in keys}
     return {}

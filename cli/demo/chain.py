@@ -85,7 +85,7 @@ def playground(network: str) -> Path:
             USAGE,
         )
     place = profile_path(network, home=default_home())
-    assert place is not None  # noqa: S101 - it was just read
+    assert place is not None  # it was just read
     return place.resolve()
 
 

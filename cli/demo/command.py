@@ -1,7 +1,8 @@
 """The command `intellect-node demo`: its options, and what it says at the end."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -240,7 +241,7 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
     from node.metrics.journal import Ends
 
     out = Console(stderr=True, highlight=False) if to_errors else console()
-    say: Callable[..., None] = lambda text: out.print(text, soft_wrap=True)  # noqa: E731
+    say = partial(out.print, soft_wrap=True)
     ends = Ends(summary["reward_first"], summary["reward_last"], summary["reward_window"])
     if ends.first is not None and ends.last is not None:
         say(f"\n[bold]mean reward on held-back problems {ends.first:.2f} -> {ends.last:.2f}[/] ({ends.words})")

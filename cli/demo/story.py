@@ -181,7 +181,7 @@ async def _take_over(
     """Kill the leader once the standbys replay it, tell when the next policy comes, and start the former one again."""
     leader, standby = trainers[0], trainers[1]
     # The standby must have replayed to the last step but one: killed sooner, the demo would show how it catches up.
-    while (step := await _step_of(leader, scene)) < LEADER_DIES_AT or await _step_of(standby, scene) < step - 1:  # noqa: ASYNC110
+    while (step := await _step_of(leader, scene)) < LEADER_DIES_AT or await _step_of(standby, scene) < step - 1:  # noqa: ASYNC110 - of other nodes
         await trio.sleep(CHURN_POLL)
     supervisor.kill(leader.name)
     died = trio.current_time()

@@ -156,12 +156,7 @@ contract Chair {
         bool again = term.ended && silence.lease != 0 && silence.number == number;
         if (term.ended && !again) revert TermIsOver(number);
         if ((again ? silence.lease : term.until) != until) revert OtherTerm(number, term.until);
-        bytes32[] memory statements = new bytes32[](steps.length);
-        for (uint256 i = 0; i < steps.length; ++i) {
-            statements[i] = Statements.hashTermSilent(id, number, until, steps[i]);
-            if (i > 0 && steps[i] > steps[i - 1]) revert NotInOrder(steps[i], steps[i - 1]);
-        }
-        uint256 quorum = court.requireQuorum(id, statements, signatures);
+        uint256 quorum = court.requireQuorum(id, _words(id, number, until, steps), signatures);
         uint64 reached = again ? silence.held : term.reached;
         if (!again) _silences[id] = Silence(number, uint40(until), reached);
         if (reached < steps[quorum - 1]) reached = steps[quorum - 1];
@@ -190,6 +185,7 @@ contract Chair {
             if (verdicts[i].outcome == Statements.OUTCOME_ACCEPT) revert NothingFound();
             statements[i] = Statements.hashVerdict(c.pool, work, verdicts[i]);
         }
+        // slither-disable-next-line unused-return -- asked because it refuses what is no quorum
         court.requireQuorum(c.pool, statements, signatures);
         // the next term may begin at the bad step, however long ago that was
         if (c.index < term.reached) term.reached = c.index;
@@ -251,6 +247,19 @@ contract Chair {
         uint40 until = uint40(block.timestamp + seating.leaseSeconds);
         _terms[id] = Term(number, place, false, until, fromStep, reached, parent);
         emit TermTaken(id, seating.trainers[place], number, fromStep, parent, until);
+    }
+
+    /// What those must have signed who know of these steps, the greatest first.
+    function _words(uint256 id, uint32 number, uint64 until, uint64[] calldata steps)
+        private
+        pure
+        returns (bytes32[] memory statements)
+    {
+        statements = new bytes32[](steps.length);
+        for (uint256 i = 0; i < steps.length; ++i) {
+            statements[i] = Statements.hashTermSilent(id, number, until, steps[i]);
+            if (i > 0 && steps[i] > steps[i - 1]) revert NotInOrder(steps[i], steps[i - 1]);
+        }
     }
 
     /// The pool's term, if it is this one and not over.

@@ -451,6 +451,7 @@ contract Court is ICourt {
 
     function _sits(uint256 id, address node) private view returns (bool) {
         uint32 bench = _seats[id][node].bench;
+        // slither-disable-next-line incorrect-equality -- a number of a bench, not an amount
         return bench != 0 && bench == _benches[id].number;
     }
 

@@ -122,7 +122,7 @@ abstract contract Members is Pools {
         if (!node.registered) revert NodeUnknown(msg.sender);
         Member storage member = _members[id][msg.sender];
         if (_isEvicted(member)) revert NodeEvicted(id, msg.sender);
-        _requireStake(node.provider);
+        _requireStake(node.provider, _unitsOf(node.provider));
         if (node.pool != id) {
             _endMembership(msg.sender);
             node.pool = uint32(id);

@@ -36,7 +36,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         uint32 maxUnitsPerEpoch;
         /// work units that all nodes together can be paid for, per epoch
         uint64 unitsPerEpoch;
-        /// token wei
+        /// token wei that a fault costs, per unit of the node
         uint96 slashAmount;
         /// whether a node needs the manager's invitation
         bool invited;
@@ -279,9 +279,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         _requireShort(params.runURI, MAX_URI_BYTES);
         _requireShort(params.bootnodes, MAX_BOOTNODES_BYTES);
         // no slash takes more than the node's own registration bonds: two nodes never lean on one stake
-        uint256 maxSlash = vault.maxSlash();
-        if (stakePerUnit < maxSlash) maxSlash = stakePerUnit;
-        if (params.slashAmount > maxSlash) revert SlashTooHigh(params.slashAmount, maxSlash);
+        if (params.slashAmount > stakePerUnit) revert SlashTooHigh(params.slashAmount, stakePerUnit);
         _checkTimes(params);
     }
 

@@ -40,8 +40,6 @@ contract StakeVault is ReentrancyGuard {
         address arbiter;
         /// the share that is burned, in 1/10,000
         uint16 burnBps;
-        /// no slash takes more, token wei
-        uint96 maxSlash;
         /// the share of a case's amount that each side puts up, in 1/10,000
         uint16 bondBps;
         /// what each side puts up at least, token wei
@@ -97,7 +95,6 @@ contract StakeVault is ReentrancyGuard {
     uint64 public immutable appealSeconds;
     address public immutable treasury;
     uint16 public immutable burnBps;
-    uint96 public immutable maxSlash;
     uint16 public immutable bondBps;
     uint96 public immutable minBond;
     address private immutable deployer;
@@ -179,7 +176,7 @@ contract StakeVault is ReentrancyGuard {
         if (params.arbiter == params.treasury) revert ArbiterIsTreasury(params.arbiter);
         if (params.burnBps > BPS) revert BadShare(params.burnBps);
         if (params.bondBps > BPS) revert BadShare(params.bondBps);
-        if (params.appealSeconds == 0 || params.maxSlash == 0 || params.minBond == 0) revert ZeroAmount();
+        if (params.appealSeconds == 0 || params.minBond == 0) revert ZeroAmount();
         // what is frozen and given back, or slashed besides, is still here when its case is over
         uint64 least = 2 * params.appealSeconds;
         if (params.unbondingPeriod < least) revert UnbondingTooShort(params.unbondingPeriod, least);
@@ -188,7 +185,6 @@ contract StakeVault is ReentrancyGuard {
         appealSeconds = params.appealSeconds;
         treasury = params.treasury;
         burnBps = params.burnBps;
-        maxSlash = params.maxSlash;
         bondBps = params.bondBps;
         minBond = params.minBond;
         arbiter = params.arbiter;
@@ -285,9 +281,8 @@ contract StakeVault is ReentrancyGuard {
     // --------------------------------------------------------------- slashing
 
     /// @notice Takes up to `amount` for ever, of the stake and then of what is frozen.
-    /// @return taken what was there to take, at most `maxSlash`
+    /// @return taken what was there to take
     function slash(address provider, uint256 amount) external onlySwarm returns (uint256 taken) {
-        if (amount > maxSlash) amount = maxSlash;
         taken = _sum(_take(_stakes[provider], amount));
         taken += _sum(_take(_frozen[provider], amount - taken));
         _spend(provider, taken, 0);
@@ -297,14 +292,13 @@ contract StakeVault is ReentrancyGuard {
     /// frozen already answers for what the stake has not.
     /// @param carrier who brings the case and puts up its bond
     /// @return caseId the new case's number
-    /// @return claimed what the case takes when it is final, at most `maxSlash`
+    /// @return claimed what the case takes when it is final
     function freeze(address provider, uint256 amount, uint32 pool, address carrier)
         external
         onlySwarm
         nonReentrant
         returns (uint256 caseId, uint256 claimed)
     {
-        if (amount > maxSlash) amount = maxSlash;
         _move(_stakes[provider], _frozen[provider], amount);
         uint256 there = _sum(_frozen[provider]);
         claimed = amount < there ? amount : there;

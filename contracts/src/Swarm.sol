@@ -8,8 +8,9 @@ import {Pools} from "./Pools.sol";
 import {StakeVault} from "./StakeVault.sol";
 
 /// @title Swarm
-/// @notice Who works for whom, in which pool, for what pay (Nodes, Pools, Members), and here: what a fault costs. Whether
-/// there was a fault is for the Court to find. Holds no money: stakes are the vault's, pay is the Payroll's.
+/// @notice Who works for whom, in which pool, for what pay (Nodes, Pools, Members), and here: what a fault costs, which is
+/// the pool's amount for each unit that the node answers for. Whether there was a fault is for the Court to find. Holds no
+/// money: stakes are the vault's, pay is the Payroll's.
 ///
 /// What judges say freezes a stake, which the vault's arbiter may have given back; what a key's own signatures prove is
 /// final. Either way the node leaves the pool for ever and is paid nothing more. A key is slashed once per pool by
@@ -65,7 +66,7 @@ contract Swarm is Members {
         member.slashedAt = uint40(block.timestamp);
         _evict(id, node);
         (uint256 caseId, uint256 claimed) =
-            vault.freeze(_nodes[node].provider, _terms[id].slashAmount, uint32(id), carrier);
+            vault.freeze(_nodes[node].provider, _priceOf(id, node), uint32(id), carrier);
         member.caseId = uint64(caseId);
         _tell(id, node, reason, claimed, fileRoot, caseId);
     }
@@ -82,7 +83,7 @@ contract Swarm is Members {
         if (member.convictedAt != 0) revert NodeEvicted(id, node);
         member.convictedAt = uint40(block.timestamp);
         _evict(id, node);
-        _tell(id, node, reason, vault.slash(provider, _terms[id].slashAmount), fileRoot, 0);
+        _tell(id, node, reason, vault.slash(provider, _priceOf(id, node)), fileRoot, 0);
     }
 
     /// @notice The vault's arbiter undoes a slash by judgement before it is final: the stake goes back, the node may
@@ -107,6 +108,12 @@ contract Swarm is Members {
         payee.caseId = member.caseId;
         payee.capacity = _capacity(id, payee.times, node);
         payee.rewardPerUnit = _terms[id].rewardPerUnit;
+    }
+
+    /// Nothing for a node that was released: what is bonded now stands behind others. Judges come no later than that,
+    /// because no pool's epoch and window are longer than the unbonding.
+    function _priceOf(uint256 id, address node) private view returns (uint256) {
+        return uint256(_terms[id].slashAmount) * _nodes[node].units;
     }
 
     function _tell(uint256 id, address node, uint8 reason, uint256 amount, bytes32 fileRoot, uint256 caseId) private {

@@ -365,7 +365,7 @@ contract AttacksTest is Base {
             _judge(PUPPET + i, _in(pool, PUPPET + i, 0), judgeKeys[0]);
             vm.prank(PUPPETEER);
             swarm.removeNode(vm.addr(PUPPET + i));
-            _bond(PUPPETEER, SLASH);
+            _bond(PUPPETEER, 2 * SLASH); // for what was taken, and for the next one's
         }
         eq(_info().escrow, ESCROW);
         eq(vault.stakeOf(PUPPETEER).frozen, 50 * uint256(SLASH));

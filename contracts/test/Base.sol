@@ -53,6 +53,7 @@ library Sign {
     bytes32 constant EARNINGS = keccak256("Earnings(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)");
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address invitee,uint32 places,uint64 deadline)");
     bytes32 constant TICKET = keccak256("Ticket(uint256 pool,address node)");
+    bytes32 constant TERM_SILENT = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
     bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)");
 
     function domain(uint256 chain, address contract_) internal pure returns (bytes32) {
@@ -185,7 +186,6 @@ abstract contract Base {
             treasury: treasury,
             arbiter: arbiter,
             burnBps: 5_000,
-            maxSlash: 60 ether,
             bondBps: 2_500,
             minBond: 1 ether
         });
@@ -270,6 +270,18 @@ abstract contract Base {
         _give(manager, amount, address(payroll));
         vm.prank(manager);
         payroll.fund(id, amount);
+    }
+
+    function _expel(address who) internal {
+        vm.prank(anybody);
+        swarm.expel(who);
+    }
+
+    /// Units of the provider's nodes, and of those that left and answer still.
+    function _units(address who, uint256 registered, uint256 leaving) internal view {
+        (uint256 has, uint256 left) = swarm.unitsOf(who);
+        eq(has, registered);
+        eq(left, leaving);
     }
 
     /// Goes on in another pool with a new node of the provider's.

@@ -60,8 +60,9 @@ contract DefectsTest is Base {
         vm.prank(provider);
         swarm.removeProvider(nodes);
         eq(swarm.requiredStake(provider), 0);
-        eq(swarm.unitsOf(provider), 0);
+        _units(provider, 0, 1);
         _register(provider, nodeKey, 1);
+        _units(provider, 1, 0);
         eq(swarm.requiredStake(provider), BASE + PER_UNIT);
     }
 

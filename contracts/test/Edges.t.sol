@@ -119,7 +119,7 @@ contract EdgesTest is Base {
 
     function test_a_removal_is_told() public {
         vm.expectEmit(address(swarm));
-        emit Nodes.NodeRemoved(provider, node, 1);
+        emit Nodes.NodeRemoved(provider, node, 1, uint64(block.timestamp) + UNBONDING);
         vm.prank(provider);
         swarm.removeNode(node);
     }

@@ -14,7 +14,7 @@ import {Base, Sign} from "./Base.sol";
 /// What nodes follow is told in events, each with all that it says. Those of slashes and benches stand in Edges.t.sol.
 contract EventsTest is Base {
     function test_a_vault_tells_its_arbiter_and_swarm() public {
-        StakeVault.Params memory params = StakeVault.Params(2, 1, treasury, arbiter, 0, 1, 0, 1);
+        StakeVault.Params memory params = StakeVault.Params(2, 1, treasury, arbiter, 0, 0, 1);
         vm.expectEmit();
         emit StakeVault.ArbiterSet(arbiter);
         StakeVault made = StakeVault(_create("StakeVault", abi.encode(token, params)));
@@ -114,6 +114,12 @@ contract EventsTest is Base {
         emit Nodes.ProviderRemoved(provider);
         vm.prank(provider);
         swarm.removeProvider(all);
+        vm.warp(block.timestamp + UNBONDING);
+        vm.expectEmit(address(swarm));
+        emit Nodes.NodeReleased(provider, node, 1);
+        vm.expectEmit(address(swarm));
+        emit Nodes.NodeReleased(provider, vm.addr(0xD00D), 2);
+        swarm.release(all);
     }
 
     function test_a_pool_tells_its_life() public {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {Chair} from "../src/Chair.sol";
 import {Court} from "../src/Court.sol";
 import {Payroll} from "../src/Payroll.sol";
 import {Nodes} from "../src/Nodes.sol";
@@ -10,7 +11,7 @@ import {Judgement, Tally, WorkCommitment} from "../src/Statements.sol";
 import {Base, Sign} from "./Base.sol";
 
 /// Many people doing anything at any time, with signatures of their own: three pools of different terms, five providers,
-/// six workers, four judges who sit in several pools. A refusal is fine; it must change nothing. What a call must never
+/// six workers, four judges who sit in several pools, three of the workers trainers of the first. A refusal is fine; it must change nothing. What a call must never
 /// bring about although it went through is noted in `broken`.
 contract Crowd is Base {
     /// What the newest table of a pool says of each worker; by their numbers.
@@ -49,6 +50,12 @@ contract Crowd is Base {
     mapping(bytes32 what => bool) private _once;
     /// of the pool with attestations: by worker, when the last one was made
     mapping(address worker => uint64) private _foundAt;
+    Chair private chair;
+    /// of the term that a quorum ended: the lease that its words were about, and what its holder had said
+    uint64 private _silentLease;
+    uint64 private _held;
+    /// what evidence and final cases took of a provider's stake since it last covered all that the provider answers for
+    mapping(address provider => uint256) private _taken;
     string public broken;
 
     function setUp() public override {
@@ -79,6 +86,11 @@ contract Crowd is Base {
             vm.prank(_worker(i));
             swarm.join(_pools[i % 2], "");
         }
+        chair = Chair(_create("Chair", abi.encode(court)));
+        address[] memory trainers = new address[](3);
+        (trainers[0], trainers[1], trainers[2]) = (_workers[0], _workers[2], _workers[4]);
+        vm.prank(manager);
+        chair.seat(pool, trainers, 150, 30);
     }
 
     /// Shorter epochs, two of three judges, less to lose.
@@ -111,8 +123,11 @@ contract Crowd is Base {
     }
 
     function unbond(uint8 who, uint96 amount) external {
-        vm.prank(_provider(who));
-        vault.unbond(_bounded(amount, 1, 80 ether));
+        address owner = _provider(who);
+        // now and then all that its nodes do not need: so that a slash is felt
+        uint256 most = vault.bondedOf(owner) - _needs(owner);
+        vm.prank(owner);
+        vault.unbond(amount % 4 == 0 ? most : _bounded(amount, 1, 80 ether));
     }
 
     function rebond(uint8 who, uint96 amount) external {
@@ -133,6 +148,22 @@ contract Crowd is Base {
         uint256 key = i < WORKERS ? nodeKey + i : judgeKeys[i - WORKERS];
         address owner = i < WORKERS ? _owner(i) : _providers[i < WORKERS + 2 ? 2 : 4];
         _register(owner, key, uint32(_bounded(units, 1, 6)));
+        _taken[owner] = 0;
+        (uint256 has, uint256 left) = swarm.unitsOf(owner);
+        if (vault.bondedOf(owner) < BASE + PER_UNIT * (has + left)) broken = "a node came that no stake is for";
+    }
+
+    /// One that was removed, if there is any; now and then in the second in which it is free at the soonest.
+    function release(uint8 which) external {
+        uint256 i = which % (WORKERS + JUDGES);
+        while (swarm.nodeInfo(_key(i)).freeAt == 0 && ++i < WORKERS + JUDGES) {}
+        address key = _key(i % (WORKERS + JUDGES));
+        if (which % 4 == 0 && swarm.nodeInfo(key).freeAt > block.timestamp) vm.warp(swarm.nodeInfo(key).freeAt);
+        bool free = !swarm.nodeInfo(key).registered && block.timestamp >= swarm.nodeInfo(key).freeAt;
+        address[] memory one = new address[](1);
+        one[0] = key;
+        swarm.release(one);
+        if (!free) broken = "a node was released that answers still";
     }
 
     function remove(uint8 which, uint8 seldom) external {
@@ -143,7 +174,12 @@ contract Crowd is Base {
     }
 
     function expel(uint8 which) external {
-        swarm.expel(_worker(which));
+        uint256 i = which % (WORKERS + JUDGES);
+        while (_isCovered(swarm.nodeInfo(_key(i)).provider) && ++i < WORKERS + JUDGES) {}
+        address key = _key(i % (WORKERS + JUDGES));
+        bool covered = _isCovered(swarm.nodeInfo(key).provider);
+        swarm.expel(key);
+        if (covered) broken = "somebody was expelled whose stake is enough";
     }
 
     /// Mostly to stay where it is.
@@ -308,9 +344,19 @@ contract Crowd is Base {
             WorkCommitment(_pool(where), _worker(which), ROOT, index % 8, keccak256(abi.encode(which, index % 8)), 1, 0);
         bytes memory own = _sign(_keyOf(c.node), Sign.commitment(c));
         (bytes[] memory verdicts, bool fair) = _heard(c.pool, Sign.verdict(c, 2, REASON), how);
+        uint256 due = _due(c.pool, c.node);
         court.slash(c, own, REASON, verdicts, _blank(verdicts), 0);
+        if (vault.caseInfo(vault.caseCount()).amount != due) broken = "a case is not about all units of its node";
         if (!fair) broken = "somebody was slashed without a quorum";
         _only(keccak256(abi.encode("judged", Sign.commitment(c))), "a work was judged twice");
+    }
+
+    /// What a slash of it is to take: the pool's price of each unit, as far as that is there.
+    function _due(uint256 id, address node_) private view returns (uint256 due) {
+        Nodes.Node memory entry = swarm.nodeInfo(node_);
+        due = uint256(_poolInfo(id).slashAmount) * entry.units;
+        uint256 there = _sumOf(entry.provider);
+        if (due > there) due = there;
     }
 
     function attest(uint8 which, uint8 units, uint16 ago, uint16 long, uint8 how) external {
@@ -328,9 +374,25 @@ contract Crowd is Base {
     /// Signatures of judges of the pool over a statement, and whether they are a quorum by the rules: as many as there must
     /// be, each another, each in office, with a stake, and not found to be a cheat here.
     function _heard(uint256 id, bytes32 statement, uint8 how) private view returns (bytes[] memory signatures, bool fair) {
+        bytes32[] memory statements = new bytes32[](_manyOf(id, how));
+        for (uint256 i = 0; i < statements.length; ++i) statements[i] = statement;
+        return _heardOf(id, statements, how);
+    }
+
+    function _manyOf(uint256 id, uint8 how) private view returns (uint256) {
+        uint256 threshold = court.benchOf(id).threshold;
+        if (how % 8 == 6) return threshold + 1; // one of them twice, if there are no others
+        return how % 8 == 7 ? threshold - 1 : threshold;
+    }
+
+    /// The same, where each of them signs a statement of its own.
+    function _heardOf(uint256 id, bytes32[] memory statements, uint8 how)
+        private
+        view
+        returns (bytes[] memory signatures, bool fair)
+    {
         Court.Bench memory bench = court.benchOf(id);
-        uint256 many = how % 8 == 7 ? bench.threshold - 1 : bench.threshold;
-        if (how % 8 == 6) ++many; // one of them twice, if there are no others
+        uint256 many = statements.length;
         signatures = new bytes[](many);
         fair = many >= bench.threshold;
         uint256 seen = 0;
@@ -338,8 +400,8 @@ contract Crowd is Base {
             // in one of eight cases anybody's, else those who are in office
             uint256 place = how % 8 == 5 || bench.validators.length == 0 ? JUDGES : i % bench.validators.length;
             uint256 judge = place == JUDGES ? (i + how / 8) % JUDGES : _judgeOf(bench.validators[place]);
-            signatures[i] = _sign(judgeKeys[judge], statement);
-            fair = fair && seen & (1 << judge) == 0 && _sits(bench.validators, judge) && _mayJudge(id, judge);
+            signatures[i] = _sign(judgeKeys[judge], statements[i]);
+            fair = fair && seen & (1 << judge) == 0 && _sits(bench.validators, judge) && _isFit(id, _seats[judge]);
             seen |= 1 << judge;
         }
     }
@@ -354,12 +416,19 @@ contract Crowd is Base {
         return ecrecover(digest, v, r, s);
     }
 
-    function _mayJudge(uint256 id, uint256 judge) private view returns (bool) {
-        Nodes.Node memory entry = swarm.nodeInfo(_seats[judge]);
-        StakeVault.StakeInfo memory stake = vault.stakeOf(entry.provider);
-        if (!entry.registered || swarm.memberInfo(id, _seats[judge]).evicted) return false;
-        uint256 required = BASE + PER_UNIT * swarm.unitsOf(entry.provider);
-        return uint256(stake.bonded) + stake.frozen >= required;
+    /// As the rules say it: registered, covered, not evicted.
+    function _isFit(uint256 id, address holder) private view returns (bool) {
+        Nodes.Node memory entry = swarm.nodeInfo(holder);
+        return entry.registered && !swarm.memberInfo(id, holder).evicted && _isCovered(entry.provider);
+    }
+
+    function _isCovered(address owner) private view returns (bool) {
+        return vault.backingOf(owner) >= _needs(owner);
+    }
+
+    function _needs(address owner) private view returns (uint256) {
+        (uint256 registered,) = swarm.unitsOf(owner);
+        return registered == 0 ? 0 : BASE + PER_UNIT * registered;
     }
 
     function _sits(address[] memory validators, uint256 judge) private view returns (bool) {
@@ -410,6 +479,7 @@ contract Crowd is Base {
         uint256 taken = case_.amount < frozen ? case_.amount : frozen;
         if (frozen - vault.stakeOf(case_.provider).frozen != taken) broken = "a case took something else than it froze";
         if (sum - _sumOf(case_.provider) != taken) broken = "a case took what was not frozen";
+        _taken[case_.provider] += taken;
         if (_others(case_.provider) != others) broken = "a case moved another stake";
         uint256 won = case_.appealed ? 2 * uint256(case_.bond) - uint256(case_.bond) / 10 : case_.bond;
         if (vault.creditOf(case_.carrier) - had != won + taken / 50) broken = "a carrier got something else than its due";
@@ -454,8 +524,11 @@ contract Crowd is Base {
         WorkCommitment memory two = WorkCommitment(_pool(where), _worker(which), ROOT, seldom, ROOT, 1, 1);
         bytes memory first = _sign(_keyOf(one.node), Sign.commitment(one));
         bytes memory second = _sign(_keyOf(one.node), Sign.commitment(two));
+        (address owner, uint256 due) = (swarm.nodeInfo(one.node).provider, _due(one.pool, one.node));
+        uint256 sum = _sumOf(owner);
         vm.prank(_stranger);
         court.evidence(one, first, two, second);
+        _took(owner, sum, due);
         _only(keccak256(abi.encode("convicted", one.pool, one.node)), "a key was convicted twice in one pool");
     }
 
@@ -465,11 +538,78 @@ contract Crowd is Base {
         uint256 key = judgeKeys[judge % JUDGES];
         bytes memory first = _sign(key, Sign.verdict(c, 0, 0));
         bytes memory second = _sign(key, Sign.verdict(c, 2, REASON));
+        (address owner, uint256 due) = (swarm.nodeInfo(vm.addr(key)).provider, _due(c.pool, vm.addr(key)));
+        uint256 sum = _sumOf(owner);
         vm.prank(_stranger);
         court.verdictEvidence(
             c.pool, Sign.commitment(c), Judgement(0, 0, 0), first, Judgement(2, REASON, 0), second
         );
+        _took(owner, sum, due);
         if (_sits(court.benchOf(c.pool).validators, judge % JUDGES)) broken = "who contradicted itself is in office";
+    }
+
+    function _took(address owner, uint256 sum, uint256 due) private {
+        if (sum - _sumOf(owner) != due) broken = "evidence took something else than the price of all units";
+        _taken[owner] += due;
+    }
+
+    // ---- who leads
+
+    function holdChair(uint8 which, uint16 step, uint8 how) external {
+        Chair.Term memory term = chair.termOf(pool);
+        address[] memory trainers = chair.seatingOf(pool).trainers;
+        address caller = trainers[how % 4 == 3 ? which % trainers.length : term.place];
+        vm.prank(caller);
+        chair.hold(pool, step, ROOT);
+        if (caller != trainers[term.place] || term.ended || !_mayLead(caller)) broken = "somebody held no chair of its own";
+        uint64 reached = chair.termOf(pool).reached;
+        if (reached != (step > term.reached ? step : term.reached)) broken = "a holder's word counts otherwise";
+    }
+
+    function takeChair(uint8 which, uint16 fromStep, uint8 how) external {
+        Chair.Term memory term = chair.termOf(pool);
+        address[] memory trainers = chair.seatingOf(pool).trainers;
+        address caller = trainers[which % trainers.length];
+        bool over = block.timestamp >= term.until || !_mayLead(trainers[term.place]);
+        uint64 from = how % 2 == 0 ? term.reached : fromStep;
+        vm.prank(caller);
+        chair.take(pool, how % 8 == 7 ? term.number : term.number + 1, from, ROOT);
+        if (!over || !_mayLead(caller)) broken = "two lead, or one that may not";
+        if (from + 64 < term.reached) broken = "a term began too far back";
+        Chair.Term memory next = chair.termOf(pool);
+        if (next.number != term.number + 1 || next.ended || next.reached != term.reached) broken = "a term began otherwise";
+        if (trainers[next.place] != caller || next.until != block.timestamp + 150) broken = "another one leads";
+    }
+
+    /// Words about the lease as it is, or as it was when the term ended; the greatest first.
+    function endTerm(uint16 most, uint8[5] calldata less, uint8 how) external {
+        Chair.Term memory term = chair.termOf(pool);
+        uint64 lease = term.ended ? _silentLease : term.until;
+        uint64[] memory steps = new uint64[](_manyOf(pool, how));
+        bytes32[] memory words = new bytes32[](steps.length);
+        for (uint256 i = 0; i < steps.length; ++i) {
+            uint64 last = i == 0 ? most : steps[i - 1];
+            steps[i] = last > less[i % 5] ? last - less[i % 5] : 0;
+            words[i] = keccak256(abi.encode(Sign.TERM_SILENT, pool, term.number, lease, steps[i]));
+        }
+        (bytes[] memory signatures, bool fair) = _heardOf(pool, words, how);
+        chair.endTerm(pool, term.number, lease, steps, signatures);
+        if (!fair) broken = "a term was ended without a quorum";
+        if (!term.ended) (_silentLease, _held) = (lease, term.reached);
+        _checkReached(steps);
+    }
+
+    /// What the holder held stays where it is within the words: at least the quorum's, at most the greatest.
+    function _checkReached(uint64[] memory steps) private {
+        uint64 reached = chair.termOf(pool).reached;
+        uint64 least = steps[court.benchOf(pool).threshold - 1];
+        if (reached < least || reached > steps[0]) broken = "the run came as far as no quorum says";
+        if (_held >= least && _held <= steps[0] && reached != _held) broken = "an honest holder's word was moved";
+        if (!chair.termOf(pool).ended) broken = "a term goes on that a quorum ended";
+    }
+
+    function _mayLead(address trainer) private view returns (bool) {
+        return block.timestamp < swarm.memberInfo(pool, trainer).memberUntil && _isFit(pool, trainer);
     }
 
     // ---- the manager
@@ -581,16 +721,23 @@ contract Crowd is Base {
         }
     }
 
-    /// A provider's units are those of its registered nodes.
+    /// A provider's units are those of its nodes: those that it has, and those that it removed and nobody released. Behind
+    /// each of them that is not free yet there is its stake, apart from what slashes took since.
     function _checkUnits() private view {
         uint256[] memory units = new uint256[](_providers.length);
+        uint256[] memory left = new uint256[](_providers.length);
+        uint256[] memory answering = new uint256[](_providers.length);
         for (uint256 i = 0; i < WORKERS + JUDGES; ++i) {
             Nodes.Node memory entry = swarm.nodeInfo(_key(i));
-            if (!entry.registered) eq(entry.units, 0);
-            units[_indexOf(entry.provider)] += entry.units;
+            if (entry.registered) units[_indexOf(entry.provider)] += entry.units;
+            else left[_indexOf(entry.provider)] += entry.units;
+            bool answers = entry.registered || block.timestamp < entry.freeAt;
+            if (answers) answering[_indexOf(entry.provider)] += entry.units;
         }
         for (uint256 p = 0; p < _providers.length; ++p) {
-            eq(swarm.unitsOf(_providers[p]), units[p]);
+            _units(_providers[p], units[p], left[p]);
+            bool covered = _sumOf(_providers[p]) + _taken[_providers[p]] >= PER_UNIT * answering[p];
+            yes(covered, "units answer that no stake stands behind");
         }
     }
 
@@ -604,7 +751,10 @@ contract Crowd is Base {
             claimed[_indexOf(case_.provider)] += case_.amount;
         }
         for (uint256 p = 0; p < _providers.length; ++p) {
-            yes(vault.stakeOf(_providers[p]).frozen <= claimed[p], "more is frozen than cases claim");
+            StakeVault.StakeInfo memory stake = vault.stakeOf(_providers[p]);
+            yes(stake.frozen <= claimed[p], "more is frozen than cases claim");
+            uint256 backing = vault.backingOf(_providers[p]);
+            yes(stake.bonded <= backing && backing <= uint256(stake.bonded) + stake.frozen, "backed by something else");
         }
     }
 
@@ -704,7 +854,7 @@ contract InvariantsTest {
 
     /// What happens often stands here more than once.
     function targetSelectors() public view returns (FuzzSelector[] memory targets) {
-        bytes4[43] memory all = [
+        bytes4[47] memory all = [
             Crowd.wait_.selector,
             Crowd.wait_.selector,
             Crowd.wait_.selector,
@@ -717,6 +867,7 @@ contract InvariantsTest {
             Crowd.register.selector,
             Crowd.remove.selector,
             Crowd.expel.selector,
+            Crowd.release.selector,
             Crowd.join.selector,
             Crowd.join.selector,
             Crowd.joinByInvitation.selector,
@@ -741,6 +892,9 @@ contract InvariantsTest {
             Crowd.collect.selector,
             Crowd.evidence.selector,
             Crowd.verdictEvidence.selector,
+            Crowd.holdChair.selector,
+            Crowd.takeChair.selector,
+            Crowd.endTerm.selector,
             Crowd.propose.selector,
             Crowd.install.selector,
             Crowd.fund.selector,

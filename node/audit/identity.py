@@ -11,7 +11,7 @@ import numpy as np
 
 from node.audit.findings import IDENTITY_LIMIT, Finding, Says
 from node.training.state import F32, State
-from protocol.recipe import Recipe
+from protocol.recipe import Recipe, decays
 
 EPSILON = 1e-8
 """Of torch's AdamW."""
@@ -87,7 +87,8 @@ def _residuals(before: State, after: State, recipe: Recipe, rate: float) -> tupl
         wrong_second += _square(v1, expected)
         all_second += _square(v1, np.zeros(()))
         moved = rate / first * after.tensors["exp_avg"][name] / (np.sqrt(v1) / second + EPSILON)
-        apart = np.abs(w1 - w0 * (1 - rate * recipe.weight_decay) + moved)
+        kept = 1 - rate * recipe.weight_decay * decays(w0.ndim)
+        apart = np.abs(w1 - w0 * kept + moved)
         wrong_weights += _square(np.maximum(apart - ROUNDING * np.abs(w0), 0), np.zeros(()))
         all_weights += _square(w1, w0)
     return _share(wrong_second, all_second), _share(wrong_weights, all_weights)

@@ -63,7 +63,7 @@ def audit_seat(directory: Path, run: RunSpec, round_: int, seat: int, own: Train
 
 def _places(spool: Spool, run: RunSpec, round_: int, seat: int) -> range:
     """Of a seat's batches in a round."""
-    assert run.diloco is not None  # noqa: S101 - the caller's
+    assert run.diloco is not None  # the caller's
     first = (round_ * peers_of(spool, run) + seat) * run.diloco.inner_steps
     return range(first, first + run.diloco.inner_steps)
 

@@ -41,7 +41,7 @@ class BlobTooLarge(NetworkError):
         super().__init__(
             f"blob {root.hex()[:16]} is too large", f"{size} bytes, and at most {limit} are allowed here", "skip it"
         )
-        self.root = root
+        self.root, self.limit = root, limit
 
 
 class StoreFull(NetworkError):

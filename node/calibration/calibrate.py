@@ -40,6 +40,7 @@ from node.inference.turns import Bounds, Generate, Rollout, bounds_of, play
 from protocol.checks import check_activations, check_sampling, sampling_statistics
 from protocol.cuts import Cuts
 from protocol.decision import (
+    SAMPLE_BOUND,
     Decision,
     DecisionSpec,
     Evidence,
@@ -47,6 +48,7 @@ from protocol.decision import (
     Likelihoods,
     SampleStatistics,
     Table,
+    bound_of,
     count,
     proof_distance,
 )
@@ -256,7 +258,9 @@ def _cheat(
 ) -> dict[str, Work]:
     """Every kind of dishonest work; the engine has the right weights before and after."""
     whole = merged(StartWeights(model), weights) if is_adapter(weights) else weights
-    others = other_weights(whole, run.recipe.learning_rate)
+    # vLLM's processes are handed what they are to use, and each puts it on its device by itself.
+    place = "cpu" if "/vllm" in engine.name else engine.device
+    others = other_weights(whole, run.recipe.learning_rate, place)
     if previous is not None:
         others["previous"] = partial(engine.read, str(previous))
     count = len(exercise.requests)
@@ -282,9 +286,11 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
     first, second = _halves(measured, seed)
     cuts = hard_cuts(run, measured.honest, seed)
     # Samples that did not make a table say how far it may be trusted: by its own samples it would look too good.
-    expectation = _expectations(_tables(bounds, first, k, {}), second.honest, k)
+    # As many honest samples as there are say how far one of them may be out.
+    most = {name: bound_of(len(samples)) for name, samples in measured.honest.items()}
+    expectation = _expectations(_tables(bounds, first, k, {}, most), second.honest, k)
     allowances = {name: math.log(max(1.0, most)) for name, most in expectation.items()}
-    trial = _tables(bounds, first, k, allowances)
+    trial = _tables(bounds, first, k, allowances, most)
     crossed = _of_one_verifier(second.crossed)
     total = len(second.honest) + len(second.cheating) + len(crossed)
     done = 0
@@ -299,7 +305,7 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
             progress("replaying decisions", done := done + 1, total)
         return outcomes
 
-    decision = _tables(bounds, measured, k, allowances)
+    decision = _tables(bounds, measured, k, allowances, most)
     # The classes that were measured, and no others: equality is earned.
     engines = tuple(sorted({name.partition(">")[0] for name in measured.honest}))
     return Calibration(
@@ -333,8 +339,13 @@ def _halves(measured: Measured, seed: int) -> tuple[Measured, Measured]:
     return first, second
 
 
-def _tables(bounds: DecisionSpec, measured: Measured, k: int, allowances: Mapping[str, float]) -> DecisionSpec:
-    honest = {name: _usable(count(samples, k), allowances.get(name, 0.0)) for name, samples in measured.honest.items()}
+def _tables(
+    bounds: DecisionSpec, measured: Measured, k: int, allowances: Mapping[str, float], most: Mapping[str, float]
+) -> DecisionSpec:
+    honest = {
+        name: _usable(count(samples, k), allowances.get(name, 0.0), most[name])
+        for name, samples in measured.honest.items()
+    }
     cheating = {name: _usable(count(samples, k)) for name, samples in measured.cheating.items()}
     others: Looks = {}
     for name, samples in measured.crossed.items():
@@ -343,10 +354,10 @@ def _tables(bounds: DecisionSpec, measured: Measured, k: int, allowances: Mappin
     return msgspec.structs.replace(bounds, honest=honest, cheating=cheating, crossed=crossed)
 
 
-def _usable(table: Table, allowance: float = 0.0) -> Table:
+def _usable(table: Table, allowance: float = 0.0, bound: float = SAMPLE_BOUND) -> Table:
     """Samples of one token have no proofs: a table without any says nothing about proofs, evenly."""
     proofs = table.proofs if any(table.proofs) else (1,) * len(table.proofs)
-    return msgspec.structs.replace(table, proofs=proofs, allowance=allowance)
+    return msgspec.structs.replace(table, proofs=proofs, allowance=allowance, bound=bound)
 
 
 def _expectations(spec: DecisionSpec, honest: Looks, k: int) -> dict[str, float]:

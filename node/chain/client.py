@@ -108,7 +108,7 @@ class ChainClient(Views):
         return await self._write(f"claim the pay of {node}", self._contracts.claim(pool, node, units, proof), key)
 
     async def expel(self, node: Address, *, key: NodeKey | None = None) -> Receipt:
-        """End the membership of a node whose provider's stake no longer covers its nodes."""
+        """Remove a node whose provider's stake no longer covers its nodes."""
         return await self._write(f"expel {node}", self._contracts.expel(node), key)
 
     async def finalize(self, case: int, *, key: NodeKey | None = None) -> Receipt:

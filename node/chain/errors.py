@@ -177,7 +177,7 @@ def scrubbed(text: str, url: str) -> str:
     return text
 
 
-_TIMES = (*("from", "until", "deadline", "madeAt", "matureAt", "finalAt", "withdrawableAt"),)
+_TIMES = (*("from", "until", "deadline", "madeAt", "matureAt", "finalAt", "withdrawableAt", "freeAt", "countsAt"),)
 """Arguments of the contracts' errors that are points in time, in unix seconds."""
 
 
@@ -195,6 +195,10 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     # nodes
     "NodeIsProvider": ("a node and its provider must be two keys", "use another key for the provider"),
     "NodeTaken": ("the node has a provider, and that is for life", "make a new node key: intellect-node keys new"),
+    "NodeStillAnswers": (
+        "a removed node answers for what it did until the unbonding is over",
+        "wait until then; before that it can come back at its old size or more: see contract node show",
+    ),
     "NodeUnknown": ("the node is not registered", "register it: intellect-node contract node register"),
     "NotYourNode": ("the node belongs to another provider", "use the key of its provider"),
     "UnitsOutOfRange": ("the number of units is out of range", "give a number within the limit"),
@@ -229,7 +233,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "TooEarly": ("it is too early", "wait until then"),
     "EscrowTooLarge": ("the pool cannot hold that much", "fund it with less"),
     "SlashTooHigh": (
-        "a slash takes no more than a unit of a node bonds",
+        "a slash takes no more of a unit than it bonds",
         "give a smaller --slash; see: contract params",
     ),
     # members

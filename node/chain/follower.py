@@ -6,7 +6,9 @@ An endpoint whose newest block is older than what was read, with the same hashes
 
 Behind one address stand several machines, and one that lags answers a question for logs with nothing, as if nothing
 had happened. So each look near the newest block asks for the last blocks again, in the same question, and tells what
-it has not told.
+it has not told. The same answer shows whether what was told still stands. So a look takes two questions: for the newest
+block, and for logs if that is another one than before. Blocks that were passed over between two looks are asked for
+only where a log is missing, where the chain goes back, or once in AGAIN / 2 blocks.
 """
 
 import threading
@@ -26,6 +28,9 @@ from node.chain.views import Block
 from node.state.tables import Form, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
+POLL, DEVNET_POLL = 6.0, 1.0
+"""Seconds between two looks at the newest block; the second on a chain of one's own, which nobody pays for by the
+question."""
 PACE = 0.05
 """Seconds between two questions for history: a newcomer is one of many that an endpoint serves."""
 EMPTY = 16
@@ -34,8 +39,6 @@ KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
 AGAIN = 32
 """Blocks before those that are new whose logs are asked for again: machines behind one address differ by fewer."""
-FILLED = 4
-"""Blocks that were passed over between two looks and are asked for by number, so that the line stays whole."""
 MAX_BACKOFF = 30.0
 LAG_PATIENCE = 20.0
 """Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
@@ -123,7 +126,7 @@ class EventStore:
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
             self._db.execute("INSERT OR REPLACE INTO chain_time VALUES (0, ?)", (cursor.timestamp,))
             keep = "SELECT number FROM chain_blocks ORDER BY number DESC LIMIT ?"
-            self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608
+            self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608 - ours
 
     def roll_back(self, block: int) -> None:
         with self._lock, refused(self._path, FORM), self._at_once():
@@ -158,7 +161,7 @@ class EventFollower:
         pool: int | None,
         path: Path | str,
         *,
-        poll: float = 1.0,
+        poll: float = POLL,
         capacity: int = 256,
         patience: float = LAG_PATIENCE,
     ) -> None:
@@ -177,8 +180,12 @@ class EventFollower:
         """Number and hash of the last block that was read."""
         self._written = 0
         """The last block whose reading the store knows."""
-        self._line: dict[int, Block] = {}
-        """The newest blocks that were seen, each the parent of the next: what it holds needs no question."""
+        self._seen: dict[int, Block] = {}
+        """The newest blocks that were seen, by number."""
+        self._linked = 0
+        """From this number on each of them is the parent of the next: these need no question."""
+        self._sure = -1
+        """The newest block at which the cursor's stood."""
         self._told: dict[tuple[int, int], bytes] = {}
         """Block and index of the logs of the last AGAIN blocks and more, and the hash of the block."""
         self._seconded = client.profile.deployed_block - 1
@@ -239,16 +246,19 @@ class EventFollower:
         if latest.hash == self._done:
             self._reached(latest)
             return False
-        await self._lengthen(latest)
+        forward = self._see(latest)
         # First: events of replaced blocks must be taken back before any later one is told.
-        if not await self._undo_replaced(store, latest):
+        sure = forward and self._sure >= 0 and latest.number - self._sure < AGAIN // 2
+        if not sure and not await self._undo_replaced(store, latest):
             return False
         first = self._cursor[0] + 1 if self._cursor else self._client.profile.deployed_block
-        target = await self._client.settled_block(latest)
+        settled = await self._client.settled_block(latest)
+        # A chain that stands still is read to its end all the same.
+        target = self._seen_until(first, settled) if forward else settled
         # Only blocks that are deep enough are read: what is shallow may be replaced, and would have to be taken back.
         if first > target:
             self._reached(latest)
-            self._done = latest.hash
+            self._done = latest.hash if first > settled else None
             return False
         while first + self._client.log_blocks <= target - KEPT_BLOCKS:  # so old that it is not replaced any more
             last = first + self._client.log_blocks - 1
@@ -259,13 +269,13 @@ class EventFollower:
         last = min(first + self._client.log_blocks - 1, target)
         if not await self._read_chunk(store, first, last, latest):
             return True
-        self._done = latest.hash if last == target else None
+        self._done = latest.hash if last == settled else None
         return last < target
 
     async def _read_chunk(self, store: EventStore, first: int, last: int, latest: Block) -> bool:
         """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
-        end = latest if last == latest.number else self._line.get(last) or await self._client.block(last)
+        end = self._seen.get(last) or await self._client.block(last)
         room = self._client.log_blocks - (last - first + 1) if last > latest.number - KEPT_BLOCKS else 0
         again = max(self._client.profile.deployed_block, first - max(0, min(AGAIN, room)))
         everything = self._pool is None
@@ -275,9 +285,17 @@ class EventFollower:
             found = await self._client.logs(min(first, again), last, self._topics, everything=everything, agreed=True)
         if any(entry.block == last and entry.block_hash != end.hash for entry in found):
             return False  # between two questions: ask again
-        known = {place: self._told.get(place) for place in ((entry.block, entry.log_index) for entry in found)}
+        places = {(entry.block, entry.log_index) for entry in found}
+        lost = any(again <= place[0] <= last and place not in places for place in self._told)
+        # What was told is not there: its block was replaced, or a machine lags.
+        if lost and self._cursor and self._sure != latest.number:
+            self._sure = latest.number if await self._stands(*self._cursor, latest) else -1
+            if self._sure < 0:
+                return False
+        known = {place: self._told.get(place) for place in places}
         logs = [entry for entry in found if known[entry.block, entry.log_index] != entry.block_hash]
         if any(known[entry.block, entry.log_index] is not None for entry in logs):
+            self._sure = -1
             return False  # a block that was replaced: the next look sees where, and takes back what it told
         late = sum(entry.block < first for entry in logs)
         if late:
@@ -322,21 +340,26 @@ class EventFollower:
         newest = self._cursor[0] if self._cursor else 0
         self._told = {place: digest for place, digest in self._told.items() if place[0] > newest - KEPT_BLOCKS}
 
-    async def _lengthen(self, latest: Block) -> None:
-        """Put the newest block at the end of the line, which begins anew where it does not fit."""
-        if (known := self._line.get(latest.number)) is not None and known.hash == latest.hash:
-            return  # an endpoint that lags
-        newest = max(self._line, default=latest.number)
-        for number in range(newest + 1, latest.number if latest.number - newest <= FILLED else newest):
-            self._append(await self._client.block(number))
-        self._append(latest)
+    def _see(self, latest: Block) -> bool:
+        """Note the newest block; whether it is a later one than at the last look, and no block that was seen is known
+        to be replaced."""
+        newest, known = max(self._seen, default=-1), self._seen.get(latest.number)
+        if known is not None and known.hash == latest.hash:
+            return False  # nothing is new, or an endpoint lags
+        parent = self._seen.get(latest.number - 1)
+        if parent is None or parent.hash != latest.parent:
+            self._linked = latest.number
+        replaced = known is not None or (parent is not None and parent.hash != latest.parent)
+        kept = range(0 if replaced else latest.number - KEPT_BLOCKS, 0 if replaced else latest.number)
+        self._seen = {number: one for number, one in self._seen.items() if number in kept} | {latest.number: latest}
+        return latest.number > newest and not replaced
 
-    def _append(self, block: Block) -> None:
-        parent = self._line.get(block.number - 1)
-        if parent is None or parent.hash != block.parent:
-            self._line.clear()
-        kept = range(block.number - KEPT_BLOCKS, block.number)
-        self._line = {number: one for number, one in self._line.items() if number in kept} | {block.number: block}
+    def _seen_until(self, first: int, target: int) -> int:
+        """The last block to read, near the newest one: the last up to `target` that was the newest itself at a look, so
+        that nobody has to be asked for it."""
+        if target - first >= AGAIN or len(self._seen) < 2:
+            return target
+        return max((number for number in self._seen if number <= target), default=first - 1)
 
     async def _check_logs(self, latest: Block) -> None:
         """Before anything is read: whether logs are told at all. Of a node that is a member, the one of its joining
@@ -365,7 +388,7 @@ class EventFollower:
     async def _undo_replaced(self, store: EventStore, latest: Block) -> bool:
         """Take back what a reorganisation took out; false while the endpoint only seems to lag."""
         if self._cursor is None or await self._stands(*self._cursor, latest):
-            self._behind_since = None
+            self._behind_since, self._sure = None, latest.number
             return True
         remembered = [self._cursor, *await trio.to_thread.run_sync(store.blocks)]
         kept = -1
@@ -383,7 +406,7 @@ class EventFollower:
 
     async def _take_back(self, store: EventStore, kept: int, remembered: Sequence[tuple[int, bytes]]) -> None:
         """Forget what was read above block `kept`, one of those remembered, and tell so: it is read again."""
-        self._done = None
+        self._done, self._sure = None, -1
         undone = await trio.to_thread.run_sync(store.events, kept)
         await trio.to_thread.run_sync(store.roll_back, kept)
         self._cursor, self._written = next((one for one in remembered if one[0] == kept), None), 0
@@ -394,12 +417,14 @@ class EventFollower:
             await self._send.send(RolledBack(kept, tuple(event for event in events if event is not None)))
 
     async def _stands(self, number: int, known: bytes, latest: Block) -> bool:
-        """Whether a block is the one that it was. The newest one tells its own hash and the one before it, and the line
-        those before."""
+        """Whether a block is the one that it was. The newest one tells its own hash and the one before it, and what is
+        linked with it those before."""
+        if number == latest.number:
+            return known == latest.hash
         if number == latest.number - 1 and latest.parent:
             return known == latest.parent
-        if number <= latest.number and latest.number in self._line and number in self._line:
-            return known == self._line[number].hash
+        if self._linked <= number < latest.number and number in self._seen and latest == self._seen.get(latest.number):
+            return known == self._seen[number].hash
         return number < latest.number and (await self._client.block(number)).hash == known
 
     def _still_patient(self, latest: Block) -> bool:

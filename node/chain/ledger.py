@@ -33,11 +33,16 @@ MOST_BENCHES = 16
 
 class Ledger:
     """The books of one pool. own: the node whose pay is remembered; read_until: the chain's time up to which all events
-    have come, unix seconds."""
+    have come; now: that of the newest block that was seen, unix seconds, 0 for none."""
 
-    def __init__(self, own: Address, read_until: Callable[[], float] = lambda: float("inf")) -> None:
+    def __init__(
+        self,
+        own: Address,
+        read_until: Callable[[], float] = lambda: float("inf"),
+        now: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._own = own
-        self.read_until = read_until
+        self.read_until, self.now = read_until, now
         self._money: list[tuple[int, int, int]] = []
         """Block, wei that came into the escrow, units that came back to it."""
         self._taken: dict[Address, tuple[int, int]] = {}

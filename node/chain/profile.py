@@ -19,6 +19,8 @@ from protocol.errors import IntellectError
 from protocol.identity import parse_address
 
 LOCAL = "local"
+VERSION = 1
+"""Of profiles: what stands in `version`, if anything does."""
 MAX_PROFILE_BYTES = 64 * 1024
 MAX_RPC_URLS = 16
 MAX_BOOTNODES = 32
@@ -101,10 +103,19 @@ def profile_path(name_or_path: str | Path, *, home: Path) -> Path | None:
     shipped one; None for an unknown name.
     """
     text = str(name_or_path)
-    if "/" in text or text.endswith(".toml"):
+    if _is_path(text):
         return Path(text)
     candidates = (user_profile_path(text, home), SHIPPED / f"{text}.toml")
     return next((path for path in candidates if path.is_file()), None)
+
+
+def spelled(network: str) -> str:
+    """A name or path as it is understood in any directory."""
+    return str(Path(network).absolute()) if _is_path(network) else network
+
+
+def _is_path(network: str) -> bool:
+    return "/" in network or network.endswith(".toml")
 
 
 def load_profile(name_or_path: str | Path, *, home: Path, deployed: bool = True) -> NetworkProfile:
@@ -146,6 +157,10 @@ def read_profile(path: Path) -> NetworkProfile:
         table = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _broken(path, str(error)) from error
+    if (version := table.pop("version", VERSION)) != VERSION:
+        why = f"it says version {str(version)[:40]}, and this program reads version {VERSION}"
+        remedy = "use a program of that version, or ask for a profile of this one"
+        raise ProfileError(f"the network profile {path} is of another version", why, remedy)
     # Before the conversion, which refuses unknown keys as well, but names no near one.
     _refuse_unknown(path, table, NetworkProfile, "")
     if isinstance(table.get("contracts"), dict):

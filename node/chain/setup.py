@@ -34,7 +34,7 @@ async def prepare_participant(
             "use that provider's key, or make a new key for the node",
         )
     new_units = 0 if info.provider else units
-    required = await client.required_stake(provider_key.address, new_units)
+    required = await client.required_stake(provider_key.address, new_units, node_key.address)
     if stake < required:
         raise InsufficientStake(provider_key.address, stake, required)
     if faucet is not None:

@@ -127,9 +127,10 @@ class Views(Connection):
         """Token wei that stand behind nodes that work already: bonded, or bonded before a case that is not final."""
         return await self._read("read a stake", lambda: self._contracts.backing_of(provider))
 
-    async def required_stake(self, provider: Address, more_units: int = 0) -> int:
-        """Token wei that the provider must have bonded, with `more_units` on top of its present nodes."""
-        return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units))
+    async def required_stake(self, provider: Address, more_units: int = 0, node: Address | None = None) -> int:
+        """Token wei that the provider must have bonded, with `more_units` on top of its present nodes: of `node`, if
+        that is known."""
+        return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units, node))
 
     async def earnings(self, pool: int) -> PostedEarnings:
         """The newest table of earnings that counts."""

@@ -171,13 +171,13 @@ class Defaults:
     def steps(self: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         return [reply_of(self, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
 
-    def is_judged(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
+    def is_judged(self: Plain, problem: Problem) -> bool:
         return self.determinism == "judged"
 
-    def is_witnessed(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
+    def is_witnessed(self: Plain, problem: Problem) -> bool:
         return self.determinism == "witnessed"
 
-    def states(self, problem: Problem, transcript: Transcript) -> bytes:  # noqa: ARG002 - there is no machine
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
         return b""
 
     def another(self) -> Self | None:

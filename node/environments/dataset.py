@@ -408,7 +408,7 @@ def runs_programs(path: Path) -> bool:
 
 def read_problems(path: Path) -> Iterator[tuple[dict[str, Any], Published]]:
     """(row, as it is read) of the rows that are of a published form; the others are left out. Raises DatasetError."""
-    for _, raw in read_rows(path, lambda line, what: None):  # noqa: ARG005
+    for _, raw in read_rows(path, lambda line, what: None):
         try:
             yield raw, read_published(raw)
         except _MALFORMED:

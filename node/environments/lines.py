@@ -94,7 +94,7 @@ class LineChild:
         if self._child is None:
             return False
         stream = self._child.stdout
-        assert stream is not None  # noqa: S101 - it was asked for
+        assert stream is not None  # it was asked for
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
             if not selector.select(max(seconds, 0.0)):

@@ -96,7 +96,7 @@ def _reading(path: Path, most_row: int, columns: Sequence[str]) -> Iterator[_Str
     child = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={"PATH": os.defpath}
     )
-    assert child.stdout is not None  # noqa: S101 - it was asked for
+    assert child.stdout is not None  # it was asked for
     stream = _Stream(child.stdout)
     try:
         yield stream

@@ -45,6 +45,6 @@ class RetryEnvironment(SortEnvironment):
         return [score / count for score, count in zip(right, tries, strict=True)]
 
 
-def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:  # noqa: ARG001 - it has no files
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
     """Raises EnvironmentFault for arguments out of range."""
     return RetryEnvironment(arguments, tokenizer)

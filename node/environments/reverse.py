@@ -18,6 +18,6 @@ class ReverseEnvironment(SortEnvironment):
         return Problem(problem_id=f"reverse-{text}", prompt=f"={text}=", answer=(text[::-1],))
 
 
-def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:  # noqa: ARG001 - it has no files
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
     """Raises EnvironmentFault for arguments out of range."""
     return ReverseEnvironment(arguments, tokenizer)

@@ -154,7 +154,7 @@ def _result(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         return function(*arguments)
     except MemoryError:
         sys.exit(1)
-    except Exception:  # noqa: BLE001 - whatever an answer makes a scorer do, it is worth nothing
+    except Exception:
         return None
 
 

@@ -86,6 +86,6 @@ class SortEnvironment(OneTurn):
         """Nothing to stop."""
 
 
-def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:  # noqa: ARG001 - it has no files
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
     """Raises EnvironmentFault for arguments out of range."""
     return SortEnvironment(arguments, tokenizer)

@@ -30,8 +30,8 @@ from protocol.toploc import MalformedProof, most_points, proof_count, split_proo
 BATCH = 32
 """Rows of a proof."""
 ALIKE = Cuts(exponent_mismatches=2, mantissa_mean=0.1, mantissa_median=0.1)
-"""Where both computed in one class of float32: honest answers lie at 0.008 at most there (docs/verification.md), those
-of weights in eight bits above 0.3. An uncalibrated run's cuts let six of ten of the latter through."""
+"""Where both computed in one class of float32: honest answers lie at 0.008 at most there, those of weights in eight
+bits above 0.3 (docs/figures/verification.md). An uncalibrated run's cuts let six of ten of the latter through."""
 MOST_TOKENS = 1 << 20
 _CONTEXT = "intellect-node answered model v1"
 _PIECE = 1 << 20
@@ -88,7 +88,7 @@ def model_root(directory: Path, adapter: Weights | None = None) -> str:
                 content.update(piece)
         told.update(path.name.encode() + b"\0" + content.digest())
     for name in sorted(adapter or ()):
-        assert adapter is not None  # noqa: S101 - it has names
+        assert adapter is not None  # it has names
         told.update(name.encode() + b"\0" + blake3(_bytes_of(adapter[name])).digest())
     return told.hexdigest()
 

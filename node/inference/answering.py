@@ -140,7 +140,7 @@ class Answerer:
         """An answer's proof, as JSON has it. Computes, and reads the model's files once: call from a thread."""
         from node.inference.answer_proofs import model_root, prove
 
-        assert self._directory is not None  # noqa: S101 - whoever asks has looked
+        assert self._directory is not None  # whoever asks has looked
         if question.model not in self._roots:
             self._roots[question.model] = model_root(self._directory, self._weights.get(question.model))
         proof = prove(

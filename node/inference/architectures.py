@@ -140,7 +140,7 @@ def routing_of(config: Any) -> Routing | None:
 def expert_width(config: Any) -> int:
     """Of each expert between gate and down, in a model that has some."""
     parts = ARCHITECTURES[config.model_type].experts
-    assert parts is not None  # noqa: S101 - as the caller knows
+    assert parts is not None  # as the caller knows
     return int(getattr(config, parts.width))
 
 

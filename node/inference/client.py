@@ -87,6 +87,11 @@ class EngineProcess:
         return self._process.pid if self._process else None
 
     @property
+    def asking(self) -> int:
+        """Requests that are with it."""
+        return self._asking
+
+    @property
     def restarts(self) -> int:
         """How often a child was started again."""
         return max(self._starts - 1, 0)

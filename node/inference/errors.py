@@ -42,13 +42,19 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY_TEXTS)
 
 
+def lost_its_device(error: BaseException) -> bool:
+    """Whether an exception means that a device is gone, or of no use to this process any more."""
+    text = f"{type(error).__name__}: {error}"
+    return isinstance(error, RuntimeError) and not ran_out(error) and any(words in text for words in _LOST)
+
+
 def reason_to_end(error: Exception) -> EngineError | None:
     """None if the process can go on with other requests."""
     text = f"{type(error).__name__}: {error}"[:300]
     if ran_out(error):
         remedy = "give the engine a smaller --batch-tokens, or the machine more memory or less else to do"
         return EngineError("the engine ran out of memory", text, remedy)
-    if isinstance(error, RuntimeError) and any(words in text for words in _LOST):
+    if lost_its_device(error):
         remedy = "see dmesg and nvidia-smi; a driver that hangs needs a restart"
         return EngineError("the engine lost its GPU", text, remedy)
     return None

@@ -5,7 +5,7 @@ one pass only: TILE tokens, each at its place of its own row of the cache, whate
 up. Every operation then meets one shape, and so one kernel that sums in one order. Attention goes through a token's
 cache in blocks of BLOCK places from the first on, in float32; a block that a token does not see changes nothing of it,
 to the bit. Of a layer with experts all of them compute the whole tile, since how many tokens one has depends on the
-others. Decoding and verifying are the same computation, and honest work is equal, not alike (docs/verification.md).
+others. Decoding and verifying are the same computation, and honest work is equal, not alike (docs/calibration.md).
 
 That a kernel treats all slots of a tile alike is its maker's doing: it is tried with the weights in use after each
 load, and an engine for which it is not so has no weights.

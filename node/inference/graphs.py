@@ -168,7 +168,7 @@ class Graphs:
         return True
 
     def _adapted(self, compute: Callable[..., Tensor], slots: Tensor, *numbers: Tensor) -> Tensor:
-        assert self._adapters is not None  # noqa: S101 - whoever calls has seen it
+        assert self._adapters is not None  # whoever calls has seen it
         self._adapters.use(slots)
         return compute(*numbers)
 

@@ -149,7 +149,7 @@ class Link:
 
     async def _speak(self) -> None:
         sink = self._process.stdin
-        assert sink is not None  # noqa: S101 - the starter makes a pipe
+        assert sink is not None  # the starter makes a pipe
         try:
             async for frame in self._frames:
                 await sink.send_all(frame)
@@ -195,7 +195,7 @@ class Link:
 
     async def _take(self, size: int) -> bytes:
         source = self._process.stdout
-        assert source is not None  # noqa: S101 - the starter makes a pipe
+        assert source is not None  # the starter makes a pipe
         while len(self._buffer) < size:
             data = await source.receive_some(READ_SIZE)
             if not data:

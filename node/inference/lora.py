@@ -161,7 +161,7 @@ def lora_of(directory: Path) -> Lora:
 
 def _named(path: Path, file: Any) -> dict[str, str]:
     """Name here -> name in the file."""
-    names = {from_peft_name(name): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    names = {from_peft_name(name): name for name in file.keys()}
     if None in names or not names:
         raise _unusable(f"{path}: {(names.get(None) or 'nothing')[:100]!r} is no part of a LoRA adapter")
     return {str(ours): theirs for ours, theirs in names.items()}

@@ -242,7 +242,7 @@ class Owner:
         self, ticket: Ticket, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float
     ) -> list[Prefill]:
         """What the engine recomputes of finished sequences. Raises EngineError, Cancelled."""
-        do = lambda: policy.engine.prefill(policy.sequences(sequences), temperature)  # noqa: E731
+        do = lambda: policy.engine.prefill(policy.sequences(sequences), temperature)
         return self._wait(Once(ticket, policy, do=do, what="prefilling"))
 
     def alone(self, ticket: Ticket, do: Callable[[], Any]) -> Any:
@@ -319,7 +319,7 @@ class Owner:
         return self._lane.bears(work) and not isinstance(work, Draw)
 
     def _waited_enough(self, work: Work) -> bool:
-        assert self._lane is not None  # noqa: S101 - else it would fit
+        assert self._lane is not None  # else it would fit
         return self._now() - max(work.since, self._lane.since) >= self._hold
 
     def _do(self, share: Share, work: Work | None) -> None:
@@ -346,7 +346,7 @@ class Owner:
 
     def _open(self, share: Share, work: Work) -> None:
         """A decoder for a draw and those like it."""
-        assert isinstance(work, Draw) and work.policy is not None  # noqa: S101 - nothing else gets here
+        assert isinstance(work, Draw) and work.policy is not None  # nothing else gets here
         began = self._now()
         try:
             self._load(work.policy)
@@ -395,7 +395,7 @@ class Owner:
 
     def _submit(self, lane: _Lane, draw: Draw) -> None:
         """The next request of a draw; one that cannot be served ends it."""
-        assert draw.policy is not None  # noqa: S101 - of a draw
+        assert draw.policy is not None  # of a draw
         try:
             if draw.policy.beside:  # others came since the decoder was made, and it may have had to go
                 self._load(draw.policy)

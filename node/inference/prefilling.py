@@ -138,7 +138,7 @@ def _note_routes(batch: Sequence[_Work], routes: Routes | None, start: int, widt
         return
     chosen, short = fetched(routes.chosen, routes.short)
     for i, one in enumerate(batch):
-        assert one.experts is not None and one.routing is not None  # noqa: S101 - of a model with experts
+        assert one.experts is not None and one.routing is not None  # of a model with experts
         there = slice(start, min(start + width, len(one.fed)))
         lines = slice(i * width, i * width + there.stop - start)
         one.experts[there], one.routing[there] = chosen[lines], short[lines]

@@ -5,6 +5,8 @@ Stdout carries frames (wire.py) and nothing else; logs go to stderr as JSON line
 When stdin ends the process ends at once, so that no engine outlives its daemon, however that died.
 """
 
+# ruff: noqa: E402 - the environment must be set before torch loads
+
 import functools
 import os
 import sys
@@ -21,14 +23,14 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from node.inference.engines import EngineFactory, make_engine  # noqa: E402
-from node.inference.errors import reason_to_end  # noqa: E402 - the environment must be set before torch loads
-from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest  # noqa: E402
-from node.inference.room import adapter_columns, room_for  # noqa: E402
-from node.inference.server import Server, SessionType, log  # noqa: E402
-from node.inference.session import Session  # noqa: E402
-from node.inference.settings import EngineSettings, devices  # noqa: E402
-from node.inference.wire import (  # noqa: E402
+from node.inference.engines import EngineFactory, make_engine
+from node.inference.errors import reason_to_end
+from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest
+from node.inference.room import adapter_columns, room_for
+from node.inference.server import Server, SessionType, log
+from node.inference.session import Session
+from node.inference.settings import EngineSettings, devices
+from node.inference.wire import (
     MOST_REQUESTS,
     Answer,
     Cancel,
@@ -48,9 +50,9 @@ from node.inference.wire import (  # noqa: E402
     kept_policies,
     requests,
 )
-from node.inference.wish import Wish, wish_from  # noqa: E402
-from protocol.run import RunSpec  # noqa: E402
-from protocol.sections import TEACHER  # noqa: E402
+from node.inference.wish import Wish, wish_from
+from protocol.run import RunSpec
+from protocol.sections import TEACHER
 
 PROGRESS_EVERY = 1.0
 """Seconds between two words on a request's progress."""
@@ -195,7 +197,7 @@ class Jobs:
     def submit(self, request: Request, progress: Callable[[int, int], None]) -> None:
         """Begin with a request, now or later. progress: hears how far it is."""
         share = share_of(request)
-        said = lambda place, token: self._say(Said(id=request.id, place=place, token=token))  # noqa: E731
+        said = lambda place, token: self._say(Said(id=request.id, place=place, token=token))
         ticket = Ticket(request.id, share or "rollout", progress, said)
         with self._lock:
             if len(self._tickets) >= MOST_WAITING:

@@ -106,7 +106,7 @@ class Drawn:
 
 
 def recorded(known: U8 | None) -> U8:
-    assert known is not None  # noqa: S101 - of a row that has been through the model
+    assert known is not None  # of a row that has been through the model
     return known
 
 
@@ -117,7 +117,7 @@ def note(routes: Routes | None, rows: Sequence[tuple[Drawn, int]], width: int, s
         return
     (chosen,) = fetched(routes.chosen)
     for (one, fed), lines in zip(rows, chosen.reshape(len(rows), width, -1), strict=True):
-        assert one.experts is not None  # noqa: S101 - of a model with experts
+        assert one.experts is not None  # of a model with experts
         skipped = 0 if start is None else sum(map(len, one.experts)) - start
         one.experts.append(lines[skipped:fed])
 

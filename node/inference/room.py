@@ -6,6 +6,7 @@ logits have their room is the cache: it decides how many sequences of which leng
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from node.inference.architectures import expert_width, routing_of
@@ -119,6 +120,20 @@ def plan(model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool =
     if tokens < LEAST_TOKENS:
         raise _too_little(weights + passes + logits + LEAST_TOKENS * of_token, free, leave, usable)
     return Plan(weights, passes, logits, tokens * of_token, tokens, pass_tokens, cells)
+
+
+@lru_cache(1024)
+def needed(model: ModelSize, tokens: int, dtype: str) -> int:
+    """Fewest free bytes of a GPU (to a MiB) of which an engine has a cache of so many tokens, at most MOST_TOKENS."""
+    low, high = 0, 1 << 50
+    while high - low > 1 << 20:
+        middle = (low + high) // 2
+        try:
+            enough = plan(model, middle, dtype).batch_tokens >= min(tokens, MOST_TOKENS)
+        except NoRoom:
+            enough = False
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def room_for(files: int, dtype: str) -> int:

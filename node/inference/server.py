@@ -72,7 +72,7 @@ class Server:
         if isinstance(request, Answer):
             with session.working_with(request.policy_root, None):
                 return asked(session.at(request, desk), request, ticket.said)
-        assert isinstance(request, Produce | Inspect)  # noqa: S101 - the others never get here
+        assert isinstance(request, Produce | Inspect)  # the others never get here
         with session.working_with(request.policy_root, request.task):
             view = session.at(request, desk)
             return produce(view, request) if isinstance(request, Produce) else inspect(view, request)

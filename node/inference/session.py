@@ -143,7 +143,7 @@ class Session:
     @property
     def submission(self) -> Submission:
         """What a view is at."""
-        assert self._about is not None  # noqa: S101 - whoever makes a file or looks at one has a view
+        assert self._about is not None  # whoever makes a file or looks at one has a view
         return self._about
 
     def keep(self, policy_root: bytes, path: str) -> None:

@@ -192,7 +192,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         return formatted
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.spend(1 + len(args) + len(kwargs))
         if isinstance(__obj, LoopContext):
             args = tuple(map(bounds.looped, args))

@@ -30,7 +30,7 @@ from node.inference.lora import whole_weights
 from node.inference.model_files import QUANTIZATION, TIED, is_mxfp4, read_json
 from node.inference.out_of_memory import left_out, let_go
 from node.inference.prefilling import Prefiller
-from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan, room_for_adapters
+from node.inference.room import ModelSize, NoRoom, Plan, plan, room_for_adapters
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
 from node.inference.start_weights import StartWeights
 from node.inference.tokenizer import LocalTokenizer
@@ -98,14 +98,7 @@ def _plan(model: ModelSize, settings: EngineSettings, adapters: int) -> Plan:
     gpu = settings.device != "cpu"
     wide = not gpu and settings.dtype == "bfloat16"
     divide = partial(plan, model, free_memory(settings.device, settings.most), settings.dtype, gpu=gpu, wide_head=wide)
-    try:
-        fits = divide(leave=settings.leave + adapters)
-    except NoRoom as error:
-        if not settings.leave:
-            raise
-        fits = divide(leave=adapters)  # what a learner needs is an upper bound, and it lowers its passes
-        fits = replace(fits, batch_tokens=min(FULL_TOKENS, fits.batch_tokens))
-        _log.warning("engine.crowded", device=settings.device, room=fits.text, reason=error.why)
+    fits = divide(leave=settings.leave + adapters)
     if fits.small and not settings.batch_tokens:
         _log.warning("engine.little_room", device=settings.device, room=fits.text)
     return fits

@@ -133,7 +133,7 @@ class Fused:
     def required(self, *names: str) -> Tensor:
         """The same of parameters that every model of the families has."""
         whole = self.stack(*names)
-        assert whole is not None, names  # noqa: S101
+        assert whole is not None, names
         return whole
 
 
@@ -286,7 +286,7 @@ class Experts:
         """What is in memory as it is was loaded with all else."""
 
     def __call__(self, x: Tensor, routes: Routes | None) -> Tensor:
-        assert routes is not None  # noqa: S101 - a Transformer with experts makes them
+        assert routes is not None  # a Transformer with experts makes them
         flat = x.flatten(0, -2)
         logits = linear(flat, self._router, self._bias)
         scores = logits.float()

@@ -327,7 +327,7 @@ def decode_reply(body: bytes) -> Reply:
     return _decode(body, Reply)
 
 
-def _decode(body: bytes, kind):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _decode(body: bytes, kind):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - of any kind
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except UNREADABLE as error:

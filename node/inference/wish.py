@@ -21,7 +21,6 @@ class Wish:
     attention: str | None = None
     batch_tokens: int = 0
     engine: str = AUTO
-    leave: int = 0
     most: int = 0
 
     def granted(
@@ -38,7 +37,7 @@ class Wish:
     def ways(self, devices: Sequence[str], engines: Mapping[str, EngineKind] = ENGINES) -> list[EngineSettings]:
         """All that this machine and what was said leave open, best first."""
         return [
-            EngineSettings(device, dtype, kernel, self.batch_tokens, parallel, self.leave, 0, self.most)
+            EngineSettings(device, dtype, kernel, self.batch_tokens, parallel, most=self.most)
             for device in ([self.device] if self.device else devices)
             for kind in self._kinds(device, engines)
             for dtype in ([self.dtype] if self.dtype else _dtypes(device))
@@ -83,22 +82,17 @@ def wish_from(arguments: Sequence[str]) -> Wish:
         help="most tokens in the cache of what is decoded, and in one forward pass (default: as many as fit)",
     )
     parser.add_argument(
-        "--leave-gib", type=float, default=0.0, help="of the device's memory, for a learner or another program on it"
-    )
-    parser.add_argument(
         "--most-gib", type=float, default=0.0, help="of each GPU's memory, at most (default: all that is free)"
     )
     chosen = parser.parse_args(arguments)
     if chosen.batch_tokens is not None and chosen.batch_tokens < 1:
         parser.error("--batch-tokens must be at least 1")
-    if not 0 <= chosen.leave_gib < 1 << 20:
-        parser.error("--leave-gib must be 0 or more")
     if not 0 <= chosen.most_gib < 1 << 20:
         parser.error("--most-gib must be 0 or more")
     if chosen.attention and chosen.engine not in (AUTO, kind_of(chosen.attention).name):
         parser.error(f"--attention {chosen.attention} is no kernel of --engine {chosen.engine}")
-    leave, most = int(chosen.leave_gib * GIB), int(chosen.most_gib * GIB)
-    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens or 0, chosen.engine, leave, most)
+    most = int(chosen.most_gib * GIB)
+    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens or 0, chosen.engine, most)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training at a desk: a trainer and one engine, no chain, no peers; the same learner, spool, engine and recipe.
+"""Training at a desk: a trainer and engines, no chain, no peers; the same learner, spool, engines and recipe.
 
 Batch k is made by policy max(0, k - async_level) exactly, and the draws follow from the policy (its step and its
 weights) and the seed: the same run file and seed give the same curve, however fast the machine is and however often it
@@ -103,6 +103,7 @@ class DeskRun:
                 "seconds": float(latest.get("elapsed", 0.0)),
                 "queued_rollouts": self.queued,
                 "latest": latest,
+                "memory": self._learner.memory,
                 "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
             },
         }
@@ -137,14 +138,15 @@ class LocalRun(DeskRun):
         directory: Path,
         assets: Path,
         *,
-        engine: EngineProcess,
+        engines: Sequence[EngineProcess],
         evaluator: EvaluatorProcess,
         spool: Spool,
         async_level: int,
         **parts: Any,
     ) -> None:
-        super().__init__(run, encoded, assets, others=(engine, evaluator), spool=spool, **parts)
-        self._engine = engine
+        """engines: that sample, each a whole file at a time; at least one."""
+        super().__init__(run, encoded, assets, others=(*engines, evaluator), spool=spool, **parts)
+        self._engines = engines
         self._evaluator, self._evaluations = evaluator, Evaluations(spool, run)
         self._level = async_level
         self._node = local_address(run.recipe.seed)
@@ -167,7 +169,7 @@ class LocalRun(DeskRun):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch.run)
             nursery.start_soon(self._make_batches, nursery)
-            # Learner and evaluator end by themselves after the last step. The engine does not, and is cancelled.
+            # Learner and evaluator end by themselves after the last step. Engines do not, and are cancelled.
             async with trio.open_nursery() as inner:
                 inner.start_soon(self._learner.run)
                 inner.start_soon(self._evaluator.run)
@@ -226,7 +228,9 @@ class LocalRun(DeskRun):
     async def _make_batches(self, nursery: trio.Nursery) -> None:
         self._doing("learner and engine load the model")
         if self._next_step < self._run.recipe.steps:
-            await nursery.start(self._engine.run)
+            async with trio.open_nursery() as starting:
+                for engine in self._engines:
+                    starting.start_soon(nursery.start, engine.run)
         for step in range(self._next_step, self._run.recipe.steps):
             policy = max(0, step - self._level)
             if not self._spool.is_complete(policy):
@@ -266,18 +270,32 @@ class LocalRun(DeskRun):
         return self._vain is not None
 
     async def _sample(self, step: int, policy: int, need: int) -> None:
-        """Make one more file with `policy`. need: rollouts of the whole step."""
+        """Make more files with `policy`: one, or as many as engines can make at once of those that are missing, so that
+        the curve is that of one engine. need: rollouts of the whole step."""
         # From 0 for each policy, as a worker counts: each file draws other problems.
         index = self._made.get(policy, 0)
         self._doing(f"sampling for step {step + 1} with policy {policy}: {self._pool.rollouts} of {need} rollouts")
-        for attempt in range(ENGINE_TRIES):
+        missing = -(-(need - self._pool.rollouts) // self._run.rollout.samples_per_file)
+        files = range(index, index + max(1, min(len(self._engines), missing)))
+        made = dict[int, list[Group]]()
+
+        async def make(one: int) -> None:
+            made[one] = await self._patiently(policy, one)
+
+        async with trio.open_nursery() as nursery:
+            for one in files:
+                nursery.start_soon(make, one)
+        for one in files:
+            self._pool.add(made[one])
+        self._made[policy] = files.stop
+
+    async def _patiently(self, policy: int, index: int) -> list[Group]:
+        for _ in range(ENGINE_TRIES - 1):
             try:
-                self._pool.add(await self._groups(policy, index))
-                break
-            except EngineCrashed:
-                if attempt == ENGINE_TRIES - 1:
-                    raise
-        self._made[policy] = index + 1
+                return await self._groups(policy, index)
+            except EngineCrashed as crash:
+                log.warning("engine.gave_no_file", policy=policy, index=index, why=crash.why)
+        return await self._groups(policy, index)
 
     async def _groups(self, policy: int, index: int) -> list[Group]:
         """The groups of one file: from disk if it was made before a restart, else newly made."""
@@ -299,7 +317,8 @@ class LocalRun(DeskRun):
             out_path=str(rollout),
             capacity=highest_capacity(self._run),
         )
-        produced = await self._engine.ask(order, timeout=WORK_DEADLINE, policy=load)
+        engine = min(self._engines, key=lambda one: one.asking)
+        produced = await engine.ask(order, timeout=WORK_DEADLINE, policy=load)
         look = Inspect(
             policy_root=root,
             node=self._node,
@@ -309,7 +328,7 @@ class LocalRun(DeskRun):
             path=str(rollout),
             report_path=str(report),
         )
-        inspected = await self._engine.ask(look, timeout=WORK_DEADLINE, policy=load)
+        inspected = await engine.ask(look, timeout=WORK_DEADLINE, policy=load)
         if inspected.outcome != Outcome.ACCEPT:
             raise EngineError(
                 "the engine's own rollouts do not pass its checks",

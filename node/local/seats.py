@@ -1,4 +1,4 @@
-"""Reinforcement learning at a desk by several trainers: one engine samples, and each seat has its share of the files.
+"""Reinforcement learning at a desk by several trainers: engines sample, and each seat has its share of the files.
 
 A round's files are made by policy max(0, round - async_level), which is an outer state. When the round's own outer
 state is there, its root deals them: each file's seat follows from that root and the file's, so the shares are disjoint.
@@ -22,7 +22,7 @@ class LocalSeats(LocalRun):
 
     def __init__(self, run: RunSpec, encoded: bytes, *places: Path, peers: int, **parts: Any) -> None:
         super().__init__(run, encoded, *places, **parts)
-        assert run.diloco is not None  # noqa: S101 - a run of this kind was checked for it
+        assert run.diloco is not None
         self._peers, self._inner = peers, run.diloco.inner_steps
         self._barren_rounds = 0
 

@@ -3,7 +3,7 @@
 Names: intellect_<section>_<field> for plain numbers of /status, intellect_step_<field> for the newest step; tables
 become one metric with a label (age of rollouts, environment, part of the step's time). What only grows is a counter and
 ends in _total; seconds and bytes are in the names. No series is of a member: a pool has ten thousand. Reference:
-docs/training.md ("What is on record", "Metrics of a node").
+docs/records.md ("Metrics of a node").
 """
 
 import math

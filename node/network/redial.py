@@ -178,13 +178,13 @@ class Redialer:
         if self.failures.get(where.member):
             return self._pause(where.member, Link.APART)
         if where.hidden:
-            return LET_IT_CALL * (1 + random.random())  # noqa: S311
-        return FIRST_DELAY * (1 + random.random()) if self._own > where.member else 0.0  # noqa: S311
+            return LET_IT_CALL * (1 + random.random())  # noqa: S311 - no secret
+        return FIRST_DELAY * (1 + random.random()) if self._own > where.member else 0.0  # noqa: S311 - no secret
 
     def _pause(self, member: Address, link: Link) -> float:
         failures = self.failures.get(member, 0)
         longest = LONGEST_RELAYED_DELAY if link is Link.RELAYED else LONGEST_DELAY
-        return delay_after(failures, random.random(), longest) if failures else 0.0  # noqa: S311
+        return delay_after(failures, random.random(), longest) if failures else 0.0  # noqa: S311 - no secret
 
     async def _try(self, where: AddressSet) -> None:
         try:

@@ -208,7 +208,7 @@ async def open_listeners(host: str | None, port: int) -> list[trio.SocketListene
     """In the form that the library calls; no host: every IPv4 interface. Raises OSError."""
     made = _shared(host or "0.0.0.0")  # noqa: S104 - a peer is to be reached by peers
     try:
-        await made.bind((host or "0.0.0.0", port))  # noqa: S104
+        await made.bind((host or "0.0.0.0", port))  # noqa: S104 - as above
         made.listen(BACKLOG)
         return [trio.SocketListener(made)]
     except BaseException:

@@ -203,7 +203,7 @@ async def look_up(
     provider = info.provider
     whose = provider or (found.address if found else None)
     required, *stake = await together(
-        lambda: chain.required_stake(whose or NOBODY, 0 if provider else units),
+        lambda: chain.required_stake(whose or NOBODY, 0 if provider else units, node),
         *([lambda: chain.stake_of(whose)] if whose else []),
     )
     bonded = stake[0].bonded if stake else 0
@@ -311,9 +311,9 @@ def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
     """For whoever is about to stake something here: who can take it, and who can take it back."""
     quorum, slash = f"{pool.threshold} of {len(pool.validators)} validators", tokens(pool.slash_amount)
     return [
-        f"{quorum} say what everybody has earned, and can take {slash} tokens of a member's stake",
+        f"{quorum} say what everybody has earned, and can take {slash} tokens of stake for each unit of a member",
         f"their table counts {_time(pool.delay)} later; the guardian {pool.guardian} can hold it until then, and the "
-        f"arbiter drop it for {_time(powers.appeal_seconds)} from then: each who signed it loses {slash} tokens",
+        f"arbiter drop it for {_time(powers.appeal_seconds)} from then: each who signed it is slashed as much",
         f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; whoever carried "
         f"the slash then loses its bond, {powers.bond_bps / 100:g} % of it",
         f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig
 from node.errors import ConfigError, StateError
-from node.state.directory import check_place
+from node.state.directory import JOURNAL_NAME, check_place
 from node.state.locks import holder_of
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -42,7 +42,8 @@ def refuse_early(config: NodeConfig) -> None:
     _check_lock(config.directory)
     number = chosen_pool(config, profile)
     _check_password(config)
-    _check_pool(config, profile, number)
+    if not _only_leaves(config.directory, profile, number):
+        _check_pool(config, profile, number)
 
 
 def check_metrics_log(config: NodeConfig, role: str) -> None:
@@ -113,6 +114,17 @@ def _check_lock(directory: Path) -> None:
         )
 
 
+def _only_leaves(directory: Path, profile: NetworkProfile, number: int) -> bool:
+    """Whether this node comes for its pay alone: then its pool may be paused or over."""
+    if not (directory / JOURNAL_NAME).exists():
+        return False
+    from node.state.leave import LEAVING, label_of
+    from node.state.reader import StateFiles
+
+    label = label_of(Domain(profile.chain_id, profile.contracts.swarm), number)
+    return StateFiles(directory).fact(LEAVING) == label
+
+
 def _check_password(config: NodeConfig) -> None:
     """Only one that a person chose can be wrong, and opening a key takes most of a second; another can be lost."""
     key = config.directory / "node-key.json"
@@ -142,7 +154,7 @@ def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> Non
         if _puts_up_a_stake(config, profile, contracts):
             _check_run(profile, pool)
     except RpcUnreachable:
-        if not (config.directory / "journal.sqlite").exists():
+        if not (config.directory / JOURNAL_NAME).exists():
             raise
     except IntellectError:
         raise
@@ -239,5 +251,5 @@ def _look(profile: NetworkProfile, pool: "PoolInfo") -> int:
 
     try:
         return OVER if trio.run(look) else 0
-    except BaseException:  # noqa: S110 - the exit status of a process that only looks
+    except BaseException:
         return 1

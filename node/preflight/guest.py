@@ -73,6 +73,9 @@ def _of_machine(guest: Guest, hardware: Hardware, watts: Sequence[float] | None,
     for name, set_ in (("gpu_memory", guest.gpu_memory), ("gpu_watts", guest.gpu_watts)):
         if set_ and not hardware.gpus:
             yield f"[guest] {name}: this machine has no GPU", "leave it out"
+    if 0 < guest.disk <= DISK_FIXED:
+        what = f"[guest] disk = {size_of(guest.disk)}: logs and journals alone may take {size_of(DISK_FIXED)}"
+        yield what, 'set disk = "1 GB" or more; `join --dry-run` says what the run needs'
     if guest.gpu_watts and hardware.gpus:
         yield from _of_power(guest.gpu_watts, watts)
 

@@ -5,16 +5,17 @@ import platform
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
 from node.errors import KeyError_
 from node.hardware import Hardware
+from node.hardware.builds import Builds, torch_builds
 from node.logs import LOG_BYTES, LOG_FILES
 from node.preflight.finding import Finding, failure, ok, warning
 from node.recipe.requirements import shortfalls
@@ -24,6 +25,9 @@ from node.sandbox.confined import walls
 from node.state.directory import MIN_FREE_BYTES, existing
 from node.state.keystore import claimed_address, load_key, read_keystore, read_password
 from node.state.locks import holder_of
+from node.training.errors import TrainingError
+from node.training.planner import Machine, Work, check_engine, plan
+from node.training.sizing import Shape, shape_like
 from node.units import size_of
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
@@ -158,13 +162,6 @@ LEAST_DRIVER = {11: 450.80, 12: 525.60, 13: 580.65}
 DRIVERS = "https://www.nvidia.com/drivers"
 
 
-class Builds(NamedTuple):
-    """The versions of CUDA and ROCm that torch was built with; None for a build without."""
-
-    torch_cuda: str | None = None
-    torch_rocm: str | None = None
-
-
 def check_gpu(hardware: Hardware) -> Finding:
     return judge_gpu(hardware, torch_builds(), tool=shutil.which("nvidia-smi") is not None)
 
@@ -197,56 +194,45 @@ def _nvidia(names: str, driver: str, cuda: str | None, data: dict[str, Any]) -> 
     return ok("gpu", f"{names}, driver {driver}, torch with CUDA {cuda}", **data)
 
 
-def torch_builds() -> Builds:
-    """Read from torch's files, because importing it takes seconds."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return Builds()
-    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    found = {kind: re.search(rf"^{kind}\b[^=]*=\s*'(\d+\.\d+)", text, re.M) for kind in ("cuda", "hip")}
-    cuda, hip = (match.group(1) if match else None for match in found.values())
-    return Builds(cuda, hip)
-
-
 def _number(version: str) -> float:
     found = re.match(r"\d+(\.\d+)?", version)
     return float(found.group()) if found else 0.0
 
 
-# Whether a run's model fits into this machine in a role. Pure
+# Whether a run's model fits into this machine in a role, as the planner has it. Pure
 
-GIB = 2**30
 LARGER = "use a larger machine, or join another pool"
-ALONE = 0.6 * GIB
-"""Bytes of a child with torch, before any model."""
-COPIES = {"worker": 2.5, "validator": 2.5, "trainer": 9.0}
-"""Bytes of memory for one of bf16 weights: float32 weights and activations; the trainer's gradients and moments."""
-TEACHER_COPIES = 2.0
-"""The same of a teacher: float32, without any of these."""
 
 
-def check_memory(run: RunSpec | None, role: str, hardware: Hardware) -> Finding:
-    """run: None where it is not known before joining."""
-    data: dict[str, float] = {"memory_bytes": hardware.memory}
+def check_memory(
+    run: RunSpec | None,
+    role: str,
+    hardware: Hardware,
+    machine: Machine,
+    shape: Shape | None = None,
+    said: Mapping[str, Any] | None = None,
+) -> Finding:
+    """run: None where it is not known before joining; machine: the same hardware as a learner sees it; shape: of the
+    run's model, by the size of its files where it is not known; said: settings of the learner."""
+    data: dict[str, Any] = {"memory_bytes": hardware.memory}
     if run is None:
         return ok("memory", f"{hardware.summary}; what the run needs is not known yet", **data)
     lacking = shortfalls(run, role, hardware)
     if lacking:
         return failure("memory", "; ".join(lacking), LARGER, **data)
+    shape = shape or shape_like(run.weight_bytes() // 2)
     as_tasks = run.distill is not None and run.distill.tasks
-    # Whoever asks the teacher holds it: the trainer, or those who do and check tasks.
-    holds = run.distill is not None and (role != "trainer") == as_tasks
-    teacher = TEACHER_COPIES * run.weight_bytes(TEACHER) if holds else 0.0
-    needed = ALONE + COPIES[role] * run.weight_bytes() + teacher
-    largest = max([hardware.memory, *(gpu.memory for gpu in hardware.gpus)])
-    data["needed_bytes"] = round(needed)
-    model = f"a model of {run.weight_bytes() / 1e6:.0f} MB"
-    what = f"about {needed / GIB:.1f} GiB as {role} for {model}, of {hardware.summary}"
-    if needed > largest:
-        return failure("memory", f"the model does not fit: {what}", LARGER, **data)
-    if needed > 0.8 * largest:
-        return warning("memory", f"the model hardly fits: {what}", "close other programs on this machine", **data)
-    return ok("memory", f"the model fits: {what}", **data)
+    teacher = shape_like(run.weight_bytes(TEACHER) // 2) if run.distill and not as_tasks else None
+    try:
+        if role == "trainer" or run.pretraining is not None:
+            found = plan(machine, Work.of(run, shape, samples=False, teacher=teacher), said)
+            if found.told:
+                return warning("memory", f"{found.line}; {'; '.join(found.told)}", "see [trainer]", **found.facts)
+            return ok("memory", found.line, **data, **found.facts)
+        beside = 2 * run.weight_bytes(TEACHER) if as_tasks else 0  # in float32: who does tasks asks the teacher
+        return ok("memory", check_engine(shape, machine, Work.of(run, shape, samples=True).longest, beside), **data)
+    except TrainingError as error:
+        return failure("memory", f"{error.what}: {error.why}", error.remedy, **data)
 
 
 # Room for blobs, images and logs in the state directory, and whether it can be written

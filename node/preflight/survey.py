@@ -62,10 +62,12 @@ from node.processes.forkserver import Starter
 from node.recipe.speed import measured, recall
 from node.run.assets import Run
 from node.state.locks import holder_of
+from node.training.planning import machine_of
+from node.training.sizing import shape_of
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
-from protocol.run import RunSpec
+from protocol.run import MODEL, RunSpec
 
 CODES = {
     "rpc": 4,
@@ -249,11 +251,16 @@ class Survey:
             await self._thread(lambda: check_guest(self._config, role, self._hardware, spec))
             if spec is not None and role == "worker":
                 self._add(await self._estimate(chain, pool, spec))
-            self._add(check_memory(spec, role, capped(self._hardware, self._config.limits)))
+            await self._thread(lambda: [self._fits(run, spec, role)])
             if spec is not None and role != "trainer" and not self._config.engine_command:
                 self._add(await check_class(spec.verification, role, self._config.engine_options, self._starter))
             if run is not None and self._scope.engine and role != "trainer":
                 self._add(await check_engine(self._config.engine_argv, run.spec, run.assets, self._starter))
+
+    def _fits(self, run: Run | None, spec: RunSpec | None, role: Role) -> Finding:
+        hardware = capped(self._hardware, self._config.limits)
+        shape = shape_of(run.assets / MODEL) if run else None
+        return check_memory(spec, role, hardware, machine_of(hardware), shape, self._config.trainer)
 
     async def _estimate(self, chain: ChainClient, pool: PoolInfo, spec: RunSpec) -> Finding:
         """What a day would come to, as far as anybody can say before."""
@@ -343,7 +350,8 @@ async def check_before_stake(
     if spec is None:
         return
     await trio.to_thread.run_sync(refuse_guest, config, role, hardware, spec)
-    if (memory := check_memory(spec, role, hardware)).level == "failure":
+    machine = await trio.to_thread.run_sync(machine_of, hardware)
+    if (memory := check_memory(spec, role, hardware, machine)).level == "failure":
         raise PreflightFailed([memory])
     if spec.pretraining is None and not config.engine_command:  # no engine samples in the former
         finding = await check_class(spec.verification, role, config.engine_options, starter)

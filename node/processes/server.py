@@ -23,7 +23,7 @@ os.environ.update(POOLS)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from node.processes.guardian import die_with_parent  # noqa: E402
+from node.processes.guardian import die_with_parent  # noqa: E402 - as below
 from node.processes.wire import MAX_DESCRIPTORS, MAX_PACKET, Ended, Ready, Start, Started, decode, encode  # noqa: E402 - the environment must be set before torch loads
 
 

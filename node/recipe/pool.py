@@ -243,7 +243,7 @@ class RolloutPool:
 
 def origin_of(group: Group) -> Origin:
     """Of a group that somebody took in, who names it."""
-    assert group.origin is not None, f"group {group_id(group)} came from nowhere"  # noqa: S101 - the caller's
+    assert group.origin is not None, f"group {group_id(group)} came from nowhere"  # the caller's
     return group.origin
 
 

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from node import hub
+from node.blobs.errors import BlobTooLarge, StoreFull
 from node.blobs.interface import Blobs
 from node.config import HubUse
 from node.environments.programs import own_copy
@@ -187,6 +188,11 @@ async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, si
         if holders:
             try:
                 return await blobs.fetch(root, holders, max_size=max_size, timeout=patience)
+            except BlobTooLarge as error:
+                if error.limit < max_size:  # this node's own bound: no member can help
+                    why = f"a file of the run has {size:,} bytes, and the store may have {error.limit:,} in all"
+                    raise StoreFull(why) from error
+                log.info("run.not_yet", root=root.hex()[:16], why=error.why)
             except IntellectError as error:
                 log.info("run.not_yet", root=root.hex()[:16], why=error.why)
         elif not complained:

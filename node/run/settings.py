@@ -12,6 +12,8 @@ from protocol.recipe import Objective, Recipe
 
 # People write it by hand; a data set that was named by mistake is refused before it is parsed.
 MAX_RUN_FILE = 256 * 1024
+VERSION = 1
+"""Of run files: what stands in `version`, if anything does."""
 _STEP = re.compile(r"([A-Za-z0-9_-]+)((?:\[\d+\])*)")
 _YAML = re.compile(r"^(?:- )?[A-Za-z_][\w.]*:(?:\s|$)", re.MULTILINE)
 
@@ -35,7 +37,16 @@ def read_tables(path: Path, sets: Sequence[str] = ()) -> dict[str, Any]:
         refuse_foreign(path, _flat_yaml(text) if _YAML.search(text) else {})
         raise RunFileError(f"cannot read the run file {path}", str(error), "make it TOML in UTF-8") from error
     refuse_foreign(path, data)
+    refuse_version(path, data.pop("version", VERSION))
     return with_words(data, sets)
+
+
+def refuse_version(path: Path, version: Any) -> None:
+    """Before the keys, which another version may name otherwise. Raises RunFileError."""
+    if version != VERSION or isinstance(version, bool):
+        why = f"it says version {str(version)[:40]}, and this program reads version {VERSION}"
+        remedy = "use the program that it was written for, or write it anew: intellect-node run new"
+        raise RunFileError(f"the run file {path} is of another version", why, remedy)
 
 
 def with_words(data: dict[str, Any], sets: Iterable[str]) -> dict[str, Any]:
@@ -50,7 +61,7 @@ def with_words(data: dict[str, Any], sets: Iterable[str]) -> dict[str, Any]:
             raise RunFileError(f"--set {word[:200]}", why, "for example --set recipe.learning_rate=1e-5")
         keys: list[str | int] = []
         for step in steps:
-            assert step is not None  # noqa: S101 - all of them, just looked
+            assert step is not None  # all of them, just looked
             keys += [step[1], *(int(number) for number in re.findall(r"\d+", step[2]))]
         value = value_of(text)
         if keys == ["recipe", "name"] and isinstance(data.get("recipe"), dict):

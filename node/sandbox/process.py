@@ -161,12 +161,12 @@ class _ProcessSession:
 
     def call(self, call: Call) -> Outcome:
         begun, self._begun = self._begun, True
-        return self._sandbox._call(call, self._number, goes_on=begun)  # noqa: SLF001 - one module, one process
+        return self._sandbox._call(call, self._number, goes_on=begun)
 
     def close(self) -> None:
         if self._begun:
             self._begun = False
-            self._sandbox._end(self._number)  # noqa: SLF001
+            self._sandbox._end(self._number)
 
 
 def _undecided(why: str) -> Undecided:

@@ -139,7 +139,7 @@ class _Lines(Response):
     def __init__(self, make: Callable[[Sender], Awaitable[None]]) -> None:
         self._make = make
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - starlette's form
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         into, lines = trio.open_memory_channel[dict[str, Any]](MOST_LINES)

@@ -41,10 +41,8 @@ HEARD = 16
 
 
 RETRY_PAUSE, PAUSES = 5.0, (1.0, 300.0)
-SHARED_SECONDS = 1.0
-"""For which one look at the chain serves all that look: less than any of them waits for its next one."""
-TERMS_SECONDS = 60.0
-"""After which a pool's terms are read again whatever is told: an event comes once its block counts, not before."""
+ANEW_SECONDS = 120.0
+"""After which the chain is asked again whatever is told: an event comes once its block counts, not before."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -97,29 +95,33 @@ class Books:
         """A time, and the last block before it."""
         self._turn = trio.Lock()
         self._seen: Seen | None = None
-        self._looked_at = self._terms_at = 0.0
-        self._told = 0
+        self._asked_at, self._told = 0.0, 0
 
     async def look(self) -> Seen:
-        """Ask the chain; the pool's clock hears what time it is there. A pool's terms change with an event of it, and
-        are read once for each."""
+        """What stands in the contract; the pool's clock hears what time it is there. A pool changes with an event of
+        it, and is read once for each; the time is that of the newest block that was seen."""
         # Several services look at the same time. Those that wait here get the first one's answer.
         async with self._turn:
-            # Read before the chain is asked: an event that comes meanwhile has the terms read again.
-            now, told, seen = self.context.clock.monotonic(), self.ledger.told, self._seen
-            if seen is not None and now < self._looked_at + SHARED_SECONDS:
-                return seen
-            posted, waiting = await self.chain.earnings(self.context.pool), await self.chain.waiting(self.context.pool)
-            block = await self.chain.block()
+            # Read before the chain is asked: an event that comes meanwhile has it asked again.
+            clock, told, seen = self.context.clock.monotonic(), self.ledger.told, self._seen
+            now = self.ledger.now() or (await self.chain.block()).timestamp
+            # A table that has waited long enough counts without an event.
+            counts = seen is not None and seen.waiting is not None and now >= seen.waiting.counts_at
+            if seen is None or counts or told != self._told or clock >= self._asked_at + ANEW_SECONDS:
+                posted, waiting = (
+                    await self.chain.earnings(self.context.pool),
+                    await self.chain.waiting(self.context.pool),
+                )
+                seen = Seen(await self.chain.pool(self.context.pool), 0, posted, waiting)
+                self._asked_at, self._told = clock, told
             # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
-            self.context.time.saw(block.timestamp)
-            same = told == self._told and now < self._terms_at + TERMS_SECONDS
-            if seen is not None and same and seen.posted == posted:
-                pool = seen.pool
-            else:
-                pool, self._terms_at, self._told = await self.chain.pool(self.context.pool), now, told
-            self._seen, self._looked_at = Seen(pool, block.timestamp, posted, waiting), now
+            self.context.time.saw(now)
+            self._seen = msgspec.structs.replace(seen, now=now)
             return self._seen
+
+    def ask_again(self) -> None:
+        """This node changed the pool itself, or was told that somebody had: no event is waited for."""
+        self._told = -1
 
     async def listen(self) -> None:
         async for signed in self.context.facts.subscribe(EarningsSigned):

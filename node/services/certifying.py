@@ -84,6 +84,7 @@ class Certifying(Service):
         """Epoch -> when its roots were said last."""
         self.certified = 0
         context.state.register.follow(self._wait_for)
+        context.state.register.follow_closed(self._close)
 
     @classmethod
     async def open(cls, place: Any) -> Self:
@@ -127,6 +128,13 @@ class Certifying(Service):
     def _wait_for(self, work: Work) -> None:
         self._files.setdefault(work.node, Recent(WAITING))[work.id] = work
 
+    def _close(self, work: Work) -> None:
+        """It will never be decided any more; what was is a leaf already."""
+        for waiting in (*self._verdicts.values(), files := self._files.get(work.node, {})):
+            waiting.pop(work.id, None)
+        if not files:
+            self._files.pop(work.node, None)
+
     async def _hear_verdicts(self) -> None:
         """The first word counts; another one is evidence, and no work."""
         async for said in self._context.facts.subscribe(VerdictIssued):
@@ -153,10 +161,7 @@ class Certifying(Service):
     def _decided_files(self, waiting: Recent[WorkId, Work]) -> list[Accepted]:
         state, found = self._context.state, list[Accepted]()
         for id, work in list(waiting.items()):
-            # Too old to be judged; so it will never be decided.
-            if state.register.get(id) is None:
-                del waiting[id]
-            elif state.ballots.state(id) is FileState.ACCEPTED and self._is_decided(id):
+            if state.ballots.state(id) is FileState.ACCEPTED and self._is_decided(id):
                 del waiting[id]
                 rollout = self._run.rollout
                 if work.task is None:

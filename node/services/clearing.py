@@ -1,4 +1,4 @@
-"""The pool's housekeeping: cases past their time are made final, nodes without their stake expelled, what convicted
+"""The pool's housekeeping: cases past their time are made final, nodes without their stake removed, what convicted
 nodes had earned goes back to the pool, and what is left of a pool that is over to who opened it.
 
 A slashed node's own daemon has ended, so somebody else does this: the trainer, whose pool it is. Anybody may.
@@ -11,10 +11,12 @@ import structlog
 from contracts.bindings import CaseState
 from node.services.books import Books, Keeping, Seen
 from protocol.errors import IntellectError
+from protocol.identity import Address
 
 log = structlog.get_logger()
 EVERY = 60.0
-LOOKED_AT = 16
+LOOKED_AT = 1
+"""Members at each look: three questions to the chain for each, of every validator."""
 """Members whose stake is asked about in one look: their turn comes round."""
 
 
@@ -24,7 +26,7 @@ class Clearing(Keeping):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._next = 0
+        self._next = int(self._own, 16)  # each validator begins with another one
         self._final: set[int] = set()
 
     async def look(self, seen: Seen) -> float:
@@ -51,7 +53,7 @@ class Clearing(Keeping):
         """Members whose provider's stake, after a slash, no longer covers its nodes."""
         # Sorted, as `addresses` changes its order with each heartbeat: some members would never have their turn.
         members = sorted(self._context.membership.addresses())
-        # Some at each look, in turn: two questions to the chain for each member.
+        # Some at each look, in turn.
         turn = [members[(self._next + i) % len(members)] for i in range(min(LOOKED_AT, len(members)))]
         self._next += LOOKED_AT
         for node in turn:
@@ -60,7 +62,15 @@ class Clearing(Keeping):
                 continue
             backing = await self._chain.backing_of(info.provider)
             if backing < await self._chain.required_stake(info.provider):
+                node = await self._first_to_go(node, info.provider)
                 await self._try(self._chain.expel(node), "member.expelled", node=node)
+
+    async def _first_to_go(self, member: Address, provider: Address) -> Address:
+        """Who was slashed here and is registered still: without it the others may be covered."""
+        for slash in self._ledger.slashed.values():
+            if slash.provider == provider and (await self._chain.node_info(slash.node)).registered:
+                return slash.node
+        return member
 
     async def give_back(self, seen: Seen) -> None:
         """What convicted nodes had earned, once nothing can undo that."""

@@ -10,7 +10,6 @@ import structlog
 import trio
 
 from node.chain.errors import tokens
-from node.recent import Recent
 from node.services.context import Context
 from node.state.made import WorkDone
 from node.swarm.ballots import FileState
@@ -22,7 +21,6 @@ from protocol.statements import WorkCommitment, sign, work_id
 
 log = structlog.get_logger()
 REPEATED = 16
-REMEMBERED = 256
 """Own files whose state is looked at again."""
 VERDICT_SECONDS = 5.0
 """Seconds until they are looked at though nobody spoke."""
@@ -84,7 +82,7 @@ class OwnWorks:
         pool thinks of a work."""
         register, own = self._context.state.register, self._context.key.address
         told = self._context.facts.subscribe(WorkTouched)
-        known: Recent[WorkId, FileState] = Recent(REMEMBERED)
+        known: dict[WorkId, FileState] = {}
         while True:
             with trio.move_on_after(VERDICT_SECONDS):  # some things only time decides
                 work = register.get((await told.receive()).work)
@@ -93,7 +91,9 @@ class OwnWorks:
                     known.setdefault(work.id, FileState.OPEN)
             for id, before in list(known.items()):
                 work, now = register.get(id), state(id)
-                if work and now is not before and now in (FileState.ACCEPTED, FileState.REJECTED):
+                if work is None:
+                    del known[id]  # it is closed
+                elif now is not before and now in (FileState.ACCEPTED, FileState.REJECTED):
                     known[id] = now
                     await self._judged(work, now is FileState.ACCEPTED)
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from node.services.base import Crew, Service
 from node.services.context import Context
-from node.services.settling import Settling, when
+from node.services.settling import Account, Settling, when
 from node.services.workplace import Workplace
 from node.state.leave import LEAVING, label_of
 from node.status_schema import LeavingPart
@@ -64,31 +64,43 @@ class Leaving(Service):
 
     def _is_paid(self) -> bool:
         """Whether nothing is left that could still be paid to this node."""
-        account = self._settling.account
-        if not self._settling.settled or account.due:
+        account, seen = self._settling.account, self._settling.seen
+        if seen is None or not self._settling.settled or account.due:
             return False
-        # What no quorum has certified by the end of its window never will be; nor what a pool that was swept tables.
-        return self._settling.swept or (not account.certified and self._settling.now >= account.open_until)
+        # What no quorum has certified by the end of its window never will be. A pool that was swept tables nothing.
+        waits = account.certified or account.owed
+        return self._settling.swept or (not waits and seen.now >= account.open_until)
 
     def status(self) -> dict[str, Any]:
         if not self._wanted.is_set():
             return {}
         account = self._settling.account
-        waits = account.made + account.accepted + account.certified + account.due
-        return {"leaving": LeavingPart(waits, account.last_at, self.doing())}
+        return {"leaving": LeavingPart(_waiting(account) + account.due + account.owed, account.last_at, self.doing())}
 
     def doing(self) -> str:
-        """What it waits for, in words."""
+        """What it waits for, in words, with the date where there is one."""
         if not self._wanted.is_set():
             return ""
-        account, settling = self._settling.account, self._settling
-        if not (self._looked and settling.settled):
+        account, seen = self._settling.account, self._settling.seen
+        if seen is None or not (self._looked and self._settling.settled):
             return "leaving: waits for the chain's word on its pay, and for the table of earnings"
+        pool = seen.pool
         if account.due and not account.claimable:
-            return f"leaving: {account.due:,} units of the table are paid as its size allows, some each epoch"
+            more = when(pool.epoch_end(pool.epoch_at(seen.now)))
+            return f"leaving: {account.due:,} units of the table are paid as its size allows, more from {more} on"
         if account.due:
             return f"leaving: {account.due:,} units are claimed"
-        waits = account.made + account.accepted + account.certified
-        if not waits:
+        if waits := _waiting(account):
+            return f"leaving: {waits:,} units wait for the table of {when(account.last_at)}"
+        if not account.owed:
             return "leaving: everything is paid"
-        return f"leaving: {waits:,} units wait for the table of {when(account.last_at)}"
+        owed = f"leaving: {account.owed:,} units are owed beyond the table"
+        if pool.escrow < pool.reward_per_unit:
+            funds = f"no date: the pool has no money, until somebody funds it (contract pool fund {pool.id} TOKENS)"
+            return f"{owed}; {funds}. leave --now leaves them owed"
+        return f"{owed}, which pays so many of an epoch; the next one comes from {when(pool.next_table(seen.first))} on"
+
+
+def _waiting(account: Account) -> int:
+    """Units that are in no table."""
+    return account.made + account.accepted + account.certified

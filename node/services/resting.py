@@ -52,7 +52,7 @@ class PauseWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: float | None = None
 
     def fault(self) -> str:
-        good = lambda value, most: value is None or (math.isfinite(value) and 0 <= value <= most)  # noqa: E731
+        good = lambda value, most: value is None or (math.isfinite(value) and 0 <= value <= most)
         return "" if good(self.seconds, LONGEST) and good(self.patience, 86_400.0) else "a time is out of bounds"
 
 

@@ -256,9 +256,9 @@ class Settling(Keeping):
         return seen.pause
 
     @property
-    def now(self) -> int:
-        """The chain's time at the last look."""
-        return self._seen.now if self._seen else 0
+    def seen(self) -> Seen | None:
+        """The pool as of the last look."""
+        return self._seen
 
     # claiming
 
@@ -414,8 +414,14 @@ class Settling(Keeping):
         if before:
             given = (self._own, record.quorum, record.first, before[-1])
             works |= await self._journal.do(self._journal.pay.certified_works, *given)
+        rise = record.line - record.before
+        if sum(works.values()) != rise:
+            # Roots of tables before the newest are shown no more: what this node heard accepted may be the rest of it.
+            accepted = await self._journal.do(self._journal.pay.accepted_works, record.first, record.through)
+            every = works | accepted
+            works = every if sum(every.values()) == rise else works
         # If that does not explain the rise, nobody can say which works it has: told as unclear, not guessed.
-        clear = sum(works.values()) == record.line - record.before
+        clear = sum(works.values()) == rise
         certified = await self._certified(record, record.through)
         return await self._keep(msgspec.structs.replace(record, clear=clear), frozenset(works), certified)
 

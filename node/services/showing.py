@@ -148,7 +148,7 @@ class Showing(Service):
         try:
             return await self._store.add(work, move=True)
         finally:
-            work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+            work.unlink(missing_ok=True)
 
     def _folder(self, step: int) -> Path:
         return self._spool.checkpoints / f"step-{step:06d}"

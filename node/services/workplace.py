@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import structlog
 import trio
 from starlette.routing import BaseRoute
 
@@ -37,6 +38,8 @@ from node.state.tally import Tally
 from node.tasks.stock import TaskStock
 from node.training.client import TrainerProcess
 from node.training.jobs import Jobs
+from node.training.planner import Plan
+from node.training.planning import machine_of, plan_here
 from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
@@ -44,6 +47,8 @@ from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
 from protocol.manifest import PolicyStatement
+
+log = structlog.get_logger()
 
 
 class Control(Protocol):
@@ -130,6 +135,14 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return stock
 
     @cached_property
+    def plan(self) -> Plan:
+        """Of this node's learner. Raises TrainingError, NothingFits among them."""
+        run = self.context.run
+        found = plan_here(run.spec, run.assets, self.config.trainer, machine_of(self.hardware), samples=False)
+        log.info("learner.planned", plan=found.line, told=found.told)
+        return found
+
+    @cached_property
     def spool(self) -> Spool:
         """Through which this node and its learner meet. Raises TrainingError for settings that are none."""
         return Spool(self.directory / "spool", read_settings(self.config.trainer).milestones)
@@ -163,10 +176,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def rounds(self) -> Rounds:
         """Of a run with rounds: its outer states, and the learner's process, which a worker that samples needs for the
         model's shapes only. Raises TrainingError for settings that are none."""
-        settings = read_settings(self.config.trainer)
         # Such a worker keeps no outer state: it only turns one into an image.
         samples = bool(self.context.run.spec.seats) and self.role == "worker"
-        process = TrainerProcess(self.spool, settings=settings, starter=self.starter)
+        settings = read_settings(self.config.trainer) if samples else self.plan.settings
+        cards = () if samples else self.plan.learners
+        process = TrainerProcess(self.spool, settings, self.starter, cards)
         return Rounds(self.context, process, self.spool, Jobs(self.spool, self.watch), learns=not samples)
 
     @cached_property

@@ -30,6 +30,7 @@ from protocol.errors import UNREADABLE
 from protocol.identity import NodeKey
 
 MAGIC = b"intellect-node state 1\n"
+OTHER = re.compile(rb"intellect-node state ([0-9])\n")
 MAX_HEAD, MAX_PARTS = 8 << 20, 65_536
 MAX_PART, MAX_ALL = 1 << 40, 4 << 40
 CHUNK = 1 << 20
@@ -111,7 +112,10 @@ def _gathered(directory: Path, work: Path, key: NodeKey, password: str) -> Itera
 
 def read_head(file: BinaryIO) -> Head:
     """Raises StateError for what is none, or names what it may not."""
-    if file.read(len(MAGIC)) != MAGIC:
+    if (found := file.read(len(MAGIC))) != MAGIC:
+        if other := OTHER.fullmatch(found):
+            why = f"it says version {other[1].decode()}, and this program reads version 1"
+            raise StateError(f"{WHAT} is of another version", why, "import it with the program that wrote it")
         raise _bad("it does not begin as one", "name a file that `state export` wrote")
     size = int.from_bytes(file.read(4))
     if not 0 < size <= MAX_HEAD:

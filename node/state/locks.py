@@ -26,7 +26,7 @@ class FileLock:
         """Whether the lock is ours now. OSError if the file cannot be opened."""
         until = time.monotonic() + LOOKING
         while True:
-            file = open(self.path, "a+", encoding="ascii", errors="replace")  # noqa: SIM115 - held until release
+            file = open(self.path, "a+", encoding="ascii", errors="replace")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -161,6 +161,11 @@ class PayBook:
         """Work -> units of the node's works of these epochs that at least so many validators named alike."""
         return {work: units for _, work, units in self._certified(node, least, first, last)}
 
+    def accepted_works(self, first: int, last: int) -> dict[bytes, int]:
+        """Work -> units of this node's files of these epochs that it heard accepted."""
+        query = "SELECT work, units FROM files WHERE state = 'accepted' AND epoch BETWEEN ? AND ?"
+        return dict(self._db.execute(query, (first, last)).fetchall())
+
     def _certified(self, node: Address, least: int, first: int, last: int) -> list[tuple[int, bytes, int]]:
         query = (
             "SELECT epoch, work, units FROM leaves WHERE node = ? AND epoch BETWEEN ? AND ? "

@@ -74,10 +74,10 @@ def _check_rows(db: sqlite3.Connection, path: Path | str, form: Form) -> None:
     """Compare all rows with their seals. Raises StateError."""
     for statement in filter(lambda one: SEAL in one, form.schema.split(";")):
         name, seal = re.search(r"EXISTS (\w+)", statement)[1], re.search(rf"{SEAL}\([^)]*\)", statement)[0]  # type: ignore[index]
-        (wrong,) = db.execute(f"SELECT count(*) FROM {name} WHERE seal IS NOT {seal}").fetchone()  # noqa: S608
+        (wrong,) = db.execute(f"SELECT count(*) FROM {name} WHERE seal IS NOT {seal}").fetchone()  # noqa: S608 - ours
         if wrong and name in form.counts:
             log.warning("state.rows_dropped", file=str(path), table=name, rows=wrong, why="this disk has changed them")
-            db.execute(f"DELETE FROM {name} WHERE seal IS NOT {seal}")  # noqa: S608
+            db.execute(f"DELETE FROM {name} WHERE seal IS NOT {seal}")  # noqa: S608 - ours
         elif wrong:
             raise _unusable(path, form, f"this disk has changed {wrong} rows of its table {name}", _MEND_DAMAGE)
 
@@ -242,7 +242,7 @@ def _columns(db: sqlite3.Connection, table: str) -> set[tuple[str, int]]:
 
 def _later(path: Path | str, form: Form, version: int) -> StateError:
     why = f"it has form {version}, and this program knows forms up to {form.version}"
-    return _unusable(path, form, why, "update the program: intellect-node update")
+    return _unusable(path, form, why, "go on with the program that wrote it, which is a newer one")
 
 
 def _earlier(path: Path | str, form: Form, version: int, lacks: str) -> StateError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from node.swarm.disputes import Case, Dispute, Disputes
-from node.swarm.register import Register, WorkId
+from node.swarm.register import Register, Work, WorkId
 from protocol.audit import share_of_files
 from protocol.disputes import Conflict, Ruling, asked_alike, asked_apart, hearsay, values_complete
 from protocol.identity import Address
@@ -23,8 +23,6 @@ from protocol.statements import Outcome, work_id
 
 SILENT_AFTER = 4
 """Files in a row that could be had and that a validator let pass without a word, before others decide without it."""
-CLOSED = 16
-"""Policies beyond the staleness of a run after which a decided work is closed: no word reopens it."""
 
 
 class FileState(Enum):
@@ -54,14 +52,13 @@ class Ballots:
     ) -> None:
         self.disputes = disputes
         self._bench = bench
-        self._closed = run.recipe.max_staleness + CLOSED
         self._audit = run.audit
         self._quorum = quorum
         self._register = register
         self._live = live
         self._clock = clock
         self._cases: dict[WorkId, Case] = {}
-        register.follow_forgotten(self._forget)
+        register.follow_closed(self._close)
         self._missed: dict[Address, int] = {}
 
     # what is said
@@ -91,12 +88,9 @@ class Ballots:
         if not values_complete(message, case.work.groups, MAX_VALUES):
             self.disputes.convict(case, author, "it accepts without saying what it recomputed", signed.raw)
             return []
-        closed = self._is_closed(case)
         case.votes[author] = signed
         # One verdict is enough to count as speaking again; `is_silent` asks for files in a row.
         self._missed[author] = 0
-        if closed:
-            return []
         # The dispute is decided, so this late word is measured by what won it.
         if case.winner is not None and author not in self.disputes.quarantined:  # too late to be looked at again by all
             self.disputes.punish(case, author, self.disputes.compare(case, message, case.winner))
@@ -107,8 +101,6 @@ class Ballots:
         again. Raises KeyError as `note`."""
         message, author = signed.message, signed.author
         case = self.note(work_id(message.verdict))
-        if self._is_closed(case):
-            return
         before = case.rechecks.get(author)
         if before is not None:
             # Values may differ by rounding; outcome and reason may not.
@@ -133,7 +125,7 @@ class Ballots:
         case = self.note(work_id(first.verdict))
         finding = self.disputes.compare(case, first, second)
         # A raiser may be wrong or lie: only a conflict that we see ourselves costs everybody a second look.
-        if finding is None or dispute[0].author == dispute[1].author or self._is_closed(case):
+        if finding is None or dispute[0].author == dispute[1].author:
             return False
         case.asked = True
         # Whoever is not believed any more must not cost everybody another look.
@@ -180,13 +172,6 @@ class Ballots:
         if max(accepting, rejecting) < self._quorum() or accepting == rejecting:
             return FileState.UNDECIDED
         return FileState.ACCEPTED if accepting > rejecting else FileState.REJECTED
-
-    def _is_closed(self, case: Case) -> bool:
-        """Whether a work is decided and so old that nothing rests on it any more. An undecided one stays open: its
-        validators may have been away."""
-        if case.work.task is not None or self._register.age(case.work) <= self._closed:
-            return False
-        return self.state(case.work.id) in (FileState.ACCEPTED, FileState.REJECTED)
 
     def accepting(self, id: WorkId) -> dict[Address, Judgement]:
         """What accepts a work, by believed validator: verdicts, or what won its dispute."""
@@ -287,10 +272,9 @@ class Ballots:
             if validator not in case.votes and validator not in case.rechecks:
                 self._missed[validator] = self._missed.get(validator, 0) + 1
 
-    def _forget(self, id: WorkId) -> None:
-        """The register knows this work no more."""
-        self._cases.pop(id, None)
-        self.disputes.forget(id)
+    def _close(self, work: Work) -> None:
+        self._cases.pop(work.id, None)
+        self.disputes.close(work.id)
 
     def _side(self, id: WorkId, *, accept: bool) -> dict[Address, Judgement]:
         """What believed validators say of a work, if it is of this kind: their verdicts; once a dispute about it is

@@ -310,6 +310,8 @@ class Board:
                     self.opened(raw, VerdictIssued)
             case CheckRequested(commitment=raw):
                 self.opened(raw, RolloutCommitted)
+            case _:  # it carries nothing that another one signed
+                pass
         return True
 
     def _may_carry(self, one: Carried, author: Address) -> bool:

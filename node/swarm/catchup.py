@@ -89,7 +89,7 @@ class CatchingUp:
             # Each new peer at once, and of the others one at random: so all boards converge, at the price of one
             # question.
             fresh, brought = list(peers - greeted), 0
-            for peer in fresh or random.sample(list(peers), min(1, len(peers))):  # noqa: S311 - load spreading
+            for peer in fresh or random.sample(list(peers), min(1, len(peers))):
                 brought += await self._ask(peer)
                 greeted.add(peer)
             await trio.sleep(SOON if fresh or brought >= MUCH else self._pause())

@@ -243,7 +243,8 @@ class Claims:
                 self.told[turn.asker] = passed
                 self._turn = None
                 return YES
-        return NO
+            case _:
+                return NO
 
     async def _take_turn(self, asker: Address) -> bool:
         """Whether this node is now ready for a challenge by `asker`."""

@@ -85,6 +85,7 @@ class Admission(Enum):
     COUNTS = "it counts"
     HELD = "it may count later: it speaks of what is not known here yet"
     REFUSED = "it never will"
+    CLOSED = "what it speaks of is over"
 
 
 class Second(Enum):
@@ -115,6 +116,9 @@ class Known(Protocol):
 
     def is_stated(self, message: StepJudged) -> bool | None: ...
     def is_running(self, term: int, until: int) -> bool | None: ...
+    def is_closed(self, root: bytes) -> bool:
+        """Whether what hangs on a policy is over."""
+        ...
 
     @property
     def newest(self) -> int: ...
@@ -185,6 +189,14 @@ def _silence(known: Known, author: Address, message: SilenceSigned) -> Admission
     return _told(known.is_running(message.term, message.until))
 
 
+def _file(known: Known, author: Address, message: RolloutCommitted) -> Admission:
+    return Admission.CLOSED if known.is_closed(message.commitment.policy_root) else Admission.COUNTS
+
+
+def _judgement(known: Known, author: Address, message: VerdictIssued | VerdictRechecked) -> Admission:
+    return Admission.CLOSED if known.is_closed(message.verdict.policy_root) else Admission.COUNTS
+
+
 COUNTS: Mapping[type[Message], Count] = {
     # one in two seconds, fewer in a large pool; the newest is kept
     Heartbeat: Count(Office.MEMBER, ("boot", "count"), Second.NUMBERED, Moves.OWN, 1, 4.0, 40.0),
@@ -197,13 +209,13 @@ COUNTS: Mapping[type[Message], Count] = {
     # one in a term: who objects follows no further
     StepObjected: Count(Office.TRAINER, ("term", "step"), Second.IGNORED, Moves.LOOK, 16, 0.5, 16.0, _objection),
     # a few dozen in 240 s; a restart says the last 16 again; by slot: `Register`
-    RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, 256, 2.0, 128.0),
+    RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, 256, 2.0, 128.0, _file),
     # four a second of a busy one; seals: the first binds
     ValidatorSaid: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 1024, 15.0, 512.0),
     # everybody's files: of a hundred workers twelve a second
-    VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, 1024, 15.0, 512.0),
+    VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, 1024, 15.0, 512.0, _judgement),
     # one a dispute
-    VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, 64, 1.0, 64.0),
+    VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, 64, 1.0, 64.0, _judgement),
     # one a step, of 256 accepted works each
     DueSigned: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 64, 2.0, 64.0, _due),
     # one a step that it drew or that another accused

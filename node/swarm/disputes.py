@@ -94,9 +94,9 @@ class Disputes:
         """Those who were not believed before a restart."""
         self.quarantined.update({one.validator: one for one in quarantined})
 
-    def forget(self, id: WorkId) -> None:
-        """The register knows this work no more."""
-        self._open.pop(id, None)
+    def close(self, id: WorkId) -> None:
+        """The register knows this work no more: nobody looks at it again."""
+        self.resolved += self._open.pop(id, None) is not None
 
     # a work in dispute
 

@@ -272,4 +272,5 @@ class Facts:
 
 
 def _kind(news: News) -> type:
-    return type(news.message) if isinstance(news, Signed) else type(news)
+    said: object = news.message if isinstance(news, Signed) else news
+    return type(said)

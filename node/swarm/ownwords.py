@@ -72,7 +72,8 @@ def promise_in(signed: Signed[Message]) -> Promise | None:
             return "cut", f"{message.round}/{message.ballot}/{int(message.closed)}".encode(), raw
         case PolicyAnnounced(step=step, term=term):
             return "policy", step.to_bytes(8, "big") + term.to_bytes(4, "big"), raw
-    return None
+        case _:
+            return None
 
 
 class _Heard(msgspec.Struct):

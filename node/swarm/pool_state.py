@@ -7,7 +7,7 @@ have a fact before anybody is told of it. Pure: no task, no disk, no network; th
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -174,6 +174,9 @@ class PoolState:
         now = self._membership.terms.now
         return None if (term, until) > (now.number, now.until) else (term, until) == (now.number, now.until)
 
+    def is_closed(self, root: bytes) -> bool:
+        return self.register.is_closed(root)
+
     # what comes in
 
     def apply(self, given: Input) -> list[News]:
@@ -196,7 +199,7 @@ class PoolState:
 
     def _hear(self, signed: Signed[Any], at: float) -> None:
         """at: when it came."""
-        message, author = signed.message, signed.author
+        author, message = signed.author, cast("Message", signed.message)
         kind, row = type(message), COUNTS[type(message)]
         judged = row.about(message)
         if judged is not None and self._membership.hands.is_party(author, judged):
@@ -209,6 +212,8 @@ class PoolState:
                 self._held.setdefault(author, Recent(HELD)).setdefault(signed, at)
             case Admission.REFUSED:
                 self.refused[f"{kind.__name__}.horizon"] += 1
+            case Admission.CLOSED:
+                self.refused[f"{kind.__name__}.closed"] += 1
 
     def _look_again(self) -> None:
         """At held words: what they speak of may be known now."""
@@ -216,7 +221,7 @@ class PoolState:
             for signed, at in list(words.items()):
                 if signed not in words:
                     continue  # looked at meanwhile: one word that counts may free others
-                kind = type(signed.message)
+                kind = type(cast("Message", signed.message))
                 if self._clock() - at > HELD_SECONDS:
                     del words[signed]
                     self.refused[f"{kind.__name__}.unknown"] += 1
@@ -233,7 +238,7 @@ class PoolState:
     def _on_time(self) -> None:
         self.works.look_again()
         self._look_again()
-        self.register.forget_old()
+        self.register.close()
         if self.newest >= 0:
             return
         held = [(at, one) for words in self._held.values() for one, at in words.items()]

@@ -8,13 +8,14 @@ lots, intake, slashing and leaves all name work by its id and ask here.
 What is committed to a policy that nobody announced is no work: it waits a while for its announcement, and is forgotten.
 A commitment may name a task instead of a policy, and a shard instead of an index (`protocol.tasks`): age and gaps are
 nothing to it, leases are (`node.swarm.taskbook`).
+What hangs on a policy is closed CLOSED_AFTER policies later, all of it at once: it is forgotten here and in every book
+that asked to be told, and no word about it counts any more (ADR 112). So the register is as large as the pool, however
+long it runs. Results of tasks go with their task.
 Ages and gaps are counted from what was heard *then*. A node that has just come (back) cannot know how old the files are
 that it finds, nor which ones it missed: it holds neither against anybody. Pure: the clock is an argument.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
-from itertools import islice
 
 import msgspec
 
@@ -34,15 +35,16 @@ BACKLOG_SECONDS = 20.0
 EARLY = 16
 """Commitments of one node that may wait for their policy to be announced."""
 EARLY_SECONDS = 60.0
-POLICIES_BACK = 20
-"""Policies beyond the staleness of a run for which a node's work is remembered, if it commits all that it may; of older
-ones nobody's is work any more."""
-KEPT_SECONDS = 900.0
-"""For so long a work is remembered at least, however many policies come meanwhile: seals may stay closed for ten
-minutes, disputes and leaves wait for a few."""
-FORGOTTEN_AT_ONCE = 256
+CLOSED_AFTER = 16
+"""Policies after its own with which a work is closed; twice the staleness of a run where that is more."""
+CLOSED_SECONDS = 300.0
+"""For so long after it was heard of a policy is not closed, nor for four times as long as a silent validator is waited
+for: small pools make a policy in seconds, and disputes, leaves and seals wait for minutes."""
+RESULTS = 1024
+"""Results of tasks of one node that are known, the newest: no policy closes them, and any node may commit to any shard.
+"""
+CLOSED_AT_ONCE = 256
 """Works that are forgotten in one stretch of the event loop."""
-READ = 8192
 
 
 class Work(msgspec.Struct):
@@ -113,14 +115,6 @@ class _Early(msgspec.Struct, frozen=True):
     newest_step: int
 
 
-class _Submissions(msgspec.Struct):
-    """What one node has committed to, oldest first; heard: the indices of each policy."""
-
-    works: OrderedDict[WorkId, Work]
-    heard: Recent[bytes, set[int]]
-    early: Recent[WorkId, _Early]
-
-
 Listener = Callable[[Work], None]
 Rivals = Callable[[Work, Work], None]
 
@@ -136,17 +130,20 @@ class Register:
         # What a node hears right after its start may be old: it judges nobody by that (`backlog`).
         self._opened = clock()
         self._most = most_files(run)
-        self._policies_back = run.recipe.max_staleness + POLICIES_BACK
-        self._kept_seconds = max(KEPT_SECONDS, 4 * run.audit.verdict_seconds)
+        self._closed_after = max(CLOSED_AFTER, 2 * run.recipe.max_staleness)
+        self._closed_seconds = max(CLOSED_SECONDS, 4 * run.audit.verdict_seconds)
         self._works: dict[WorkId, Work] = {}
         self._slots: dict[Slot, list[Work]] = {}
-        self._nodes: dict[Address, _Submissions] = {}
-        self._of_step: dict[int, dict[WorkId, Work]] = {}
-        """Of policies, each in the order in which they were heard."""
-        self._read: Recent[bytes, Slot] = Recent(READ)
+        self._nodes: dict[Address, dict[WorkId, Work]] = {}
+        """What each has committed to, oldest first."""
+        self._early: dict[Address, Recent[WorkId, _Early]] = {}
+        self._of: dict[bytes, dict[WorkId, Work]] = {}
+        """By the policy or the task that was committed to, in the order in which they were heard."""
+        self._read: dict[bytes, Slot] = {}
+        """By the root of a file whose header was read."""
         self._listeners: list[Listener] = []
         self._on_rivals: list[Rivals] = []
-        self._on_forgotten: list[Callable[[WorkId], object]] = []
+        self._on_closed: list[Callable[[Work], object]] = []
         self.ignored = 0
 
     # what is heard
@@ -158,8 +155,8 @@ class Register:
 
     def look_again(self) -> None:
         """At what came before its policy, or its task."""
-        for node in self._nodes.values():
-            for early in list(node.early.values()):
+        for waiting in list(self._early.values()):
+            for early in list(waiting.values()):
                 root = early.signed.message.commitment.policy_root
                 if self._policies.find(root) or self._tasks.find(root):
                     self._note(early)
@@ -178,9 +175,9 @@ class Register:
             for other in works[1:]:
                 listener(works[0], other)
 
-    def follow_forgotten(self, listener: Callable[[WorkId], object]) -> None:
-        """Tell of work that is known no more, so that what hangs on it can go with it."""
-        self._on_forgotten.append(listener)
+    def follow_closed(self, listener: Callable[[Work], object]) -> None:
+        """Tell of work that is closed and known no more, so that what hangs on it can go with it."""
+        self._on_closed.append(listener)
 
     # what is known
 
@@ -189,11 +186,15 @@ class Register:
 
     def of(self, node: Address) -> list[Work]:
         """What a node committed to, as far back as is remembered, oldest first."""
-        return list(self._nodes[node].works.values()) if node in self._nodes else []
+        return list(self._nodes.get(node, {}).values())
 
-    def age(self, work: Work) -> int:
-        """Policies that came after that of a work."""
-        return self._policies.newest_step - work.step
+    def is_closed(self, root: bytes) -> bool:
+        """Whether what hangs on a policy is over: nothing of it is work, judged or disputed any more. Steps that a term
+        takes back are none, so it may be open again."""
+        known = self._policies.find(root)
+        if known is None or self._policies.newest_step - known.step < self._closed_after:
+            return False
+        return self._clock() - known.at >= self._closed_seconds
 
     def announcement(self, work: Work) -> bytes | None:
         """The envelope in which the trainer announced the work's policy, as long as it is kept."""
@@ -223,8 +224,9 @@ class Register:
         # A node that has just come hears files in any order: then a gap may be its own.
         if known is None or known.at - self._opened < BACKLOG_SECONDS:
             return None
-        heard = self._nodes[work.node].heard if work.node in self._nodes else {}
-        return check_gap(work.commitment.index, heard.get(work.commitment.policy_root, set()))
+        # Rivals count as heard, too: a forked slot must not look like a gap.
+        node, root, index = slot_of(work.commitment)
+        return check_gap(index, {one for one in range(index) if (node, root, one) in self._slots})
 
     def was_delivered(self, work: Work) -> None:
         """This node has its file: from here on silence about it may count against a validator."""
@@ -245,12 +247,12 @@ class Register:
         id = work_id(commitment)
         if id in self._works:
             return None
-        node = self._submissions(commitment.node)
-        node.early.pop(id, None)
+        if waiting := self._early.get(commitment.node):
+            waiting.pop(id, None)
         # A commitment names one hash, which may be a policy's or a task's: whoever knows it decides what the work is.
         known, task = self._policies.find(commitment.policy_root), self._tasks.find(commitment.policy_root)
         if known is None and task is None:
-            self._set_aside(node, id, early)
+            self._set_aside(id, early)
             return None
         # Of a policy that a newer term took back files count for a while: who made them could not know.
         late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
@@ -260,9 +262,10 @@ class Register:
             round_ = known.step + commitment.index
             most = commitment.index + (self._run.diloco.begins_at(round_) == known.step)
         if late:  # the block of that term may be replaced
-            self._set_aside(node, id, early)
+            self._set_aside(id, early)
             return None
-        if commitment.index >= most or (known is not None and self._may_be_said_again(known, early)):
+        over = self.is_closed(commitment.policy_root) or (known is not None and self._may_be_said_again(known, early))
+        if commitment.index >= most or over:
             self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
@@ -271,24 +274,21 @@ class Register:
         work = self._made(id, early, known.step if known else -1, task, round_, rival=bool(slot))
         # Of a forked slot both stay, since together they are the evidence.
         slot.append(work)
-        self._works[id] = node.works[id] = work
-        if task is None:
-            self._of_step.setdefault(work.step, {})[id] = work
-        if task is None:
-            # Rivals count as heard, too: a forked slot must not look like a gap.
-            node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
-        elif not work.rival:
-            task.leases.commit(commitment.index, commitment.node, id)
-        self._forget_beyond(node)
+        self._works[id] = self._of.setdefault(commitment.policy_root, {})[id] = work
+        self._nodes.setdefault(commitment.node, {})[id] = work
+        if task is not None:
+            if not work.rival:
+                task.leases.commit(commitment.index, commitment.node, id)
+            if len(results := [one for one in self.of(commitment.node) if one.task is not None]) > RESULTS:
+                self._close(results[0])
         self._tell(work, slot)
         return None if work.rival else work
 
     def _may_be_said_again(self, known: KnownPolicy, early: _Early) -> bool:
-        """Whether a commitment is so old that this node cannot tell it from one that was judged: by itself, which has
-        forgotten it, or by others before it came. Anybody can say such a one again, and it would be refused as old."""
-        age = early.newest_step - known.step
+        """Whether a commitment is so old that others may have judged it before this node came. Anybody can say such a
+        one again, and it would be refused as old."""
         came_later = known.at - self._opened < BACKLOG_SECONDS
-        return age >= self._policies_back or (came_later and age > self._run.recipe.max_staleness)
+        return came_later and early.newest_step - known.step > self._run.recipe.max_staleness
 
     def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, round_: int, *, rival: bool) -> Work:
         backlog = early.at - self._opened < BACKLOG_SECONDS
@@ -298,13 +298,10 @@ class Register:
         heard = (id, early.signed, step, early.at, early.newest_step, backlog)
         return Work(*heard, groups, task, round_, rival=rival)
 
-    def _set_aside(self, node: _Submissions, id: WorkId, early: _Early) -> None:
+    def _set_aside(self, id: WorkId, early: _Early) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""
         self.ignored += 1
-        for old, one in list(node.early.items()):
-            if self._clock() - one.at > EARLY_SECONDS:
-                del node.early[old]
-        node.early[id] = early
+        self._early.setdefault(early.signed.message.commitment.node, Recent(EARLY))[id] = early
 
     def _tell(self, work: Work, slot: list[Work]) -> None:
         if work.rival:
@@ -314,38 +311,36 @@ class Register:
         for listener in self._listeners:
             listener(work)
 
-    def _submissions(self, node: Address) -> _Submissions:
-        known = self._nodes.get(node)
-        if known is None:
-            known = self._nodes[node] = _Submissions(OrderedDict(), Recent(self._policies_back), Recent(EARLY))
-        return known
+    def close(self) -> None:
+        """What is over leaves, a few at a time, and so do nodes of which nothing is left: told once a second."""
+        left = CLOSED_AT_ONCE
+        for root in [one for one in self._of if self._is_over(one)]:
+            works = list(self._of[root].values())[:left]
+            for work in works:
+                self._close(work)
+            left -= len(works)
+        now = self._clock()
+        for node, waiting in list(self._early.items()):
+            for id in [id for id, one in waiting.items() if now - one.at > EARLY_SECONDS]:
+                del waiting[id]
+            if not waiting:
+                del self._early[node]
 
-    def _forget_beyond(self, node: _Submissions) -> None:
-        most = self._most * self._policies_back
-        # Of each node as many as it may make for all policies that still count: what goes is too old to be judged.
-        while len(node.works) > most:
-            self._drop(next(iter(node.works.values())))
+    def _is_over(self, root: bytes) -> bool:
+        known = self._policies.find(root) or self._tasks.find(root)
+        return known is None or self.is_closed(root)
 
-    def forget_old(self) -> None:
-        """Works of policies that are beyond every horizon, a few at a time. A decided one is closed by then, and one
-        that nobody decided trains nothing any more."""
-        oldest, now, left = self._policies.newest_step - self._policies_back, self._clock(), FORGOTTEN_AT_ONCE
-        for step in [step for step in self._of_step if step < oldest]:
-            old = [one for one in islice(self._of_step[step].values(), left) if now - one.at > self._kept_seconds]
-            for work in old:
-                self._drop(work)
-            left -= len(old)
-
-    def _drop(self, work: Work) -> None:
-        node = self._nodes[work.node]
-        del self._works[work.id], node.works[work.id]
-        of_step = self._of_step.get(work.step, {})
-        of_step.pop(work.id, None)
-        if not of_step:
-            self._of_step.pop(work.step, None)
-        slot = slot_of(work.commitment)
+    def _close(self, work: Work) -> None:
+        root, slot = work.commitment.policy_root, slot_of(work.commitment)
+        del self._works[work.id], self._nodes[work.node][work.id], self._of[root][work.id]
         self._slots[slot].remove(work)
+        if not self._nodes[work.node]:
+            del self._nodes[work.node]
+        if not self._of[root]:
+            del self._of[root]
         if not self._slots[slot]:
             del self._slots[slot]
-        for forget in self._on_forgotten:
-            forget(work.id)
+        if self._read.get(work.commitment.file_root) == slot:
+            del self._read[work.commitment.file_root]
+        for closed in self._on_closed:
+            closed(work)

@@ -80,6 +80,12 @@ class Seals:
         self._opening = patience + OPENING_GRACE
         self._sealers: dict[Address, _Sealer] = {}
         self._moment = -math.inf
+        register.follow_closed(self._close)
+
+    def _close(self, work: Work) -> None:
+        """Those that were never opened are counted until their own time is over."""
+        for sealer in self._sealers.values():
+            sealer.seals.pop(work.id, None)
 
     def sealed(self, author: Address, said: Seal) -> None:
         """A validator has its verdict on a work."""
@@ -229,7 +235,7 @@ class Seals:
     def turned(self, validator: Address) -> set[int]:
         """Windows for which a validator is not paid yet: of works whose verdict it took back in a second look that
         nobody asked for, and in which it did. Messages overtake each other: the dispute may be told yet."""
-        windows = self._turned.get(validator, {})
+        windows = self._turned.get(validator, Recent[int, Recent[WorkId, None]](TURNED))
         for works in windows.values():
             while works and not self._ballots.has_turned(next(iter(works)), validator):
                 works.popitem(last=False)  # it was asked, or this is long ago

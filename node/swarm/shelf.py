@@ -219,13 +219,16 @@ class Shelf:
                 steps = self._policies(author)
                 old = len(steps) >= KEPT_STEPS and message.step < min(steps)
                 return not old and len(steps.get(message.step, ())) < PER_STEP
-        return kept.direct or self.many(author, type(message)) < COUNTS[type(message)].kept
+            case _:
+                return kept.direct or self.many(author, type(message)) < COUNTS[type(message)].kept
 
     def _policies(self, author: Address) -> dict[int, list[Kept]]:
         """What is kept of an author's announcements, by step."""
         steps: dict[int, list[Kept]] = {}
         for direct in (False, True):
-            for kept in self._held.get(author, _Held()).get((PolicyAnnounced, direct), {}).values():
+            for kept in (
+                self._held.get(author, _Held()).get((PolicyAnnounced, direct), OrderedDict[bytes, Kept]()).values()
+            ):
                 steps.setdefault(of_kind(kept.signed, PolicyAnnounced).message.step, []).append(kept)
         return steps
 
@@ -344,4 +347,4 @@ def _counts(kind: type[Message]) -> bool:
     return kind is not Heartbeat and kind is not PolicyAnnounced
 
 
-_number: Callable[[Kept], int] = lambda kept: kept.number  # noqa: E731
+_number: Callable[[Kept], int] = lambda kept: kept.number

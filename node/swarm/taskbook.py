@@ -182,8 +182,8 @@ class TaskBook:
         # Of a leader that fell silent its successor's word closes one; it opens it again when it is back.
         task.open = author in waiting or any(map(self._is_alive, waiting))
         counted = (waiting or task.offers).values()
-        gathered = (frozenset(unpack_groups(one.done, task.spec.shards) or ()) for one in counted)
-        task.gathered = frozenset.intersection(*gathered)
+        first, *others = (frozenset(unpack_groups(one.done, task.spec.shards) or ()) for one in counted)
+        task.gathered = first.intersection(*others)
         for shard in task.gathered:
             task.leases.finished(shard)
 

@@ -47,8 +47,6 @@ from protocol.run import RunSpec
 from protocol.statements import work_id
 
 log = structlog.get_logger()
-RESULTS = 512
-"""Undecided results of one member."""
 EARLY = 64
 """Works of which one validator may speak before this node has heard of them."""
 TO_RAISE = 64
@@ -77,8 +75,8 @@ class Works:
         self._opened = opened
         self._tell = tell
         self._register, self._tasks, self._lots = register, tasks, lots
-        quorum = lambda: membership.quorum  # noqa: E731 - benches change
-        bench = lambda: membership.validators  # noqa: E731
+        quorum = lambda: membership.quorum  # benches change
+        bench = lambda: membership.validators
         self.disputes = Disputes(run, register, validators, clock, bench, self._on_judge)
         self.ballots = Ballots(run, quorum, register, validators, clock, bench, self.disputes)
         is_one, patience = lambda: len(membership.validators) == 1, run.audit.opening_seconds
@@ -87,10 +85,11 @@ class Works:
         """Conflicts that this node has seen and may tell others of."""
         self.prompts_differ = 0
         """Works whose prompts two validators computed differently."""
-        self._results: dict[Address, Recent[WorkId, Work]] = {}
-        """Of tasks, that the pool has not decided about; by member."""
+        self._results: dict[WorkId, Work] = {}
+        """Of tasks, that the pool has not decided about."""
         self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
         """What is to be done with words on works that are not known yet, by who spoke."""
+        register.follow_closed(lambda work: self._results.pop(work.id, None))
         register.follow(self._on_work)
         # A rival is no work, but verdicts on it may come, and its author may be asked about it.
         register.follow_rivals(lambda _, rival: self._on_work(rival))
@@ -105,9 +104,8 @@ class Works:
 
     def look_again(self) -> None:
         """Some states change without a message: a silent validator is gone without after a while."""
-        for results in self._results.values():
-            for work in list(results.values()):
-                self._look_at_result(work)
+        for work in list(self._results.values()):
+            self._look_at_result(work)
         self.disputes.open()
 
     # a work
@@ -124,7 +122,7 @@ class Works:
         self._tell(WorkKnown(work.node, work.id))
         self._lots.committed(work)
         if work.task is not None and not work.rival:
-            self._results.setdefault(work.node, Recent(RESULTS))[work.id] = work
+            self._results[work.id] = work
         for early in list(self._early.values()):
             for act in early.pop(work.id, ()):
                 act(work)
@@ -133,7 +131,7 @@ class Works:
         """Tell the leases of a task what the pool thinks of a result by now: some of it only time decides."""
         state = self.ballots.state(work.id)
         if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED, FileState.UNDECIDED):
-            del self._results[work.node][work.id]
+            del self._results[work.id]
             accepted = state is FileState.ACCEPTED
             self._tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
 
@@ -188,7 +186,7 @@ class Works:
             log.warning("validators.prompts_differ", node=work.node, work=work.id.hex()[:16])
         self.seals.note_turn(work, signed.author)
         self.punish(self._lots.verdict(work, signed))
-        if work.id in self._results.get(work.node, ()):
+        if work.id in self._results:
             self._look_at_result(work)
         self._tell(WorkTouched(signed.author, work.id))
         # One pair is enough: everybody who reads it looks again at the whole work.
@@ -216,6 +214,9 @@ class Works:
             second = self._opened(signed.message.second, VerdictIssued)
         except ProtocolError as error:  # the board checked it; a validator may have left since
             log.debug("dispute.refused", why=error.why)
+            return
+        if self._register.is_closed(first.message.verdict.policy_root):
+            self._refused["DisputeRaised.closed"] += 1
             return
         id = work_id(first.message.verdict)
         self._when_known(signed.author, id, lambda work: self._heed(signed.author, work, (first, second)))

@@ -60,13 +60,13 @@ def _in_thread(do: Callable[[], bytes]) -> Work:
     return work
 
 
-async def _review(means: Means, task: Task, shard: int) -> Work:  # noqa: ARG001 - every shard is the whole package
+async def _review(means: Means, task: Task, shard: int) -> Work:
     return _in_thread(partial(review_package, await means.stock.files(task), task.id))
 
 
 async def _merge(means: Means, task: Task, shard: int) -> Work:
     order, images = task.spec.merge, await means.stock.policies(task)
-    assert order is not None  # noqa: S101 - a task of this kind was checked for it
+    assert order is not None  # a task of this kind was checked for it
     models, base = [images[root] for root in order.models], images.get(order.base)
     return _in_thread(partial(merge_stretches, order.rule, models, base, task.spec.numbers(shard)))
 

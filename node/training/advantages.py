@@ -9,9 +9,14 @@
 A group of one, or of equal rewards, gets zeros everywhere: it says nothing about what is better.
 """
 
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.expression import compute, is_formula, parse_advantage
 from protocol.recipe import ALIKE
 
 _EPSILON = 1e-6
@@ -36,7 +41,7 @@ def group_advantages(
 ) -> NDArray[np.float32]:
     """float32[n]. groups: int64[n], any labels; rewards: float32[n]; lengths: int64[n] tokens (only for opo).
 
-    Raises ValueError for an unknown kind.
+    kind: a name, or a formula (protocol.expression). Raises ValueError for an unknown kind.
     """
     if len(groups) == 0:
         return np.zeros(0, dtype=np.float32)
@@ -59,11 +64,47 @@ def group_advantages(
             advantages = np.where(scale > _EPSILON, centred / np.maximum(scale, _EPSILON), 0.0)
         case "batch":
             advantages = centred / (np.sqrt(np.mean(centred**2)) + _EPSILON)
+        case _ if is_formula(kind):
+            advantages = _by_formula(kind, place, values, lengths)
         case _:
             raise ValueError(f"unknown kind of advantage: {kind}")
     # Zero and not nearly so: the learner computes every row whose advantage is not zero.
     # The mean of equal rewards may be off by a rounding, and their rows would be computed for nothing.
     return np.where(apart(groups, rewards), advantages, 0.0).astype(np.float32)
+
+
+def _by_formula(
+    text: str, place: NDArray[np.int64], rewards: NDArray[np.float64], lengths: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """place: int64[n], each sample's group, from 0. A formula has reward, length, and of the sample's group mean, std
+    (unbiased), least, most, count. Zero where it gives no finite number."""
+    count = np.bincount(place)
+    mean = np.bincount(place, rewards) / count
+    least, most = np.full(len(count), np.inf), np.full(len(count), -np.inf)
+    np.minimum.at(least, place, rewards)
+    np.maximum.at(most, place, rewards)
+    variance = np.bincount(place, (rewards - mean[place]) ** 2) / np.maximum(count - 1, 1)
+    names = {
+        "reward": rewards,
+        "length": np.ones(len(rewards)) if lengths is None else lengths.astype(np.float64),
+        "count": count[place].astype(np.float64),
+        **{"mean": mean[place], "std": np.sqrt(variance)[place], "least": least[place], "most": most[place]},
+    }
+    with np.errstate(all="ignore"):
+        found = np.asarray(compute(_parsed(text), names, _FUNCTIONS), dtype=np.float64)
+    return np.where(np.isfinite(found), found, 0.0) * np.ones(len(rewards))
+
+
+_parsed = lru_cache(16)(parse_advantage)
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "number": np.float64,
+    "where": np.where,
+    "abs": np.abs,
+    "sqrt": lambda x: np.sqrt(np.maximum(x, 0.0)),
+    "min": np.minimum,
+    "max": np.maximum,
+    "clip": lambda x, low, high: np.maximum(np.minimum(x, high), low),
+}
 
 
 def overlong_penalty(lengths: NDArray[np.int64], limit: int, share: float) -> NDArray[np.float32]:

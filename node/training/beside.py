@@ -91,7 +91,7 @@ class Beside:
         if self._teacher is None and all(row.teacher_logprobs for row in rows):
             brought = [row.teacher_logprobs for row in rows]
             return sent(np.concatenate(brought).astype(np.float32), self._world.device) if rows else None
-        assert self._teacher is not None  # noqa: S101 - whoever makes such a learner gives it
+        assert self._teacher is not None  # whoever makes such a learner gives it
         return self._teacher(replace(batch, experts=None))[0]
 
 

@@ -105,7 +105,7 @@ class Checkpoints:
         tensors = {f"weight/{name}": tensor.detach() for name, tensor in self._learner.parameters.items()}
         tensors |= self._moments()
         found = async_save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._world.size == 1)
-        assert isinstance(found, Future)  # noqa: S101 - the thread checkpointer's kind of answer
+        assert isinstance(found, Future)  # the thread checkpointer's kind of answer
         self._pending = found
         # DCP calls `finish` on rank 0 alone, when every rank has written. Other machines have files, too: their leaders
         # learn of it when their own save is over, since DCP ends it after `finish`.
@@ -149,7 +149,7 @@ class Checkpoints:
             state = self._check(path)
             # All ranks or none: one that restored another step would train beside the others without an error.
             if self._world.maxima([float(state is None)])[0] == 0:
-                assert state is not None  # noqa: S101 - nobody's is
+                assert state is not None  # nobody's is
                 self._restore(path, state)
                 return state
             if state is None and self._world.leader:

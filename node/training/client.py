@@ -17,6 +17,8 @@ from node.processes.forkserver import Anew, Child, Starter, close_stdin, end_chi
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
+from node.training.lowering import in_words
+from node.training.planning import only
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from protocol.errors import UNREADABLE
@@ -39,7 +41,8 @@ class SpoolProcess:
     """A supervised child that works on a prepared spool and ends when its work is done.
 
     module: the program; part: the directory of the spool that it alone writes; error_path: where it says that it
-    cannot go on; progress: a number that grows with what it gets done.
+    cannot go on; progress: a number that grows with what it gets done; cards: those that it sees, by the names of
+    CUDA_VISIBLE_DEVICES, all if none is named.
     """
 
     def __init__(
@@ -53,10 +56,12 @@ class SpoolProcess:
         part: str,
         error_path: Path,
         progress: Callable[[], int],
+        cards: Sequence[str] = (),
     ) -> None:
         self.name = name
         self._spool, self._part, self._error_path, self._progress = spool, part, error_path, progress
         self._settings = settings or TrainerSettings()
+        self._cards = only(cards)
         self._command = list(command)
         self._starter = starter or Anew()
         self._process: Child | None = None
@@ -65,6 +70,8 @@ class SpoolProcess:
         self._slept = Changes()
         self.restarts = 0
         """How often it was started again."""
+        self.memory = ""
+        """What became of memory that ran out, in words; empty where it did not."""
 
     @property
     def pid(self) -> int | None:
@@ -122,13 +129,14 @@ class SpoolProcess:
         self._spool.forget_halves(self._part)
         # At each start: a restart may have other settings, such as fewer ranks.
         write_whole(self._spool.settings_path, msgspec.json.encode(msgspec.to_builtins(self._settings)))
+        self.memory = in_words(self._spool.lowered_path, self._settings)
 
     async def _run_once(self) -> int:
         """One process's life; its exit status."""
         await trio.to_thread.run_sync(self._prepare_spool)
         command = [*self._command, "--spool", str(self._spool.root)]
         # In the environment, too: OpenMP reads it while torch is imported, which is before a child reads its settings.
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads), **self._cards}
         process = await self._starter.start(command, environment, heard=False)
         self._process = process
         log.info(f"{self.name}.started", pid=process.pid)
@@ -172,7 +180,13 @@ class TrainerProcess(SpoolProcess):
 
     engine_name = "torch"
 
-    def __init__(self, spool: Spool, settings: TrainerSettings | None = None, starter: Starter | None = None) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        settings: TrainerSettings | None = None,
+        starter: Starter | None = None,
+        cards: Sequence[str] = (),
+    ) -> None:
         forkable = (settings or TrainerSettings()).forkable
         super().__init__(
             "learner",
@@ -183,6 +197,7 @@ class TrainerProcess(SpoolProcess):
             part="out",
             error_path=spool.error_path,
             progress=spool.newest_step,
+            cards=cards,
         )
 
 
@@ -190,7 +205,12 @@ class EvaluatorProcess(SpoolProcess):
     """What scores the learner's policies, beside it."""
 
     def __init__(
-        self, spool: Spool, run: RunSpec, settings: TrainerSettings | None = None, starter: Starter | None = None
+        self,
+        spool: Spool,
+        run: RunSpec,
+        settings: TrainerSettings | None = None,
+        starter: Starter | None = None,
+        cards: Sequence[str] = (),
     ) -> None:
         # Not `forkable`: one process evaluates, however many train.
         forkable = (settings or TrainerSettings()).threads == 1
@@ -204,4 +224,5 @@ class EvaluatorProcess(SpoolProcess):
             part="eval",
             error_path=spool.evaluator_error_path,
             progress=lambda: run.recipe.steps + 1 if (step := left.next()) is None else step,
+            cards=cards,
         )

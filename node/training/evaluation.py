@@ -4,6 +4,8 @@
 one file for each. Killed at any instant it goes on where it was: a policy's evaluation follows from seed and step.
 """
 
+# ruff: noqa: E402 - the environment must be set before torch loads
+
 import os
 import sys
 import time
@@ -13,21 +15,21 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from node.training.orphan import stop_with_stdin  # noqa: E402 - the environment must be set before torch loads
+from node.training.orphan import stop_with_stdin
 
 if __name__ == "__main__":
     stop_with_stdin()
 
-import msgspec  # noqa: E402
-import torch  # noqa: E402
+import msgspec
+import torch
 
-from node.state.files import write_whole  # noqa: E402
-from node.training.evaluations import Evaluations  # noqa: E402
-from node.training.evaluator import Evaluator, evaluation_engine  # noqa: E402
-from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
-from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
-from node.training.spool import Spool  # noqa: E402
-from protocol.run import decode_run  # noqa: E402
+from node.state.files import write_whole
+from node.training.evaluations import Evaluations
+from node.training.evaluator import Evaluator, evaluation_engine
+from node.training.memory import during
+from node.training.program import alone, settings_of, spool_named_on_the_command_line
+from node.training.spool import Spool
+from protocol.run import decode_run
 
 POLL_SECONDS = 0.02
 COURTESY = 5
@@ -43,7 +45,7 @@ def evaluate_all(spool: Spool) -> None:
     # Before the model is read: a start that finds nothing left to do takes neither time nor memory.
     if left.next() is None:
         return
-    with out_of_memory_says_what_to_lower(settings):
+    with during("evaluation", settings):
         evaluator = Evaluator(run, spool.assets, evaluation_engine(settings))
         try:
             while (step := left.next()) is not None:  # which one it is may change: a later state may be taken over

@@ -31,9 +31,8 @@ def evaluation_engine(settings: TrainerSettings) -> EngineSettings:
     else:
         learners = settings.world_size if settings.device != "cpu" else 0
         device, natural = f"cuda:{learners if gpus > learners else 0}", "bfloat16"
-    return EngineSettings(
-        device=device, dtype=natural if settings.evaluation_dtype == "auto" else settings.evaluation_dtype
-    )
+    dtype = natural if settings.evaluation_dtype == "auto" else settings.evaluation_dtype
+    return EngineSettings(device=device, dtype=dtype, most=settings.evaluation_bytes if device != "cpu" else 0)
 
 
 def read_adapters(model: Path, sources: Mapping[str, Path]) -> dict[str, Weights]:

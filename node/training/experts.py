@@ -37,7 +37,7 @@ class Routers:
         # gpt_oss has no such switch: its shares are the softmax of the chosen experts' logits,
         # which is what normed shares are.
         own, normed = router.forward, bool(getattr(router, "norm_topk_prob", True))
-        assert self.routing is not None  # noqa: S101 - it has this router
+        assert self.routing is not None  # it has this router
         part = slice(number * self.routing.chosen, (number + 1) * self.routing.chosen)
 
         def forward(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,14 +21,17 @@ from torch import Tensor
 
 from node.own_code import Function, calling, load_function, unusable
 from node.training.advantages import group_advantages
+from node.training.formulas import formula_loss, is_per_token
 from node.training.losses import (
     NEEDS_PROXIMAL,
     OF_WHOLE_SAMPLES,
     LossInputs,
     TokenLoss,
     evaluate,
+    masked,
     pulls_at_zero_advantage,
 )
+from protocol.expression import is_formula
 from protocol.own_code import is_import_path
 from protocol.recipe import Objective
 
@@ -73,6 +76,8 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
     advantage = _advantage(objective, assets)
     within = assets is None or not is_import_path(objective.advantage)
     name = objective.loss
+    if is_formula(name):
+        return _of_formula(objective, advantage, within)
     if assets is None or not is_import_path(name):
         pulls = pulls_at_zero_advantage(objective)
         return Functions(
@@ -80,7 +85,7 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
             advantage=advantage,
             needs_proximal=name in NEEDS_PROXIMAL,
             pulls_at_zero_advantage=pulls,
-            per_token=name not in OF_WHOLE_SAMPLES,
+            per_token=name not in OF_WHOLE_SAMPLES and objective.sample_mask == "none",
             within_groups=within,
         )
     function = load_function(name, assets)
@@ -94,6 +99,18 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
     return Functions(
         loss, advantage, bool(getattr(function, "needs_proximal", False)), pulls, metrics, within_groups=within
     )
+
+
+def _of_formula(objective: Objective, advantage: Advantage, within: bool) -> Functions:
+    """A loss that stands in the recipe: what it can do is known, so its gradient is told ahead where it may be."""
+    name = objective.loss
+
+    def loss(tokens: LossInputs, objective: Objective) -> TokenLoss:
+        return masked(objective, tokens, formula_loss(name, tokens))
+
+    per_token = is_per_token(name) and objective.sample_mask == "none"
+    pulls = _pulls(loss, objective)
+    return Functions(loss, advantage, False, pulls, per_token=per_token, within_groups=within)
 
 
 def _pulls(loss: Loss, objective: Objective) -> bool:

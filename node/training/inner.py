@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from node.training.decay import decay_groups
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
 from node.training.sharding import decoder_layers, fill, placed, whole
@@ -139,7 +140,7 @@ class InnerLearner(Inner):
         self, model: Any, run: RunSpec, end: int, settings: TrainerSettings | None = None, world: World | None = None
     ) -> None:
         """end: the token that ends a document."""
-        assert run.pretraining and run.diloco  # noqa: S101 - a run of this kind was checked for them
+        assert run.pretraining and run.diloco
         super().__init__(settings, world)
         self._text, self._rounds, self._recipe, self._end = run.pretraining, run.diloco, run.recipe, end
         self.model = model
@@ -153,12 +154,8 @@ class InnerLearner(Inner):
         recipe, muon = self._recipe, self._text.optimizer == "muon"
         matrices = [one for one in self.parameters.values() if muon and id(one) in self._layers]
         others = [one for one in self.parameters.values() if not muon or id(one) not in self._layers]
-        groups = [
-            {"params": [one for one in others if one.ndim > 1], "weight_decay": recipe.weight_decay},
-            {"params": [one for one in others if one.ndim <= 1], "weight_decay": 0.0},
-        ]
         adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            decay_groups(others, recipe.weight_decay),
             lr=self._text.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             fused=self._fused,

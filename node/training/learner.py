@@ -20,14 +20,15 @@ from torch.distributed.tensor import DTensor
 from node.inference.transfer import sent
 from node.training.batch import BatchRow
 from node.training.beside import Beside, Weights, vocabulary_of
+from node.training.decay import decay_groups
 from node.training.errors import TrainingError
 from node.training.experts import describe_experts
 from node.training.functions import functions_of
 from node.training.lora import add_adapters
 from node.training.losses import log_ratio
-from node.training.memory import out_of_memory_says_what_to_lower
+from node.training.memory import during
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
-from node.training.objective import Known, loss_of, slopes_of
+from node.training.objective import Known, Loss, loss_of, slopes_of
 from node.training.packing import plan, plan_padded
 from node.training.policy_model import PolicyModel
 from node.training.rows import usable_rows
@@ -40,7 +41,7 @@ from protocol.lora import LORA_B
 from protocol.recipe import Recipe
 from protocol.sections import Distill
 
-NO_TIMING: Any = lambda name: nullcontext()  # noqa: E731
+NO_TIMING: Any = lambda name: nullcontext()
 
 
 class Learner:
@@ -73,8 +74,8 @@ class Learner:
         self._inner_steps = inner_steps
         self._updates = Updates(recipe, self._functions, max_output_tokens, distilled=distill is not None)
         self.micro_batch_tokens = self._settings.micro_batch_tokens
-        self.divisible = False
-        """Whether a smaller `micro_batch_tokens` would make the passes of the last step smaller."""
+        self.divisible = 0
+        """Tokens of the last step's largest pass that a smaller `micro_batch_tokens` would make smaller; 0: none."""
         self.model = model
         self.vocabulary = vocabulary_of(model)
         if recipe.lora:
@@ -91,10 +92,9 @@ class Learner:
         self.frozen = {name: tensor for name, tensor in named if not tensor.requires_grad}
         on_gpu = self._world.device.type == "cuda" and not self._settings.offload_parameters
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
+            decay_groups(self.parameters.values(), recipe.weight_decay),
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
-            weight_decay=recipe.weight_decay,
             fused=self._world.mesh is None or on_gpu,
         )
 
@@ -133,13 +133,22 @@ class Learner:
         good, refused = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         with timing("pack"):
             updates = self._planned(self._updates.of(good, step))
-        passes = [members for update in updates for together in update.rounds for members in together]
-        self.divisible = any(len(members) > 1 for members in passes)
+        self.divisible = max(
+            (
+                sum(update.rows[i].fed for i in members)
+                for update in updates
+                for together in update.rounds
+                for members in together
+                if len(members) > 1
+            ),
+            default=0,
+        )
         tally = Tally(self._functions.metrics)
         norms: list[float] = []
         taught = len(good) if self._distill else sum(np.count_nonzero(u.advantages) for u in updates)
-        with out_of_memory_says_what_to_lower(self._settings, step):
-            self._find_proximal(updates)
+        # What holds the weights as they were belongs to the optimiser: it is as large in any pass.
+        with during("optimizer", self._settings, step):
+            self._find_proximal(updates, step)
             for number, update in enumerate(updates):
                 # Not even with a gradient of zero: AdamW would still move the weights, by its moments and its decay.
                 if not update.rounds:
@@ -148,7 +157,7 @@ class Learner:
                     self.optimizer.zero_grad(set_to_none=True)
                     for place in range(len(update.rounds)):
                         version = (step + number / len(updates)) / self._inner_steps
-                        self._backward(update, place, version, tally)
+                        self._backward(update, place, version, tally, step)
                 with timing("optimizer"):
                     norms.append(self._apply(step, number))
         return {
@@ -179,7 +188,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
             with self.published():
                 for place in range(len(part.rounds)):
-                    self._backward(part, place, step, Tally(self._functions.metrics))
+                    self._backward(part, place, step, Tally(self._functions.metrics), step)
             yield int(group), {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -196,13 +205,13 @@ class Learner:
                 update.rounds = plan_padded(fed, self.micro_batch_tokens, ranks)
         return updates
 
-    def _find_proximal(self, updates: Sequence[Update]) -> None:
+    def _find_proximal(self, updates: Sequence[Update], step: int) -> None:
         """For losses that keep to the policy before the first update: its log-probs for all later ones."""
         objective = self._objective
         if not self._functions.needs_proximal or objective.proximal != "recompute":
             return
         # The first update's policy is the proximal one itself, so only later ones need its numbers.
-        with torch.no_grad(), self.published():
+        with torch.no_grad(), self.published(), during("forward", self._settings, step):
             for update in updates[1:]:
                 for members in update.rounds:
                     rows = [update.rows[i] for i in members[self._world.rank]]
@@ -242,8 +251,19 @@ class Learner:
         rounded, scale = self.as_published(name, weights).bfloat16(), self._scale(name)
         return rounded if scale == 1 else rounded.float() / scale
 
-    def _backward(self, update: Update, place: int, version: float, tally: Tally) -> None:
+    def _backward(self, update: Update, place: int, version: float, tally: Tally, step: int) -> None:
         """Accumulate the gradient of this rank's share of one round."""
+        with during("forward", self._settings, step):
+            total, told = self._forward(update, place, version)
+        with during("backward", self._settings, step):
+            total.backward()
+        if told is not None:
+            tally.add(*told)
+
+    def _forward(
+        self, update: Update, place: int, version: float
+    ) -> tuple[Tensor, tuple[MicroBatch, Loss, Tensor] | None]:
+        """(what the gradient is of, what is told of it): the latter None where nothing is left for this rank."""
         members = update.rounds[place][self._world.rank]
         rows = [update.rows[i] for i in members]
         batch = self._micro_batch(rows)
@@ -255,12 +275,11 @@ class Learner:
         pinned = self._world.device.type == "cuda"
         with ActivationsOnCpu(pinned=pinned) if self._settings.offload_activations else nullcontext():
             logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0, slopes)
-        if known is None:  # nothing left for this rank, but the others wait for its part of the collectives
-            (logprobs.sum() * 0.0).backward()
-            return
+        if known is None:  # the others wait for this rank's part of the collectives
+            return logprobs.sum() * 0.0, None
         loss = loss_of(functions, objective, known, logprobs, entropy)
-        (loss.total * scale).backward()  # FSDP averages over ranks; the weights already count all of them
-        tally.add(batch, loss, entropy)
+        # FSDP averages over ranks; the weights already count all of them.
+        return loss.total * scale, (batch, loss, entropy)
 
     def _known(
         self,

@@ -36,7 +36,7 @@ class AdaptedLinear(nn.Linear):
         self.scale = lora.scale
         self.active = True
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+    def forward(self, input: Tensor) -> Tensor:
         own = linear(input, self.weight, self.bias)
         return own + linear(linear(input, self.lora_a), self.lora_b) * self.scale if self.active else own
 

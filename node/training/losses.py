@@ -5,6 +5,7 @@ token's advantage and sg the stop-gradient. `logprobs`, `sampler_logprobs`, `adv
 float[n], one number per token, and only `logprobs` carries a gradient.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from protocol.recipe import Objective
 
+MASK_NOTHING = 1e-30
+"""A lower bound of ratios below which there is none."""
 LONGEST_LOG_RATIO = 20.0
 """Beyond it a log ratio is a numerical accident; exp(20) is finite in every float type, so no NaN can come of it."""
 
@@ -187,10 +190,8 @@ def gspo(
     samples: int64[n], which sample each token belongs to, from 0; all tokens of a sample must be present.
     """
     logs = log_ratio(logprobs, sampler_logprobs)
-    count = int(samples.max()) + 1 if samples.numel() else 0
-    lengths = torch.zeros(count, dtype=logs.dtype, device=logs.device).index_add(0, samples, torch.ones_like(logs))
-    sums = torch.zeros(count, dtype=logs.dtype, device=logs.device).index_add(0, samples, logs)
-    ratio = torch.exp(sums / lengths.clamp(min=1))[samples]
+    sums, lengths = of_samples(logs, samples)
+    ratio = torch.exp(sums / lengths)
     loss, flat = clipped_surrogate(ratio, advantages, low, high)
     return TokenLoss(loss, {"clip_share": share(flat, ratio)})
 
@@ -300,7 +301,43 @@ def evaluate(objective: Objective, inputs: LossInputs) -> TokenLoss:
         if inputs.proximal_logprobs is None:
             raise ValueError("this loss needs proximal log-probs")
         given["proximal_logprobs"] = inputs.proximal_logprobs
-    return loss(inputs.logprobs, inputs.sampler_logprobs, inputs.advantages, **given)
+    return masked(objective, inputs, loss(inputs.logprobs, inputs.sampler_logprobs, inputs.advantages, **given))
+
+
+def masked(objective: Objective, inputs: LossInputs, found: TokenLoss) -> TokenLoss:
+    """A loss without the samples that the objective drops whole."""
+    if objective.sample_mask == "none":
+        return found
+    dropped = outside(objective, inputs)
+    left = torch.where(dropped, torch.zeros_like(found.loss), found.loss)
+    return TokenLoss(left, {**found.metrics, "sample_mask_share": share(dropped, found.loss)})
+
+
+def outside(objective: Objective, inputs: LossInputs) -> Tensor:
+    """bool[n]: whether a token's sample is dropped whole, by the ratios of all its tokens.
+
+        mean: exp(mean of log r) is not within [mask_low, mask_high]      any: some r is not
+
+    The first tells of a policy that has moved away, evenly; its value is GSPO's ratio (arXiv 2507.18071, equation 7),
+    and 0.99 to 1.01 is what SkyRL's notes on stale samples advise. The second tells of one token that the learner's
+    arithmetic finds next to impossible: that sample is another model's. No gradient flows through either.
+    """
+    logs = log_ratio(inputs.logprobs.detach(), inputs.sampler_logprobs)
+    low, high = math.log(max(objective.mask_low, MASK_NOTHING)), math.log(objective.mask_high)
+    if objective.sample_mask == "any":
+        away = ((logs < low) | (logs > high)).to(logs.dtype)
+        return of_samples(away, inputs.samples)[0] > 0
+    sums, lengths = of_samples(logs, inputs.samples)
+    mean = sums / lengths
+    return (mean < low) | (mean > high)
+
+
+def of_samples(values: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum of a sample's values, how many it has), of each token's sample. values: float[n]."""
+    count = int(samples.max()) + 1 if samples.numel() else 0
+    none = torch.zeros(count, dtype=values.dtype, device=values.device)
+    sums, lengths = none.index_add(0, samples, values), none.index_add(0, samples, torch.ones_like(values))
+    return sums[samples], lengths[samples]
 
 
 def reference_kl(logprobs: Tensor, sampler_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

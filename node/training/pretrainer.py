@@ -247,7 +247,7 @@ class Pretrainer(RoundTrainer):
 
 def peers_of(spool: Spool, run: RunSpec) -> int:
     """Raises TrainingError."""
-    assert run.diloco  # noqa: S101 - the caller's
+    assert run.diloco  # the caller's
     peers = int(spool.peers_path.read_text()) if spool.peers_path.exists() else 1
     if why := peers_rule(peers, run.diloco):
         raise TrainingError(f"{peers} peers cannot train this run", why, "give another number of --peers")

@@ -43,7 +43,7 @@ def prepare(settings: TrainerSettings, told: Callable[[str], None] = lambda _: N
     told: is given a sentence when it has to wait. Raises TrainingError. Blocks.
     """
     found = endpoint(settings.rendezvous)
-    assert found is not None  # noqa: S101 - TrainerSettings.check
+    assert found is not None  # TrainerSettings.check
     host, port = found
     address = _resolve(settings, host, port)
     if settings.node_rank == 0:

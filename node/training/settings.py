@@ -36,7 +36,8 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     deterministic: the same numbers at every replay, also on GPUs, where it costs some speed: an operation that has no
     such form there ends the training; off: a replay that differs from what was published is only logged;
     evaluation_device, evaluation_dtype: of the evaluator's engine ("auto": where GPUs train, one that no process of the
-    learner has or else the first, in bfloat16; on a CPU float32);
+    learner has or else the first, in bfloat16; on a CPU float32); evaluation_bytes: of a GPU's memory that it may take
+    (0: all that is free);
     threads: CPU threads of each process; peak_tflops: of one device, for the MFU (0: by the device's name, if known);
     nodes: machines that train together, each with world_size processes; node_rank: which of them this one is, 0 being
     that of the daemon or of `train`; rendezvous: HOST:PORT at machine 0, where they meet; rendezvous_seconds: how long
@@ -63,6 +64,7 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     deterministic: bool = True
     evaluation_device: Literal["auto", "cpu", "cuda"] = "auto"
     evaluation_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    evaluation_bytes: int = 0
     threads: int = 1
     peak_tflops: float = 0.0
     nodes: int = 1
@@ -86,6 +88,7 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ("milestones", 0 <= self.milestones <= 1_000_000, "must be 0 (none) or a number of steps"),
             ("checkpoint_every", 1 <= self.checkpoint_every <= 100_000, "must be 1 to 100000"),
             ("keep_checkpoints", 1 <= self.keep_checkpoints <= 1000, "must be 1 to 1000"),
+            ("evaluation_bytes", 0 <= self.evaluation_bytes < 1 << 50, "must be 0 (all that is free) or more"),
             ("threads", 1 <= self.threads <= 1024, "must be 1 to 1024"),
             ("peak_tflops", 0 <= self.peak_tflops < 1e6, "must be 0 (unknown) or more"),
             ("nodes", 1 <= self.nodes <= 1024, "must be 1 to 1024"),

@@ -14,7 +14,7 @@ import msgspec
 
 from node.inference.architectures import ARCHITECTURES, FAMILIES
 from node.inference.model_files import TIED
-from node.inference.room import ModelSize, NoRoom, plan
+from node.inference.room import ModelSize
 from node.inference.weight_files import has_own_head
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
@@ -181,12 +181,6 @@ def memory_of_a_rank(
     )
 
 
-def fewest_ranks(device_bytes: int, most: int, **how: Any) -> int | None:
-    """Ranks, a power of two up to `most`, of which each fits; None if none does. how: as for `memory_of_a_rank`."""
-    counts = [1 << bits for bits in range(most.bit_length()) if 1 << bits <= most]
-    return next((n for n in counts if memory_of_a_rank(**how, ranks=n).device <= device_bytes), None)
-
-
 def held_beside(shape: Shape, recipe: Recipe, teacher: Shape | None = None) -> int:
     """Parameters of the models that are held beside one that learns: a reference, which an adapter has in itself, and a
     teacher."""
@@ -227,16 +221,21 @@ def _gathered(shape: Shape, settings: TrainerSettings, size: int, *, frozen: boo
     return weights + gradient
 
 
-def left_for_training(
-    shape: Shape, settings: TrainerSettings, *, gpus: int, lora: Lora | None = None, held: int = 0
-) -> int:
-    """Bytes of the first GPU that an engine leaves to a learner of this machine, and to the evaluator where every GPU
-    has a rank. 0 where neither computes there."""
-    if not gpus or settings.device == "cpu":
-        return 0
-    rank = memory_of_a_rank(shape, settings, ranks=min(settings.world_size, gpus), lora=lora, held=held)
-    alone = settings.evaluation_device == "cpu" or gpus > settings.world_size
-    return rank.device + (0 if alone else rank.evaluator)
+def shape_like(parameters: int) -> Shape:
+    """A decoder of about so many parameters, where only their number is known: as broad and deep as such models are."""
+    hidden = max(64, round((parameters * 128 / 12) ** (1 / 3)) // 64 * 64)
+    around = Shape(
+        hidden=hidden,
+        intermediate=3 * hidden,
+        layers=1,
+        heads=max(hidden // 64, 1),
+        key_heads=max(hidden // 256, 1),
+        head=64,
+        vocabulary=min(150_000, max(parameters // (4 * hidden), 256)),
+        tied=True,
+    )
+    layers = max(1, round((parameters - around.root_parameters) / around.layer_parameters))
+    return msgspec.structs.replace(around, layers=layers)
 
 
 def engine_size(shape: Shape) -> ModelSize:
@@ -250,14 +249,6 @@ def engine_size(shape: Shape) -> ModelSize:
         intermediate=shape.computing + shape.chosen * shape.hidden,
         vocabulary=shape.vocabulary,
     )
-
-
-def engine_plan(shape: Shape, free: int, leave: int = 0) -> str:
-    """What an engine in bfloat16 on a GPU has room for, or why it has none, in words."""
-    try:
-        return plan(engine_size(shape), free, "bfloat16", leave=leave).text
-    except NoRoom as error:
-        return f"no room: {error.why}"
 
 
 def shape_of(model_dir: Path) -> Shape:
@@ -321,6 +312,10 @@ KNOWN = {
     "qwen2.5-1.5b": Shape(
         hidden=1536, intermediate=8960, layers=28, heads=12, key_heads=2, head=128, vocabulary=151_936, tied=True,
         biases=True,
+    ),
+    "qwen3-1.7b": Shape(
+        hidden=2048, intermediate=6144, layers=28, heads=16, key_heads=8, head=128, vocabulary=151_936, tied=True,
+        norms=True,
     ),
     "qwen3-4b": Shape(
         hidden=2560, intermediate=9728, layers=36, heads=32, key_heads=8, head=128, vocabulary=151_936, tied=True,

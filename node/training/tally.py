@@ -15,7 +15,8 @@ from node.training.micro_batch import MicroBatch
 from node.training.objective import Loss
 from node.training.world import World
 
-PER_TOKEN = ("entropy", "mismatch_kl", "kl", "teacher_kl", "clip_share", "mask_share", "truncated_weight_share")
+MASKS = ("clip_share", "mask_share", "sample_mask_share", "truncated_weight_share")
+PER_TOKEN = ("entropy", "mismatch_kl", "kl", "teacher_kl", *MASKS)
 """Means over loss tokens; those that the objective does not have are left out."""
 SOLVED = 1 - 1e-6
 

@@ -34,7 +34,7 @@ class TextData:
 
     def __init__(self, run: RunSpec, root: bytes, assets: Path) -> None:
         """root: names the run, whatever its length. Raises TextError, OSError."""
-        assert run.pretraining and run.diloco  # noqa: S101 - a run of this kind was checked for them
+        assert run.pretraining and run.diloco  # a run of this kind was checked for them
         text, rounds = run.pretraining, run.diloco
         self.names = [part.name for part in text.data]
         self._sequence, self._held_back = text.sequence, text.held_back

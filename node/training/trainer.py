@@ -6,6 +6,8 @@ batch. Where machine, world size and settings stay the same, the same batches gi
 however often the process is killed in between. The first rank reads and writes; the others compute.
 """
 
+# ruff: noqa: E402 - the environment must be set before torch loads
+
 import json
 import os
 import sys
@@ -24,47 +26,48 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from node.training.orphan import die_with_launcher  # noqa: E402 - the environment must be set before torch loads
+from node.training.orphan import die_with_launcher
 
 if __name__ == "__main__":
     die_with_launcher()
 
-import msgspec  # noqa: E402
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
+import msgspec
+import torch
+from torch import Tensor
 
-from node.inference.start_weights import StartWeights  # noqa: E402
-from node.inference.torch_engine import build_model, image_names  # noqa: E402
-from node.state.files import whole_file, write_whole  # noqa: E402
-from node.training.adoption import AdoptionOrder, read_order, refuse  # noqa: E402
-from node.training.arithmetic import SLOTS, arithmetic_of, state_root_of  # noqa: E402
-from node.training.batch import Batch, decode_batch, unusable  # noqa: E402
-from node.training.checkpoint import Checkpoints, identity  # noqa: E402
-from node.training.computed_by import arithmetic_in  # noqa: E402
-from node.training.determinism import as_deterministic_as_set  # noqa: E402
-from node.training.errors import TrainingError  # noqa: E402
-from node.training.handover import hand_over  # noqa: E402
-from node.training.image import Image, stream_image  # noqa: E402
-from node.training.learner import Learner  # noqa: E402
-from node.training.length import without_length  # noqa: E402
-from node.training.lora import StartAdapter, given  # noqa: E402
-from node.training.lowering import MicroBatchLimit  # noqa: E402
-from node.training.meeting import meet, open_store  # noqa: E402
-from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower  # noqa: E402
-from node.training.performance import measured  # noqa: E402
-from node.training.program import alone, settings_of, spool_named_on_the_command_line, tell  # noqa: E402
-from node.training.pulse import keep_watch  # noqa: E402
-from node.training.settings import TrainerSettings  # noqa: E402
-from node.training.sharding import fill, without_memory  # noqa: E402
-from node.training.spool import Spool  # noqa: E402
-from node.training.state import State, read_state  # noqa: E402
-from node.training.world import World, join_world, leave_world, place_in_world  # noqa: E402
-from protocol.errors import IntellectError  # noqa: E402
-from protocol.lora import ADAPTER  # noqa: E402
-from protocol.manifest import Arithmetic, decode_card  # noqa: E402
-from protocol.policy import policy_root  # noqa: E402
-from protocol.run import MODEL, RunSpec, decode_run  # noqa: E402
-from protocol.sections import TEACHER  # noqa: E402
+from node.inference.start_weights import StartWeights
+from node.inference.torch_engine import build_model, image_names
+from node.state.files import whole_file, write_whole
+from node.training.adoption import AdoptionOrder, read_order, refuse
+from node.training.arithmetic import SLOTS, arithmetic_of, state_root_of
+from node.training.batch import Batch, decode_batch, unusable
+from node.training.checkpoint import Checkpoints, identity
+from node.training.computed_by import arithmetic_in
+from node.training.determinism import as_deterministic_as_set
+from node.training.errors import TrainingError
+from node.training.handover import hand_over
+from node.training.image import Image, stream_image
+from node.training.learner import Learner
+from node.training.length import without_length
+from node.training.lora import StartAdapter, given
+from node.training.lowering import MicroBatchLimit
+from node.training.meeting import meet, open_store
+from node.training.memory import DeviceLost, OutOfMemory, during
+from node.training.performance import measured
+from node.training.planning import with_less
+from node.training.program import alone, settings_of, spool_named_on_the_command_line, tell
+from node.training.pulse import keep_watch
+from node.training.settings import TrainerSettings
+from node.training.sharding import fill, without_memory
+from node.training.spool import Spool
+from node.training.state import State, read_state
+from node.training.world import World, join_world, leave_world, place_in_world
+from protocol.errors import IntellectError
+from protocol.lora import ADAPTER
+from protocol.manifest import Arithmetic, decode_card
+from protocol.policy import policy_root
+from protocol.run import MODEL, RunSpec, decode_run
+from protocol.sections import TEACHER
 
 AGAIN = 75
 """Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""
@@ -109,7 +112,7 @@ class Trainer:
             spool.assets,
             distill=self._run.distill,
         )
-        self._limit = MicroBatchLimit(spool.lowered_path, self._settings.micro_batch_tokens, self._world)
+        self._limit = MicroBatchLimit(spool.lowered_path, self._settings, self._world)
         self._consumed: dict[str, int] = {}
         self._state = b""
         """State root of what the learner holds now."""
@@ -144,24 +147,25 @@ class Trainer:
             watch = self._stopwatch()
             # After publishing: a crash in between repeats the step, and `_compare` finds the same image.
             if step % self._settings.checkpoint_every == 0 or step == recipe.steps:
-                with watch("checkpoint"):
+                with watch("checkpoint"), during("publish", self._settings, step):
                     self._checkpoints.save(step, self._consumed)
                     if not self._settings.async_checkpoints:
                         self._checkpoints.wait()
         self._checkpoints.wait()
 
     def _learn(self, batch: Batch, step: int, watch: Stopwatch) -> dict[str, Any]:
-        """Where memory runs out and smaller micro-batches may help, all ranks start again with them: what the step had
-        begun is undone by the checkpoint. Raises SystemExit then, OutOfMemory where nothing is left to divide."""
+        """Where memory runs out in a pass and smaller ones may help, all ranks start again with them: what the step had
+        begun is undone by the checkpoint. Raises SystemExit then, OutOfMemory where another try would be the same."""
         limit = self._learner.micro_batch_tokens = self._limit.at(step)
         self._teach(batch)
         try:
             metrics = self._learner.step(batch.rows, step, watch)
         except OutOfMemory as error:
-            if not self._learner.divisible:
+            if not error.of_a_pass or not self._learner.divisible:
                 raise
-            event = {"event": "training.memory_ran_out", "step": step, "why": error.why}
-            tell({**event, "micro_batch_tokens": self._limit.lower(step)})
+            event = {"event": "training.memory_ran_out", "step": step, "phase": error.phase, "why": error.why}
+            lowered = self._limit.lower(step, error.phase, self._learner.divisible)
+            tell({**event, "micro_batch_tokens": lowered})
             # A new process: what CUDA's allocator holds after an out-of-memory cannot be given back.
             raise SystemExit(AGAIN) from error
         return metrics | ({"micro_batch_tokens": limit} if limit < self._settings.micro_batch_tokens else {})
@@ -317,7 +321,7 @@ class Trainer:
     def _publish(self, step: int, metrics: dict[str, Any], watch: Stopwatch) -> None:
         """Image, then metrics: their presence makes the step complete."""
         before = self._state
-        with watch("publish"):
+        with watch("publish"), during("publish", self._settings, step):
             image = self._write_image(step)
             # All ranks gather for it. A step that was published before needs it, too: the next one names it as its own
             # state before.
@@ -432,9 +436,23 @@ def _train(spool: Spool) -> None:
         if world.leader:
             keep_watch(open_store, settings.node_rank, settings.nodes)
         hand_over(world, spool, welcome.run)
-    with as_deterministic_as_set(settings, world.device), out_of_memory_says_what_to_lower(settings):
-        _program(spool, settings, world)
+    try:
+        with as_deterministic_as_set(settings, world.device), during("load", settings):
+            _program(spool, settings, world)
+    except OutOfMemory as error:
+        raise TrainingError(error.what, error.why, f"{error.remedy}{_fitting(spool, settings, world)}") from error
+    except DeviceLost as error:
+        tell({"event": "training.device_lost", "what": error.what, "why": error.why})
+        # A new process may reach it again, and the step is made anew from the checkpoint. It ends after a few.
+        raise SystemExit(AGAIN) from error
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
+
+
+def _fitting(spool: Spool, settings: TrainerSettings, world: World) -> str:
+    """What the planner would do with a sixth less memory than it had counted on."""
+    run = decode_run(spool.run_path.read_bytes(), desk=True)
+    found = with_less(run, spool.assets, settings, gpu=world.device.type == "cuda")
+    return f"; by count this fits into a sixth less: {found}" if found else ""
 
 
 def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:

@@ -157,7 +157,7 @@ class OpenAi:
         if self._key and not hmac.compare_digest(shown.encode(), self._key.encode()):
             raise Refused("the key is missing or wrong: Authorization: Bearer KEY", status=401, code="invalid_api_key")
 
-    async def _models(self, request: Request) -> Response:  # noqa: ARG002 - starlette's form
+    async def _models(self, request: Request) -> Response:
         about = {"object": "model", "created": self._since, "owned_by": "intellect-node"}
         about["max_model_len"] = self._answerer.positions
         return JSONResponse({"object": "list", "data": [{"id": name, **about} for name in self._names]})

@@ -139,7 +139,7 @@ class Publisher:
             found = await trio.to_thread.run_sync(describe_image, work)
             return await self._add(work, found.blob), found.tensors
         finally:
-            work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+            work.unlink(missing_ok=True)
 
     async def _add(self, work: Path | bytes, known: BlobInfo | None = None) -> BlobInfo:
         """A file of the workshop, or a manifest, as a blob; older policies make room. Raises StoreFull."""
@@ -193,7 +193,7 @@ class Publisher:
             log.info("policy.no_patch", step=step, why=error.why)
             return None
         finally:
-            work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+            work.unlink(missing_ok=True)
         return PolicyPatch(step, previous.root, root, blob.root, blob.size)
 
     async def _announcement(self, manifest: PolicyManifest, word: StepWord) -> PolicyAnnounced:

@@ -115,7 +115,7 @@ class Workshop:
                 await self._check_disk([base, *(path for _, path in patches)])
                 raise
             finally:
-                work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+                work.unlink(missing_ok=True)
         # The tensors are right by now, each by its digest: only the manifest's own arithmetic can be wrong.
         if info.root != manifest.image_root:
             raise MalformedPolicy("wrong policy manifest", "the image of its tensors has another root")

@@ -1,4 +1,4 @@
-"""What can be gained by choosing a node key or a capacity class for an easier draw; docs/attacks.md has the figures."""
+"""What a chosen node key or capacity class gains by an easier draw; docs/attacks/work.md has the figures."""
 
 from protocol.draw import draw_problems
 from protocol.identity import Address

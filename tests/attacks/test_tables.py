@@ -1,4 +1,4 @@
-"""Tables that one party could fill: it crowds out its own entries, and another's stay. docs/board.md lists them all."""
+"""Tables that one party could fill: it crowds out its own, and another's stay. docs/limits.md lists them all."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.contributions import KEPT, OPEN, Contributions
 from node.swarm.facts import PeerTold
-from node.swarm.works import RESULTS
 from protocol.decision import DecisionSpec, Level
 from protocol.identity import Address
 from protocol.messages import EarningsSigned
@@ -99,18 +98,6 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
         assert await tables.head(posted) == head and asked == [HONEST]
         assert await tables.of(posted) == table
         nursery.cancel_scope.cancel()
-
-
-async def test_who_commits_to_many_results_of_tasks_has_nobody_else_s_forgotten() -> None:
-    jury = Court([Validator] * 2).trainer.jury
-    made = [SimpleNamespace(id=n.to_bytes(32), node=WORKER.address, task=object(), rival=False) for n in range(9000)]
-    other: Any = SimpleNamespace(id=b"\x07" * 32, node=OTHER.address, task=object(), rival=False)
-    jury.state.works._on_work(other)
-    for work in made:
-        jury.state.works._on_work(work)  # type: ignore[arg-type]
-    await trio.lowlevel.checkpoint()
-    assert other.id in jury.state.works._results[OTHER.address]
-    assert list(jury.state.works._results[WORKER.address]) == [work.id for work in made[-RESULTS:]]
 
 
 def test_a_member_with_many_files_has_nobody_else_s_decision_counted_twice() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import wheels
-from benchmarks.gpu.__main__ import merge, parser, parts_named, read_rows, run_part
+from benchmarks.gpu.__main__ import marked, merge, parser, parts_named, read_rows, run_part
 from benchmarks.gpu.child import OURS
 from benchmarks.gpu.job import Job
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts import PARTS, leased
 from benchmarks.gpu.result import REPOSITORY, merged, new, read, tables, write
 
 DEVICE = {"name": "NVIDIA Example", "versions": {"torch": "2"}, "python": "3.11", "cuda": "13.0", "driver": "600"}
@@ -106,3 +106,26 @@ def test_what_benchmarks_import_late_is_there() -> None:
     }
     places = {name: REPOSITORY / name.replace(".", "/") for name in found}
     assert [name for name, at in places.items() if not at.with_suffix(".py").exists() and not at.is_dir()] == []
+
+
+def test_a_lease_has_known_parts_in_order_of_value_within_its_seconds() -> None:
+    parts = leased()
+    assert sum(part.most for part in parts) * 60 == pytest.approx(740) and parts[0].name == "learner"
+    assert {part.name for part in parts} <= set(wheels.NEEDED) and not any(part.least for part in parts)
+    script = (REPOSITORY / "benchmarks" / "gpu" / "lease.sh").read_text(encoding="utf-8")
+    assert "--lease" in script and "740 s" in script
+
+
+def test_parts_that_no_longer_hold_are_marked_until_they_are_measured_again(tmp_path: Path) -> None:
+    whole = result(engine=entry(1.0), learner=entry(2.0))
+    file = write(tmp_path / "a", "nvidia-example", whole)
+    merge([file], tmp_path / "out", [marked("engine=decoding was changed since")])
+    told = read(tmp_path / "out" / "nvidia-example.json")
+    assert told is not None and told["parts"]["engine"]["superseded"] == "decoding was changed since"
+    assert tables(told).count("**Superseded:** decoding was changed since") == 1
+    assert "superseded" not in merged(told, result(engine=entry(3.0)))["parts"]["engine"]
+    with pytest.raises(SystemExit, match="no part proofs"):
+        merge([file], tmp_path / "out", [("proofs", "why")])
+    for wrong in ("engine", "engine=", "nonsense=why"):
+        with pytest.raises(argparse.ArgumentTypeError, match="PART=WHY"):
+            marked(wrong)

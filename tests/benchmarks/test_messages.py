@@ -12,14 +12,14 @@ SMALL = Plan(files=16)
 
 
 @pytest.fixture
-def cost(tmp_path: Path):  # noqa: ANN201
+def cost(tmp_path: Path):
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield play(SMALL, tmp_path)
     structlog.configure(**before)
 
 
-def test_a_file_costs_no_more_messages_than_it_did(cost) -> None:  # noqa: ANN001
+def test_a_file_costs_no_more_messages_than_it_did(cost) -> None:
     """Of 4 validators with a quorum of 3, as in the demo. One message each for every file is what their words come to
     together; a message for every word was 9."""
     assert len(cost.accepted) == SMALL.files

@@ -94,7 +94,7 @@ class Turncoat(Speaker):
     """Accepts, and calls the file a fraud once it was accepted, by a second verdict."""
 
     async def after(self, work: Work, said: VerdictIssued) -> None:
-        while self._context.state.ballots.state(work.id) is FileState.OPEN:  # noqa: ASYNC110 - others decide it
+        while self._context.state.ballots.state(work.id) is FileState.OPEN:
             await trio.sleep(TURN_SECONDS)
         await trio.sleep(TURN_SECONDS)
         verdict = msgspec.structs.replace(said.verdict, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW))
@@ -135,7 +135,7 @@ class Choosy(Pronouncing):
 
     async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
         self._context.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
-        while not self._context.state.ballots.has_spoken(id):  # noqa: ASYNC110 - any of many may be the first
+        while not self._context.state.ballots.has_spoken(id):
             await trio.sleep(0.2)
         if self.shows(id):
             await self._context.board.post(message)

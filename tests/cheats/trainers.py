@@ -68,7 +68,7 @@ class Stalled(Trainer):
     async def _bring_out(self, step: int) -> HeldPolicy | None:
         if step == self.LAST + 1 and self.leading.leads(step):
             log.info("attack.stalls", step=step)
-        while step > self.LAST and self.leading.leads(step):  # noqa: ASYNC110 - the chain says it
+        while step > self.LAST and self.leading.leads(step):
             await trio.sleep(POLL)
         return await self._honest(step)
 
@@ -130,7 +130,7 @@ class Dismissed(Beside):
         assert self.leading.chair is not None
         context, terms, chain = self._context, self._context.membership.terms, self.leading.chair._chain
         assert isinstance(chain, ChainClient)
-        while not (terms.seated and len(terms.trainers) > 1):  # noqa: ASYNC110 - the chain says it
+        while not (terms.seated and len(terms.trainers) > 1):
             await trio.sleep(POLL)
         others = [one for one in terms.trainers if one != context.key.address]
         calls = (

@@ -29,8 +29,10 @@ from node.chain.endpoints import rpc
 from node.chain.http import certificates
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import load_profile, user_profile_path, write_profile
+from node.state.directory import FACT
 from node.state.journal import TABLE, Journal
 from node.state.keystore import load_key, read_password
+from node.state.pay import PAY, PayRecord
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
 from protocol.table import Line, Table, encode_head
@@ -307,6 +309,7 @@ def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     """Frozen, nobody objects, final: the stake is gone."""
     before = _wealth(scene, people["cheats"])
     case = _slash(scene, pool, "cheat", 3)
+    _leaves_while_slashed(scene, people, pool)
     scene.wait(2 * DAY)
     scene.send("owner", "case", "finalize", str(case))
     scene.send("deployer", "case", "arbiter", "--accept")
@@ -314,6 +317,31 @@ def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
         raise RehearsalFailed("the arbiter's successor is not in office")
     if before - _wealth(scene, people["cheats"]) != 50 * TOKEN:
         raise RehearsalFailed("the slash did not take 50 tokens")
+
+
+def _leaves_while_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """Its pay is held and its stake is frozen: that is told, and nothing is waited for. A silent chain is told, too."""
+    state = scene.home / "nodes" / "cheat"
+    _remember(state, FACT, _label(pool, scene))
+    record = PayRecord(bytes(32), 0, 2, 0, 70, 0, 2, started_at=0, epoch_seconds=HOUR, window=DAY)
+    _remember(state, PAY, msgspec.msgpack.encode(record))
+    leave = ["leave", "--network", NETWORK, "--state-dir", str(state)]
+    told = scene.cli(*leave, "--when-paid", code=7)["errors"]
+    if "70 units (0.07 tokens) are held until then" not in " ".join(told.split()):
+        raise RehearsalFailed(f"who is slashed is told: {told}")
+    left = scene.cli(*leave, "--now", "--json")
+    if not left["slashed"] or left["unpaid_units"] != 70 or not left["steps"]:
+        raise RehearsalFailed(f"who is slashed is told another way back: {left}")
+    silent = msgspec.structs.replace(load_profile(NETWORK, home=scene.home), rpc_urls=("http://127.0.0.1:9",))
+    write_profile(scene.home / "silent.toml", silent)
+    leave[2] = str(scene.home / "silent.toml")
+    told = scene.cli(*leave, "--now", code=4)["errors"]
+    if "lease runs out by itself" not in " ".join(told.split()):
+        raise RehearsalFailed(f"a silent chain is told as: {told}")
+
+
+def _label(pool: int, scene: Scene) -> bytes:
+    return f"{CHAIN_ID}:{load_profile(NETWORK, home=scene.home).contracts.swarm}:{pool}".encode()
 
 
 def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -> None:
@@ -340,8 +368,7 @@ def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
     scene.send("trainer", "pool", "resume", str(pool))
     scene.send("provider", "pool", "end", str(pool), code=4)  # only its manager may, and who opened it
     scene.send("owner", "pool", "end", str(pool))
-    swarm = load_profile(NETWORK, home=scene.home).contracts.swarm
-    _remember(scene.home / "nodes" / "worker", "pool", f"{CHAIN_ID}:{swarm}:{pool}".encode())
+    _remember(scene.home / "nodes" / "worker", FACT, _label(pool, scene))
     leave = ["leave", "--now", "--network", NETWORK, "--state-dir", str(scene.home / "nodes" / "worker"), "--json"]
     told = scene.cli(*leave)
     if told["left_pool"] != pool or scene.look("node", "show", people["worker"])["pool"] is not None:

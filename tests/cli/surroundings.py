@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import node.chain.client  # noqa: F401 - so that each process has it at once
-import node.chain.devnet  # noqa: F401
-import node.preflight.chain  # noqa: F401
+import node.chain.client
+import node.chain.devnet
+import node.preflight.chain  # noqa: F401 - what it imports is looked at
 from cli.main import main
 
 SECRET = "SECRETKEY0123456789"
@@ -147,7 +147,7 @@ def run(name: str, enter: Callable[[], None], command: str, out: int) -> None:
         try:
             enter()
             code = main(command.split())
-        except BaseException as error:  # noqa: BLE001 - nothing may leave `main`
+        except BaseException as error:
             code = f"left by {type(error).__name__}: {error}"
     said = {"surrounding": name, "command": command, "code": code, "said": raw.getvalue().decode(errors="replace")}
     os.write(out, json.dumps(said).encode() + b"\n")

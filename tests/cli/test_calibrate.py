@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cli.main import main  # noqa: E402
-from node.training.warmstart import SORT_ALPHABET, create_model  # noqa: E402
+from cli.main import main
+from node.training.warmstart import SORT_ALPHABET, create_model
 
 RUN_FILE = """
 name = "tiny"

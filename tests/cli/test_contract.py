@@ -171,7 +171,10 @@ def test_who_can_take_what_is_told_before_anybody_stakes(scene: Any, capsys: pyt
     capsys.readouterr()
     assert main(["contract", "pool", "show", "1", "--network", NETWORK]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "1 of 1 validators say what everybody has earned, and can take 100 tokens of a member's stake" in shown
+    assert (
+        "1 of 1 validators say what everybody has earned, and can take 100 tokens of stake for each unit of a member"
+        in shown
+    )
     assert f"the arbiter {scene.me} can give that back for 24 h" in shown
     assert "no pool here pays sooner than 1 h" in shown
 
@@ -345,6 +348,9 @@ def test_the_way_back_to_a_nodes_stake_is_one_command_that_goes_on_where_it_was(
     before = scene.look("provider", "show", scene.me)
     scene.send("poor", "node", "retire", node, code=4)  # its provider's alone
     scene.send("me", "node", "remove", node)  # whoever began by hand goes on from there
+    (leaving,) = scene.look("provider", "show", scene.me)["leaving"]
+    assert leaving == {"node": node, "units": 1, "free_at": scene.look("node", "show", node)["free_at"]}
+    assert "answered long enough" in scene.send("me", "node", "release", code=4)["errors"]
     scene.send("me", "node", "retire", node)
     assert int(scene.look("provider", "show", scene.me)["unbonding_wei"]) == int(before["bonded_wei"]) > 0
     told = scene.send("me", "node", "retire", node, code=4)
@@ -353,4 +359,5 @@ def test_the_way_back_to_a_nodes_stake_is_one_command_that_goes_on_where_it_was(
     scene.send("me", "node", "retire", node)
     after = scene.look("provider", "show", scene.me)
     assert int(after["token_wei"]) == int(before["token_wei"]) + int(before["bonded_wei"])
+    assert after["leaving"] == [] and scene.look("node", "show", node)["units"] == 0
     assert "nothing to do" in scene.send("me", "node", "retire", node, code=4)["errors"]

@@ -58,6 +58,7 @@ def test_what_the_parser_finds_is_three_lines(
         (["top"], "status --watch"),
         (["update", "--check"], "git pull"),
         (["join", "--share-engine", "2"], "each node has an engine of its own"),
+        (["contract", "join", "1", "--invitation", "x"], "intellect-node join theirs.toml"),
     ],
 )
 def test_of_a_retired_word_its_successor_is_named(

@@ -149,6 +149,10 @@ def test_a_setting_is_written_beside_what_stands_there_and_a_bad_one_is_not(
     file.write_text('role = "trainer"  # this machine has the GPU\n')
     assert main(["config", "set", "units", "3"]) == 0
     assert main(["config", "set", "trainer.world_size", "2"]) == 0
+    assert main(["config", "set", "trainer.seed", "5"]) == 0 and main(["config", "show"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "trainer.seed = 5 " in told and "trainer.world_size 2 config.toml trainer.seed 5 config.toml" in told
+    assert main(["config", "set", "trainer.seed", "--unset"]) == 0
     assert build_config().units == 3 and build_config().trainer == {"world_size": 2}
     text = file.read_text()
     assert "# this machine has the GPU" in text

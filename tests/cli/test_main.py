@@ -114,7 +114,7 @@ def test_a_usage_error_has_exit_code_2(capsys: pytest.CaptureFixture[str]) -> No
         (["contract", "deploy", "--network", "base", "--yes", "--key", "a b"], 2, "is no name for a key"),
         (["keys", "show", "{tmp}/absent.json"], 3, "no key at"),
         (["keys", "new"], 2, "which key?"),
-        (["keys", "new", "{tmp}/provider.json"], 3, "no password for the key"),
+        (["keys", "new", "{tmp}/provider.json"], 3, "no password for provider.json"),
         (["demo", "--resume", "--dir", "{tmp}/demo", "--no-cheat"], 3, "there is no demo to go on with"),
         (["demo", "--run", "{tmp}/absent.toml", "--dir", "{tmp}/demo", "--resume"], 2, "contradict"),
     ],

@@ -17,7 +17,7 @@ surprise = 1
 key = "nobody"
 unbonding = "30m"
 min_window = "1h"
-max_slash = 0
+stake_per_unit = 0
 treasury = "0x1111111111111111111111111111111111111111"
 arbiter = "0x1111111111111111111111111111111111111111"
 
@@ -50,7 +50,7 @@ def test_all_mistakes_are_told_at_once(
     for place, what in [
         ("surprise", "no such section"),
         ("deploy.key", "'nobody'"),
-        ("deploy.max_slash", "nothing could ever"),
+        ("deploy.stake_per_unit", "nothing could ever"),
         ("deploy.unbonding", "less than two appeals"),
         ("deploy.treasury", "decide whether"),
         ("pool.fnud", "no such setting"),

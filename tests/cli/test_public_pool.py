@@ -42,7 +42,6 @@ unbonding = "3d"
 appeal = "2h"
 stake_per_unit = 60
 min_window = "30m"
-max_slash = "60"
 
 [pool]
 key = "owner"
@@ -63,7 +62,7 @@ nodes = ["nodes/trainer", "nodes/v1", "nodes/v2"]
 
 [public]
 members = 20
-requests = 1_000_000
+requests = 400_000
 """
 
 
@@ -86,7 +85,7 @@ class Road:
     def invite(self, *words: str, code: int = 0, out: str = "theirs.toml") -> dict[str, Any]:
         state = ["--state-dir", str(self.folder / "nodes/trainer"), "--network", NETWORK, "--json"]
         named = ["--out", str(self.folder / out)]
-        return self.cli("contract", "pool", "invite", str(self.pool), *words, *named, *state, code=code)
+        return self.cli("pool", "invite", str(self.pool), *words, *named, *state, code=code)  # as people say it
 
     def join(self, node: str, profile: Path | str, *more: str, code: int = 0) -> dict[str, Any]:
         words = ["--state-dir", str(self.folder / "nodes" / node), "--network", str(profile), "--yes", "--json"]
@@ -144,7 +143,11 @@ def test_the_printed_commands_make_the_pool_and_cost_about_what_was_said(road: R
     for judge in pool["validators"]:
         assert road.look("node", "show", judge)["registered"], "it can judge"
     born = road.look("params")["parameters"]
-    assert (born["unbonding_period"], born["min_window"], born["max_slash_wei"]) == (259_200, 1800, str(60 * TOKEN))
+    assert (born["unbonding_period"], born["min_window"], born["stake_per_unit_wei"]) == (
+        259_200,
+        1800,
+        str(60 * TOKEN),
+    )
     sums = road.stretch("Coin for gas, and tokens")["sums"]
     for name in KEYS:
         # Told is twice of what it costs at the price of that moment; anvil's falls from block to block.
@@ -165,7 +168,7 @@ def test_the_road_says_the_rest_in_order(road: Road) -> None:
     ]
     asked = road.stretch("The chain's endpoint")["sums"]
     assert asked["members"] == 23 and asked["all"] == 23 * asked["each"]
-    assert any("requests a day of 23 members are more than the 1,000,000" in one for one in road.told["warnings"])
+    assert any("requests a day of 23 members are more than the 400,000" in one for one in road.told["warnings"])
     needs = road.stretch("What an invited person needs")
     assert needs["sums"]["stake_wei"] == str(60 * TOKEN) and "join theirs.toml" in needs["commands"][1][1]
     assert "alchemy.com/faucets" in " ".join(road.stretch("Coin for gas, and tokens")["lines"])
@@ -174,7 +177,7 @@ def test_the_road_says_the_rest_in_order(road: Road) -> None:
 def test_a_member_asks_as_often_as_was_counted() -> None:
     """`test_gateway` counts them: two looks and one question for logs in a block of two seconds."""
     assert requests_a_day(1.0, 2.0) == 129_600
-    assert requests_a_day(4.0, 2.0) == 43_200, "logs of all blocks since the last look come in one answer"
+    assert requests_a_day(6.0, 2.0) == 28_800, "logs of all blocks since the last look come in one answer"
 
 
 def test_the_plan_is_checked_against_what_is_there(

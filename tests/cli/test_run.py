@@ -75,14 +75,18 @@ def test_size_is_told_of_a_run_a_model_and_known_ones(model: Path, capfd) -> Non
         return json.loads(capfd.readouterr().out.splitlines()[-1])["models"]
 
     (run,), (bare,) = sizes(str(file)), sizes("--model", str(model / "model"))
-    assert run["model"] == "new" and run["parameters"] == bare["parameters"] > 1000 and run["fewest_ranks"] == 1
-    known = {one["model"]: one for one in sizes("--trainer", "activation_checkpointing=true")}
-    large = known["qwen2.5-32b"]["ranks"]
-    assert large["1"]["state"] == pytest.approx(64 * large["64"]["state"], rel=0.01)
-    assert known["qwen2.5-32b"]["fewest_ranks"] == 16
+    assert run["model"] == "new" and run["parameters"] == bare["parameters"] > 1000
+    assert run["cards"]["8"]["learners"] == ["0"] and len(run["cards"]["8"]["engines"]) == 7
+    known = {one["model"]: one["cards"] for one in sizes("--gpus", "8", "--host-gib", "1000")}
+    assert len(known["qwen2.5-7b"]["8"]["learners"]) == 4
+    assert known["qwen2.5-32b"]["8"]["settings"]["offload_parameters"]
+    assert "a model like" in {one["model"]: one for one in sizes("--gpus", "1")}["qwen2.5-32b"]["cards"]["1"]["remedy"]
     file.write_text(file.read_text().replace("[recipe]", "[recipe]\nlora = { rank = 8 }", 1))
-    assert sizes(str(file))[0]["ranks"]["1"]["state"] <= run["ranks"]["1"]["state"]
-    assert main(["run", "size", "--gpu-gib", "1"]) == 0 and "> 64" in capfd.readouterr().out
+    assert sizes(str(file))[0]["cards"]["1"]["gib"]["state"] <= run["cards"]["1"]["gib"]["state"]
+    (said,) = sizes(str(file), "--gpus", "1", "--trainer", "micro_batch_tokens=512")
+    assert "as said" in said["cards"]["1"]["told"][0]
+    assert main(["run", "size", "--gpu-gib", "1"]) == 0 and "1+0" not in capfd.readouterr().out.replace("1+0:", "")
+    assert main(["run", "size", str(file), "--gpus", "2"]) == 0 and "2 x 80 GiB: 1 of 2 cards" in capfd.readouterr().out
     assert main(["run", "size", str(file), "--model", str(model)]) == 2
 
 

@@ -178,7 +178,13 @@ ROLES: dict[str, dict[str, object]] = {
     },
     "a trainer": {
         "node": {**STATUS["node"], "role": "trainer"},
-        "training": {"step": 9, "reward_eval": [[9, 0.5]], "ended_by": "budget.hours = 2 is used up"},
+        "training": {
+            "step": 9,
+            "reward_eval": [[9, 0.5]],
+            "ended_by": "budget.hours = 2 is used up",
+            "plan": "1 of 8 cards learns (H100, the fewest that hold it): passes of 16,384 tokens, recomputation",
+            "memory": "memory ran out in the backward pass of step 3: passes of at most 4,096 tokens since",
+        },
         "run": {**STATUS["run"], "over": True, "final_reward": 0.7},
     },
     "strangers' words": {
@@ -213,7 +219,9 @@ def test_everything_fits_into_80_columns(
     assert shown and max(cell_len(line) for line in shown.splitlines()) <= 80
     assert "\x1b" not in shown and "\u202e" not in shown
     if (role, command) == ("a trainer", "status"):
-        assert "weights fetch --network local --pool 1 --out model" in " ".join(shown.split()), "wrapped, not cut"
+        words = " ".join(shown.split())
+        assert "weights fetch --network local --pool 1 --out model" in words, "wrapped, not cut"
+        assert "plan: 1 of 8 cards learns" in words and "memory ran out in the backward pass of step 3" in words
 
 
 def test_a_node_that_is_not_in_yet_says_what_it_waits_for(

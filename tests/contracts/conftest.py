@@ -258,7 +258,7 @@ class Pool:
         values = changes.get("values", [bytes(32)] * len(verdicts))
         call = self.contracts.slash(c, signature, reason, verdicts, values, changes.get("rechecked", 0))
         if by is not self.manager:  # who has tokens, and let the vault take them
-            self.world.put_up(by, self.contracts.case_bond(self.info.slash_amount))
+            self.world.put_up(by, self.contracts.case_bond(self.contracts.slash_of(self.id, c.node)))
         return self.world.send(call, by, at=at)
 
 
@@ -309,7 +309,7 @@ def _wait_for(web3: Web3, process: subprocess.Popen[bytes]) -> None:
     for _ in range(500):
         assert process.poll() is None
         try:
-            web3.eth.block_number  # noqa: B018
+            web3.eth.block_number  # noqa: B018 - it asks the chain
             return
         except Exception:
             time.sleep(0.01)

@@ -1,4 +1,5 @@
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def test_the_lock_files_pin_contents_and_name_no_host() -> None:
         packages = json.loads(path.read_text())["packages"]
         assert all("resolved" not in entry for entry in packages.values())
         assert all(name == "" or "integrity" in entry for name, entry in packages.items())
+
+
+def test_each_row_of_who_can_take_what_names_a_solidity_test_that_is_there() -> None:
+    page = (HERE.parent / "docs" / "economics.md").read_text()
+    rows = re.findall(r"^\| .* \| `(\w+)` \|$", page.split("## Who can take what")[1].split("\n## ")[0], re.MULTILINE)
+    tests = "".join(path.read_text() for path in (HERE / "test").rglob("*.sol"))
+    assert len(rows) == 13 and [name for name in rows if f"function {name}(" not in tests] == []
 
 
 def test_every_explanation_is_of_one_mutant_and_every_change_by_hand_changes_something() -> None:

@@ -1,4 +1,4 @@
-"""Attacks on the money that succeed on chain today, shown as they are; docs/attacks.md lists them.
+"""Attacks on the money that succeed on chain today, shown as they are; docs/attacks/money.md lists them.
 
 A test here asserts what happens now. Whoever mends a gap turns its test round. Beside them stand attacks of the same
 kind that fail.

@@ -131,7 +131,6 @@ def vault_params(**changes: Any) -> tuple[Any, ...]:
         "treasury": someone,
         "arbiter": Web3.to_checksum_address("0x" + "78" * 20),
         "burn": 0,
-        "max": 1,
         "bond": 2_500,
         "least": 1,
     }
@@ -148,7 +147,6 @@ def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
         ((token, vault_params(bond=10_001)), "BadShare"),
         ((token, vault_params(least=0)), "ZeroAmount"),
         ((token, vault_params(appeal=0)), "ZeroAmount"),
-        ((token, vault_params(max=0)), "ZeroAmount"),
         ((nobody, vault_params()), "ZeroAddress"),
         ((token, vault_params(treasury=nobody)), "ZeroAddress"),
         ((token, vault_params(arbiter=nobody)), "ZeroAddress"),

@@ -1,9 +1,10 @@
 from typing import Any
 
-from contracts.bindings import NodeRegistered, NodeRemoved
+from contracts.bindings import NodeRegistered, NodeReleased, NodeRemoved
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
 from protocol.statements import Domain
+from tests.contracts.conftest import UNBONDING
 
 CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
@@ -111,14 +112,40 @@ def test_a_malleated_or_malformed_consent_is_refused(world: Any, refused: Any) -
         world.send(world.contracts.register_node(node.address, 1, deadline, signature[:64]), provider)
 
 
-def test_a_removed_node_frees_its_share_of_the_stake(world: Any, refused: Any) -> None:
-    provider, node = world.provider(260 * TOKEN), NodeKey.generate()
+def test_a_removed_node_frees_its_share_of_the_stake_once_it_need_not_answer(world: Any, refused: Any) -> None:
+    contracts, provider, node, other = world.contracts, world.provider(260 * TOKEN), NodeKey.generate(), world.person()
     world.register(provider, node, units=5)
     with refused("NotYourNode"):
-        world.send(world.contracts.remove_node(node.address), world.person())
-    receipt = world.send(world.contracts.remove_node(node.address), provider)
-    assert isinstance(world.events(receipt)[0], NodeRemoved)
-    assert world.contracts.required_stake(provider.address) == 0
-    assert world.contracts.node_info(node.address).provider is None
-    with refused("NodeUnknown"):
-        world.send(world.contracts.remove_node(node.address), provider)
+        world.send(contracts.remove_node(node.address), world.person())
+    receipt = world.send(contracts.remove_node(node.address), provider)
+    (removed,) = world.events(receipt)
+    info = contracts.node_info(node.address)
+    assert isinstance(removed, NodeRemoved) and removed.free_at == info.free_at == world.now() + UNBONDING
+    assert (info.provider, info.units, contracts.leaving_units(provider.address)) == (None, 5, 5)
+    assert contracts.required_stake(provider.address) == 0
+    assert contracts.required_stake(provider.address, 1) == 310 * TOKEN, "one more, beside what leaves"
+    assert contracts.required_stake(provider.address, 5, node.address) == 260 * TOKEN, "the same again"
+    for again, name in (
+        (contracts.remove_node(node.address), "NodeUnknown"),
+        (contracts.release([node.address]), "NodeStillAnswers"),
+    ):
+        with refused(name):
+            world.send(again, provider)
+    with refused("StakeTooLow"):
+        world.register(provider, other)
+    receipt = world.send(contracts.release([node.address]), other, at=info.free_at)
+    (released,) = world.events(receipt)
+    assert isinstance(released, NodeReleased) and (released.node, released.units) == (node.address, 5)
+    assert contracts.node_info(node.address).units == contracts.leaving_units(provider.address) == 0
+    world.register(provider, other, units=5)
+
+
+def test_a_slash_is_of_each_unit_of_the_node(world: Any, pool: Any) -> None:
+    world.send(world.contracts.remove_node(pool.node.address), pool.provider)
+    world.put_up(pool.provider, 10 * TOKEN)
+    world.send(world.contracts.bond(pool.provider.address, 10 * TOKEN), pool.provider)
+    world.register(pool.provider, pool.node, units=2)
+    world.send(world.contracts.join(pool.id, "x"), pool.node)
+    assert world.contracts.slash_of(pool.id, pool.node.address) == 100 * TOKEN
+    pool.slash(pool.commitment(), pool.manager)
+    assert (world.contracts.case(1).amount, world.contracts.case(1).bond) == (100 * TOKEN, 25 * TOKEN)

@@ -46,7 +46,7 @@ def test_a_stop_that_comes_before_anything_runs_still_frees_the_state_directory(
 
 def as_far_as_it_comes(place: Path) -> BaseException:
     """Why a daemon without a chain ends."""
-    with pytest.raises(BaseException) as raised:  # noqa: PT011 - a group of one
+    with pytest.raises(BaseException) as raised:
         trio.run(daemon.Daemon(NodeConfig(state_dir=place, home=place.parent)).main)
     return unwrap(raised.value)
 

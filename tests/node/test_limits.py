@@ -1,5 +1,4 @@
 """What a container leaves of its machine is what the node thinks it has."""
-# ruff: noqa: E501 - a group of files is a line
 
 import logging
 from pathlib import Path

@@ -1,5 +1,6 @@
 """What a node of each role consists of: every row of the table, opened at a real workplace on a network in memory."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from inspect import signature
@@ -75,12 +76,24 @@ class ReadyEngine:
     def check_permitted(self, *_: object) -> None: ...
 
 
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+}
+
+
 @asynccontextmanager
 async def workplace(role: Role, directory: Path, spec: RunSpec = RUN, **config: Any) -> AsyncIterator[Workplace]:
     pool: Any = PoolInfo(**POOL)  # type: ignore[arg-type]
     network = MemoryNetwork(KEY, MemoryHub())
     chain: Any = SimpleNamespace(profile=NetworkProfile(name="t", chain_id=31337, rpc_urls=()))
-    (directory / "assets").mkdir(parents=True)
+    (directory / "assets" / "model").mkdir(parents=True)
+    (directory / "assets" / "model" / "config.json").write_text(json.dumps(CONFIG))  # by which a learner is planned
     run = Run(spec, bytes(32), encode_run(spec), directory / "assets")
     journal = Journal(directory / "journal.sqlite")
     async with open_member(KEY, DOMAIN, pool, network, directory / "blobs", quota=1 << 24) as member:

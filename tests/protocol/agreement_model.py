@@ -92,7 +92,7 @@ class Round:
     """One round of a cell."""
 
     def __init__(self, cell: Cell, seed: int, rules: Rules = Rules(), wants: Iterable[Proposal] = ()) -> None:
-        self.random = random.Random(f"{cell}/{seed}")  # noqa: S311 - a simulation
+        self.random = random.Random(f"{cell}/{seed}")
         self.cell, self.rules = cell, rules
         self.people = list(PEOPLE[: cell.validators])
         order = self.random.sample(self.people, len(self.people))

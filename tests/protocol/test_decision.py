@@ -1,5 +1,7 @@
 import itertools
 import math
+import tomllib
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -8,8 +10,11 @@ import pytest
 from protocol import decision
 from protocol.decision import (
     ANYTHING,
+    FILE_SHARES,
+    MOST_BOUND,
     PROOF_BINS,
     PROOF_EDGES,
+    SAMPLE_BOUND,
     TOKEN_BINS,
     Decision,
     DecisionError,
@@ -20,6 +25,7 @@ from protocol.decision import (
     SampleStatistics,
     Table,
     WorkerRecord,
+    bound_of,
     proof_distance,
 )
 from protocol.toploc import ProofErrors
@@ -94,6 +100,61 @@ def test_the_ratio_of_honest_samples_has_expectation_at_most_one() -> None:
         assert ratios.mean(axis=0).max() <= 1.02
 
 
+CALIBRATED = Path("cli/demo/sort.toml")
+"""Whose tables were measured, of 512 samples each."""
+
+
+@pytest.mark.parametrize(
+    ("share", "within", "as_measured"), [(1.0, 4, 6), (0.05, 120, 200), (0.01, 1200, 4000), (0.0, None, None)]
+)
+def test_groups_until_a_cheat_in_some_of_them_is_suspected(
+    share: float, within: int | None, as_measured: int | None
+) -> None:
+    """Files of one group of eight. within: where many honest samples were seen, so that a group may count whole;
+    as_measured: with what so few allow."""
+    spec = msgspec.convert(tomllib.loads(CALIBRATED.read_text())["verification"]["decision"], DecisionSpec)
+    name = next(name for name in spec.honest if name.partition(">")[0] == name.partition(">")[2])
+    for bound, most in ((MOST_BOUND, within), (SAMPLE_BOUND, as_measured)):
+        honest = msgspec.structs.replace(spec.honest[name], bound=bound)
+        likelihoods = likelihoods_of(name.partition(">")[0], msgspec.structs.replace(spec, honest={name: honest}))
+        random = np.random.default_rng(8)
+        kinds = [
+            [likelihoods.evidence(_of_one_group(draw(random, source, tokens=5))) for _ in range(60)]
+            for source in (honest, spec.cheating["garbage"])
+        ]
+        worker, files = Decision(spec), 0
+        while worker.standing.level < Level.SUSPECT and files < (most or 1500):
+            files += 1
+            cheats = share > 0 and not files % round(1 / share)
+            worker.update(kinds[cheats][random.integers(60)])
+        assert (worker.standing.level >= Level.SUSPECT) is (most is not None), (bound, files)
+
+
+def _of_one_group(samples: list[SampleStatistics]) -> list[SampleStatistics]:
+    return [msgspec.structs.replace(sample, group=0) for sample in samples]
+
+
+def test_the_factor_of_a_file_has_expectation_at_most_one_for_every_share_of_files() -> None:
+    random = np.random.default_rng(7)
+    for says, source in HONEST_TABLES.items():
+        likelihoods = likelihoods_of(says)
+        files = [likelihoods.evidence(draw(random, source, samples=2, tokens=3)) for _ in range(600)]
+        steps = [decision.after(WorkerRecord(), one, SPEC).log_odds.values() for one in files]
+        # From a record of nothing: the floor is far below.
+        factors = np.exp(np.array([list(one) for one in steps]))
+        assert factors.mean(axis=0).max() <= 1.1
+
+
+def test_more_honest_samples_let_one_of_a_cheats_count_for_more() -> None:
+    assert [bound_of(samples) for samples in (0, 300, 600, 6000, 10**6)] == [100, 100, 200, 2000, 2000]
+    awful = [SampleStatistics((), np.ones(500))]
+    ratios = {}
+    for bound in (SAMPLE_BOUND, MOST_BOUND):
+        spec = msgspec.structs.replace(SPEC, honest={"a>a": msgspec.structs.replace(HONEST, bound=bound)})
+        ratios[bound] = float(np.exp(likelihoods_of("a", spec).of_samples(awful)).max())
+    assert ratios == {SAMPLE_BOUND: pytest.approx(SAMPLE_BOUND), MOST_BOUND: pytest.approx(MOST_BOUND)}
+
+
 def test_a_cheat_in_one_sample_of_ten_is_still_found() -> None:
     random, likelihoods, worker = np.random.default_rng(4), likelihoods_of(), Decision(SPEC)
     while worker.record.files < 60:
@@ -116,7 +177,7 @@ def test_a_long_honest_history_is_no_licence_to_cheat() -> None:
     random, likelihoods, worker = np.random.default_rng(5), likelihoods_of(), Decision(SPEC)
     for _ in range(200):
         worker.update(likelihoods.evidence(draw(random, HONEST)))
-    assert min(worker.record.log_odds.values()) == SPEC.floor
+    assert all(odds[-1] == SPEC.floor for odds in worker.record.log_odds.values())
     spent = 0
     while worker.standing.level < Level.SUSPECT:
         worker.update(likelihoods.evidence(draw(random, INT8)))
@@ -125,9 +186,14 @@ def test_a_long_honest_history_is_no_licence_to_cheat() -> None:
 
 
 def test_records_survive_the_journal_and_unknown_or_broken_evidence_counts_for_nothing() -> None:
-    worker = Decision(SPEC, WorkerRecord({"int8": 3.0, "of another run": 99.0}, files=2))
+    worker = Decision(SPEC, WorkerRecord({"int8": (1.0, 2.0, 3.0), "of another run": (99.0, 99.0, 99.0)}, files=2))
     worker.update(Evidence({"int8": math.nan, "invented": 50.0, "garbage": math.inf}))
-    assert worker.record.log_odds == {"int8": 3.0, "garbage": math.log(SPEC.file_cap), ANYTHING: 0.0}
+    most = tuple(math.log(1 - share + share * SPEC.file_cap) for share in FILE_SHARES)
+    assert worker.record.log_odds == {
+        "int8": pytest.approx((1.0, 2.0, 3.0)),
+        "garbage": pytest.approx(most),
+        ANYTHING: pytest.approx((0.0, 0.0, 0.0)),
+    }
     again = msgspec.json.decode(msgspec.json.encode(worker.record), type=WorkerRecord)
     assert Decision(SPEC, again).standing == worker.standing
 
@@ -220,6 +286,7 @@ def test_counting_gives_the_table_that_was_drawn_from() -> None:
         {"file_cap": 1e9},
         {"honest": {}},
         {"honest": {"fp32>fp32": Table(proofs=(1,), tokens=(1,))}},
+        {"honest": {"fp32>fp32": msgspec.structs.replace(HONEST, bound=MOST_BOUND + 1)}},
         {"honest": {"fp32>fp32": Table(proofs=(0,) * PROOF_BINS, tokens=(1,) * TOKEN_BINS)}},
     ],
 )

@@ -10,38 +10,49 @@ from typing import Any
 from benchmarks.gpu.job import Job, Rows
 from benchmarks.trainer_gpu import median_step
 
+SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "offload_parameters", "logit_cells", "deterministic")
 SECONDS = ("forward_backward", "optimizer", "pack", "publish", "step")
 
 
 def measure(job: Job) -> Rows:
-    """`python -m benchmarks.trainer_gpu` for each size; one that has no room does not end the others."""
-    large = {"0.6b": ["--size", "0.6b", "--no-checkpoint"], "1.5b": ["--size", "1.5b", "--no-checkpoint"]}
+    """`python -m benchmarks.trainer_gpu` tuned and as a run has it that says nothing; one that has no room does not end
+    the others."""
+    ways = {
+        "0.6b, tuned": ["--size", "0.6b"],
+        "0.6b, default": ["--size", "0.6b", "--default"],
+        "1.5b, tuned": ["--size", "1.5b"],
+        "1.5b, default": ["--size", "1.5b", "--default"],
+    }
+    quick = {"tiny, tuned": ["--tiny"], "tiny, default": ["--tiny", "--default"]}
     learnt = False
-    for size, options in ({"tiny": ["--tiny"]} if job.quick else large).items():
-        steps = []
-        command = [sys.executable, "-m", "benchmarks.trainer_gpu", *options, "--steps", "4"]
-        log = job.scratch / f"learner-{size}.said"
-        for step in _steps(command, log):
+    for name, options in (quick if job.quick else ways).items():
+        steps = list[dict[str, Any]]()
+        log = job.scratch / f"learner-{name.replace(', ', '-')}.said"
+        for step in steps_of([*options, "--no-checkpoint", "--steps", "4"], log):
+            if "settings" in step:
+                yield "settings", {"model": name, **{one: step["settings"][one] for one in SETTINGS}}
+                continue
             steps.append(step)
-            yield "steps", {"model": size, "step": step["step"], **_figures(step)}
+            yield "steps", {"model": name, "step": step["step"], **figures_of(step)}
         if len(steps) > 1:
             learnt = True
-            yield "learner", {"model": size, **_figures(median_step(steps))}
+            yield "learner", {"model": name, **figures_of(median_step(steps))}
         else:
-            yield "learner", {"model": size, "why not": " ".join(log.read_text(errors="replace").split())[-400:]}
+            yield "learner", {"model": name, "why not": " ".join(log.read_text(errors="replace").split())[-400:]}
     if not learnt:
         raise RuntimeError("it did not learn at any size")
 
 
-def _steps(command: list[str], log: Path) -> Iterator[dict[str, Any]]:
-    """As each is done."""
+def steps_of(options: list[str], log: Path) -> Iterator[dict[str, Any]]:
+    """The settings, and each step as it is done. log: what else it says."""
+    command = [sys.executable, "-m", "benchmarks.trainer_gpu", *options]
     with log.open("wb") as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as child:
         for line in child.stdout or ():
             if line.startswith("{"):
                 yield json.loads(line)
 
 
-def _figures(step: dict[str, Any]) -> dict[str, Any]:
+def figures_of(step: dict[str, Any]) -> dict[str, Any]:
     return {
         "tokens/s": step["tokens_per_second"],
         "MFU": step.get("mfu", "the device's peak is not known"),

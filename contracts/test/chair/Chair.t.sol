@@ -12,7 +12,6 @@ contract ChairTest is Base {
     uint32 private constant GRACE = 30;
     uint64 private constant STEP = 500;
     bytes32 private constant PARENT = bytes32(uint256(0x55));
-    bytes32 private constant SILENT = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
 
     Chair private chair;
     uint256 private constant B = 0xB0B;
@@ -70,7 +69,7 @@ contract ChairTest is Base {
     function _silence(uint32 term, uint64 until) private view returns (bytes[] memory words) {
         words = new bytes[](2);
         for (uint64 i = 0; i < 2; ++i) {
-            words[i] = _sign(judgeKeys[i], keccak256(abi.encode(SILENT, pool, term, until, STEP + 1 - i)));
+            words[i] = _sign(judgeKeys[i], keccak256(abi.encode(Sign.TERM_SILENT, pool, term, until, STEP + 1 - i)));
         }
     }
 
@@ -345,7 +344,7 @@ contract ChairTest is Base {
     // ---- who of the quorum lies
 
     function _word(uint256 judge, uint64 until, uint64 step) private view returns (bytes memory) {
-        return _sign(judgeKeys[judge], keccak256(abi.encode(SILENT, pool, uint32(0), until, step)));
+        return _sign(judgeKeys[judge], keccak256(abi.encode(Sign.TERM_SILENT, pool, uint32(0), until, step)));
     }
 
     /// The words of two judges about the first lease, the greater one first.
@@ -417,6 +416,19 @@ contract ChairTest is Base {
         vm.expectPartialRevert(Chair.TermIsOver.selector);
         this.endBy(until, 5000, 5000);
         _takeFrom(b, 1, 3);
+    }
+
+    /// Nor with the lease of an earlier term that ended by silence.
+    function test_words_about_an_earlier_terms_lease_end_nothing_again() public {
+        uint64 until = uint64(_now().until);
+        _endBy(until, 501, 500);
+        _takeFrom(b, 1, 501);
+        WorkCommitment memory w = _step(1);
+        w.node = b;
+        (Judgement[] memory said, bytes[] memory signed) = _against(w);
+        chair.endTermByVerdicts(1, w, said, signed);
+        vm.expectRevert(abi.encodeWithSelector(Chair.TermIsOver.selector, 1));
+        chair.endTerm(pool, 1, until, _steps(), _silence(1, until));
     }
 
     function test_nobody_ends_by_silence_again_what_verdicts_ended() public {

@@ -240,9 +240,7 @@ contract SlashTest is Base {
 
     function test_a_case_against_who_has_nothing_still_costs_the_least_bond() public {
         vm.prank(address(swarm));
-        vault.slash(provider, 60 ether);
-        vm.prank(address(swarm));
-        vault.slash(provider, 60 ether);
+        vault.slash(provider, 100 ether);
         _slash(_file(0, 1));
         eq(vault.caseInfo(1).amount, 0);
         eq(vault.caseInfo(1).bond, 1 ether);

@@ -8,7 +8,7 @@ contract RemoveNodeTest is Base {
     function test_it_ends_units_and_membership_but_not_what_is_due() public {
         vm.prank(provider);
         swarm.removeNode(node);
-        eq(swarm.unitsOf(provider), 0);
+        _units(provider, 0, 1);
         eq(swarm.nodeInfo(node).pool, 0);
         eq(swarm.nodeInfo(node).provider, provider);
         _earn(0, 1000);
@@ -37,7 +37,7 @@ contract RemoveNodeTest is Base {
         vm.prank(provider);
         vm.expectPartialRevert(Nodes.NodeUnknown.selector);
         swarm.removeNode(node);
-        eq(swarm.unitsOf(provider), 0);
+        _units(provider, 0, 1);
     }
 
     function test_a_provider_goes_with_all_of_its_nodes_or_not_at_all() public {
@@ -51,30 +51,8 @@ contract RemoveNodeTest is Base {
         (both[0], both[1]) = (node, vm.addr(0xD00D));
         vm.prank(provider);
         swarm.removeProvider(both);
-        eq(swarm.unitsOf(provider), 0);
+        _units(provider, 0, 4);
         vm.prank(provider);
         vault.unbond(100 ether);
-    }
-
-    function test_a_node_whose_stake_is_gone_is_expelled_by_anybody() public {
-        vm.expectPartialRevert(Nodes.StakeEnough.selector);
-        swarm.expel(node);
-        vm.prank(provider);
-        vault.unbond(80 ether);
-        vm.prank(address(swarm));
-        vault.slash(provider, 60 ether);
-        vm.expectPartialRevert(Nodes.StakeEnough.selector);
-        swarm.expel(node); // 20 left, which is enough
-        vm.prank(address(swarm));
-        vault.slash(provider, 20 ether + 1);
-        vm.prank(anybody);
-        swarm.expel(node);
-        eq(swarm.nodeInfo(node).pool, 0);
-        eq(swarm.nodeInfo(node).leaseUntil, 0);
-        vm.prank(node);
-        vm.expectPartialRevert(Nodes.StakeTooLow.selector);
-        swarm.join(pool, "");
-        vm.expectPartialRevert(Nodes.NodeUnknown.selector);
-        swarm.expel(anybody);
     }
 }

@@ -6,7 +6,7 @@ import {StakeVault} from "../../src/StakeVault.sol";
 
 contract BirthTest is Base {
     function _good() private view returns (StakeVault.Params memory) {
-        return StakeVault.Params(2, 1, treasury, arbiter, 10_000, 1, 10_000, 1);
+        return StakeVault.Params(2, 1, treasury, arbiter, 10_000, 10_000, 1);
     }
 
     function create(address token_, StakeVault.Params memory params) external returns (StakeVault) {
@@ -21,7 +21,6 @@ contract BirthTest is Base {
     function test_all_of_a_slash_may_be_burned_and_no_more() public {
         StakeVault made = this.create(address(token), _good());
         eq(made.burnBps(), 10_000);
-        eq(made.maxSlash(), 1);
         eq(made.unbondingPeriod(), 2);
         eq(made.bondBps(), 10_000);
         eq(made.minBond(), 1);
@@ -52,14 +51,13 @@ contract BirthTest is Base {
         StakeVault.Params memory one = _good();
         one.arbiter = treasury;
         _refused(address(token), one);
-        for (uint256 i = 0; i < 6; ++i) {
+        for (uint256 i = 0; i < 5; ++i) {
             StakeVault.Params memory params = _good();
             if (i == 0) params.treasury = address(0);
             if (i == 1) params.arbiter = address(0);
             if (i == 2) params.unbondingPeriod = 0;
             if (i == 3) params.appealSeconds = 0;
-            if (i == 4) params.maxSlash = 0;
-            if (i == 5) params.minBond = 0;
+            if (i == 4) params.minBond = 0;
             _refused(address(token), params);
         }
     }

@@ -77,11 +77,11 @@ contract FreezeTest is Base {
         }
     }
 
-    function test_no_case_takes_more_than_the_cap() public {
-        (uint256 id, uint256 claimed) = _freeze(60 ether + 1);
-        eq(vault.caseInfo(id).bond, 15 ether);
-        eq(claimed, 60 ether);
-        eq(_stake().bonded, 15 ether);
+    function test_no_case_takes_more_than_there_is() public {
+        (uint256 id, uint256 claimed) = _freeze(100 ether + 1);
+        eq(vault.caseInfo(id).bond, 25 ether);
+        eq(claimed, 100 ether);
+        eq(_stake().bonded, 0);
     }
 
     function test_what_is_final_is_not_overturned() public {

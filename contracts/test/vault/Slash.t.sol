@@ -22,13 +22,13 @@ contract VaultSlashTest is Base {
         eq(_stake().bonded, 60 ether);
     }
 
-    function testFuzz_no_slash_takes_more_than_the_cap_or_what_is_there(uint96 unbonding, uint256 amount) public {
+    function testFuzz_no_slash_takes_more_than_what_is_there(uint96 unbonding, uint256 amount) public {
         unbonding = uint96(_bounded(unbonding, 1, 80 ether));
         vm.prank(provider);
         vault.unbond(unbonding);
         vm.prank(address(swarm));
         uint256 taken = vault.slash(provider, amount);
-        eq(taken, amount < 60 ether ? amount : 60 ether);
+        eq(taken, amount < 100 ether ? amount : 100 ether);
         uint256 fromUnbonding = taken < unbonding ? taken : unbonding;
         eq(_stake().unbonding, unbonding - fromUnbonding);
         eq(_stake().bonded, 100 ether - unbonding - (taken - fromUnbonding));

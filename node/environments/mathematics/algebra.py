@@ -51,7 +51,7 @@ def expression(text: str) -> Any | None:
         found = latex2sympy(exact, is_real=real, normalization_config=None, conversion_config=_CONFIG)
     except RecursionError:
         return None
-    except Exception:  # noqa: BLE001 - the grammar's own error is a plain Exception, and each node has others
+    except Exception:
         return None
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):
         return None

@@ -122,7 +122,7 @@ def _closes(text: str) -> int:
     return -1
 
 
-def _simple(text: str, depth: int) -> Form | None:  # noqa: ARG001
+def _simple(text: str, depth: int) -> Form | None:
     if _DOTS.fullmatch(text):
         return Form("dots", text)
     value = value_of(text)

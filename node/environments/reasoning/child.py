@@ -67,7 +67,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             reply = answer(*json.loads(line))
-        except Exception as error:  # noqa: BLE001 - whatever a data set raises at settings is told
+        except Exception as error:
             reply = {"wrong": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(reply), file=replies, flush=True)
         # From the start: what is written behind the end of an empty text fills the gap, with all that was ever printed.
@@ -90,7 +90,7 @@ def scored(score: Callable[[str], Any], text: str) -> float:
         value = float(score(text))
     except MemoryError:
         sys.exit(1)
-    except Exception:  # noqa: BLE001
+    except Exception:
         return 0.0
     return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
 

@@ -1,7 +1,7 @@
 """Which data sets of reasoning-gym 0.1.25 are scored here, and what they pay for any answer whatever.
 
 Of each of the 106, eight problems of one seed were made under two hash seeds and scored with their own answer, none,
-and 22 pieces of garbage ("0", "nan", "[]", "9**9**9" ...). What was found: docs/environments.md.
+and 22 pieces of garbage ("0", "nan", "[]", "9**9**9" ...). What was found: docs/served-environments.md.
 """
 
 from node.environments.errors import nearest

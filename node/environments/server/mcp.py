@@ -44,7 +44,7 @@ class _Block(msgspec.Struct):
 
 class _Result(msgspec.Struct):
     content: list[_Block] = []
-    isError: bool = False  # noqa: N815 - MCP's own name
+    isError: bool = False
 
     @property
     def text(self) -> str:
@@ -187,12 +187,12 @@ class _Program:
 
     @property
     def _input(self) -> int:
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        assert self._process.stdin is not None  # it is a pipe
         return self._process.stdin.fileno()
 
     @property
     def _output(self) -> int:
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        assert self._process.stdout is not None  # it is a pipe
         return self._process.stdout.fileno()
 
     def post(self, message: dict[str, Any]) -> _Reply | None:

@@ -52,7 +52,7 @@ class Case(msgspec.Struct, frozen=True, omit_defaults=True):
         return finished(outcome) and same_output(outcome.printed.decode(errors="replace"), self.expected)
 
 
-def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+def read_truth(info: Row, row: Row) -> Truth:
     """The tests, in the one form that `shapes.tests` makes of all published ones, as one JSON text."""
     language = info.get("language", "python")
     if str(language).lower() not in PYTHON:
@@ -245,7 +245,7 @@ MAX_TRIED = 64
 """Opening braces from the end at which an object is looked for."""
 
 
-def read_output(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+def read_output(info: Row, row: Row) -> Truth:
     if info.get("ground_truth") is None:
         raise ValueError("verification_info needs ground_truth: what the program prints or returns")
     return (as_json(info["ground_truth"], "ground_truth"),)

@@ -16,7 +16,7 @@ MAX_CHARACTERS = 256 * 1024
 _SENTENCE = re.compile(r"\*?\d{1,6}\*?[.:][ \t]+(\S.*)")
 
 
-def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+def read_truth(info: Row, row: Row) -> Truth:
     text = info["ground_truth"]
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"its ground_truth has more than {MAX_CHARACTERS} characters")

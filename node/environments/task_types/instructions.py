@@ -159,7 +159,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+def read_truth(info: Row, row: Row) -> Truth:
     """[[check, arguments], ...] as JSON."""
     names, settings = info.get("instruction_id_list"), info.get("kwargs")
     if not isinstance(names, list) or not 0 < len(names) <= MAX_CONSTRAINTS:

@@ -47,7 +47,7 @@ _SHAPES: dict[str, Any] = {
 """What may stand behind each keyword."""
 
 
-def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+def read_truth(info: Row, row: Row) -> Truth:
     schema = info.get("json_schema", info.get("schema"))
     if isinstance(schema, str):
         schema = parsed(schema, "the schema")

@@ -39,7 +39,7 @@ _FIRST_WORDS = re.compile(r"[\s*$)]{0,4}((?:(?:/ ?)?[a-zA-Z]{1,20}(?: ?\^ ?\{?[2
 _FRACTION = re.compile(r"\b(?:hal[fv]e?s?|thirds?|quarters?|fifths?|tenths?|hundred|thousand|million|billion|dozen)\b")
 
 
-def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+def read_truth(info: Row, row: Row) -> Truth:
     truth = info.get("ground_truth")
     truths = truth if isinstance(truth, list) else [truth]
     if not 0 < len(truths) <= MAX_TRUTHS or not all(isinstance(t, str) and 0 < len(t) <= MAX_TRUTH for t in truths):

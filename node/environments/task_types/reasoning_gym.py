@@ -19,7 +19,7 @@ MAX_ENTRY = 256 * 1024
 _REMEMBERED = 1 << 14
 
 
-def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+def read_truth(info: Row, row: Row) -> Truth:
     """(data set, what it made as JSON), under either of the published pairs of names."""
     dataset = info.get("reasoning_gym_dataset", info.get("dataset_name"))
     entry: Any = info.get("reasoning_gym_entry", info.get("entry"))

@@ -260,7 +260,7 @@ class ToolEnvironment:
             return None
         return self._told(self._tools[call.tool].answer(call.text))
 
-    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:  # noqa: ARG002
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         calls = [parse_call(self._tokenizer.decode(last_answer(one)), self._tools) for one in transcripts]
         replies: list[Reply] = [None] * len(calls)
         for name, tool in self._tools.items():

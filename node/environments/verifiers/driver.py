@@ -49,7 +49,7 @@ class Session:
     turn: int = 0
     outcome: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def end(self, **outcome) -> None:  # noqa: ANN003
+    def end(self, **outcome) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
@@ -147,10 +147,10 @@ def harness_class() -> type:
     class Harness(NullHarness):
         SUPPORTS_TOOL_INTERCEPTION = False
 
-        async def setup(self, runtime) -> None:  # noqa: ANN001
+        async def setup(self, runtime) -> None:
             """Nothing to prepare."""
 
-        async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):  # noqa: ANN001, ANN003, ANN202
+        async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
             system, prompt = self.resolve_prompt(data)
             messages = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):
@@ -181,7 +181,7 @@ def harness_class() -> type:
     return Harness
 
 
-async def called(call, dispatch: dict, servers: dict, call_mcp) -> str:  # noqa: ANN001
+async def called(call, dispatch: dict, servers: dict, call_mcp) -> str:
     """What a tool says, or why it was not asked."""
     try:
         arguments = json.loads(call.function.arguments or "{}")
@@ -192,7 +192,7 @@ async def called(call, dispatch: dict, servers: dict, call_mcp) -> str:  # noqa:
     return await call_mcp(servers, dispatch, call.function.name, arguments)
 
 
-def load(settings: dict):  # noqa: ANN201
+def load(settings: dict):
     """(the package's environment, its tasks). Raises ValueError for one of several agents."""
     module = types.ModuleType(HARNESS)
     module.Harness = harness_class()
@@ -215,10 +215,10 @@ def load(settings: dict):  # noqa: ANN201
     return environment, list(itertools.islice(environment.taskset, settings["tasks"]))
 
 
-async def play(environment, task, context, session: Session, endpoint: Endpoint) -> dict:  # noqa: ANN001
+async def play(environment, task, context, session: Session, endpoint: Endpoint) -> dict:
     """One replay: until the package asks for what was not sampled yet, or is through."""
 
-    def minted(trace) -> None:  # noqa: ANN001
+    def minted(trace) -> None:
         endpoint.sessions[trace.id] = session
 
     async def whole() -> None:
@@ -242,7 +242,7 @@ async def play(environment, task, context, session: Session, endpoint: Endpoint)
         endpoint.sessions = {key: one for key, one in endpoint.sessions.items() if one is not session}
 
 
-def failed(episode) -> str:  # noqa: ANN001
+def failed(episode) -> str:
     """What went wrong in a rollout of the package; empty: nothing."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if errors:
@@ -255,7 +255,7 @@ def failure(task: asyncio.Task) -> str:
     return f"{type(error).__name__}: {error}"[:500] if error else "the rollout ended without a word"
 
 
-async def serve(settings: dict, replies) -> None:  # noqa: ANN001
+async def serve(settings: dict, replies) -> None:
     import os
 
     os.environ[KEY] = key = secrets.token_urlsafe(32)
@@ -287,21 +287,21 @@ async def serve(settings: dict, replies) -> None:  # noqa: ANN001
                 group.create_task(answer(json.loads(line)))
 
 
-def prompt_of(task) -> str:  # noqa: ANN001
+def prompt_of(task) -> str:
     prompt = task.data.prompt
     return prompt if isinstance(prompt, str) else json.dumps(prompt, default=str)[:4096]
 
 
-def tell(replies, message: dict) -> None:  # noqa: ANN001
+def tell(replies, message: dict) -> None:
     print(json.dumps(message), file=replies, flush=True)
 
 
-def main(serve=serve) -> None:  # noqa: ANN001
+def main(serve=serve) -> None:
     """serve(settings, replies): what this process does until its input ends."""
     replies, sys.stdout = sys.stdout, sys.stderr  # packages print
     try:
         asyncio.run(serve(json.loads(sys.stdin.readline()), replies))
-    except Exception as error:  # noqa: BLE001 - whatever a package raises when it is loaded is told
+    except Exception as error:
         tell(replies, {"wrong": f"{type(error).__name__}: {error}"[:500]})
         raise
 

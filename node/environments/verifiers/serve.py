@@ -66,7 +66,7 @@ class Trouble(Exception):
 class Rollout:
     """One rollout of the package that waits for answers. begin(rollout) plays it to its end and returns the reward."""
 
-    def __init__(self, begin, seconds: float) -> None:  # noqa: ANN001
+    def __init__(self, begin, seconds: float) -> None:
         self._seconds = seconds
         self._said: list[dict] = []
         self._tools: list[dict] = []
@@ -108,12 +108,12 @@ class Rollout:
         self._playing.cancel()
         await asyncio.gather(self._playing, return_exceptions=True)
 
-    async def _whole(self, begin) -> None:  # noqa: ANN001
+    async def _whole(self, begin) -> None:
         try:
             self._events.put_nowait(("over", await begin(self)))
         except Trouble as trouble:
             self._events.put_nowait(("trouble", trouble))
-        except Exception as error:  # noqa: BLE001 - whatever a package raises is told
+        except Exception as error:
             self._events.put_nowait(("trouble", Trouble(ANSWERS_FAULT, f"{type(error).__name__}: {error}")))
 
     async def _next(self) -> tuple:
@@ -129,7 +129,7 @@ class Rollout:
 class Server:
     """play(task, rollout): plays one rollout of the package to its end; returns its reward. tasks: how many."""
 
-    def __init__(self, play, tasks: int, seconds: float) -> None:  # noqa: ANN001
+    def __init__(self, play, tasks: int, seconds: float) -> None:
         self._play, self._tasks, self._seconds = play, tasks, seconds
         self._open: Counter[str] = Counter()
 
@@ -298,7 +298,7 @@ def outer_face(server: Server) -> web.Application:
     return application
 
 
-async def serve(settings: dict, replies) -> None:  # noqa: ANN001
+async def serve(settings: dict, replies) -> None:
     import os
 
     os.environ[driver.KEY] = key = secrets.token_urlsafe(32)
@@ -312,7 +312,7 @@ async def serve(settings: dict, replies) -> None:  # noqa: ANN001
     async def play(task: int, rollout: Rollout) -> float:
         ids = []
 
-        def minted(trace) -> None:  # noqa: ANN001
+        def minted(trace) -> None:
             ids.append(trace.id)
             engine.rollouts[trace.id] = rollout
 

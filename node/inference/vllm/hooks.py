@@ -140,7 +140,7 @@ class Hooks:
     def _head_for(self, hidden: Tensor) -> Head:
         """Made when the first rows say what the layers compute in."""
         if self._head is None:
-            assert self._given is not None, "no weights were loaded"  # noqa: S101 - requests are refused until then
+            assert self._given is not None, "no weights were loaded"  # requests are refused until then
             weight, bias = self._given
             self._head, self._given = Head(weight.to(hidden.dtype), bias), None
         return self._head
@@ -150,7 +150,7 @@ class Hooks:
 
         places: of the tokens in the outputs of their requests.
         """
-        assert self._hidden is not None and len(self._hidden) == len(logits)  # noqa: S101 - vLLM calls both in a step
+        assert self._hidden is not None and len(self._hidden) == len(logits)  # vLLM calls both in a step
         every = sent(np.array(rows), logits.device)
         if len(rows) == len(logits):  # all of them, as always but where a prompt is cut: no copy of a whole vocabulary
             mine, hidden = logits, self._hidden

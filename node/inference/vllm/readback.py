@@ -73,7 +73,7 @@ def _linear(
     device, dtype = _place_of(module)
     ones = torch.zeros(COLUMNS, whole.shape[1], device=device, dtype=dtype)
     ones[torch.arange(COLUMNS), columns.to(device)] = 1
-    assert module.quant_method is not None  # noqa: S101 - every linear layer has one
+    assert module.quant_method is not None  # every linear layer has one
     found = module.quant_method.apply(module, ones, None)  # type: ignore[call-arg]
     return name, found, whole[:, columns].T
 

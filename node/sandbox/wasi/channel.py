@@ -5,7 +5,7 @@ from collections.abc import Callable
 from node.sandbox import wire
 
 
-class GuestEnd(Exception):  # noqa: N818 - an end, not an error
+class GuestEnd(Exception):
     """The guest is done. Leaves the guest's code through the host's function that it called."""
 
 

@@ -96,7 +96,7 @@ class Replaying:
         run, spool = self._context.run, self._spool
         await trio.to_thread.run_sync(spool.prepare, run.encoded, run.assets)
         # The directory is used again: an older result would be read where this child writes none.
-        (spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        (spool.root / RESULT).unlink(missing_ok=True)
         await trio.to_thread.run_sync(write_whole, spool.root / ORDER, msgspec.msgpack.encode(order))
         command = [sys.executable, "-m", "node.audit.fetched", "--spool", str(spool.root)]
         # One thread: with several, sums may come in another order. No network: all files are here.

@@ -229,7 +229,8 @@ class Slashing:
         ripe: dict[Address, Verdict] = {}
         for pending in self._pending.values():
             for key, verdict in list(pending.items()):
-                if verdict.node in self._executed or self._context.membership.is_evicted(verdict.node):
+                gone = verdict.node in self._executed or self._context.membership.is_evicted(verdict.node)
+                if gone or self._register.is_closed(verdict.policy_root):
                     del pending[key]
                 elif verdict.node not in ripe and self._may_execute(key[0], verdict):
                     ripe[verdict.node] = verdict

@@ -395,6 +395,8 @@ class Tabling(Keeping):
                 self._unfit |= {author for author in alike if author in error.args_.values()}
             log.info("earnings.not_posted", epoch=earnings.epoch, why=error.why)
             return
+        finally:
+            self._books.ask_again()
         self.posted += 1
         log.info("earnings.posted", epoch=earnings.epoch, total=earnings.total)
 

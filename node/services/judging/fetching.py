@@ -37,7 +37,6 @@ LAST_TRY = 5.0
 CLAIM_PATIENCE = 8.0
 """Seconds that the claim may come behind the result of a task's shard."""
 QUEUE = 64
-REMEMBERED = 4096
 MOST_ASKED = 16
 """Files that are fetched at one time because the trainer asked."""
 RECHECK_POLL = 1.0
@@ -92,13 +91,14 @@ class Fetching:
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
         self._lined: dict[WorkId, None] = {}  # in the workers' queues, which are bounded
-        self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._rechecked: set[WorkId] = set()
         self._asked = 0
         self._owing: set[Address] = set()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             self._register.follow(lambda work: self._consider(work, nursery))
+            self._register.follow_closed(self._close)
             nursery.start_soon(self._heed_requests, nursery)
             nursery.start_soon(self._heed_disputes)
             nursery.start_soon(self._heed_rejections, nursery)
@@ -122,6 +122,11 @@ class Fetching:
             # Not drawn here. It is kept, since those who drew it may be away (`_fill_up`).
             self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, _place(work))
             self._spared.ring()
+
+    def _close(self, work: Work) -> None:
+        self._rechecked.discard(work.id)
+        if left := self._spare.get(work.node):
+            left.pop(work.id, None)
 
     async def _heed_rejections(self, nursery: trio.Nursery) -> None:
         """Look at once where somebody found a fault: a stake is taken only when everybody has looked."""
@@ -217,7 +222,7 @@ class Fetching:
                 work = self._register.get(id)
                 # Marked only where it found room: else it is put on top once there is some.
                 if work and id not in self._rechecked and self.queue.hurry(Candidate(work, recheck=True)):
-                    self._rechecked[id] = None
+                    self._rechecked.add(id)
             await trio.sleep(RECHECK_POLL)
 
     # having them

@@ -180,8 +180,10 @@ class Validator(Service):
                 self.outcomes["skipped"] += 1
 
     def _may_skip(self, candidate: Candidate) -> bool:
-        """Whether enough others accepted a file while it waited, and files that nobody looked at wait behind it. Our
-        verdict would be too late to be paid; a fault, and a dispute, want everybody's."""
+        """Whether it was closed while it waited, or enough others accepted it and files that nobody looked at wait
+        behind it. Our verdict would be too late to be paid; a fault, and a dispute, want everybody's."""
+        if self._register.get(candidate.work.id) is None:
+            return True
         late = self._context.state.ballots.state(candidate.work.id) is FileState.ACCEPTED
         # Work is shared out by lots. On a calm machine looking anyway is free, and more eyes see more.
         return late and not candidate.recheck and not self.own_lots.is_calm()

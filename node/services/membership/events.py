@@ -41,7 +41,7 @@ class Events(Service):
         self._follower = follower
         self._progress = progress or ProgressRecord()
         self._membership = membership
-        self.ledger = Ledger(membership.own, self._read_until)
+        self.ledger = Ledger(membership.own, self._read_until, lambda: follower.now)
         self._stood: Recent[Event, tuple[str, int]] = Recent(REMEMBERED)
         """Where its node was and until when, before a member joined again or left."""
         self._benches: deque[tuple[tuple[Address, ...], int]] = deque(maxlen=REMEMBERED)

@@ -89,7 +89,7 @@ class Peers(Service):
     async def _ask_always(self) -> None:
         while True:
             if connected := sorted(self._member.network.connected()):
-                await self.ask(random.choice(connected))  # noqa: S311
+                await self.ask(random.choice(connected))  # noqa: S311 - no secret
             await trio.sleep(ASK_EVERY)
 
     async def ask(self, peer: Address) -> None:

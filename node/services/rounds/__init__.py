@@ -1,1 +1,1 @@
-"""Pre-training in a swarm: rounds of many peers without a leader (docs/pretraining.md)."""
+"""Pre-training in a swarm: rounds of many peers without a leader (docs/rounds.md)."""

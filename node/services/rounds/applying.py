@@ -55,7 +55,7 @@ class Rounds(Service):
         self, context: Context, process: TrainerProcess, spool: Spool, jobs: Jobs, *, learns: bool = True
     ) -> None:
         spec = context.run.spec
-        assert spec.diloco is not None  # noqa: S101 - a run of this kind was checked for it
+        assert spec.diloco is not None  # a run of this kind was checked for it
         self._context, self.process, self.spool, self._learns = context, process, spool, learns
         self._seats = spec.seats
         self.rules: Diloco = spec.diloco
@@ -151,7 +151,7 @@ class Rounds(Service):
     async def newer_than(self, round_: int) -> Outer:
         """The outer state of the first later round that is here."""
         await self.moved.until(lambda: self.newest > round_)
-        assert self.outer is not None  # noqa: S101 - it is newer
+        assert self.outer is not None  # it is newer
         return self.outer
 
     async def next_round(self, after: int) -> tuple[int, Outer] | None:
@@ -178,7 +178,7 @@ class Rounds(Service):
 
     async def _advance(self) -> bool:
         """Apply what is decided, or take a later state; False where there is nothing to do."""
-        assert self.outer is not None  # noqa: S101 - `start` opened one
+        assert self.outer is not None  # `start` opened one
         own = self.outer.round
         decided = {at: one for at, one in self.votes.book.decided().items() if at >= own}
         if not decided:
@@ -199,7 +199,7 @@ class Rounds(Service):
 
     async def _apply(self, proposal: Proposal) -> None:
         """Fetch what the cut names, and make the next outer state of it."""
-        assert self.outer is not None  # noqa: S101 - as its caller
+        assert self.outer is not None  # as its caller
         outer, files = self.outer, proposal.files
         paths = await self.adding.fetch(files)
         figures = await trio.to_thread.run_sync(self.adding.add, outer, paths, self.files.path(outer.round + 1))
@@ -251,7 +251,7 @@ class Rounds(Service):
         image = self.spool.root / "image.safetensors"
         round_, described = await trio.to_thread.run_sync(made_policy, outer, image)
         info = await self._context.blobs.add(image)
-        image.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        image.unlink(missing_ok=True)
         # Of the own store, which nobody else need be asked for: the shelf works with the store's file.
         path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
         root, run = policy_root(round_, described.tensors), self._context.run.root
@@ -300,7 +300,7 @@ class Rounds(Service):
         """The other members that live, as their heartbeats say. equal: whether their outer state is this node's of that
         round, None if that is not known here."""
         context, found = self._context, list[dict[str, Any]]()
-        assert self.outer is not None  # noqa: S101 - as its caller
+        assert self.outer is not None  # as its caller
         inside = {work.node for work in self.works()}
         for node, beat in context.membership.beats(context.clock.monotonic()).items():
             if node == context.key.address:
@@ -323,7 +323,7 @@ class Rounds(Service):
 
     def works(self) -> list[Work]:
         """The contributions to this round, and the late ones to the one before."""
-        assert self.outer is not None  # noqa: S101 - `start` opened one
+        assert self.outer is not None  # `start` opened one
         counted = range(max(self.newest - self.adding.late, 0), self.newest + 1)
         register = self._context.state.register
         return [

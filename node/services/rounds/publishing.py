@@ -19,7 +19,6 @@ from node.services.workplace import Workplace
 from node.training.client import EvaluatorProcess, SpoolProcess
 from node.training.evaluations import Evaluations
 from node.training.jobs import Publish
-from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
 from protocol.errors import IntellectError
@@ -59,8 +58,8 @@ class Publishing(Service):
         observing = partial(open_observer, context.run.spec, place.directory, place.config.metrics_log)
         evaluator = None
         if context.run.spec.seats:
-            settings = read_settings(place.config.trainer)
-            evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)
+            plan = await trio.to_thread.run_sync(lambda: place.plan)
+            evaluator = EvaluatorProcess(spool, context.run.spec, plan.settings, place.starter, plan.evaluators)
         return cls(context, place.rounds, spool, place.watch, await trio.to_thread.run_sync(observing), evaluator)
 
     async def run(self) -> None:

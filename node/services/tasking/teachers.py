@@ -99,7 +99,7 @@ class Teachers:
 
     def _units(self, lessons: list[Lesson]) -> int:
         """Of each file, which are of about one length."""
-        assert self._run.distill is not None  # noqa: S101 - else nothing waits
+        assert self._run.distill is not None  # else nothing waits
         tokens = sum(lesson.tokens for lesson in lessons) / len(lessons)
         return min(max(1, round(self._run.distill.pay * tokens)), MAX_REVIEW_UNITS)
 

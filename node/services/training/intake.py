@@ -94,19 +94,20 @@ class Intake:
         self._asks = asks
         self.values = Values(context, look, taken_back=taken_back, hopeless=hopeless)
         self._open: dict[WorkId, Work] = {}
-        self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._asked: set[WorkId] = set()
         self._asked_of: Recent[Address, float] = Recent(REMEMBERED, refresh=True)
         self._questions = TokenBucket(*QUESTIONS)
         self._joining = trio.CapacityLimiter(JOINED_AT_ONCE)
-        self._looked_at: Recent[WorkId, None] = Recent(REMEMBERED)
-        self._taken: Recent[WorkId, None] = Recent(REMEMBERED)
-        self._lacking: Recent[WorkId, Lacking] = Recent(REMEMBERED)
+        self._looked_at: set[WorkId] = set()
+        self._taken: set[WorkId] = set()
+        self._lacking: dict[WorkId, Lacking] = {}
         self._trained: set[WorkId] = set()  # before this start; what is left of them may still be taken in
         self._bell = Bell()
         self._accepted_send, self._accepted = trio.open_memory_channel[Work](PENDING)
         self.lost = 0
         self.invalidated = 0
         self._register.follow(self._note)
+        self._register.follow_closed(self._close)
 
     async def run(self) -> None:
         """Take in files until cancelled."""
@@ -130,9 +131,9 @@ class Intake:
     def take_again(self, works: set[WorkId]) -> None:
         """Of these the groups are free again that a batch had used up which was taken back."""
         for id in works:
-            self._taken.pop(id, None)
+            self._taken.discard(id)
             self._lacking.pop(id, None)
-            self._looked_at.pop(id, None)
+            self._looked_at.discard(id)
             if (work := self._register.get(id)) is not None:
                 self._open[id] = work
         self._bell.ring()
@@ -144,6 +145,10 @@ class Intake:
         # Entries leave by verdict or by age (`_watch_clock`), so a worker cannot grow this table.
         self._open[work.id] = work
         self._bell.ring()
+
+    def _close(self, work: Work) -> None:
+        for marked in (self._asked, self._looked_at, self._taken):
+            marked.discard(work.id)
 
     async def _follow_jury(self) -> None:
         async for touched in self._context.facts.subscribe(WorkTouched):
@@ -164,7 +169,7 @@ class Intake:
             for work in list(self._open.values()):
                 waited = now - work.at
                 if work.id not in self._looked_at:  # its verdicts may have come before it was work
-                    self._looked_at[work.id] = None
+                    self._looked_at.add(work.id)
                     await self._decide(work)
                 if waited > patience:
                     await self._decide(work)
@@ -208,7 +213,8 @@ class Intake:
         while turns and self._questions.take(1, now):
             node = turns.popleft()
             work = waiting[node].popleft()
-            self._asked[work.id], self._asked_of[node] = None, now
+            self._asked.add(work.id)
+            self._asked_of[node] = now
             chosen.append(work)
             if waiting[node]:
                 turns.append(node)
@@ -250,13 +256,13 @@ class Intake:
         if id in self._taken or not usable or self._register.is_contested(work) or self._is_orphan(work):
             return
         # Marked before it is queued: verdicts go on arriving, and each of them comes through here.
-        self._taken[id] = None
+        self._taken.add(id)
         self._open.pop(id, None)
         self._journeys.reached(id, "verify")
         try:
             self._accepted_send.send_nowait(work)
         except trio.WouldBlock:
-            del self._taken[id]
+            self._taken.discard(id)
             self._open[id] = work  # the clock asks about it again
 
     def _is_orphan(self, work: Work) -> bool:

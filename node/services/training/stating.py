@@ -36,7 +36,7 @@ async def make(context: Context, composed: ComposedBatch, holders: Sequence[Addr
     paths = dict[bytes, Path]()
 
     def made() -> Batch:
-        read = lambda root: paths[root].read_bytes()  # noqa: E731
+        read = lambda root: paths[root].read_bytes()
         return materialise(context.run.spec, composed, read, read)
 
     with context.blobs.holding(root for work in composed.works for root, _, _ in work.blobs()):

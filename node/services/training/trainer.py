@@ -53,7 +53,10 @@ class Trainer(Service):
         observer: Observer,
         look: OwnLook | None = None,
         chain: OnChain | None = None,
+        plan: str = "",
     ) -> None:
+        """plan: in words."""
+        self._plan = plan
         self._context, self._spool, self._watch, self._observer = context, spool, watch, observer
         self._learner, self._evaluator = learner, evaluator
         self.groups = groups
@@ -82,8 +85,8 @@ class Trainer(Service):
         """Raises TrainingError if the spool is another run's, or for settings that are none or that no validator
         could audit, and ConfigError for sinks that are none."""
         context, config, spool = place.context, place.config, place.spool
-        settings = read_settings(config.trainer)
-        settings.check_auditable()
+        read_settings(config.trainer).check_auditable()
+        plan = await trio.to_thread.run_sync(lambda: place.plan)
         await trio.to_thread.run_sync(spool.prepare, context.run.encoded, context.run.assets)
         publisher = Publisher(
             place.store,
@@ -98,11 +101,11 @@ class Trainer(Service):
         )
         observing = partial(open_observer, context.run.spec, place.directory, config.metrics_log, spool.answers_path)
         observer = await trio.to_thread.run_sync(observing)
-        learner = TrainerProcess(spool, settings=settings, starter=place.starter)
-        evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)
+        learner = TrainerProcess(spool, plan.settings, place.starter, plan.learners)
+        evaluator = EvaluatorProcess(spool, context.run.spec, plan.settings, place.starter, plan.evaluators)
         look = OwnLook(context, place.engine, spool.policy_path, place.scratch)
         shared = spool, place.watch, place.groups
-        return cls(context, learner, evaluator, *shared, publisher, observer, look, place.chain)
+        return cls(context, learner, evaluator, *shared, publisher, observer, look, place.chain, plan.line)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """The chair first: it is held as long as this node is there, also when the run is over."""
@@ -170,7 +173,8 @@ class Trainer(Service):
         processes = [ProcessPart(one.name, one.pid, one.restarts) for one in (self._learner, self._evaluator)]
         chair = self.leading.chair.status() if self.leading.chair is not None else {}
         chair = {name: part | self.others.status() for name, part in chair.items()}
-        training = {**told, **self.groups.status(), **self.intake.status()}
+        learner = {"plan": self._plan, "memory": self._learner.memory}
+        training = {**told, **self.groups.status(), **self.intake.status(), **learner}
         return {"run": run, "training": training, "processes": processes, **chair}
 
     def beat(self) -> dict[str, Any]:

@@ -187,6 +187,7 @@ def _training(status: Status, _: Ago) -> dict[str, Any] | None:
             for one in training.alarms[:RECENT]
         ],
         "ended_by": words(training.ended_by),
+        "memory": words(training.memory),
         "done": training.done,
     }
 

@@ -68,7 +68,7 @@ def test_cells_of_the_day_move_nothing_that_is_not_known(world: Warmed) -> None:
     day = datetime.now(UTC).date().toordinal()
     # Of those who have no right: there the rule has no exception, so that what fails is the product.
     strict = [one for one in cells() if not any(lie.right for lie in one.lies)]
-    drawn = random.Random(day).sample(strict, BY_TURNS)  # noqa: S311 - a choice
+    drawn = random.Random(day).sample(strict, BY_TURNS)
     found = [one for cell in drawn for one in world.examine(cell)[1] if attack_of(one) is None]
     assert not found, "\n".join(map(str, found))
 

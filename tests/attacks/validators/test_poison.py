@@ -278,7 +278,7 @@ async def test_who_seals_nothing_is_waited_for_four_times_and_costs_nobody_the_p
         for index in range(6):
             id = await court.commit(index=index)
             began = trio.current_time()
-            while ballots.state(id) is FileState.OPEN:  # noqa: ASYNC110 - the clock jumps
+            while ballots.state(id) is FileState.OPEN:
                 await trio.sleep(0.05)
             waited.append(trio.current_time() - began)
             await trio.sleep(5)

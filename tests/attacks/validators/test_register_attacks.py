@@ -321,7 +321,7 @@ async def test_leaving_the_pool_upon_the_first_accusation_saves_no_stake(autojum
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         await court.commit(fault=WRONG_DRAW, key=OTHER)
-        while not court.workers[1].board.messages(VerdictIssued):  # noqa: ASYNC110 - the cheat listens, too
+        while not court.workers[1].board.messages(VerdictIssued):
             await trio.sleep(0.05)
         if leaves:
             for seat in (court.trainer, *court.workers, *court.seats):

@@ -44,7 +44,7 @@ class Said(View):
 async def cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Snapshot, report: Any) -> Said:
     """Cancel a demo without processes in the middle of its training."""
     monkeypatch.setattr(story, "cast", lambda options: ())
-    monkeypatch.setattr(story, "_watch_training", lambda *_: trio.sleep_forever())  # noqa: ASYNC105
+    monkeypatch.setattr(story, "_watch_training", lambda *_: trio.sleep_forever())  # noqa: ASYNC105 - handed on
     monkeypatch.setattr(Tracker, "snapshot", lambda *_: last)
     options, stage, view = DemoOptions(tmp_path), Stage(tmp_path / "net.toml", 1, "sort", None), Said()
     async with trio.open_nursery() as nursery:

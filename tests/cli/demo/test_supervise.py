@@ -43,7 +43,7 @@ def running(pid: int) -> bool:
 
 async def until(condition: Callable[[], object]) -> None:
     with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110 - files and processes change
+        while not condition():
             await trio.sleep(0.02)
 
 

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -34,7 +35,7 @@ def program(here: Path, *words: str) -> Program:
 
 async def status_of(child: Process) -> int:
     with trio.fail_after(60):
-        while (status := child.poll()) is None:  # noqa: ASYNC110 - a process ends
+        while (status := child.poll()) is None:
             await trio.sleep(0.01)
     return status
 
@@ -51,13 +52,13 @@ async def test_a_forked_program_runs_in_its_directory_writes_its_log_and_ends_wi
 
 async def test_the_supervisor_stops_what_was_forked(tmp_path: Path) -> None:
     async with fork_server() as children:
-        spawn: Spawn = lambda one: fork_or_start(children, one)  # noqa: E731
+        spawn: Spawn = partial(fork_or_start, children)
         supervisor = Supervisor(print, spawn=spawn)
         await supervisor.start(program(tmp_path, "http.server", "0", "--bind", "127.0.0.1"))
         pid = supervisor.states()["node"].pid
         assert pid is not None and not supervisor.has_ended("node")
         with trio.fail_after(60):
-            while Path(psutil.Process(pid).cwd()) != tmp_path:  # noqa: ASYNC110 - another process goes there
+            while Path(psutil.Process(pid).cwd()) != tmp_path:
                 await trio.sleep(0.01)
             await supervisor.stop()
         assert supervisor.has_ended("node") and not psutil.pid_exists(pid)

@@ -59,7 +59,7 @@ class Shared(BlobStore):
     ) -> Path:
         await trio.lowlevel.checkpoint()
         path = self.path(root)
-        if root in self.missing or path.stat().st_size > max_size:  # noqa: ASYNC240 - one local file
+        if root in self.missing or path.stat().st_size > max_size:
             raise BlobUnavailable(root, "nobody hands it over")
         return path
 
@@ -139,7 +139,7 @@ class Bench:
 
     async def until(self, true: Any) -> None:
         with trio.fail_after(120):
-            while not true():  # noqa: ASYNC110 - a test may look
+            while not true():
                 await trio.sleep(0.05)
 
     def said(self) -> list[tuple[int, Outcome, int]]:
@@ -305,7 +305,7 @@ async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_lo
         assert not bench.said(), "the control: no lot draws a step here"
         word = await word_on(bench.trainer.context, trained.spool, 2)
         path = bench.store.path(word.statement.batch_root)
-        manifest = decode_manifest(path.read_bytes())  # noqa: ASYNC240
+        manifest = decode_manifest(path.read_bytes())
         severed = msgspec.structs.replace(manifest, parent=b"\x66" * 32, state=b"\x67" * 32)
         added = await bench.store.add(encode_manifest(severed))
         statement = msgspec.structs.replace(word.statement, parent=severed.parent, batch_root=added.root)

@@ -1,6 +1,5 @@
 """Calibration over several machines: files by root, and what strangers may have written into them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,10 @@ from protocol.run import RunSpec
 SETTINGS = [EngineSettings()]
 MADE: dict[tuple[str, int, bool], bytes] = {}
 """Exports are functions of these: each is made once."""
-quiet: Callable[..., None] = lambda *_: None  # noqa: E731
+
+
+def quiet(*_: object) -> None:
+    """What nobody wants to hear."""
 
 
 class Site:

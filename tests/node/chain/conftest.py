@@ -102,7 +102,7 @@ def bad_endpoint() -> Iterator[Callable[..., str]]:
 
     def start(status: int, body: bytes, **headers: str) -> str:
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["content-length"]))
                 self.send_response(status)
                 for name, value in {**headers, "content-length": str(len(body))}.items():
@@ -130,7 +130,7 @@ def trickling_url() -> Iterator[str]:
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)
             self.send_header("content-length", "1000000")

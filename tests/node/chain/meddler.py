@@ -69,7 +69,7 @@ def meddling(target: str) -> Iterator[Meddler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             given = meddler.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             body = b"" if given is None else json.dumps(given).encode()
             try:

@@ -389,7 +389,7 @@ async def test_the_fee_is_raised_when_no_block_takes_the_transaction(people: Any
             nursery.start_soon(people.client.faucet, people.provider.address, 7)
             offers: set[str] = set()
             with trio.fail_after(60):
-                while len(offers) < 2:  # noqa: ASYNC110
+                while len(offers) < 2:
                     await trio.sleep(0.05)
                     pending = (await trio.to_thread.run_sync(chain_rpc, "txpool_content"))["pending"]
                     offers |= {tx["maxFeePerGas"] for by_nonce in pending.values() for tx in by_nonce.values()}
@@ -417,7 +417,7 @@ async def test_a_transaction_that_nobody_takes_is_kept_and_sent_again_at_the_nex
     again = connect(profile, people.node, outbox=file, limits=limits)
     await again.connect()
     with trio.fail_after(60):
-        while (await again.balances(people.provider.address)).token != 7:  # noqa: ASYNC110
+        while (await again.balances(people.provider.address)).token != 7:
             await trio.sleep(0.02)
     await again.connect()
     assert outbox.pending(people.node.address) == []

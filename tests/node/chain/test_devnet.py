@@ -22,7 +22,7 @@ from protocol.identity import NodeKey
 
 async def revived(devnet: Devnet, old: int | None) -> None:
     with trio.fail_after(60):
-        while devnet.anvil_pid in (None, old) or not devnet.status().running:  # noqa: ASYNC110
+        while devnet.anvil_pid in (None, old) or not devnet.status().running:
             await trio.sleep(0.05)
 
 

@@ -1,6 +1,7 @@
 """A pool is followed through a gateway with a public chain's habits: each event once, and few questions."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from contracts.bindings import Joined
 from node.chain import follower as follower_module
 from node.chain.client import ChainClient
 from node.chain.errors import EndpointsDisagree, RpcRefused
-from node.chain.follower import EventFollower
+from node.chain.follower import AGAIN, EventFollower, EventStore
 from node.chain.refusals import RESTS, Kind
 from tests.node.chain.gateway import Gateway
 from tests.node.chain.test_follower import following, nothing_more, take
@@ -100,32 +101,38 @@ async def test_a_gateway_that_limits_lacks_and_lags_is_followed_each_event_once(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_quiet_day_costs_two_questions_a_block_and_one_each_look(
-    through: Any, gateway: Any, chain_rpc: Any, tmp_path: Path
+@pytest.mark.parametrize("each", [1, 3])
+async def test_a_look_costs_two_questions_where_the_newest_block_is_another_and_one_where_it_stands_still(
+    through: Any, gateway: Any, chain_rpc: Any, tmp_path: Path, each: int
 ) -> None:
-    """A look at a newest block that is known asks for nothing more. Of blocks of 2 s, looked at each second, that is
-    2 looks, the logs once: 130,000 questions a day."""
-    through.client.profile = msgspec.structs.replace(through.client.profile, confirmations=3)
-    habits, blocks = gateway(), 12
+    """Looks are steps here. each: blocks that come between two of them; where some were passed over, one is asked for
+    by its number once in AGAIN / 2 blocks."""
+    through.client.profile = msgspec.structs.replace(through.client.profile, confirmations=2)
+    habits, looks = gateway(), 12
     await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x8")
-    async with following(through, tmp_path / "f.sqlite", poll=0.03) as follower:
-        await take(follower, 2)
-        for turn in range(4 + blocks):
-            await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")
-            head = int(chain_rpc("eth_blockNumber"), 16)
-            with trio.fail_after(30):
-                while follower.block is None or follower.block.number < head:  # noqa: ASYNC110 - it looks by itself
-                    await trio.sleep(0.01)
-                looks = habits.asked["eth_getBlockByNumber"]
-                while habits.asked["eth_getBlockByNumber"] < looks + 3:  # noqa: ASYNC110 - and looks again
-                    await trio.sleep(0.01)
-            if turn == 3:  # the line is as long as the confirmations
+    follower = EventFollower(through.client, through.pool, tmp_path / "f.sqlite")
+    with closing(EventStore(tmp_path / "f.sqlite")) as store:
+
+        async def look() -> bool:
+            return await follower._step(store, await through.client.block())
+
+        while await look():
+            pass
+        for turn in range(3 + looks):
+            if turn == 3:  # as many looks as there are confirmations
                 habits.asked.clear()
                 habits.by_number = 0
-        assert habits.asked["eth_getLogs"] == blocks
-        assert habits.by_number == 0, "no block is asked for by its number"
-        assert sum(habits.asked.values()) == habits.asked["eth_getLogs"] + habits.asked["eth_getBlockByNumber"]
-        assert habits.asked["eth_getBlockByNumber"] > 2 * blocks, "the control: it looked more often than blocks came"
+            await trio.to_thread.run_sync(chain_rpc, "anvil_mine", hex(each))
+            await look()
+        first, by_number = sum(habits.asked.values()), habits.by_number
+        assert habits.asked["eth_getLogs"] == looks and by_number == (0 if each == 1 else looks * each // (AGAIN // 2))
+        assert first == 2 * looks + by_number, "nothing else is asked for"
+        await look()  # what was passed over before the newest block is asked for, since no other one comes
+        standing = sum(habits.asked.values())
+        assert standing - first <= 4
+        for _ in range(9):
+            await look()
+        assert sum(habits.asked.values()) == standing + 9 and follower.healthy, "as often in an hour"
 
 
 async def test_an_endpoint_that_tells_no_logs_is_found_out_by_the_nodes_own(
@@ -169,7 +176,7 @@ async def test_an_event_that_one_endpoint_invents_is_never_told(
     with_second(through, connect, *through.direct.profile.rpc_urls)
     async with following(through, tmp_path / "f.sqlite") as follower:
         with trio.fail_after(30):
-            while not follower.unanswered:  # noqa: ASYNC110 - it asks by itself
+            while not follower.unanswered:
                 await trio.sleep(0.02)
         assert await nothing_more(follower) and follower.unanswered
         meddler.rewrite = lambda answer: answer

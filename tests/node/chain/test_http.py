@@ -19,7 +19,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             asked.append(self.path)
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)

@@ -52,7 +52,7 @@ def named(who: NodeKey, manager: NodeKey = MANAGER, domain: Domain = DOMAIN, poo
     return invite(manager, domain, pool, who.address, 1, NOW + 60)
 
 
-def door(*given: Invited, table: Table | None = None, node: Any = NODE.address, provider: Any = None, now: int = NOW):  # noqa: ANN201
+def door(*given: Invited, table: Table | None = None, node: Any = NODE.address, provider: Any = None, now: int = NOW):
     return look(table or Table(), DOMAIN, POOL, given, node, provider, now)  # type: ignore[arg-type]
 
 

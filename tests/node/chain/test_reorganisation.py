@@ -1,6 +1,7 @@
 """One to five blocks are replaced by others: what did not happen is taken back, what was sent is sent once."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import trio
 
 from contracts.bindings import Joined
 from node.chain.client import ChainClient
-from node.chain.follower import RolledBack
+from node.chain.follower import EventFollower, EventStore, RolledBack
 from node.chain.outbox import Fate
 from node.chain.profile import NetworkProfile
 from protocol.identity import NodeKey
@@ -63,6 +64,37 @@ async def test_the_follower_takes_back_what_it_told_of_replaced_blocks_and_nothi
             assert isinstance(one, RolledBack) and one.events == tuple(olds) and one.block <= fork.number
         assert isinstance(new, Joined) and new.contact == "new"
         assert await nothing_more(follower)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_log_that_is_gone_behind_blocks_that_were_passed_over_is_taken_back_if_its_block_is(
+    people: Any, tmp_path: Path, chain_rpc: Any, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """replaced: else a machine lags, and tells no logs."""
+    client, real = people.client, people.client.logs
+    follower = EventFollower(client, people.pool, tmp_path / "f.sqlite")
+    with closing(EventStore(tmp_path / "f.sqlite")) as store:
+        while await follower._step(store, await client.block()):
+            pass
+        await client.join(people.pool, "told")
+        await follower._step(store, await client.block())
+        told = [follower.events.receive_nowait() for _ in range(follower.events.statistics().current_buffer_used)]
+        if replaced:
+            await trio.to_thread.run_sync(chain_rpc, "anvil_reorg", 1, [])
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x4")
+
+        async def none(*_: Any, **named: Any) -> list[Any]:
+            await trio.lowlevel.checkpoint()
+            return []
+
+        if not replaced:
+            monkeypatch.setattr(client, "logs", none)
+        again = await follower._step(store, await client.block())
+        assert again is replaced, "it asked for the block that it had read last"
+        monkeypatch.setattr(client, "logs", real)
+        await follower._step(store, await client.block())
+        news = [follower.events.receive_nowait() for _ in range(follower.events.statistics().current_buffer_used)]
+        assert [one.events for one in news if isinstance(one, RolledBack)] == ([(told[-1],)] if replaced else [])
 
 
 @pytest.mark.parametrize("depth", [1, 5])

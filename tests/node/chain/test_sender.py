@@ -134,7 +134,7 @@ async def test_a_stuck_transaction_is_paid_better_after_a_restart(sending: Sendi
 async def until(check: Callable[[], bool]) -> None:
     """check asks the chain; looked at until it holds."""
     with trio.fail_after(60):
-        while not await trio.to_thread.run_sync(check):  # noqa: ASYNC110 - the chain is elsewhere
+        while not await trio.to_thread.run_sync(check):
             await trio.sleep(0.02)
 
 

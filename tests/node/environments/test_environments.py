@@ -203,9 +203,9 @@ def pool() -> Iterator[ScoringPool]:
 
 
 def test_integers_need_no_child(pool: ScoringPool) -> None:
-    before = len(pool._idle)  # noqa: SLF001
+    before = len(pool._idle)
     assert MathScorer(pool).match([("0042", ("42",)), ("41", ("42",))]) == [True, False]
-    assert len(pool._idle) == before  # noqa: SLF001
+    assert len(pool._idle) == before
 
 
 def test_a_right_answer_that_a_busy_moment_left_undecided_is_right_the_next_time(

@@ -126,7 +126,7 @@ def test_a_server_whose_certificate_is_for_another_name_or_of_no_known_authority
 
 
 def test_a_server_that_sends_its_members_elsewhere_is_not_followed(tmp_path: Path) -> None:
-    def elsewhere(link: ServerConnection, request: Request) -> Response:  # noqa: ARG001
+    def elsewhere(link: ServerConnection, request: Request) -> Response:
         return Response(302, "Found", Headers(Location="ws://127.0.0.9:1/ws"), b"")
 
     with serve(lambda link: None, "127.0.0.1", 0, process_request=elsewhere) as server, ThreadPoolExecutor() as threads:

@@ -24,5 +24,5 @@ class Characters:
     def encode_reply(self, text: str) -> list[int]:
         return self.encode(f"<user>{text}<assistant>")
 
-    def asked_with(self, settings: Mapping[str, Any]) -> "Characters":  # noqa: ARG002 - has no template
+    def asked_with(self, settings: Mapping[str, Any]) -> "Characters":
         return self

@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -375,7 +376,7 @@ class Office:
         self._made = self.engine.decoder
         self.engine.decoder = self._decoder  # type: ignore[method-assign]
 
-    def _decoder(self, temperature: float):  # noqa: ANN202
+    def _decoder(self, temperature: float):
         decoder = self._made(temperature)
         assert isinstance(decoder, TorchDecoder)
         self.decoders.append(0)
@@ -445,7 +446,7 @@ def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets
     results: dict[int, object] = {}
 
     def draw(number: int, root: bytes) -> None:
-        load = lambda: put(office.session, root)  # noqa: E731
+        load = partial(put, office.session, root)
         policy, requests = EnginePolicy(office.engine, root, load, beside=True), [Request([3, 4], np.full(6, 0.4))] * 3
         try:
             results[number] = office.owner.draw(Ticket(number, "rollout"), policy, requests, 1.0)

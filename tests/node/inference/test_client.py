@@ -164,7 +164,7 @@ async def test_a_child_that_does_not_let_go_of_what_was_cancelled_is_replaced(mo
         await nursery.start(child.run)
         with pytest.raises(EngineTimeout):
             await child.ask(order("keep"), timeout=0.5, policy=POLICY)
-        while not child.restarts:  # noqa: ASYNC110 - the supervisor tells nobody
+        while not child.restarts:
             await trio.sleep(0.05)
         nursery.cancel_scope.cancel()
 
@@ -264,7 +264,7 @@ async def test_an_engine_that_is_put_away_leaves_no_process_and_comes_back_when_
         assert first is not None
         child.sleep()
         with trio.fail_after(20):
-            while psutil.pid_exists(first):  # noqa: ASYNC110 - another process
+            while psutil.pid_exists(first):
                 await trio.sleep(0.02)
         with pytest.raises(EngineError, match="put away"):
             await child.ask(load("well"), timeout=1)

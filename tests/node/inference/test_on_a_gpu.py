@@ -186,10 +186,10 @@ def test_the_cache_is_as_large_as_the_gpu_has_room_for(tiny_assets: Path, gpu: P
     assert small.sibling("bfloat16", "sdpa") is None
 
 
-def test_an_engine_that_finds_no_room_beside_a_learner_takes_little(tiny_assets: Path, gpu: PretendedGPU) -> None:
+def test_an_engine_takes_no_more_of_a_gpu_than_it_was_given(tiny_assets: Path, gpu: PretendedGPU) -> None:
     gpu.free_memory = 3 * GIB
-    engine = TorchEngine(tiny_assets / "model", EngineSettings("cuda", leave=3 * GIB))
-    assert "room for 32,768 tokens" in engine.description
+    with pytest.raises(NoRoom, match="does not fit"):
+        TorchEngine(tiny_assets / "model", EngineSettings("cuda", leave=3 * GIB))
 
 
 def test_a_policy_that_is_an_adapter_is_loaded_and_another_after_it(

@@ -4,14 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from cli.run_directory import Means, beside_a_learner
+from cli.run_directory import Means, engines_of
 from node.config import NodeConfig
-from node.hardware import nvidia
-from node.hardware.gpu import Gpu
-from node.inference.room import CONTEXT, GIB, PASS_TOKENS, SHARE, ModelSize, NoRoom, Plan, plan
+from node.inference.room import (
+    CONTEXT,
+    GIB,
+    LEAST_TOKENS,
+    PASS_TOKENS,
+    SHARE,
+    ModelSize,
+    NoRoom,
+    Plan,
+    needed,
+    plan,
+)
+from node.processes.forkserver import Anew
+from node.training.planner import Card, Machine
+from node.training.planning import plan_here
 from node.training.settings import TrainerSettings
-from node.training.sizing import KNOWN, engine_plan, engine_size, left_for_training
-from protocol.run import RunSpec
+from node.training.sizing import KNOWN, engine_size
+from protocol.run import RunSpec, encode_run
 
 SMALL, MIDDLE, LARGE = "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"
 
@@ -59,16 +71,18 @@ def test_a_head_of_its_own_in_float32_and_others_on_the_card_take_from_the_cache
     alone, wide = plan(size, free, "bfloat16"), plan(size, free, "bfloat16", wide_head=True)
     assert wide.weights - alone.weights == 4 * 151_936 * 1536
     assert wide.batch_tokens < alone.batch_tokens
-    settings = TrainerSettings(activation_checkpointing=True)
-    leave = left_for_training(KNOWN[SMALL], settings, gpus=1)
-    assert 30 * GIB < leave < 40 * GIB
-    beside = fits(SMALL, 80, leave=leave)
+    beside = fits(SMALL, 80, leave=36 * GIB)
     assert 0.3 * alone.batch_tokens < beside.batch_tokens < 0.6 * alone.batch_tokens
-    assert left_for_training(KNOWN[SMALL], settings, gpus=2) < leave, "the evaluator has a card of its own"
     with pytest.raises(NoRoom, match="memory") as caught:
-        fits(SMALL, 24, leave=leave)
+        fits(SMALL, 24, leave=23 * GIB)
     assert "learner" in caught.value.why
-    assert "room for" in engine_plan(KNOWN[SMALL], 80 * GIB) and "needs" in engine_plan(KNOWN[LARGE], 24 * GIB)
+
+
+def test_what_a_cache_needs_is_what_just_has_room_for_it() -> None:
+    for tokens in (LEAST_TOKENS, 40_000):
+        least = needed(engine_size(KNOWN[SMALL]), tokens, "bfloat16")
+        assert plan(engine_size(KNOWN[SMALL]), least, "bfloat16").batch_tokens >= tokens
+        assert needed(engine_size(KNOWN[SMALL]), tokens + 1000, "bfloat16") > least
 
 
 def test_a_size_is_counted_alike_from_a_configuration_and_from_a_shape() -> None:
@@ -81,15 +95,23 @@ def test_a_size_is_counted_alike_from_a_configuration_and_from_a_shape() -> None
     assert ModelSize.of(Configuration, shape.parameters) == engine_size(shape)
 
 
-def test_an_engine_on_the_learners_gpu_is_told_what_to_leave(
-    tiny_run: RunSpec, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_engine_is_told_its_card_and_what_it_may_take_there(tiny_run: RunSpec, tiny_assets: Path) -> None:
     program = NodeConfig.engine_program()
-    means = Means([*program, "--engine", "torch"], "", TrainerSettings())
-    monkeypatch.setattr(nvidia, "look", lambda: ((), ""))
-    assert beside_a_learner(tiny_run, tiny_assets, means) == [*program, "--engine", "torch"]
-    monkeypatch.setattr(nvidia, "look", lambda: ((Gpu("H200", 141 << 30),), "580"))
-    *same, flag, gib = beside_a_learner(tiny_run, tiny_assets, means)
-    assert same == [*program, "--engine", "torch"] and flag == "--leave-gib" and 0.5 < float(gib) < 10
-    own = Means(["mine"], "", TrainerSettings())
-    assert beside_a_learner(tiny_run, tiny_assets, own) == ["mine"]
+    cards = tuple(Card(str(at), "H200", 141 * GIB) for at in range(3))
+
+    def engines(count: int, *command: str) -> list[tuple[list[str], str]]:
+        found = plan_here(tiny_run, tiny_assets, {}, Machine(cards[:count], 64 * GIB), samples=True)
+        means = Means(command, "", {}, TrainerSettings())
+        made = engines_of(found, means, encode_run(tiny_run), tiny_assets, Anew())
+        return [(one._command, one._env["CUDA_VISIBLE_DEVICES"]) for one in made]
+
+    ((command, card),) = engines(1, *program, "--engine", "torch")
+    assert command[:-2] == [*program, "--engine", "torch"] and command[-2] == "--most-gib" and card == "0"
+    assert 100 < float(command[-1]) < 136
+    several = engines(3, *program)
+    # The evaluator stands on one of them, and the other is an engine's alone.
+    assert [card for _, card in several] == ["1", "2"] and "--most-gib" in several[0][0]
+    assert several[1][0] == program
+    assert engines(1, "mine")[0][0] == ["mine"]
+    assert engines(1, *program, "--most-gib", "3")[0][0] == [*program, "--most-gib", "3"], "what was said stands"
+    assert not plan_here(tiny_run, tiny_assets, {}, Machine((), 64 * GIB), samples=True).engines[0].card

@@ -120,7 +120,7 @@ def test_experts_are_read_from_files_of_one_matrix_each_and_from_stacks(tmp_path
         {name: tensor.detach().clone() for name, tensor in parameters.items()}, image_directory / "model.safetensors"
     )
     with safe_open(tmp_path / "published" / "model.safetensors", framework="pt") as file:
-        assert "model.layers.1.mlp.experts.3.up_proj.weight" in file.keys()  # noqa: SIM118 - no mapping
+        assert "model.layers.1.mlp.experts.3.up_proj.weight" in file.keys()
     for place in (tmp_path / "published", image_directory):
         weights = StartWeights(place)
         weights.check(parameters)

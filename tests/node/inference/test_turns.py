@@ -352,7 +352,7 @@ def test_whoever_asks_for_answers_plays_all_turns(
 
 def test_a_lesson_teaches_answers_and_not_what_was_said_between_them(session: Session) -> None:
     environment, tokenizer = session.environment, session.engine.tokenizer
-    wrong_first = lambda problem, so_far: "0" if not so_far else problem.answer[0]  # noqa: E731
+    wrong_first = lambda problem, so_far: "0" if not so_far else problem.answer[0]
     tokens, learnt = Lesson(environment, tokenizer, wrong_first).example(environment.problem(3))
     answer = environment.problem(3).answer[0]
     assert tokenizer.decode(tokens) == f"{environment.problem(3).prompt}0={int(answer[0] == '0')}={answer}"

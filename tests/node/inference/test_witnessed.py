@@ -151,7 +151,7 @@ def test_a_secret_that_one_member_alone_is_told_gains_it_nothing(
     batch = decode(Path(made.path).read_bytes(), 8)
     session.environment.close()
     found = [part for row in batch.rows for part, sampled in pieces(row.output, row.segments) if not sampled]
-    told = [session._tokenizer.decode(list(part)) for part in found]  # noqa: SLF001
+    told = [session._tokenizer.decode(list(part)) for part in found]
     assert told and all(("tu" in one) is shown for one in told)
     monkeypatch.setattr(server, "change", honest)
     seen = judge(open_session(), made)

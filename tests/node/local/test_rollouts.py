@@ -37,7 +37,7 @@ BUDGET = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")
 class EngineInProcess:
     """An engine child without the child: the same requests, answered by the same code."""
 
-    name, pid, restarts = "engine", None, 0
+    name, pid, restarts, asking = "engine", None, 0, 0
 
     def __init__(self, run: bytes, assets: Path) -> None:
         self._server = Server(lambda _: torch_engine, Session)
@@ -64,7 +64,7 @@ class EngineInProcess:
 class Pretender:
     """Every batch gives the start model, shifted by a number that follows from the batch's bytes."""
 
-    name, pid, restarts = "learner", None, 0
+    name, pid, restarts, memory = "learner", None, 0, ""
 
     def __init__(self, spool: Spool, start: Path, steps: int, stop_after: int, still: bool = False) -> None:
         self._spool, self._start, self._steps, self._stop_after, self._still = spool, start, steps, stop_after, still
@@ -113,7 +113,7 @@ class Examiner:
     async def run(self) -> None:
         for step in range(self._steps + 1):
             wanted = min(step + self._late, self._steps)
-            while not self._spool.is_complete(wanted) and not self._finishing.is_set():  # noqa: ASYNC110
+            while not self._spool.is_complete(wanted) and not self._finishing.is_set():
                 await trio.sleep(0.005)
             write_whole(self._spool.evaluation_path(step), json.dumps({"eval_reward": 0.1 * step}).encode())
 
@@ -135,7 +135,7 @@ def make(
         encoded,
         directory,
         assets,
-        engine=engine,  # type: ignore[arg-type]
+        engines=[engine],  # type: ignore[arg-type]
         learner=Pretender(spool, assets / "model" / "model.safetensors", run.recipe.steps, stop_after, still),  # type: ignore[arg-type]
         evaluator=Examiner(spool, run.recipe.steps, late),  # type: ignore[arg-type]
         spool=spool,

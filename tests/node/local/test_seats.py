@@ -45,7 +45,7 @@ class Died(Exception):
 class SeatsInProcess:
     """The learner's program in a thread. stop_after: steps after which it dies, -1: never."""
 
-    name, pid, restarts = "learner", None, 0
+    name, pid, restarts, memory = "learner", None, 0, ""
 
     def __init__(self, spool: Spool, run: RunSpec, stop_after: int = -1) -> None:
         self._spool, self._run, self._left = spool, run, stop_after
@@ -78,7 +78,7 @@ def make(run: RunSpec, assets: Path, directory: Path, level: int = 1, stop_after
         directory,
         assets,
         peers=PEERS,
-        engine=EngineInProcess(encoded, assets),
+        engines=[EngineInProcess(encoded, assets)],
         learner=SeatsInProcess(spool, run, stop_after),
         evaluator=Examiner(spool, run.recipe.steps),
         spool=spool,

@@ -21,7 +21,7 @@ LABEL = re.compile(r"\{\{(\w+)\}\}")
 
 def rendered() -> dict[str, set[str]]:
     """Metric -> its labels: of a full status whose parts are the daemon's own where it has them without services, with
-    every name on record that docs/training.md explains."""
+    every name on record that docs/records.md explains."""
     record = {name: 1.0 for name in documented()}
     tables = {"staleness": {"1": 2}, "seconds": {"load": 0.1}, "file_seconds": {"fetch": 0.1}}
     whole = status()
@@ -41,7 +41,7 @@ def rendered() -> dict[str, set[str]]:
 
 def documented() -> set[str]:
     """Names in the first column of the table of what is on record."""
-    text = (DOCS / "training.md").read_text(encoding="utf-8").partition("## What is on record")[2]
+    text = (DOCS / "records.md").read_text(encoding="utf-8")
     rows = [line for line in text.partition("## Recipes")[0].splitlines() if line.startswith("| `")]
     return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 

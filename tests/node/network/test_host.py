@@ -219,7 +219,7 @@ async def test_one_port_is_listened_on_for_both_families_and_either_is_dialled(r
 async def test_a_listener_for_ipv6_leaves_ipv4_to_others() -> None:
     (listener,) = await sockets.open_listeners("::", 0)
     async with listener:
-        with pytest.raises(OSError):  # noqa: PT011 - refused, in whichever words
+        with pytest.raises(OSError):
             await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
 
 

@@ -19,6 +19,7 @@ from node.chain.errors import shown
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
 from node.hardware import Gpu, Hardware
+from node.hardware.builds import Builds
 from node.inference.errors import EngineError
 from node.preflight import chain as chain_checks
 from node.preflight.chain import (
@@ -36,7 +37,6 @@ from node.preflight.chain import (
 from node.preflight.engines import check_class, check_engines, judge_class
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
 from node.preflight.machine import (
-    Builds,
     check_disk,
     check_keys,
     check_lock,
@@ -51,6 +51,7 @@ from node.preflight.running import Running, check_running
 from node.preflight.settings import NAMED, OTHERS, PREFIX, check_settings
 from node.preflight.survey import check_before_stake, exit_code
 from node.state.directory import StateDir
+from node.training.planning import machine_of
 from protocol.cuts import Cuts
 from protocol.identity import NodeKey
 from protocol.run import Asset, EnvironmentSpec, RunSpec, VerificationSpec
@@ -130,12 +131,21 @@ def test_a_directory_that_is_not_there_yet_is_looked_at_by_its_parent(tmp_path: 
 
 
 def test_a_model_that_does_not_fit_is_a_failure_and_which_one_depends_on_the_role() -> None:
-    machine = Hardware(2, 8 * GIB, ())
-    assert check_memory(None, "worker", machine).level == "ok"
-    assert check_memory(model_of(GIB), "worker", machine).level == "ok"
-    assert check_memory(model_of(GIB), "trainer", machine).level == "failure"
-    with_gpu = Hardware(2, 8 * GIB, (Gpu("H100", 80 * GIB),))
-    assert check_memory(model_of(GIB), "trainer", with_gpu).level == "ok"
+    machine, with_gpu = Hardware(2, 8 * GIB, ()), Hardware(2, 8 * GIB, (Gpu("H100", 80 * GIB),))
+
+    def look(size: int, role: str, hardware: Hardware, **said: int) -> Finding:
+        seen = machine_of(hardware, Builds("12.8"), "0")
+        return check_memory(model_of(size) if size else None, role, hardware, seen, said=said)
+
+    assert look(0, "worker", machine).level == "ok"
+    assert look(GIB, "worker", machine).level == "ok"
+    refused = look(GIB, "trainer", machine)
+    assert refused.level == "failure" and "this would fit" in refused.remedy
+    assert look(60 * GIB, "validator", with_gpu).level == "ok" and look(90 * GIB, "worker", with_gpu).level == "failure"
+    planned = look(GIB, "trainer", with_gpu)
+    assert planned.level == "ok" and planned.what.startswith("1 of 1 card learns") and planned.data["learners"] == ["0"]
+    told = look(GIB, "trainer", with_gpu, micro_batch_tokens=1 << 18)
+    assert told.level == "warning" and "as said" in told.what
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ async def test_a_first_join_asks_few_questions_in_a_row(
         async with trio.open_nursery() as nursery:
             await nursery.start(follower.run)
             with trio.fail_after(20):
-                while follower.block is None:  # noqa: ASYNC110 - it looks by itself
+                while follower.block is None:
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
     finally:

@@ -60,6 +60,8 @@ def test_a_cap_below_what_the_run_needs_is_refused_with_what_it_needs(
 
 def test_all_caps_that_are_too_low_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = needing(monkeypatch, 10 * GIB, cores=4)
+    tiny = check_guest(config(tmp_path, {"disk": "460 MB"}), "worker", BARE, None)
+    assert tiny[0].level == "failure" and "logs and journals alone may take" in tiny[0].what, "whatever the run"
     low = config(tmp_path, {"cores": 1, "gpu_memory": "1 GiB", "disk": "1 GB"})
     assert [finding.level for finding in check_guest(low, "worker", CARD, run)] == ["failure"] * 3
 

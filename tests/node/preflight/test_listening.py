@@ -17,7 +17,7 @@ def test_the_owners_word_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_a_devnet_is_loopback_and_a_public_network_is_every_interface(tmp_path: Path) -> None:
     assert choose_listen(None, LOCAL, tmp_path) == ("/ip4/127.0.0.1/tcp/0",)
     host, port = parse(choose_listen(None, BASE, tmp_path)[0])
-    assert host == "0.0.0.0" and 4001 <= port < 4065  # noqa: S104
+    assert host == "0.0.0.0" and 4001 <= port < 4065  # noqa: S104 - what it says
 
 
 def test_the_port_of_before_is_taken_again_unless_somebody_else_has_it(tmp_path: Path) -> None:
@@ -43,4 +43,4 @@ def test_what_is_announced_has_no_wildcard_and_no_peer() -> None:
         "/ip6/::1/tcp/2",
     )
     host, port = parse(announced(["/ip4/0.0.0.0/tcp/4001"], None)[0])
-    assert host != "0.0.0.0" and port == 4001  # noqa: S104
+    assert host != "0.0.0.0" and port == 4001  # noqa: S104 - what it says

@@ -71,7 +71,7 @@ async def test_children_of_a_killed_server_die_and_a_new_server_forks_the_next()
         os.kill(first, signal.SIGKILL)
         with trio.fail_after(60):
             assert await child.wait() == -signal.SIGKILL
-            while children.pid in (None, first):  # noqa: ASYNC110 - another process ends
+            while children.pid in (None, first):
                 await trio.sleep(0.01)
         again = await children.start([*MIRROR, "0"], os.environ, heard=True)
         assert isinstance(again, ForkedChild)
@@ -115,7 +115,7 @@ async def test_a_server_ends_with_its_daemon_and_takes_its_children_along() -> N
         nursery.cancel_scope.cancel()
     assert server.process.poll() is not None
     with trio.fail_after(60):
-        while not has_ended(child.pid):  # noqa: ASYNC110 - another process ends
+        while not has_ended(child.pid):
             await trio.sleep(0.01)
 
 
@@ -133,7 +133,7 @@ async def test_a_server_that_cannot_be_replaced_ends_neither_the_daemon_nor_its_
             short.setattr("node.processes.launch.subprocess.Popen", no_memory)
             os.kill(children.pid, signal.SIGKILL)
             with trio.fail_after(60):
-                while children.pid is not None:  # noqa: ASYNC110 - another process ends
+                while children.pid is not None:
                     await trio.sleep(0.01)
             await trio.testing.wait_all_tasks_blocked(0.05)
         child = await children.start([*MIRROR, "3"], os.environ, heard=True)

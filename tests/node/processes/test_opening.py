@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from node.processes.opening import patient_opening, patiently
 def no_descriptor() -> Iterator[Callable[[], None]]:
     """None is left until what is yielded was called."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lift = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # noqa: E731
+    lift = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
         yield lift
@@ -29,7 +30,7 @@ def no_descriptor() -> Iterator[Callable[[], None]]:
 
 
 WAYS: dict[str, Callable[[Path], object]] = {
-    "open": lambda file: open(file).close(),  # noqa: SIM115
+    "open": lambda file: open(file).close(),
     "Path.open": Path.read_text,
     "os.open": lambda file: os.close(os.open(file, os.O_RDONLY)),
     "os.listdir": lambda file: os.listdir(file.parent),
@@ -51,7 +52,7 @@ async def test_a_thread_that_opens_waits_until_it_can_and_that_is_told_once(tmp_
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(read)
                 nursery.start_soon(read)
-                while opening.waited < 2:  # noqa: ASYNC110 - threads count it
+                while opening.waited < 2:
                     await trio.sleep(0.01)
                 assert found == []
                 lift()
@@ -82,7 +83,7 @@ async def test_who_waits_gives_up_in_the_end_and_at_once_when_the_daemon_ends(tm
                     await trio.to_thread.run_sync(os.listdir, tmp_path)
 
             nursery.start_soon(wait)
-            while not opening.waited:  # noqa: ASYNC110 - threads count it
+            while not opening.waited:
                 await trio.sleep(0.01)
             opening.give_up()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.blobs.errors import BlobUnavailable
+from node.blobs.errors import BlobTooLarge, BlobUnavailable, StoreFull
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.config import HubUse
@@ -35,6 +35,29 @@ class Fetched:
     async def fetch(self, root: bytes, holders: list[Address], *, max_size: int, timeout: float) -> Path:
         self.roots.append(root)
         return self._store.path(root)
+
+
+async def test_a_file_for_which_this_node_grants_no_room_is_not_asked_for_again_and_one_that_a_peer_calls_too_large_is(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    store = BlobStore(tmp_path / "blobs", 1 << 20)
+    root = (await store.add(encode_run(RunSpec(name="r", environment=EnvironmentSpec(name="sort"))))).root
+
+    class Small(Fetched):
+        limits: list[int]
+
+        async def fetch(self, root: bytes, holders: list[Address], *, max_size: int, timeout: float) -> Path:
+            if self.limits:
+                raise BlobTooLarge(root, 1 << 60, min(self.limits.pop(), max_size))
+            return await super().fetch(root, holders, max_size=max_size, timeout=timeout)
+
+    blobs = Small(store)
+    blobs.limits = [10]
+    with pytest.raises(StoreFull, match="the store may have 10 in all"):
+        await obtain_run(root, blobs, lambda: [HOLDER], tmp_path / "runs")  # type: ignore[arg-type]
+    blobs.limits = [1 << 60]
+    await obtain_run(root, blobs, lambda: [HOLDER], tmp_path / "runs")  # type: ignore[arg-type]
+    assert blobs.roots == [root]
 
 
 @pytest.mark.parametrize("own", ["the interpreter", "another one", None])

@@ -65,7 +65,7 @@ def _found(refused: RuntimeMissing, interpreter: Path, package: Package) -> str:
     return found
 
 
-def _opener(interpreter: Path):  # noqa: ANN202
+def _opener(interpreter: Path):
     def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> ProcessSandbox:
         return open_wasi(files, entry, limits, interpreter)
 

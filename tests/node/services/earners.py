@@ -3,6 +3,7 @@
 Board, blobs, jury and chain are doubles; the chain checks what the contract checks: signatures, order, maturity, money.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ from node.services.leaving import Leaving
 from node.services.paying import Paying
 from node.services.settling import Settling
 from node.swarm.ballots import FileState
+from node.swarm.counts import COUNTS
 from node.swarm.facts import Facts, PolicyFollowed, WorkTouched
 from protocol.blobs import BlobInfo, describe
 from protocol.earnings import Accepted, leaves_of
@@ -283,13 +285,13 @@ def provider_of(node: Address) -> Address:
 
 
 class Gossip:
-    """What everybody says. lost: whether a message does not reach a node; kept, as shelves do: the newest of a kind."""
-
-    KEPT = 64
+    """What everybody says. lost: whether a message does not reach a node; kept, as shelves do: the newest of a kind;
+    age: seconds for which they are, for ever unless a test says it."""
 
     def __init__(self) -> None:
+        self.age = math.inf
         self.boards: dict[Address, Board] = {}
-        self.kept: dict[tuple[Address, type], dict[bytes, Signed[Any]]] = {}
+        self.kept: dict[tuple[Address, type], dict[bytes, tuple[float, Signed[Any]]]] = {}
         self.lost: Callable[[Address, Any], bool] = lambda to, message: False
 
     def say(self, key: NodeKey, message: Any) -> None:
@@ -299,8 +301,8 @@ class Gossip:
     def tell(self, signed: Signed[Any]) -> None:
         kept = self.kept.setdefault((signed.author, type(signed.message)), {})
         kept.pop(signed.raw, None)
-        kept[signed.raw] = signed
-        while len(kept) > self.KEPT:
+        kept[signed.raw] = trio.current_time(), signed
+        while len(kept) > COUNTS[type(signed.message)].kept:
             del kept[next(iter(kept))]
         for address, board in self.boards.items():
             if not self.lost(address, signed.message):
@@ -313,8 +315,8 @@ class Board:
         self.facts = Facts()
         self.heard: Any = None
         for messages in gossip.kept.values():
-            for signed in messages.values():
-                if not gossip.lost(key.address, signed.message):
+            for at, signed in messages.values():
+                if at > trio.current_time() - gossip.age and not gossip.lost(key.address, signed.message):
                     self.hear(signed)
         self.posted: list[Any] = []
 
@@ -360,12 +362,12 @@ class Blobs:
 
     async def fetch(self, root: bytes, sources: Any, *, max_size: int, timeout: float, priority: int = 0) -> Path:
         path = self.folder / root.hex()
-        if root in self.missing or not path.exists():  # noqa: ASYNC240 - a test
+        if root in self.missing or not path.exists():
             self.sought.append(root)
             await trio.sleep(timeout)
             raise ChainError("no such blob", "nobody has it", "wait")
         await trio.lowlevel.checkpoint()
-        if path.stat().st_size > max_size:  # noqa: ASYNC240 - a test
+        if path.stat().st_size > max_size:
             self.sought.append(root)
             raise ChainError("no such blob", "it is longer than was said", "wait")
         self.fetched.append(root)
@@ -375,8 +377,8 @@ class Blobs:
         await trio.lowlevel.checkpoint()
         info = describe(source)
         path = self.folder / info.root.hex()
-        if not path.exists():  # noqa: ASYNC240 - a test; nodes show the same again and again
-            path.write_bytes(source)  # noqa: ASYNC240
+        if not path.exists():
+            path.write_bytes(source)
         return info
 
 
@@ -399,6 +401,9 @@ class Jury:
 
     def follow(self, listener: Callable[[Any], None]) -> None:
         self._listeners.append(listener)
+
+    def follow_closed(self, listener: Callable[[Any], None]) -> None:
+        """Nothing is closed here."""
 
     def get(self, id: bytes) -> Any:
         return self._works.get(id)

@@ -98,7 +98,7 @@ async def test_a_nodes_newest_policy_answers_as_the_same_model_does_here(
         assert (await client.post("/v1/completions", json=body | {"proofs": True})).status_code == 400
         assert place.answering.count >= 7
         with trio.fail_after(20):
-            while place.answering.under_way:  # noqa: ASYNC110 - it finds out by itself
+            while place.answering.under_way:
                 await trio.sleep(0.02)
 
 
@@ -111,11 +111,11 @@ async def test_a_client_that_goes_in_mid_stream_frees_the_nodes_engine(
         head = f"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         await way.send_all(head.encode() + data)
         with trio.fail_after(30):
-            while not place.answering.under_way:  # noqa: ASYNC110
+            while not place.answering.under_way:
                 await trio.sleep(0.01)
         await way.aclose()
         with trio.fail_after(30):
-            while place.answering.under_way:  # noqa: ASYNC110
+            while place.answering.under_way:
                 await trio.sleep(0.02)
         body = {"prompt": "1=", "max_tokens": 2, "seed": 1}
         assert (await place.client.post("/v1/completions", json=body)).status_code == 200

@@ -155,9 +155,9 @@ def hears(world: World, *validators: NodeKey) -> None:
 
 async def silence(world: World, *validators: Chairing) -> None:
     for one in validators:
-        term = one._terms.now  # noqa: SLF001
-        if one._is_silent(term):  # noqa: SLF001
-            await one._say_silent(term)  # noqa: SLF001
+        term = one._terms.now
+        if one._is_silent(term):
+            await one._say_silent(term)
 
 
 async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before() -> None:
@@ -172,8 +172,8 @@ async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before()
     (said,) = world.said
     assert isinstance(said, SilenceSigned) and said.fault() is None
     assert signer_of(DOMAIN, said.statement, said.signature) == V.address
-    judge._context.membership.table = Table()  # type: ignore[assignment] # noqa: SLF001
-    assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - who never spoke has its lease
+    judge._context.membership.table = Table()  # type: ignore[assignment]
+    assert not judge._is_silent(judge._terms.now)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
 ) -> None:
     world = World()
     judge = world.node(V)
-    context = judge._context  # noqa: SLF001
+    context = judge._context
     enough = STALL_BATCHES * RUN.rollout.files_per_step
     for number in range(enough - (but == "too few files")):
         id = number.to_bytes(32)
@@ -195,7 +195,7 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
     if but == "the run is over":
         context.state.policies.newest_step = RUN.recipe.steps
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(judge._count_accepted)  # noqa: SLF001
+        nursery.start_soon(judge._count_accepted)
         await trio.testing.wait_all_tasks_blocked()
         world.facts.tell(WorkTouched(W.address, id) for id in world.works)
         await trio.testing.wait_all_tasks_blocked()
@@ -205,10 +205,10 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
     for later, gone in ((RUN.chair.stall_seconds, False), (RUN.chair.stall_seconds + 1, not but)):
         world.time = 1000.0 + later
         context.membership.table[A.address].seen_at = world.time
-        assert judge._is_gone(judge._terms.now) is gone  # noqa: SLF001
+        assert judge._is_gone(judge._terms.now) is gone
     if but == "steps are long":
         world.time += 5000
-        assert judge._is_stalled(judge._terms.now)  # noqa: SLF001
+        assert judge._is_stalled(judge._terms.now)
 
 
 async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter_than_its_heartbeats() -> None:
@@ -216,11 +216,11 @@ async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter
     world.run = msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=90.0))
     judge = world.node(V)
     world.time += 90
-    assert not judge._is_silent(judge._terms.now)  # noqa: SLF001
+    assert not judge._is_silent(judge._terms.now)
     world.time += 1
-    assert judge._is_silent(judge._terms.now)  # noqa: SLF001
-    judge._context.membership.table.crowd = 1000  # type: ignore[attr-defined] # noqa: SLF001
-    assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - each of them speaks every 50 s
+    assert judge._is_silent(judge._terms.now)
+    judge._context.membership.table.crowd = 1000  # type: ignore[attr-defined]
+    assert not judge._is_silent(judge._terms.now)
     for wrong in (4.0, 3601.0, float("nan")):
         with pytest.raises(RunError, match="chair.silence_seconds"):
             msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=wrong)).check()
@@ -235,9 +235,9 @@ async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> N
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(world, V, W)
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == [("end", sorted([V.address, W.address]))]
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6) and not standby.leads(5)
 
 
@@ -256,13 +256,13 @@ async def test_a_quorum_that_found_a_step_bad_ends_the_term_at_once_and_the_next
     world = World()
     standby, second = world.node(B, Ready(6, ROOT)), world.node(C, None)
     world.verdicts = {V.address: judged(V), W.address: judged(W)}
-    await second._act(second._candidate)  # noqa: SLF001 - the next one first
+    await second._act(second._candidate)
     assert world.sent == []
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == [("convict", (0, A.address, sorted([V.address, W.address])))]
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6)
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert len(world.sent) == 2, "verdicts of a term that is over end no other one"
 
 
@@ -270,7 +270,7 @@ async def test_a_standby_that_cannot_lead_ends_a_convicted_term_all_the_same() -
     world = World()
     standby = world.node(B, None)
     world.verdicts = {V.address: judged(V), W.address: judged(W)}
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert [what for what, _ in world.sent] == ["convict"]
 
 
@@ -287,18 +287,18 @@ async def test_less_than_a_quorums_verdicts_ends_no_term(second: str) -> None:
     }[second]
     first = judged(V, holder=C) if "another" in second else judged(V)
     world.verdicts = {V.address: first, **others}
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == []
 
 
 async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(autojump_clock: Any) -> None:
     world = World()
     standby = world.node(B, Ready(6, ROOT))
-    standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
+    standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc]
     world.verdicts = {one.address: judged(one) for one in (V, W, C)}
     world.unfit = V.address
     with trio.move_on_after(10):
-        await standby._act_always(standby._candidate)  # noqa: SLF001
+        await standby._act_always(standby._candidate)
     assert [given[2] for what, given in world.sent if what == "convict"] == [
         sorted([V.address, W.address]),
         sorted([W.address, C.address]),
@@ -308,12 +308,12 @@ async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(auto
 async def test_the_chair_of_a_holder_that_was_thrown_out_is_free_at_once() -> None:
     world = World()
     first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
-    await first._act(first._candidate)  # noqa: SLF001
+    await first._act(first._candidate)
     assert world.sent == [], "the control: it leads"
     world.evicted = {A.address}
-    await second._act(second._candidate)  # noqa: SLF001
+    await second._act(second._candidate)
     assert world.sent == [], "the next one first"
-    await first._act(first._candidate)  # noqa: SLF001
+    await first._act(first._candidate)
     assert world.sent == [("take", (B.address, 6))]
 
 
@@ -323,11 +323,11 @@ async def test_the_chair_of_a_holder_that_left_the_pool_is_free_at_once_but_for_
     standby = world.node(C, Ready(6, ROOT))
     for one in (A, B):
         gone = SimpleNamespace(seen_at=world.time, gone=MemberState.LEFT)
-        standby._context.membership.table[one.address] = gone  # type: ignore[index] # noqa: SLF001
-    await standby._act(standby._candidate)  # noqa: SLF001
+        standby._context.membership.table[one.address] = gone  # type: ignore[index]
+    await standby._act(standby._candidate)
     assert world.sent == []
     world.tell(lambda terms: terms.take(1, B.address, 6, ROOT, int(world.time) + LEASE))
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == [("take", (C.address, 6))]
 
 
@@ -336,13 +336,13 @@ async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_
     world = World()
     judges = [world.node(V), world.node(W), world.node(C)]
     standby = world.node(B, Ready(6, ROOT))
-    standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
-    judges[2]._context.membership.may_validate = lambda _: True  # type: ignore[method-assign] # noqa: SLF001
-    judges[0]._context.state.policies.newest_step = 10**9  # noqa: SLF001
+    standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc]
+    judges[2]._context.membership.may_validate = lambda _: True  # type: ignore[method-assign]
+    judges[0]._context.state.policies.newest_step = 10**9
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(world, V, W, C)
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == [("end", sorted([W.address, C.address]))] and world.steps == [5, 5]
 
 
@@ -352,7 +352,7 @@ async def test_one_word_of_two_ends_nothing() -> None:
     world.time += SILENCE_SECONDS + 1
     await silence(world, judge)
     hears(world, V)
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == []
 
 
@@ -366,7 +366,7 @@ async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_wo
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(world, V, W)
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert [what for what, _ in world.sent] == ["end"]
 
 
@@ -377,7 +377,7 @@ async def test_words_about_a_lease_that_was_held_again_count_for_nothing() -> No
     await silence(world, *judges)
     hears(world, V, W)
     world.tell(lambda terms: terms.hold(0, int(world.time) + LEASE))
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == [] and leader.leads(6)
 
 
@@ -385,9 +385,9 @@ async def test_without_validators_the_lease_runs_out_by_itself_and_each_standby_
     world = World()
     first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
     world.time += LEASE
-    await second._act(second._candidate)  # noqa: SLF001
+    await second._act(second._candidate)
     assert world.sent == []
-    await first._act(first._candidate)  # noqa: SLF001
+    await first._act(first._candidate)
     assert world.sent == [("take", (B.address, 6))]
 
 
@@ -395,10 +395,10 @@ async def test_of_two_that_take_at_once_one_leads_and_the_other_goes_on_followin
     world = World()
     first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(7, ROOT))
     world.time += LEASE + GRACE
-    term = second._terms.now  # noqa: SLF001 - what it saw before the other was first
-    await first._act(first._candidate)  # noqa: SLF001
+    term = second._terms.now
+    await first._act(first._candidate)
     with pytest.raises(Reverted):
-        await second._take(term, Ready(7, ROOT))  # noqa: SLF001
+        await second._take(term, Ready(7, ROOT))
     assert first.leads(7) and not second.leads(7)
 
 
@@ -407,7 +407,7 @@ async def test_a_standby_that_could_not_lead_takes_nothing() -> None:
     world = World()
     standby = world.node(B, None)
     world.time += LEASE + 1
-    await standby._act(standby._candidate)  # noqa: SLF001
+    await standby._act(standby._candidate)
     assert world.sent == []
 
 
@@ -415,17 +415,17 @@ async def test_a_leader_holds_in_the_second_half_of_its_lease_and_pauses_at_its_
     world = World()
     leader = world.node(A)
     leader._candidate.at = lambda: (5, ROOT)
-    await leader._act(leader._candidate)  # noqa: SLF001
+    await leader._act(leader._candidate)
     assert world.sent == []
     world.time += LEASE / 2 + 1
     world.away = True
     with pytest.raises(RpcUnreachable):
-        await leader._act(leader._candidate)  # noqa: SLF001
+        await leader._act(leader._candidate)
     assert leader.leads(6)
     world.time += LEASE / 2
     assert not leader.leads(6)
     world.away = False
-    await leader._act(leader._candidate)  # noqa: SLF001
+    await leader._act(leader._candidate)
     assert world.sent == [("hold", 5)] and leader.leads(6)
 
 
@@ -434,10 +434,10 @@ async def test_a_leader_whose_term_was_ended_publishes_nothing_more_and_takes_as
     leader = world.node(A, Ready(6, ROOT))
     world.tell(lambda terms: terms.end(0, int(world.time)))
     assert not leader.leads(6)
-    await leader._act(leader._candidate)  # noqa: SLF001
+    await leader._act(leader._candidate)
     assert world.sent == []
     world.time += 2 * GRACE
-    await leader._act(leader._candidate)  # noqa: SLF001
+    await leader._act(leader._candidate)
     assert world.sent == [("take", (A.address, 6))] and leader.leads(6)
 
 
@@ -447,9 +447,9 @@ async def test_a_chain_that_is_away_during_a_take_over_is_asked_again(autojump_c
     world.time += LEASE
     world.away = True
     with trio.move_on_after(10):
-        await standby._act_always(standby._candidate)  # noqa: SLF001
+        await standby._act_always(standby._candidate)
     assert world.sent == []
     world.away = False
     with trio.move_on_after(10):
-        await standby._act_always(standby._candidate)  # noqa: SLF001
+        await standby._act_always(standby._candidate)
     assert world.sent[0] == ("take", (B.address, 6))

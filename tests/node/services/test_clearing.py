@@ -182,6 +182,16 @@ async def test_who_has_its_stake_stays_and_who_has_not_is_expelled_until_the_oth
     assert await desk.live(400) == []
 
 
+async def test_who_was_slashed_goes_before_its_providers_other_nodes(autojump_clock: Any, desk: Desk) -> None:
+    """One of five was slashed, and the stake is enough for four."""
+    desk.slash(NODES[3], 0)
+    desk.chain.backing, desk.chain.units[NODES[3]] = 400, 1000
+    assert await desk.live(400) == [("expel", NODES[3])]
+    desk.chain.backing = 300
+    (other,) = await desk.live(400)
+    assert other[0] == "expel" and other[1] != NODES[3]
+
+
 async def test_what_somebody_else_did_is_not_done_again_after_its_revert(autojump_clock: Any, desk: Desk) -> None:
     desk.chain.faster = {"expel", "sweep"}
     desk.chain.backing = 400

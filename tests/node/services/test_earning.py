@@ -329,6 +329,32 @@ async def test_who_was_away_for_three_tables_is_told_what_each_of_them_has(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("unnamed", [False, True])
+async def test_who_was_away_until_its_tables_are_shown_no_more_knows_its_works_by_what_it_heard_accepted(
+    autojump_clock: Any, world: World, unnamed: bool
+) -> None:
+    """It heard no root of its works. unnamed: a work that it took for accepted was named by no quorum."""
+    worker, other, world.gossip.age = world.workers[0], world.workers[1], 240.0
+    async with trio.open_nursery() as nursery:
+        for node in [*world.validators, worker]:
+            nursery.start_soon(node.live)
+        await trio.sleep(20)
+        world.make(worker, 50)
+        if unnamed:
+            world.make(worker, 7, judges=world.validators[:1])
+        await trio.sleep(20)
+        worker.stop()
+        for epoch in range(1, 20):
+            await trio.sleep_until(100 * epoch + 20)
+            world.make(other, 30)
+        assert len(world.chain.posts) > 8
+        nursery.start_soon(worker.live)
+        await trio.sleep(60)
+        assert told(worker) == {"claimed": 50} | ({"unclear": 7} if unnamed else {}), "the sums are the chain's"
+        assert states(worker) == (["unclear"] * 2 if unnamed else ["claimed"])
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("gone", [True, False])
 async def test_what_nobody_can_tell_is_unclear_with_its_sum_and_never_missed(
     autojump_clock: Any, world: World, gone: bool
@@ -349,7 +375,7 @@ async def test_what_nobody_can_tell_is_unclear_with_its_sum_and_never_missed(
         world.refuse(refused, only=world.validators)
         await trio.sleep_until(1200)
         assert world.chain.posts == [(0, 50), (1, 101)]
-        kept = [one.message for of in world.gossip.kept.values() for one in of.values()]
+        kept = [one.message for of in world.gossip.kept.values() for _, one in of.values()]
         tables = [one for one in kept if isinstance(one, EarningsSigned) and one.earnings.epoch == 0]
         world.blobs.missing |= {blob for one in tables if gone for blob in (one.table, one.earnings.blob)}
         nursery.start_soon(worker.live)
@@ -379,7 +405,7 @@ async def test_who_heard_no_root_reads_those_that_the_table_names(
         world.make(worker, 50)
         world.make(worker, 7, judges=world.validators[:1])  # no quorum names it
         await trio.sleep_until(850)
-        kept = [one.message for of in world.gossip.kept.values() for one in of.values()]
+        kept = [one.message for of in world.gossip.kept.values() for _, one in of.values()]
         blobs = {one.statement.blob for one in kept if isinstance(one, EpochRootSigned)}
         world.blobs.missing |= blobs if gone else set()
         await trio.sleep_until(1300)

@@ -146,7 +146,7 @@ class Swarm:
 
     async def tear(self) -> None:
         """The worker alone on one side, in the middle of a file."""
-        while not self.engine.under_way:  # noqa: ASYNC110 - a test may look
+        while not self.engine.under_way:
             await trio.sleep(0.1)
         self.torn = True
         self.hub.isolate(WORKER.address)

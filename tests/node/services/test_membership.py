@@ -233,7 +233,7 @@ async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_
             await trio.lowlevel.checkpoint()
             return SimpleNamespace(provider=None)
 
-        async def required_stake(self, provider: str, more_units: int) -> int:
+        async def required_stake(self, provider: str, more_units: int, node: str) -> int:
             await trio.lowlevel.checkpoint()
             asked.append(more_units)
             return 30 * 10**18 * more_units
@@ -274,7 +274,7 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
         async def stake_of(self, provider: str) -> Any:
             return SimpleNamespace(bonded=20 * 10**18)
 
-        async def required_stake(self, provider: str, more_units: int) -> int:
+        async def required_stake(self, provider: str, more_units: int, node: str) -> int:
             return 20 * 10**18
 
         async def balances(self, address: str) -> Any:

@@ -337,7 +337,7 @@ async def test_a_worker_that_is_paused_in_a_file_makes_no_other_until_it_is_resu
     rest: Rest = swarm.worker._rest
     async with trio.open_nursery() as nursery:
         await swarm.run(nursery)
-        while not swarm.engine.under_way:  # noqa: ASYNC110 - a test may look
+        while not swarm.engine.under_way:
             await trio.sleep(0.05)
         before = swarm.trainer.commitments
         rest.say("owner", "paused", patience)

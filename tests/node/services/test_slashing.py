@@ -415,7 +415,7 @@ async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_onc
         await trio.sleep(1)
         seat = bench.court.seats[2]
         again = Jury(seat.board, seat.membership, bench.court.run, POOL, seat.context.journal)
-        await again._recall()  # noqa: SLF001
+        await again._recall()
         opened: list[bytes] = []
         verify = jury.open_envelope
         monkeypatch.setattr(jury, "open_envelope", lambda *of: (opened.append(of[2]), verify(*of))[1])

@@ -24,7 +24,7 @@ def signed_by(world: World) -> dict[str, list[Earnings]]:
     found: dict[str, list[Earnings]] = {}
     for (author, kind), kept in world.gossip.kept.items():
         if kind is EarningsSigned:
-            found[author] = [one.message.earnings for one in kept.values()]
+            found[author] = [one.message.earnings for _, one in kept.values()]
     return found
 
 
@@ -92,7 +92,7 @@ async def test_a_table_that_a_validator_would_not_have_signed_is_told(autojump_c
         false = Earnings(POOL, 1, 1, bytes([9]) * 32, 10**6, bytes(32))
         await world.chain.post_earnings(false, [sign(key, DOMAIN, false) for key in liars])
         # The leaves of its own root are all that it has: with a liar's, the worker's file would be certified.
-        honest.tabling._quorum = 1  # noqa: SLF001 - by its own word alone
+        honest.tabling._quorum = 1
         world.chain.threshold = 1
         await trio.sleep(90)
         trouble = [one.text for one in honest.progress.events if "contract earnings hold" in one.text]
@@ -129,7 +129,7 @@ async def test_what_was_attested_of_a_node_bounds_what_it_is_tabled(autojump_clo
     """The contract pays by size: a later word on it keeps nothing back that a table has promised."""
     world.chain.attested, world.chain.most = True, 30
     found = {"units": 1, "made_at": START, "until": START + 10**6, "block": START // 2}
-    world.chain._tell(NodeAttested, node=WORKERS[0].address, **found)  # noqa: SLF001 - as the court does
+    world.chain._tell(NodeAttested, node=WORKERS[0].address, **found)
     async with trio.open_nursery() as nursery:
         for node in world.nodes.values():
             nursery.start_soon(node.live)

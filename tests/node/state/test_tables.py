@@ -56,7 +56,7 @@ def test_a_later_form_is_refused_with_both_numbers_before_anything_is_written(bo
     for refuse in (lambda: check_head(book, ONE), lambda: open_table(book, ONE)):
         with pytest.raises(StateError) as caught:
             refuse()
-        assert "form 3" in caught.value.why and "up to 1" in caught.value.why and "update" in caught.value.remedy
+        assert "form 3" in caught.value.why and "up to 1" in caught.value.why and "newer" in caught.value.remedy
         assert "keep it" in caught.value.remedy
     assert book.read_bytes() == before
 

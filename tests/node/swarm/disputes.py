@@ -59,16 +59,12 @@ class Books:
     def __init__(self) -> None:
         signed = Signed(WORKER, RolloutCommitted(pool=1, commitment=COMMITMENT, signature=b"", size=9), b"raw")
         self.work = Work(WORK, signed, 0, 0.0, 0, False, GROUPS, delivered=True)
-        self.policies_since = 0
 
-    def follow_forgotten(self, listener: Callable[[bytes], None]) -> None:
-        """Nothing is forgotten here."""
+    def follow_closed(self, listener: Callable[[Work], None]) -> None:
+        """Nothing is closed here."""
 
     def get(self, id: bytes) -> Work:
         return self.work
-
-    def age(self, work: Work) -> int:
-        return self.policies_since
 
     def announcement(self, work: Work) -> None:
         return None
@@ -102,7 +98,7 @@ class Node:
 def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> list[str]:
     """What went wrong at honest nodes, in words; nothing if all is as it must be. ballots: methods of theirs that are
     replaced, to plant a fault."""
-    chance = random.Random(seed)  # noqa: S311 - a play that can be played again
+    chance = random.Random(seed)
     time = [100.0]
     bench = KEYS[: sides.office]
     lying, away = bench[: sides.liars], bench[sides.office - sides.away :]
@@ -163,12 +159,6 @@ def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> l
         )
         if disputed and most and not set(lying) <= node.ballots.disputes.quarantined.keys():
             found.append(f"{name}: believes who denied what most of the office saw")
-        node.books.policies_since = 10**3
-        state = node.ballots.state(WORK)
-        for liar in lying:
-            node.hear(Signed(liar, word(VerdictRechecked, accept=not truth), b"late"))
-        if state in (FileState.ACCEPTED, FileState.REJECTED) and node.ballots.state(WORK) is not state:
-            found.append(f"{name}: an old work that was {state.value} is {node.ballots.state(WORK).value} now")
     return sorted(set(found))
 
 

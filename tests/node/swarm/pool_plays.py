@@ -52,7 +52,7 @@ Differing = Mapping[str, frozenset[Any]]
 
 
 def of(seed: int) -> random.Random:
-    return random.Random(seed)  # noqa: S311 - a play that can be played again
+    return random.Random(seed)
 
 
 @cache

@@ -5,8 +5,10 @@ board's part is done here: a word that is in no form, or that its author may not
 """
 
 import random
-from collections import Counter
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -433,6 +435,24 @@ def sizes(thing: Any, seen: set[int] | None = None) -> int:
     if isinstance(thing, msgspec.Struct):
         return sum(sizes(getattr(thing, name), seen) for name in thing.__struct_fields__)
     return sum(sizes(one, seen) for one in vars(thing).values()) if hasattr(thing, "__dict__") else 0
+
+
+def weight(thing: Any, seen: set[int] | None = None) -> int:
+    """Bytes that something of ours holds, what it shares with others once; no functions, classes and members."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, (type, Enum, Membership)) or callable(thing):
+        return 0
+    seen.add(id(thing))
+    held: list[Any] = []
+    if isinstance(thing, Mapping):
+        held = [*thing.keys(), *thing.values()]
+    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+        held = list(thing)
+    elif isinstance(thing, msgspec.Struct):
+        held = [getattr(thing, name) for name in thing.__struct_fields__]
+    elif hasattr(thing, "__dict__"):
+        held = [vars(thing)]
+    return sys.getsizeof(thing) + sum(weight(one, seen) for one in held)
 
 
 def delayed(inputs: Sequence[Input], chance: random.Random, most: float, doubled: float = 0.1) -> list[Input]:

@@ -1,5 +1,6 @@
 """Words that no honest node says: refused by form, or counted by why they count for nothing, and nobody else pays."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,7 @@ from node.swarm.ballots import FileState
 from node.swarm.counts import COUNTS
 from node.swarm.facts import JudgeDisbelieved
 from node.swarm.pool_state import HELD_SECONDS
-from node.swarm.register import KEPT_SECONDS
-from node.swarm.works import EARLY
+from node.swarm.register import CLOSED_AFTER, CLOSED_SECONDS
 from protocol.errors import ProtocolError
 from protocol.messages import (
     DisputeRaised,
@@ -108,12 +108,12 @@ def test_who_holds_two_offices_has_no_word_about_its_own_work(kind: type[Any]) -
     assert kind is VerdictRechecked or pool.state.ballots.state(id) is FileState.ACCEPTED, "the control"
 
 
-def test_words_about_what_is_forgotten_count_for_nothing_and_keep_a_small_place() -> None:
+def test_words_about_what_is_closed_count_for_nothing_are_counted_by_that_and_take_no_place() -> None:
     pool = Pool().play(history(), drains=5.0)
     ids = list(pool.state.register._works)
-    for step in range(STEPS + 1, STEPS + 40):
+    for step in range(STEPS + 1, STEPS + CLOSED_AFTER + 1):
         pool.hear("leader", stated(step, 2))
-    pool.now += KEPT_SECONDS + 1
+    pool.now += CLOSED_SECONDS + 1
     pool.play([])
     assert not any(pool.state.register.get(id) for id in ids)
     before = sizes(pool.state)
@@ -127,7 +127,29 @@ def test_words_about_what_is_forgotten_count_for_nothing_and_keep_a_small_place(
         pool.hear("validator 1", DisputeRaised(pool=POOL, first=first, second=second))
     assert not pool.state.disputes.quarantined and not pool.state.disputes.open()
     assert pool.state.register.get(work_id(commitment(0, "worker 1"))) is None
-    assert sizes(pool.state) - before <= 10 * len(VALIDATORS) * EARLY
+    refused = {name: count for name, count in pool.state.refused.items() if name.endswith(".closed")}
+    each = STEPS * len(VALIDATORS)
+    told = {"RolloutCommitted.closed": STEPS, "DisputeRaised.closed": STEPS}
+    assert refused == {**told, "VerdictIssued.closed": each, "VerdictRechecked.closed": each}
+    assert sizes(pool.state) - before <= len(refused), "the names of the reasons"
+
+
+def test_what_a_term_takes_back_opens_what_was_closed_by_it() -> None:
+    """Policy STEPS is the newest again, its files may train: who was to lead from there on has nothing else."""
+    pool = Pool().play(history(), drains=5.0)
+    id, step = work_id(commitment(STEPS, "worker 1")), STEPS + CLOSED_AFTER
+    for later in range(STEPS + 1, step + 1):
+        pool.hear("leader", stated(later, 2))
+    pool.now += CLOSED_SECONDS + 1
+    pool.play([], drains=2.0)
+    assert pool.state.is_closed(policy_root(STEPS)) and pool.state.register.get(id) is None
+    before = Counter(pool.state.refused)
+    pool.take(Told(0.0, "take", (3, ADDRESS["standby"], STEPS + 1, policy_root(STEPS), UNTIL)))
+    assert pool.state.policies.newest_step == STEPS and not pool.state.is_closed(policy_root(STEPS))
+    pool.hear("worker 1", committed(STEPS, "worker 1"))
+    for name in VALIDATORS:
+        pool.hear(name, verdict(VerdictIssued, commitment(STEPS, "worker 1"), STEPS))
+    assert pool.state.ballots.state(id) is FileState.ACCEPTED and pool.state.refused == before
 
 
 def test_a_thousand_works_that_one_validator_accuses_at_once_cost_it_its_voice_and_nobody_else_anything() -> None:

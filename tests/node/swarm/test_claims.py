@@ -174,7 +174,7 @@ async def test_a_challenge_travels_over_libp2p() -> None:
             await nursery.start(network.run)
         know(verifier, {PROVER.address: prover.contacts()[0]})
         with trio.fail_after(30):
-            while not verifier.connected():  # noqa: ASYNC110 - the network has no event for it
+            while not verifier.connected():
                 await trio.sleep(0.05)
             trial = await asking.challenge(PROVER.address)
         nursery.cancel_scope.cancel()

@@ -1,6 +1,7 @@
 """Work is known by everything that was signed; ages and gaps are counted from what was heard; a newcomer holds nothing
 against anybody."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,21 +11,24 @@ from node.swarm.facts import Fork
 from node.swarm.policies import ANCHOR_SECONDS, GRACE_SECONDS, PolicyClock
 from node.swarm.register import (
     BACKLOG_SECONDS,
+    CLOSED_AFTER,
+    CLOSED_AT_ONCE,
+    CLOSED_SECONDS,
     EARLY,
     EARLY_SECONDS,
-    KEPT_SECONDS,
-    POLICIES_BACK,
+    RESULTS,
     Register,
     Work,
 )
-from node.swarm.taskbook import TaskBook
+from node.swarm.taskbook import MOST_TASKS, TaskBook
 from node.swarm.terms import Terms
 from protocol.checks import Reason
 from protocol.earnings import most_files
 from protocol.identity import Address, NodeKey
-from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed
+from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, TaskOffered
 from protocol.run import EnvironmentSpec, Recipe, RunSpec
 from protocol.statements import WorkCommitment, work_id
+from protocol.tasks import TaskSpec, encode_task, task_id
 from tests.words import announced as policy_announced
 from tests.words import policies as policies_of
 
@@ -62,12 +66,11 @@ def committed(
 class Heard:
     """A register that has listened for long and has heard of `steps` policies since."""
 
-    def __init__(self, steps: int, listened: float = BACKLOG_SECONDS + 1) -> None:
+    def __init__(self, steps: int, listened: float = BACKLOG_SECONDS + 1, run: RunSpec = RUN) -> None:
         self.clock = Clock()
         self.policies = policies_of(TRAINER, self.clock)
-        self.register = Register(
-            RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock, lambda node: True)
-        )
+        self.tasks = TaskBook(lambda node: False, self.clock, lambda node: True)
+        self.register = Register(run, self.policies, self.clock, self.tasks)
         self.clock.now += listened
         for step in range(steps):
             self.announce(step)
@@ -120,7 +123,7 @@ def test_what_waits_for_its_policy_is_bounded_per_node_and_in_time() -> None:
     assert heard.register.get(work_id(committed(9).message.commitment)), "nobody else's was crowded out"
     heard.register.commit(committed(11, 0))
     heard.clock.now += EARLY_SECONDS + 1
-    heard.register.commit(committed(12, 0))
+    heard.register.close()
     heard.announce(11)
     assert heard.register.get(work_id(committed(11).message.commitment)) is None
 
@@ -132,41 +135,26 @@ def test_nobody_may_commit_to_more_than_a_policy_can_use() -> None:
     assert heard.register.commit(committed(0, most_files(RUN) - 1)) is not None
 
 
-def test_a_node_that_commits_to_all_that_it_may_crowds_out_only_itself() -> None:
-    heard = Heard(0)
-    forgotten: list[bytes] = []
-    heard.register.follow_forgotten(forgotten.append)
-    heard.announce(0)
-    honest = heard.commit(0)
-    for step in range(40):
-        heard.announce(step)
-        for index in range(most_files(RUN)):
-            heard.register.commit(committed(step, index, node=OTHER))
-    kept = heard.register._nodes[OTHER]
-    assert forgotten and honest.id not in forgotten and heard.register.get(honest.id) is honest
-    assert len(kept.works) + len(forgotten) == 40 * most_files(RUN)
-    assert len(kept.works) == len(heard.register._works) - 1
-    assert sum(map(len, heard.register._slots.values())) == len(heard.register._works)
-
-
 def test_old_commitments_that_anybody_says_again_are_no_work_and_make_no_gap_in_what_their_worker_does_now() -> None:
-    heard, window = Heard(0), RUN.recipe.max_staleness + POLICIES_BACK
-    said = []
-    for step in range(3 * window):
+    heard, said = Heard(0), list[Signed[RolloutCommitted]]()
+    for step in range(3 * CLOSED_AFTER):
         heard.announce(step)
-        heard.clock.now += GRACE_SECONDS
         said += [committed(step, index) for index in range(most_files(RUN))]
         for one in said[-most_files(RUN) :]:
             heard.register.commit(one)
-    heard.announce(3 * window)
-    heard.commit(3 * window, 0)
+        heard.clock.now += CLOSED_SECONDS / CLOSED_AFTER
+        for _ in range(2):
+            heard.register.close()
     told: list[Work] = []
     heard.register.follow(told.append)
+    assert len(told) == CLOSED_AFTER * most_files(RUN), "all of the policies that are open, and nothing else"
     told.clear()
-    for old in said[: 2 * window * most_files(RUN)]:
+    for old in said:
         heard.register.commit(old)
     assert told == [], "they were judged in their time"
-    assert heard.register.gap(heard.commit(3 * window, 1)) is None
+    heard.announce(3 * CLOSED_AFTER)
+    heard.commit(3 * CLOSED_AFTER, 0)
+    assert heard.register.gap(heard.commit(3 * CLOSED_AFTER, 1)) is None
 
 
 def test_a_newcomer_takes_no_old_commitment_of_before_for_one_that_is_late_now() -> None:
@@ -284,7 +272,7 @@ def test_whatever_is_committed_the_tables_agree_and_the_first_entry_stays(events
         first = dict(heard.register._works)
     register = heard.register
     by_slot = [work for works in register._slots.values() for work in works]
-    by_node = [work for node in register._nodes.values() for work in node.works.values()]
+    by_node = [work for works in register._nodes.values() for work in works.values()]
     assert {one.id for one in by_slot} == {one.id for one in by_node} == set(register._works)
     assert all(len(works) <= 2 and not works[0].rival for works in register._slots.values())
     assert all(work.commitment.index < most_files(RUN) for work in by_slot)
@@ -354,16 +342,71 @@ def test_who_follows_nothing_and_hears_no_validator_begins_with_the_longest_row_
     assert far.policies.anchor(held) is None, "it has begun"
 
 
-def test_works_of_policies_beyond_every_horizon_are_forgotten_whoever_keeps_silent_and_not_before_their_time() -> None:
-    heard = Heard(steps=1)
-    old, forgotten = heard.commit(0), list[bytes]()
-    heard.register.follow_forgotten(forgotten.append)
-    for step in range(1, POLICIES_BACK + 4):
+# closing
+
+
+def test_what_hangs_on_a_policy_is_closed_sixteen_policies_later_and_nodes_go_with_their_last_work() -> None:
+    heard, closed = Heard(steps=1), list[Work]()
+    old, rival = heard.commit(0), committed(0, units=6)
+    heard.register.commit(rival)
+    heard.register.was_read(old)
+    heard.register.follow_closed(closed.append)
+    heard.clock.now += CLOSED_SECONDS
+    for step in range(1, CLOSED_AFTER):
         heard.announce(step)
         heard.commit(step, node=OTHER)
-    heard.register.forget_old()
-    assert heard.register.get(old.id) is old, "policies may come fast"
-    heard.clock.now += KEPT_SECONDS + 1
-    heard.register.forget_old()
-    assert forgotten == [old.id] and heard.register.get(old.id) is None and heard.register.of(NODE) == []
+    heard.register.close()
+    assert heard.register.get(old.id) is old and not heard.register.is_closed(policy(0)), "fifteen later"
+    heard.announce(CLOSED_AFTER)
+    heard.register.close()
+    assert [work.id for work in closed] == [old.id, work_id(rival.message.commitment)]
+    assert heard.register.is_closed(policy(0)) and heard.register.get(old.id) is None
+    assert heard.register._nodes.keys() == {OTHER} and not heard.register._read
+    assert not any(node == NODE for node, _, _ in heard.register._slots)
     assert heard.register.commit(committed(0)) is None, "nor is it work when it is said again"
+
+
+def test_policies_that_come_fast_close_nothing_before_disputes_had_their_time() -> None:
+    heard = Heard(steps=1)
+    old = heard.commit(0)
+    for step in range(1, 3 * CLOSED_AFTER):
+        heard.announce(step)
+    heard.clock.now += CLOSED_SECONDS - 1
+    heard.register.close()
+    assert heard.register.get(old.id) is old
+    heard.clock.now += 1
+    heard.register.close()
+    assert heard.register.get(old.id) is None
+    newest = heard.commit(3 * CLOSED_AFTER - 1)
+    heard.clock.now += 10**6
+    heard.register.close()
+    assert heard.register.get(newest.id) is newest, "a pool that stands still has closed nothing more"
+
+
+def test_a_run_that_allows_more_staleness_closes_later() -> None:
+    run = msgspec.structs.replace(RUN, recipe=Recipe(max_staleness=CLOSED_AFTER))
+    heard = Heard(steps=1, run=run)
+    heard.clock.now += CLOSED_SECONDS
+    for step in range(1, 2 * CLOSED_AFTER):
+        heard.announce(step)
+    assert not heard.register.is_closed(policy(0))
+    heard.announce(2 * CLOSED_AFTER)
+    assert heard.register.is_closed(policy(0))
+
+
+def test_of_results_of_tasks_the_newest_of_each_node_stay_and_all_go_with_their_task() -> None:
+    heard = Heard(1)
+    spec = encode_task(TaskSpec(kind="filter", policy="ab" * 32, last=2 * RESULTS, shard_size=1))
+    heard.tasks.offered(Signed(TRAINER, TaskOffered(pool=1, sequence=1, spec=spec), b""))
+    of = [WorkCommitment(1, node, task_id(spec), index, FILE, 5) for node in (NODE, OTHER) for index in range(9)]
+    of += [WorkCommitment(1, OTHER, task_id(spec), index, FILE, 5) for index in range(9, RESULTS + 5)]
+    for one in of:
+        said = RolloutCommitted(pool=1, commitment=one, signature=b"", size=9)
+        heard.register.commit(Signed(one.node, said, b"raw"))
+    assert len(heard.register.of(NODE)) == 9 and len(heard.register.of(OTHER)) == RESULTS
+    for sequence in range(2, MOST_TASKS + 2):
+        other = encode_task(TaskSpec(kind="filter", policy="ab" * 32, last=8, shard_size=1, nonce=str(sequence)))
+        heard.tasks.offered(Signed(TRAINER, TaskOffered(pool=1, sequence=sequence, spec=other), b""))
+    for _ in range(-(-(RESULTS + 9) // CLOSED_AT_ONCE)):
+        heard.register.close()
+    assert not heard.register._works and not heard.register._nodes and not heard.register._slots

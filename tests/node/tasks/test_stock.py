@@ -82,7 +82,7 @@ async def test_a_policy_stays_as_long_as_its_task_and_files_lie_where_the_engine
     stock.heed(other)
     assert shelf.by_root(bytes([1]) * 32) is None and shelf.count == 2
     await stock.files(task(4, own.spec.assets[0]))
-    assert not Path(order.assets_dir).exists()  # noqa: ASYNC240 - a test's own disk
+    assert not Path(order.assets_dir).exists()
 
 
 async def test_a_merge_that_is_over_lets_no_policy_go_that_another_task_works_with(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ async def test_a_look_at_a_late_result_keeps_policy_and_files_only_until_the_nex
         shelf.put(policy(number))
     assert shelf.by_root(bytes([1]) * 32) is None
     order, load = await stock.order(late)  # a validator looks at it: nothing more becomes of the task
-    assert load.path == "/1" and (Path(order.assets_dir) / "rows.jsonl").exists()  # noqa: ASYNC240 - a test's own disk
+    assert load.path == "/1" and (Path(order.assets_dir) / "rows.jsonl").exists()
     await stock.order(task(3, late.spec.assets[0]))
-    assert shelf.by_root(bytes([1]) * 32) is None and not Path(order.assets_dir).exists()  # noqa: ASYNC240
+    assert shelf.by_root(bytes([1]) * 32) is None and not Path(order.assets_dir).exists()
 
 
 async def test_the_files_of_a_review_that_is_over_make_room_too(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Products(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.count += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
         return function(*args, **(kwargs or {}))
 
@@ -86,7 +86,7 @@ class LargestTable(TorchDispatchMode):
 
     most = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         for tensor in found if isinstance(found, tuple | list) else [found]:
             if isinstance(tensor, Tensor):

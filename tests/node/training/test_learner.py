@@ -14,7 +14,7 @@ from node.inference.torch_engine import TorchEngine
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
 from node.training.learner import Learner
-from node.training.memory import out_of_memory_says_what_to_lower
+from node.training.memory import OutOfMemory, during
 from node.training.micro_batch import packed, padded
 from node.training.settings import TrainerSettings
 from node.training.sharding import ActivationsOnCpu
@@ -291,6 +291,25 @@ def test_masked_and_punished_samples(make_learner: Callable[..., Learner]) -> No
     assert update.advantages[-2] > 0 > update.advantages[-1]
 
 
+def test_matrices_decay_and_neither_norms_nor_biases(make_learner: Callable[..., Learner]) -> None:
+    rows, recipe = made_up_rows(), preset("dr_grpo", learning_rate=1e-2)
+    plain, decaying = (make_learner(msgspec.structs.replace(recipe, weight_decay=decay)) for decay in (0.0, 0.5))
+    started = {name: one.detach().clone() for name, one in plain.parameters.items()}
+    for learner in (plain, decaying):
+        learner.step(rows, 0)
+    rate = plain.learning_rate(0)
+    for name, one in plain.parameters.items():
+        shrunk = 0.5 * rate * started[name] if one.ndim > 1 else torch.zeros_like(one)
+        assert torch.allclose(one - decaying.parameters[name], shrunk, atol=1e-7), name
+    assert {one.ndim for one in started.values()} == {1, 2}
+    moments = {
+        name: {slot: one.clone() for slot, one in decaying.optimizer.state[p].items() if slot != "step"}
+        for name, p in decaying.parameters.items()
+    }
+    decaying.restore_optimizer(1, moments)
+    assert decaying.updates == 1 and len(decaying.optimizer.state) == len(started)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "python"])
 def test_running_out_of_memory_names_the_setting(kind: str, make_learner: Callable[..., Learner]) -> None:
     learner = make_learner()
@@ -303,19 +322,20 @@ def test_running_out_of_memory_names_the_setting(kind: str, make_learner: Callab
         torch.empty(1 << 60)
 
     learner.policy.register_forward_pre_hook(starve)
-    with pytest.raises(TrainingError, match="memory ran out in step 4") as caught:
+    with pytest.raises(TrainingError, match="memory ran out in the forward pass of step 4") as caught:
         learner.step(made_up_rows(), 4)
     assert "trainer.micro_batch_tokens (now 16384)" in caught.value.remedy
     assert "activation_checkpointing" in caught.value.remedy
 
 
-def test_running_out_of_memory_outside_a_step_names_what_shares_the_model_out() -> None:
-    with pytest.raises(TrainingError, match="for the model and its optimiser") as caught:
-        with out_of_memory_says_what_to_lower(TrainerSettings(world_size=2)):
+def test_running_out_of_memory_outside_a_pass_names_what_shares_the_model_out() -> None:
+    with pytest.raises(OutOfMemory, match="while the model was loaded") as caught:
+        with during("load", TrainerSettings(world_size=2)):
             raise MemoryError
     assert "trainer.world_size (now 2)" in caught.value.remedy and "offload_parameters" in caught.value.remedy
+    assert not caught.value.of_a_pass
     with pytest.raises(RuntimeError, match="something else"):
-        with out_of_memory_says_what_to_lower(TrainerSettings()):
+        with during("load", TrainerSettings()):
             raise RuntimeError("something else")
 
 

@@ -40,6 +40,34 @@ def signed(sign: float) -> Tensor:
     return sign * torch.tensor([1.0, 1.0, 1.0, 0.5, 0.5, 2.0, 2.0, 2.0], dtype=torch.float64)
 
 
+@pytest.mark.parametrize(
+    ("mode", "low", "high", "dropped"),
+    [
+        # Samples have the ratios .3 .7 .9, 1 1.15, and 1.5 3 7; their geometric means are .574, 1.072 and 3.159.
+        ("mean", 0.5, 3.0, {2}),
+        ("mean", 0.6, 4.0, {0}),
+        ("mean", 0.99, 1.01, {0, 1, 2}),
+        ("any", 0.25, 6.0, {2}),
+        ("any", 0.4, 8.0, {0}),
+        ("any", 0.0, 8.0, set()),
+    ],
+)
+def test_a_sample_mask_drops_whole_samples_from_any_loss(mode: str, low: float, high: float, dropped: set[int]) -> None:
+    for name, preset in PRESETS.items():
+        plain = msgspec.structs.replace(preset, sample_mask="none")
+        masked = msgspec.structs.replace(plain, sample_mask=mode, mask_low=low, mask_high=high)
+        logprobs = (SAMPLER + RATIOS.log()).requires_grad_()
+        before, after = run(plain, logprobs, signed(1.0)), run(masked, logprobs, signed(1.0))
+        gone = torch.tensor([int(sample) in dropped for sample in SAMPLES])
+        assert torch.equal(after.loss, torch.where(gone, torch.zeros_like(before.loss), before.loss)), name
+        assert torch.equal(after.metrics["sample_mask_share"] > 0, gone)
+        if not gone.all():
+            after.loss.sum().backward()
+            assert not logprobs.grad[gone].any(), "no gradient flows through a mask"
+    nothing = LossInputs(SAMPLER[:0], SAMPLER[:0], SAMPLER[:0], SAMPLES[:0])
+    assert evaluate(PRESETS["mean_mask"], nothing).loss.shape == (0,)
+
+
 def test_every_preset_has_its_loss() -> None:
     assert set(NAMES) == set(LOSSES)
     assert {"intellect2", "dppo", "cispo", "scalerl", "icepop", "tis", "gspo"} <= set(PRESETS)

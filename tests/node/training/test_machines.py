@@ -111,7 +111,7 @@ def test_a_shard_that_lies_on_another_machine_is_missed_and_not_left_as_it_is(
     checkpoints.wait()
     (file,) = (tmp_path / "step-000001").glob("*.safetensors")
     with safe_open(file, framework="pt") as stored:
-        told, tensors = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        told, tensors = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}
     name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
     save_file({**tensors, name: tensors[name][: len(tensors[name]) // 2].contiguous()}, file, told)
     state = json.loads((tmp_path / "step-000001" / "state.json").read_bytes())

@@ -28,7 +28,7 @@ def test_every_presets_gradient_is_known_a_few_tokens_at_a_time(name: str) -> No
     functions = functions_of(objective)
     facts, logprobs, entropy = known()
     slopes = slopes_of(functions, objective, facts, 2.0)
-    if name == "gspo":
+    if objective.loss == "gspo" or objective.sample_mask != "none":
         assert slopes is None
         return
     assert slopes is not None

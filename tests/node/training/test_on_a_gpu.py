@@ -24,15 +24,18 @@ from node.training.evaluator import Evaluator, evaluation_engine
 from node.training.learner import Learner
 from node.training.lora import StartAdapter
 from node.training.memory import OutOfMemory
+from node.training.planner import Card, Machine
+from node.training.planning import plan_here
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
+from node.training.sizing import GIB
 from node.training.spool import Spool
 from node.training.trainer import Trainer
 from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import World, join_world, leave_world
 from protocol.lora import Lora
 from protocol.recipe import Recipe
-from protocol.run import EvaluationSpec, RunSpec, encode_run
+from protocol.run import EvaluationSpec, RunSpec, decode_run, encode_run
 from tests.node.training.conftest import made_up_rows
 from tests.pretended_cuda import MEMORY_SEEN, PretendedGPU, pretended_cuda
 
@@ -138,7 +141,7 @@ def test_memory_of_a_gpu_that_runs_out_says_what_to_lower(error: RuntimeError, a
     with joined(TrainerSettings(dtype="float32")) as (world, gpu):
         made = learner(assets, Recipe(), TrainerSettings(dtype="float32"), world)
         gpu.before_memory = run_out
-        with pytest.raises(OutOfMemory, match="step 0"):
+        with pytest.raises(OutOfMemory, match="pass of step 0"):
             made.step(ROWS, 0)
 
 
@@ -151,11 +154,15 @@ def test_a_trainer_on_a_gpu_publishes_and_goes_on_where_it_ended(
     for step in range(2):
         rows = tuple(msgspec.structs.replace(row, policy_step=step) for row in ROWS)
         spool.write_batch(step, encode_batch(Batch(BatchHeader(step, (f"file {step}",)), rows)))
-    settings = TrainerSettings(checkpoint_every=1, activation_checkpointing=True)
+    machine = Machine((Card("0", "Pretended", 24 * GIB),), 64 * GIB)
+    run = decode_run(spool.run_path.read_bytes())
+    settings = plan_here(run, assets, {"checkpoint_every": 1}, machine, samples=True).settings
+    assert settings.activation_checkpointing and settings.micro_batch_tokens < 1 << 14, "no more than a step has"
     with joined(settings) as (world, _):
         Trainer(spool, settings, world).train()
         told = [json.loads(spool.metrics_path(step).read_bytes()) for step in range(3)]
         how = told[2]["arithmetic"]
+        assert how["micro_batch_tokens"] == settings.micro_batch_tokens
         assert "NVIDIA Pretended" in how["processor"] and (how["dtype"], how["sharded"]) == ("bfloat16", True)
         assert told[2]["performance"]["peak_memory_bytes"] == MEMORY_SEEN
         shutil.rmtree(spool.checkpoints / "step-000002")

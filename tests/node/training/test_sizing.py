@@ -12,7 +12,7 @@ from node.training.errors import TrainingError
 from node.training.micro_batch import packed
 from node.training.policy_model import PolicyModel
 from node.training.settings import TrainerSettings
-from node.training.sizing import KNOWN, Shape, fewest_ranks, memory_of_a_rank, shape_of
+from node.training.sizing import KNOWN, Shape, memory_of_a_rank, shape_of
 from protocol.lora import Lora
 from tests.node.training.conftest import made_up_rows
 
@@ -85,8 +85,6 @@ def test_memory_follows_from_ranks_and_settings() -> None:
     assert offloaded.state == 0 and offloaded.host == eight.state
     adapter = memory_of_a_rank(large, TrainerSettings(), ranks=8, lora=Lora())
     assert adapter.state < eight.state / 6
-    assert fewest_ranks(80 << 30, 64, shape=large, settings=recomputed) == 16
-    assert fewest_ranks(1 << 30, 64, shape=large, settings=recomputed) is None
     plain = memory_of_a_rank(SMALL, TrainerSettings(), ranks=1, gpu=False)
     assert plain.state == 20 * SMALL.parameters and plain.gathered == 0 and plain.evaluator == 4 * SMALL.parameters
 

@@ -1,5 +1,4 @@
 """The trainer: it learns, and a crash at any write changes nothing of what it publishes."""
-# ruff: noqa: ASYNC110, ASYNC240 - a test may poll files that another process writes
 
 import json
 import os
@@ -19,13 +18,15 @@ import torch
 import trio
 
 from node.state import files
-from node.training import arithmetic, trainer
+from node.training import arithmetic, learner, trainer
 from node.training.batch import Batch, BatchHeader, BatchRow, decode_batch, encode_batch
 from node.training.checkpoint import Checkpoints, identity
 from node.training.client import TrainerProcess
 from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.length import same_but_for_length
+from node.training.lowering import MicroBatchLimit, in_words, read_notes
+from node.training.memory import WHERE
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.trainer import Trainer
@@ -368,18 +369,65 @@ def test_where_memory_runs_out_the_step_is_done_in_smaller_passes_and_a_replay_t
     monkeypatch.setattr(Learner, "step", step)
     monkeypatch.setattr(trainer, "Learner", Starved)
     where = make_spool("spool")
-    for _ in range(2):
-        with pytest.raises(SystemExit):
-            work(where, micro_batch_tokens=200)
-    assert json.loads(where.lowered_path.read_bytes())[-1] == {"step": 3, "tokens": 50, "setting": 200}
+    with pytest.raises(SystemExit):
+        work(where, micro_batch_tokens=200)
+    # One start, where half of 200 would have been as much too much.
+    (last,) = read_notes(where.lowered_path)
+    assert (last.step, last.phase) == (3, "forward") and last.tokens < 100, "half of the pass, not of what was allowed"
     work(where, micro_batch_tokens=200)
     found = outcome(where)
-    assert [one.get("micro_batch_tokens") for one in found] == [None] * 4 + [50] * (STEPS - 3)
+    assert [one.get("micro_batch_tokens") for one in found] == [None] * 4 + [last.tokens] * (STEPS - 3)
     shutil.rmtree(max(where.checkpoints.glob("step-*")))
     where.metrics_path(STEPS).unlink()
     work(where, micro_batch_tokens=200)
     assert outcome(where) == found
-    assert '"micro_batch_tokens": 100' in capfd.readouterr().err
+    assert f'"micro_batch_tokens": {last.tokens}' in capfd.readouterr().err
+    settings = TrainerSettings(checkpoint_every=2, micro_batch_tokens=200)
+    assert f"passes of at most {last.tokens} tokens since, of 200" in in_words(where.lowered_path, settings)
+    for changed in ({"activation_checkpointing": True}, {"world_size": 2}, {"logit_cells": 1 << 20}):
+        other = msgspec.structs.replace(settings, **changed)
+        assert MicroBatchLimit(where.lowered_path, other, World()).at(STEPS) == 200, changed
+        assert not in_words(where.lowered_path, other)
+
+
+LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("phase", ["load", "forward", "backward", "optimizer", "publish", "lost"])
+def test_memory_that_runs_out_is_told_by_phase_and_only_passes_are_tried_again(
+    phase: str, make_spool: Callable[..., Spool], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = {
+        "load": (trainer, "build_model"),
+        "forward": (learner, "slopes_of"),
+        "backward": (torch.Tensor, "backward"),
+        "optimizer": (torch.optim.AdamW, "step"),
+        "publish": (trainer, "stream_image"),
+        "lost": (torch.Tensor, "backward"),
+    }
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise LOST if phase == "lost" else torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    where, settings = make_spool("spool"), TrainerSettings()
+    monkeypatch.setattr(*places[phase], fail)
+    if phase in ("forward", "backward", "lost"):
+        with pytest.raises(SystemExit):
+            trainer._train(where)
+        told = capfd.readouterr().err
+        if phase == "lost":
+            assert "training.device_lost" in told and "in the backward pass of step 0" in told
+            assert not where.lowered_path.exists(), "smaller passes bring no device back"
+            return
+        (note,) = read_notes(where.lowered_path)
+        assert note.phase == phase and note.tokens < 100 and f'"phase": "{phase}"' in told
+        assert WHERE[phase] in in_words(where.lowered_path, settings)
+        return
+    with pytest.raises(TrainingError, match=WHERE[phase]) as caught:
+        trainer._train(where)
+    assert not where.lowered_path.exists() and "Tried to allocate 20.00 GiB" in caught.value.why
+    assert "offload_parameters" in caught.value.remedy and "micro_batch" not in caught.value.remedy.partition(";")[0]
+    assert "by count this fits into a sixth less" in caught.value.remedy
 
 
 def test_numbers_that_are_not_finite_stop_the_training(make_spool: Callable[[str], Spool]) -> None:

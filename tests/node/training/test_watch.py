@@ -33,11 +33,11 @@ async def test_a_file_that_appears_wakes_all_who_wait_for_it_and_nobody_else(spo
             nursery.start_soon(wait, "first, too", spool.metrics_path(0))
             nursery.start_soon(wait, "second", spool.evaluation_path(0))
             write_whole(spool.metrics_path(0), b"{}")
-            while len(woken) < 2:  # noqa: ASYNC110 - a test may look
+            while len(woken) < 2:
                 await trio.sleep(0.005)
             assert "second" not in woken
             write_whole(spool.evaluation_path(0), b"{}")
-            while len(woken) < 3:  # noqa: ASYNC110
+            while len(woken) < 3:
                 await trio.sleep(0.005)
             nursery.cancel_scope.cancel()
 
@@ -50,7 +50,7 @@ async def test_a_second_file_within_one_tick_of_the_file_systems_clock_is_told(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch.run)
         await watch.next.wait()
-        seen, told = folder.stat().st_mtime_ns, watch.next  # noqa: ASYNC240 - one local file
+        seen, told = folder.stat().st_mtime_ns, watch.next
         write_whole(spool.metrics_path(1), b"{}")
         os.utime(folder, ns=(seen, seen))
         while not told.is_set():

@@ -43,7 +43,7 @@ async def connect(listener: Listener) -> trio.SocketStream:
 
 async def until(true: Callable[[], bool]) -> None:
     with trio.fail_after(60):
-        while not true():  # noqa: ASYNC110 - what the server does by itself
+        while not true():
             await trio.sleep(0.01)
 
 

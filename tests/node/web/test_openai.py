@@ -295,13 +295,13 @@ async def test_a_client_that_goes_frees_its_row_and_too_many_are_told_to_wait(an
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         await stream.send_all(head.encode() + data)
         with trio.fail_after(30):
-            while api.under_way < 60:  # noqa: ASYNC110 - the server begins by itself
+            while api.under_way < 60:
                 await trio.sleep(0.01)
         refused = await client.post("/v1/completions", json=body | {"n": 10})
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
         await stream.aclose()
         with trio.fail_after(30):
-            while api.under_way:  # noqa: ASYNC110 - the server finds out by itself
+            while api.under_way:
                 await trio.sleep(0.02)
         assert (await asked(client, model="base", prompt="1=", max_tokens=2))["choices"]
 

@@ -180,7 +180,7 @@ class Run:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that other tasks bring about."""
     with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
+        while not condition():
             await trio.sleep(0.002)
 
 

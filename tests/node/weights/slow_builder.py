@@ -33,7 +33,7 @@ async def main(directory: Path, announcements: list[Path]) -> None:
         nursery.start_soon(follower.follower.run)
         for path in announcements:
             wire.say(path.read_bytes())
-            while follower.shelf.newest is None:  # noqa: ASYNC110 - the other process kills this one
+            while follower.shelf.newest is None:
                 await trio.sleep(0.01)
 
 

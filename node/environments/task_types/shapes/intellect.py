@@ -143,25 +143,25 @@ def _boxed(text: str) -> str:
     return inner if is_mathematical(inner, MOST_WORDS) and not is_no_answer(inner) else ""
 
 
-def code(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001 - a program that passes is no truth
+def code(task: str, info: _Info, gold: Any) -> _Reading:
     form, cases = read_tests(info)
     return task, f"tests: {form}", {"language": info.get("language", "python"), "test_cases": cases}
 
 
-def _output(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def _output(task: str, info: _Info, gold: Any) -> _Reading:
     only_known(info, {"ground_truth", "code_output", "language"}, "verification_info")
     if "ground_truth" in info and "code_output" in info and info["ground_truth"] != info["code_output"]:
         raise ValueError("it has two truths: ground_truth and code_output")
     return task, task, {"ground_truth": info.get("ground_truth", info.get("code_output"))}
 
 
-def _gym(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def _gym(task: str, info: _Info, gold: Any) -> _Reading:
     names = {"dataset_name", "entry", "reasoning_gym_dataset", "reasoning_gym_entry", "ground_truth"}
     only_known(info, names, "verification_info")
     return task, task, info
 
 
-def _schema(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def _schema(task: str, info: _Info, gold: Any) -> _Reading:
     only_known(info, {"json_schema", "schema"}, "verification_info")
     if len(info) > 1:
         raise ValueError("it has two truths: json_schema and schema")
@@ -173,12 +173,12 @@ def _judged(task: str, info: _Info, gold: Any) -> _Reading:
     return task, task, {**info, "gold_standard_solution": gold or info.get("gold_standard_solution")}
 
 
-def _other(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def _other(task: str, info: _Info, gold: Any) -> _Reading:
     """A type that nothing here scores, or one whose info is read as it is: whoever scores says so."""
     return task, task, info
 
 
-def followed(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def followed(task: str, info: _Info, gold: Any) -> _Reading:
     """IFEval's lists of constraints, or the one check that SYNTHETIC-2 names."""
     if "ground_truth" not in info:
         only_known(info, {"instruction_id_list", "kwargs", "key"}, "verification_info")
@@ -197,7 +197,7 @@ def followed(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
 def _text(*also: str, names: tuple[str, ...] = ("ground_truth",)) -> Callable[[str, _Info, Any], _Reading]:
     """One truth that is a text, under one of `names`; `also` repeats the question."""
 
-    def read(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+    def read(task: str, info: _Info, gold: Any) -> _Reading:
         only_known(info, {*names, *also}, "verification_info")
         found = [info[name] for name in names if name in info]
         if len(found) != 1 or not isinstance(found[0], str) or not found[0].strip():
@@ -215,7 +215,7 @@ def _pair(task: str, info: _Info, gold: Any) -> _Reading:
     return _text()(task, info, gold)
 
 
-def _json(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def _json(task: str, info: _Info, gold: Any) -> _Reading:
     only_known(info, {"ground_truth"}, "verification_info")
     truth = info.get("ground_truth")
     truth = parsed(truth, "ground_truth") if isinstance(truth, str) else truth
@@ -224,7 +224,7 @@ def _json(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
     return task, task, {"ground_truth": as_json(truth, "ground_truth")}
 
 
-def _pydantic(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def _pydantic(task: str, info: _Info, gold: Any) -> _Reading:
     only_known(info, {"pydantic_config", "model_name"}, "verification_info")
     source, name = info.get("pydantic_config"), info.get("model_name")
     if not isinstance(source, str) or not isinstance(name, str):

@@ -99,6 +99,7 @@ export function glance(state) {
 
 export function alarms(state) {
   const ringing = (state.training?.alarms ?? []).map((one) => [name(one.name), `${one.text} (since step ${one.step})`]);
+  if (state.training?.memory) ringing.push(["memory", state.training.memory]);
   if (state.audit?.distrust) ringing.unshift(["the trainer", state.audit.distrust]);
   if (state.node?.error) ringing.unshift([state.node.error.what, state.node.error.remedy]);
   if (state.run && state.run.name && !state.run.chain_ok) ringing.push(["chain", "its RPC endpoint does not answer this node"]);

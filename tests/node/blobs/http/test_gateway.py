@@ -126,7 +126,7 @@ async def test_a_client_that_goes_away_frees_its_transfer(tmp_path: Path) -> Non
         assert gateway.transfers == 1
         await stream.aclose()
         with trio.fail_after(60):
-            while gateway.transfers:  # noqa: ASYNC110 - what the server notices by itself
+            while gateway.transfers:
                 await trio.sleep(0.02)
         assert gateway.sent_bytes < LARGE
 

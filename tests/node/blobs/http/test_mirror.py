@@ -52,7 +52,7 @@ async def serving(store: BlobStore, policies: Callable[[], Sequence[ServedPolicy
 
 async def until(true: Callable[[], bool]) -> None:
     with trio.fail_after(60):
-        while not true():  # noqa: ASYNC110 - what the mirror does by itself
+        while not true():
             await trio.sleep(0.02)
 
 

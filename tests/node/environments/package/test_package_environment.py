@@ -91,7 +91,7 @@ def test_rows_are_read_in_slices_and_a_file_of_rows_gives_the_same(
     filed = loaded(small.replace("def rows", "def old_rows"), rows_jsonl=lines)
     for other in (sliced, filed):
         assert [other.problem(n) for n in range(other.size)] == [made.problem(n) for n in range(made.size)]
-        calls = [call.function for call in other._package.sandbox.calls]  # noqa: SLF001
+        calls = [call.function for call in other._package.sandbox.calls]
         assert calls.count("asked") + calls.count("prompts") > 5
 
 
@@ -110,10 +110,10 @@ def test_many_rollouts_are_told_in_one_pass_what_each_is_told_alone(loaded: Load
     problems = [together.problem(n % 5) for n in range(20)]
     replies = together.steps(problems, transcripts)
     assert replies == [alone.step(*one) for one in zip(problems, transcripts, strict=True)] and None not in replies[:4]
-    before = len(together._package.sandbox.calls)  # noqa: SLF001
+    before = len(together._package.sandbox.calls)
     assert together.steps(problems, transcripts) == replies
-    assert len(together._package.sandbox.calls) == before  # noqa: SLF001
-    together._package.sandbox.fail_with["step"] = NoOutcome("no outcome", "busy", "wait")  # noqa: SLF001
+    assert len(together._package.sandbox.calls) == before
+    together._package.sandbox.fail_with["step"] = NoOutcome("no outcome", "busy", "wait")
     told, unsure = together.steps([problems[0], problems[0]], [transcripts[0], said("new")])
     assert told == replies[0] and isinstance(unsure, Undecided)
 
@@ -141,7 +141,7 @@ def test_equal_questions_are_asked_once(loaded: Loader) -> None:
     problem = numbered(environment, 3)
     for _ in range(2):
         environment.score([problem] * 4, [said("x"), said("x"), said("y"), said("x", "not x", "x")])
-    calls = environment._package.sandbox.calls  # noqa: SLF001
+    calls = environment._package.sandbox.calls
     assert sum(call.function == "score" for call in calls) == 3
 
 
@@ -162,7 +162,7 @@ def test_what_the_environment_says_goes_through_the_template_and_comes_back_as_t
 
 def test_a_turn_that_nobody_can_replay_now_leaves_the_reward_undecided(loaded: Loader) -> None:
     environment = loaded()
-    environment._package.sandbox.fail_with["step"] = NoOutcome("no", "slow", "wait")  # noqa: SLF001
+    environment._package.sandbox.fail_with["step"] = NoOutcome("no", "slow", "wait")
     assert environment.score([environment.problem(0)], [said("x", "not x", "y")]) == [0.0]
     assert environment.gave_up == 1
 
@@ -186,7 +186,7 @@ def test_a_scorer_that_fails_gives_the_floor_and_is_counted(loaded: Loader) -> N
 def test_out_of_a_counted_limit_is_the_floor_everywhere(loaded: Loader) -> None:
     environment = loaded()
     for status in (Status.OUT_OF_FUEL, Status.OUT_OF_MEMORY, Status.TOO_LONG, Status.CRASHED):
-        environment._package.sandbox.fail_with["score"] = Outcome(status)  # noqa: SLF001
+        environment._package.sandbox.fail_with["score"] = Outcome(status)
         assert environment.score([environment.problem(0)], [said(str(status))]) == [0.0]
         assert environment.faults[str(status)] == 1 and environment.gave_up == 0
 
@@ -195,7 +195,7 @@ def test_what_this_machine_cannot_tell_is_undecided_and_asked_again(loaded: Load
     environment = loaded()
     problem = numbered(environment, 3)
     right = [said(str(int(problem.prompt[:-3]) + 1))]
-    sandbox = environment._package.sandbox  # noqa: SLF001
+    sandbox = environment._package.sandbox
     sandbox.fail_with = dict.fromkeys(("score", "step"), NoOutcome("no", "slow", "wait"))
     assert environment.score([problem], right) == [0.0] and environment.gave_up == 1
     with pytest.raises(Undecided):
@@ -238,7 +238,7 @@ def test_programs_run_apart_from_what_is_expected_of_them(loaded: Loader) -> Non
     answers = ["print(int(input()) ** 2)", "print(9)", "raise SystemExit(3)", "none", "import environment"]
     scores = environment.score([problem] * 5, [said(text) for text in answers])
     assert scores == [1.0, 0.5, 0.0, 0.0, 0.0] and environment.faults == {}
-    runner = environment._scorer._runner._sandbox  # noqa: SLF001
+    runner = environment._scorer._runner._sandbox
     want = f'"want": "{int(problem.prompt[7:]) ** 2}"'
     assert all(want not in str(call.arguments) for call in runner.calls) and len(runner.calls) == 8
 
@@ -246,7 +246,7 @@ def test_programs_run_apart_from_what_is_expected_of_them(loaded: Loader) -> Non
 def test_a_program_that_cannot_be_told_leaves_its_group_undecided(loaded: Loader) -> None:
     environment = loaded(CODE)
     environment.score([environment.problem(0)], [said("print(1)")])
-    runner = environment._scorer._runner._sandbox  # noqa: SLF001
+    runner = environment._scorer._runner._sandbox
     runner.fail_with["run"] = NoOutcome("no", "slow", "wait")
     assert environment.score([environment.problem(0)] * 2, [said("print(2)"), said("none")]) == [0.0, 0.0]
     assert environment.gave_up == 1

@@ -107,11 +107,11 @@ def test_all_trials_of_a_program_share_a_bound(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("node.environments.programs.TOTAL", 2)
     runner = ProgramRunner(OpenSandbox, Limits(fuel=10))
     list(runner.run("pass", []))
-    runner._sandbox.fail_with["run"] = Outcome(Status.OK, fuel=8)  # noqa: SLF001
+    runner._sandbox.fail_with["run"] = Outcome(Status.OK, fuel=8)
     info = {"test_cases": [{"input": "", "output": ""}] * 5}
     trials = [case.trial for case in msgspec.json.decode(read_truth(info, {})[0], type=list[Case])]
     assert [outcome.status for outcome in runner.run("pass", trials)] == [Status.OK] * 3 + [Status.OUT_OF_FUEL] * 2
-    assert [call.fuel for call in runner._sandbox.calls] == [10, 10, 4]  # noqa: SLF001
+    assert [call.fuel for call in runner._sandbox.calls] == [10, 10, 4]
     runner.close()
 
 

@@ -237,11 +237,11 @@ def test_json_fits_a_schema_or_not() -> None:
     scorer = TASK_TYPES["json_schema"].open(ProgramRunner(OpenSandbox, Limits()))
     truth = json_schema.read_truth({"json_schema": json.dumps(PERSON)}, {})
     assert scorer.score([(text, truth) for text in FITS]) == [*FITS.values()]
-    assert isinstance(scorer, json_schema.SchemaScorer) and isinstance(scorer._sandbox, OpenSandbox)  # noqa: SLF001
-    asked = len(scorer._sandbox.calls)  # noqa: SLF001
-    scorer._sandbox.fail_with["fits"] = Undecided("no", "slow", "wait")  # noqa: SLF001
+    assert isinstance(scorer, json_schema.SchemaScorer) and isinstance(scorer._sandbox, OpenSandbox)
+    asked = len(scorer._sandbox.calls)
+    scorer._sandbox.fail_with["fits"] = Undecided("no", "slow", "wait")
     assert scorer.score([(next(iter(FITS)), truth), ("[2]", truth)]) == [1.0, 0.0] and scorer.gave_up == 1
-    assert len(scorer._sandbox.calls) == asked + 1  # noqa: SLF001
+    assert len(scorer._sandbox.calls) == asked + 1
     scorer.close()
 
 

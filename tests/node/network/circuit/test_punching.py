@@ -40,7 +40,7 @@ async def _carried(real, seen_at: tuple[str, str]) -> tuple[Libp2pNetwork, Libp2
     back = f"/p2p/{relay.peer_id}/p2p-circuit/p2p/{one.peer_id}"
     know(two, {relay.address: relay.contacts()[0], one.address: back}, {relay.address})
     know(one, {relay.address: relay.contacts()[0], two.address: through}, {relay.address})
-    with pytest.raises(Exception):  # noqa: B017, PT011 - nobody serves that; the circuit is what it is about
+    with pytest.raises(Exception):  # noqa: B017 - nobody serves that; the circuit is what it is about
         await one.request(two.address, "/nothing/1", b"", max_response=1, timeout=10)
     return one, two
 

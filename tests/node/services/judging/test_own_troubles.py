@@ -44,7 +44,7 @@ async def test_a_store_that_is_full_for_a_moment_ends_no_validator(tmp_path: Pat
 
     court.blobs.add = full  # type: ignore[method-assign]
     assert await judged(court) is FileState.ACCEPTED
-    assert not list(tmp_path.rglob("report-*"))  # noqa: ASYNC240 - a few names
+    assert not list(tmp_path.rglob("report-*"))
 
 
 async def test_a_file_that_made_room_while_it_waited_is_fetched_again(tmp_path: Path, autojump_clock: Any) -> None:

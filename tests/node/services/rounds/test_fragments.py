@@ -18,7 +18,7 @@ from node.training.outer import StateFile, write_state
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.messages import VerdictIssued
-from tests.node.services.rounds.test_rounds import (  # noqa: F401
+from tests.node.services.rounds.test_rounds import (  # noqa: F401 - fixtures
     GRACE,
     ROUND,
     Lab,
@@ -114,7 +114,7 @@ async def lies(lab: Lab, job: Job, found: dict[str, Any]) -> None:
         write_state(own, job.round + 1, shapes, ((name, tensors[name]) for name in sorted(shapes)))
         _written_again(lab, job, path, inner=(header.inner[0], blob_root(own)))
     else:
-        path.unlink()  # noqa: ASYNC240
+        path.unlink()
         peer._contribute(job.round, job.seat, 0.0, fresh=job.fresh)
         _written_again(lab, job, path, tokens=header.tokens, stretches=header.stretches)
 

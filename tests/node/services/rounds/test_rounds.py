@@ -265,7 +265,7 @@ async def nothing(nursery: trio.Nursery) -> None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    while not true():  # noqa: ASYNC110 - of several nodes
+    while not true():
         await trio.sleep(0.25)
 
 
@@ -402,7 +402,7 @@ async def noisy_copy(lab: Lab, job: Job, found: dict[str, Any]) -> None:
     for name, values in tensors.items():
         tensors[name] = values + np.float32(0.05 * values.std()) * source.normal(size=values.size).astype(np.float32)
     header = msgspec.structs.replace(other.header, seat=job.seat)
-    Path(found["path"]).write_bytes(b"".join(encode_contribution(header, tensors, other.form)))  # noqa: ASYNC240
+    Path(found["path"]).write_bytes(b"".join(encode_contribution(header, tensors, other.form)))
 
 
 async def test_who_sends_what_it_did_not_compute_is_out_of_the_round_and_loses_its_stake(
@@ -440,7 +440,7 @@ async def with_anothers_moments(lab: Lab, job: Job, found: dict[str, Any]) -> No
         own = [peer._own_path(job.round - 1, seat) for seat in (job.seat, (job.seat + 1) % 4)]
         peer._contribute(job.round - 1, (job.seat + 1) % 4)
         own[0].write_bytes(own[1].read_bytes())
-        Path(found["path"]).unlink()  # noqa: ASYNC240
+        Path(found["path"]).unlink()
         peer._contribute(job.round, job.seat)
 
 
@@ -569,7 +569,7 @@ async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_a
     async def story(nursery: trio.Nursery) -> None:
         for at, in_its_steps in ((2, True), (3, False)):
             node = lives[-1]
-            await until(lambda: node.rounds.newest == at and (in_its_steps or committed(node, at)))  # noqa: B023
+            await until(lambda: node.rounds.newest == at and (in_its_steps or committed(node, at)))  # noqa: B023 - awaited here
             await trio.sleep(1.0 if in_its_steps else 0.0)
             node.alive.cancel()
             await trio.sleep(1.0)

@@ -41,7 +41,7 @@ from protocol.run import RunSpec, encode_run
 from protocol.seats import share
 from tests.attacks.validators.court import POOL, announcement
 from tests.node.local.test_rollouts import BUDGET, EngineInProcess
-from tests.node.services.rounds.test_rounds import Lab, Node, Town, nothing, until, without_threads  # noqa: F401
+from tests.node.services.rounds.test_rounds import Lab, Node, Town, nothing, until, without_threads  # noqa: F401 - one is a fixture
 
 ROUNDS, SEATS, INNER, PROMPTS, SIZE = 3, 2, 2, 2, 4
 

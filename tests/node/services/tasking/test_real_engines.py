@@ -136,7 +136,7 @@ async def test_a_merged_model_is_evaluated_though_it_is_no_policy_of_the_run(
 ) -> None:
     first = tiny_assets / "model" / "model.safetensors"
     source, other = np.random.default_rng(0), tmp_path / "other.safetensors"
-    tensors = {name: bf16_values(one) for name, one in decode_image(first.read_bytes()).items()}  # noqa: ASYNC240
+    tensors = {name: bf16_values(one) for name, one in decode_image(first.read_bytes()).items()}
     for name, values in tensors.items():
         tensors[name] = values + source.normal(0, 0.5 * values.std() + 1e-3, values.shape).astype(np.float32)
     other.write_bytes(encode_image({name: bf16_bits(values) for name, values in tensors.items()}))

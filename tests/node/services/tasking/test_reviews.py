@@ -74,7 +74,7 @@ def looked(report: bytes, monkeypatch: pytest.MonkeyPatch) -> Looked:
     """What nodes find of the package, by what is put in."""
     found: Looked = {"worker-0": report, "worker-1": report, "worker-2": report}
 
-    def look(files: Path, task: TaskId) -> bytes:  # noqa: ARG001 - the report is made once
+    def look(files: Path, task: TaskId) -> bytes:
         assert (files / PACKAGE).read_bytes() == ARCHIVE
         return found.get(files.name, report)
 

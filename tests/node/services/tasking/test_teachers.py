@@ -93,10 +93,10 @@ class Reader(ToyEngine):
         await trio.sleep(0.05)
         if isinstance(request, Teach):
             self.asked.append(request)
-            rows = decode(Path(request.path).read_bytes(), 64).rows  # noqa: ASYNC240 - small
+            rows = decode(Path(request.path).read_bytes(), 64).rows
             said = self.lie(truth(rows))
             data = encode_taught(request.file_root, request.task, rows[: len(said)], said)
-            Path(request.out_path).write_bytes(data)  # noqa: ASYNC240 - small
+            Path(request.out_path).write_bytes(data)
             return Taught(path=request.out_path, tokens=1, seconds=0.05)
         assert isinstance(request, Inspect)
         return self._accepted(request)
@@ -144,7 +144,7 @@ class School(Town):
         rows = rows_of(index)
         path.write_bytes(encode(RolloutBatch(header, rows)))
         register, ballots = self.trainer.jury.state.register, self.trainer.jury.state.ballots
-        files = lambda: {work.id for work in register.of(seat.key.address) if work.is_sampled}  # noqa: E731
+        files = lambda: {work.id for work in register.of(seat.key.address) if work.is_sampled}
         before = files()
         await commit(seat.context, POLICY, index, path, 2 * len(rows), 0)
         await self.until(lambda: files() - before)

@@ -77,7 +77,7 @@ class Files:
 
     async def add(self, source: Path | bytes) -> BlobInfo:
         await trio.lowlevel.checkpoint()
-        data = source if isinstance(source, bytes) else source.read_bytes()  # noqa: ASYNC240 - small
+        data = source if isinstance(source, bytes) else source.read_bytes()
         info = describe(data)
         (self._directory / info.root.hex()).write_bytes(data)
         return info
@@ -302,7 +302,7 @@ class Town:
 
     async def until(self, done: Callable[[], object], patience: float = 400.0) -> None:
         with trio.fail_after(patience):
-            while not done():  # noqa: ASYNC110 - many messages may do it
+            while not done():
                 await trio.sleep(0.5)
 
     async def finish(self, id: TaskId) -> None:

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,9 +94,9 @@ class Shared(BlobStore):
     ) -> Path:
         await trio.lowlevel.checkpoint()
         path = self.path(root)
-        if self.lost and root not in self.at_hand or not path.exists():  # noqa: ASYNC240 - one local file
+        if self.lost and root not in self.at_hand or not path.exists():
             raise BlobUnavailable(root, "nobody hands it over")
-        if path.stat().st_size > max_size:  # noqa: ASYNC240
+        if path.stat().st_size > max_size:
             raise ProtocolError("too large", f"it has more than {max_size} bytes")
         return path
 
@@ -103,7 +104,7 @@ class Shared(BlobStore):
 class Learner:
     """seconds: of one step; kind: its class; lies_at: the policy that it makes of something else."""
 
-    engine_name, name, pid, restarts = "hash", "learner", None, 0
+    engine_name, name, pid, restarts, memory = "hash", "learner", None, 0, ""
 
     def __init__(self, spool: Spool, kind: str, seconds: float) -> None:
         self._spool, self._kind, self.seconds = Spool(spool.root), kind, seconds
@@ -426,7 +427,7 @@ class Pool:
         """How long it took."""
         began = trio.current_time()
         with trio.fail_after(seconds):
-            while not true():  # noqa: ASYNC110 - a test may look
+            while not true():
                 await trio.sleep(LOOK)
         return trio.current_time() - began
 
@@ -564,7 +565,7 @@ async def test_a_standby_of_another_class_that_comes_late_leads_from_a_checkpoin
 async def _hostile(pool: Pool, step: int) -> bool:
     """Another checkpoint of a step, which the newcomer is offered by the leader itself, later than the true one."""
     board = pool.desks[0].context.board
-    offers = lambda: [one.message for one in board.messages(CheckpointOffered) if one.message.step == step]  # noqa: E731
+    offers = lambda: [one.message for one in board.messages(CheckpointOffered) if one.message.step == step]
     await pool.until(lambda: bool(offers()))
     (offer,) = offers()
     card = decode_card(pool.store.path(offer.root).read_bytes())
@@ -603,7 +604,7 @@ async def test_a_standby_that_came_to_another_state_leads_from_before_a_bad_step
         leader.learner.lies_at = 6
         await pool.until(lambda: leader.step >= 8 and bool(standby.trainer.others.apart))
         assert standby.trainer.leading.ready() is None and standby.step == 5
-        heard = lambda: pool.judges[0].board.messages(StepObjected)  # noqa: E731
+        heard = partial(pool.judges[0].board.messages, StepObjected)
         await pool.until(lambda: [one.message.step for one in heard()] == [6])
         leader.learner.lies_at = -1
         await pool.convict(6 if found else 7)
@@ -635,7 +636,7 @@ async def _restored(pool: Pool, nursery: trio.Nursery, at: int, stated: int, cha
                 pool.seats.append(desk.seat)
                 await desk.seat.run(inner)
                 for seat in pool.seats:
-                    pool._seat(seat)  # noqa: SLF001
+                    pool._seat(seat)
                     if not chair:
                         seat.membership.terms.seated = False
                 await desk.run()
@@ -656,7 +657,7 @@ async def _restored(pool: Pool, nursery: trio.Nursery, at: int, stated: int, cha
     pool.groups = [one for one in pool.groups if one.key[0] + one.key[1].to_bytes(4, "big") not in used]
     again = Desk(pool, TRAINER, "same", 1.0)
     pool.desks[0] = again
-    journal._db.backup(again.context.journal._db)  # noqa: SLF001
+    journal._db.backup(again.context.journal._db)
     for said in pool.judges[0].jury.state.policies.words_of(TRAINER.address):
         kind, slot, raw = promise_in(Signed(said.author, said.message, said.raw)) or ("", b"", b"")
         assert again.context.journal.adopt(kind, slot, raw)

@@ -1,5 +1,4 @@
 """The trainer between verdicts and its spool: doubles for the swarm, the real journal, pool, ledger and spool."""
-# ruff: noqa: ASYNC110 - a test may poll files
 
 import json
 import threading
@@ -193,7 +192,7 @@ class Swarm:
 class Learner:
     """Completes a step as soon as its batch is there, up to `last`."""
 
-    name, pid, restarts = "learner", None, 0
+    name, pid, restarts, memory = "learner", None, 0, ""
 
     def __init__(self, spool: Spool, last: int) -> None:
         self._spool, self.last = spool, last
@@ -281,7 +280,7 @@ class House:
         return trainer, journal
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
-        image.stat()  # noqa: ASYNC240 - one local file
+        image.stat()
         self.words[step] = word
         self.swarm.announce(step)
         return SimpleNamespace(step=step, root=policy(step))
@@ -551,16 +550,16 @@ async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_fre
         house.swarm.submit(0, step, VARIED)
     await house.live(until=2, last=2)
     trainer, journal = house.open(last=2)
-    terms = trainer._context.membership.terms  # noqa: SLF001
+    terms = trainer._context.membership.terms
     assert house.spool.newest_step() == 2 and house.spool.batch_path(1).exists()
     terms.take(1, WORKER, 2, policy(1), 10**10)
-    assert trainer.leading.lost_from() == 2  # noqa: SLF001
-    await trainer.leading.heed()  # noqa: SLF001
+    assert trainer.leading.lost_from() == 2
+    await trainer.leading.heed()
     assert house.spool.newest_step() == 1 and house.spool.next_batch() == 1
-    assert trainer.leading.lost_from() is None and trainer.record.step <= 1  # noqa: SLF001
+    assert trainer.leading.lost_from() is None and trainer.record.step <= 1
     again, _ = house.open(last=2)
-    again._context.membership.terms.take(1, WORKER, 2, policy(1), 10**10)  # noqa: SLF001
-    await again.leading.heed()  # noqa: SLF001 - what is replayed of that term stays, after a restart, too
+    again._context.membership.terms.take(1, WORKER, 2, policy(1), 10**10)
+    await again.leading.heed()
     assert house.spool.newest_step() == 1
     journal.close()
 

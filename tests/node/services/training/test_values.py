@@ -291,13 +291,13 @@ async def test_a_report_larger_than_the_run_s_bound_is_not_fetched_whatever_its_
     async def bounded(root: bytes, sources: Sequence[Address], *, max_size: int, **rest: Any) -> Path:
         asked.append(max_size)
         path = await fetch(root, sources, **rest)
-        if path.stat().st_size > max_size:  # noqa: ASYNC240 - a test
+        if path.stat().st_size > max_size:
             raise Trouble("no such blob", "it is longer than was said", "wait")
         return path
 
     monkeypatch.setattr(trainer.blobs, "fetch", bounded)
     ann, vote = trainer.says(ANN, logprobs=[TRUE + 0.001] * TOKENS)
-    with trainer.blobs.had[vote.report_root].open("ab") as file:  # noqa: ASYNC230
+    with trainer.blobs.had[vote.report_root].open("ab") as file:
         file.write(bytes(most))
     forged = ann, msgspec.structs.replace(vote, report_size=said)
     assert await trainer.believes(forged, trainer.says(BEN), trainer.says(CLEO)) == dict.fromkeys(ALL, TRUE)

@@ -151,7 +151,7 @@ async def test_nothing_is_closed_while_it_is_read(tmp_path: Path, monkeypatch: p
     recorder = Recorder(tmp_path / "h.sqlite", Curves())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recorder.belong_to, RUN)
-        while not did:  # noqa: ASYNC110 - a thread says it
+        while not did:
             await trio.sleep(0.001)
         nursery.start_soon(recorder.close)
         await trio.sleep(0.01)

@@ -55,6 +55,13 @@ def test_what_the_trainer_made_of_files_is_told_of_whom_it_is_known() -> None:
     assert [(one["used"], one["left_out"]) for one in shown] == [(7, 2), (0, 0), (None, None)]
 
 
+def test_memory_that_ran_out_is_told_in_words() -> None:
+    told, why = status(), "memory ran out in the backward pass of step 3: passes of at most 4,096 tokens since"
+    assert sections(typed(told), ago)["training"]["memory"] == ""
+    told["training"]["memory"] = why
+    assert sections(typed(told), ago)["training"]["memory"] == why
+
+
 def test_rounds_of_a_run_that_pretrains_are_told_cleaned_and_of_others_nothing() -> None:
     told = status()
     assert sections(typed(told), ago)["rounds"] is None

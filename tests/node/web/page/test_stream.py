@@ -151,7 +151,7 @@ async def test_one_viewer_too_many_is_told_to_come_later(tmp_path: Path, monkeyp
             async with httpx.AsyncClient() as client:
                 assert (await client.get(f"{url}/events")).status_code == 503
         with trio.fail_after(60):
-            while not await welcome(url):  # noqa: ASYNC110 - the server notices by itself that they went
+            while not await welcome(url):
                 await trio.sleep(0.02)
 
 
