@@ -33,7 +33,8 @@ from protocol.statements import (
 from tests.node.chain.chains import CHAIN_ID, local_chain
 
 HOUR, WINDOW = 3600, 24 * 3600
-WORKERS, EPOCHS_PER_DAY = 100, 24
+WORKERS, DELAYED, TABLES_PER_DAY = 100, 6, 4
+"""DELAYED: epochs in a table, as many as it waits."""
 CLAIMS_PER_DAY = 15
 """Of 100 workers that claim once a week."""
 BASE_MINIMUM_FEE = 5_000_000
@@ -46,8 +47,7 @@ REFERENCE: dict[str, str] = {
     "join a pool": "321k",
     "post a table, the first": "235k per file",
     "post a table, later": "235k per file",
-    "claim, the first": "158k",
-    "claim, later": "158k",
+    "claim": "158k",
     "slash, 2 of 3": "316k",
     "create a pool": "1.88M",
     "deploy all": "17.9M",
@@ -93,7 +93,7 @@ class Bench:
         self.rpc("anvil_setBalance", key.address, hex(10**20))
         if tokens:
             self.send(self.contracts.mint(key.address, tokens), key)
-            for spender in (self.contracts.addresses.vault, self.contracts.addresses.swarm):
+            for spender in (self.contracts.addresses.vault, self.contracts.addresses.payroll):
                 self.send(self.contracts.approve(spender, tokens), key)
         return key
 
@@ -161,15 +161,29 @@ def _judges(bench: Bench, count: int) -> list[NodeKey]:
 def _earnings(bench: Bench, node: NodeKey, judges: list[NodeKey], gas: dict[str, int]) -> None:
     """Tables of WORKERS lines, so proofs of seven siblings."""
     contracts, pool = bench.contracts, bench.contracts.pool(1)
-    for epoch, which in ((0, "the first"), (1, "later")):
-        root, path = _table(node.address, (epoch + 1) * UNITS)
-        total = (epoch + 1) * UNITS * WORKERS
-        bench.wait_until(pool.maturity(epoch))
-        signatures = bench.quorum(judges, Earnings(1, epoch, root, total))
-        post = contracts.post_earnings(1, epoch, root, total, signatures)
-        gas[f"post a table, {which}"] = bench.send(post, node)
-        claim = contracts.claim(1, node.address, (epoch + 1) * UNITS, path)
-        gas[f"claim, {which}"] = bench.send(claim, judges[0])
+    for number, which in enumerate(("the first", "later")):
+        root, path = _table(node.address, (number + 1) * UNITS)
+        epoch, total = (number + 1) * DELAYED - 1, (number + 1) * UNITS * WORKERS
+        bench.wait_until(max(bench.now() + 1, pool.maturity(epoch)))
+        gas[f"post a table, {which}"] = bench.send(_posted(bench, judges, 1, epoch, root, total), node)
+        bench.wait_until(bench.now() + pool.delay)
+        claim = contracts.claim(1, node.address, (number + 1) * UNITS, path)
+        gas[f"claim that makes a table count, {which}"] = bench.send(claim, judges[0])
+    root, path = _table(node.address, 3 * UNITS)
+    bench.wait_until(max(bench.now() + 1, pool.maturity(3 * DELAYED - 1)))
+    bench.send(_posted(bench, judges, 1, 3 * DELAYED - 1, root, 3 * UNITS * WORKERS), node)
+    bench.wait_until(bench.now() + pool.delay)
+    bench.wait_until(max(bench.now() + 1, pool.maturity(4 * DELAYED - 1)))
+    bench.send(_posted(bench, judges, 1, 4 * DELAYED - 1, root, 3 * UNITS * WORKERS), node)
+    gas["claim"] = bench.send(contracts.claim(1, node.address, 3 * UNITS, path), judges[0])
+
+
+def _posted(
+    bench: Bench, judges: list[NodeKey], pool: int, epoch: int, root: bytes, total: int, signers: int = 2
+) -> Any:
+    table = Earnings(pool, epoch, 1, root, total, bytes(32))
+    signatures = [sign(judge, bench.domain, table) for judge in judges[:signers]]
+    return bench.contracts.post_earnings(table, signatures)
 
 
 def _table(node: Address, units: int) -> tuple[bytes, list[bytes]]:
@@ -185,9 +199,12 @@ def _full_bench(bench: Bench, manager: NodeKey, gas: dict[str, int]) -> None:
     contracts, judges = bench.contracts, _judges(bench, 16)
     bench.send(contracts.create_pool(_params(manager, judges, 11)), manager)
     bench.send(contracts.fund_pool(2, TOKEN), manager)
-    bench.wait_until(contracts.pool(2).maturity(0))
-    signatures = [sign(judge, bench.domain, Earnings(2, 0, b"\x33" * 32, 10)) for judge in judges[:11]]
-    gas["post a table, 11 of 16"] = bench.send(contracts.post_earnings(2, 0, b"\x33" * 32, 10, signatures), manager)
+    bench.wait_until(contracts.pool(2).maturity(DELAYED - 1))
+    post = _posted(bench, judges, 2, DELAYED - 1, b"\x33" * 32, 10, 11)
+    gas["post a table, 11 of 16"] = bench.send(post, manager)
+    gas["hold a table"] = bench.send(contracts.hold(2), manager)
+    signers = [judge.address for judge in judges[:11]]
+    gas["drop a table, 11 of 16"] = bench.send(contracts.drop(2, signers), bench.deployer)
 
 
 def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict[str, int]) -> None:
@@ -196,9 +213,9 @@ def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict
         bench.send(contracts.join(1, CONTACT), node)
     root, path = _table(worker.address, 3 * UNITS)
     pool = contracts.pool(1)
-    bench.wait_until(max(bench.now() + 1, pool.maturity(2)))
-    table = Earnings(1, 2, root, 3 * UNITS * WORKERS)
-    bench.send(contracts.post_earnings(1, 2, root, table.total, bench.quorum(judges, table)), cheat)
+    bench.wait_until(max(bench.now() + 1, pool.maturity(5 * DELAYED - 1)))
+    bench.send(_posted(bench, judges, 1, 5 * DELAYED - 1, root, 3 * UNITS * WORKERS), cheat)
+    bench.wait_until(bench.now() + pool.delay)
     carrier = bench.person(100 * TOKEN)  # who puts up the bonds
     for node in (worker, wronged):
         file = WorkCommitment(1, node.address, b"\x11" * 32, 0, b"\x02" * 32, 1000, 0)
@@ -238,9 +255,10 @@ def _params(manager: NodeKey, judges: list[NodeKey], threshold: int) -> PoolPara
 
 
 def day_on_base(gas: dict[str, int]) -> tuple[int, int]:
-    """(gas, wei) of a day with WORKERS workers: a table an epoch, weekly claims, daily leases; L2 execution only."""
+    """(gas, wei) of a day with WORKERS workers: a table each delay, weekly claims, daily leases; L2 execution only."""
     leases = WORKERS * gas["renew a lease"]
-    total = EPOCHS_PER_DAY * gas["post a table, later"] + CLAIMS_PER_DAY * gas["claim, later"] + leases
+    claims = CLAIMS_PER_DAY * gas["claim"]
+    total = TABLES_PER_DAY * gas["post a table, later"] + claims + leases
     return total, total * BASE_MINIMUM_FEE
 
 
@@ -254,7 +272,7 @@ def main() -> None:
     for name, used in gas.items():
         print(f"{name:30} {used:>10,} {REFERENCE.get(name, '-'):>14}")
     total, wei = day_on_base(gas)
-    print(f"\na day of {WORKERS} workers, {EPOCHS_PER_DAY} tables, {CLAIMS_PER_DAY} claims, a lease each:", end=" ")
+    print(f"\na day of {WORKERS} workers, {TABLES_PER_DAY} tables, {CLAIMS_PER_DAY} claims, a lease each:", end=" ")
     print(f"{total / 1e6:.1f} M gas,", end=" ")
     print(f"{wei / 1e18:.6f} ETH at {BASE_MINIMUM_FEE / 1e9} gwei (Base's minimum; without the fee for L1 data)")
     save(options.json, {"gas": gas, "day": {"gas": total, "wei": wei}})

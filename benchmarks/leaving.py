@@ -127,7 +127,7 @@ async def nights(folder: Path, count: int) -> list[dict[str, Any]]:
                 for _ in range(12):
                     play.work()
                     await trio.sleep(HOUR)
-        await trio.sleep(34 * HOUR)
+        await trio.sleep(48 * HOUR)
         rows.append(play.told(f"{count} nights, and all is paid", tables=len(play.world.chain.posts)))
         nursery.cancel_scope.cancel()
     return rows

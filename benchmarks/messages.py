@@ -45,7 +45,7 @@ from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault
 from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat, RolloutCommitted, parse_envelope
-from protocol.statements import WorkCommitment, sign, work_id
+from protocol.statements import Earnings, WorkCommitment, sign, work_id
 from tests.attacks.validators import court as court_of
 from tests.attacks.validators.court import (
     DOMAIN,
@@ -165,10 +165,14 @@ class Chain:
         await trio.lowlevel.checkpoint()
         return self._posted
 
-    async def post_earnings(self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]) -> None:
+    async def waiting(self, pool: int) -> None:
         await trio.lowlevel.checkpoint()
-        if self._posted.epoch is None or epoch > self._posted.epoch:
-            self._posted = PostedEarnings(epoch, root, total)
+
+    async def post_earnings(self, earnings: Earnings, signatures: Sequence[bytes]) -> None:
+        """It counts at once."""
+        await trio.lowlevel.checkpoint()
+        if self._posted.epoch is None or earnings.epoch > self._posted.epoch:
+            self._posted = PostedEarnings(earnings.epoch, earnings.root, earnings.total)
 
 
 class Files(SharedBlobs):

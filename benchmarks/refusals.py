@@ -35,7 +35,7 @@ HEAVY = ("torch", "transformers", "libp2p", "web3", "pyarrow", "matplotlib", "no
 
 
 NOWHERE = NetworkProfile(
-    name="test", chain_id=31337, rpc_urls=("http://127.0.0.1:9",), contracts=Addresses(*["0x" + "11" * 20] * 4)
+    name="test", chain_id=31337, rpc_urls=("http://127.0.0.1:9",), contracts=Addresses(*["0x" + "11" * 20] * 5)
 )
 
 

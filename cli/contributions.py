@@ -74,7 +74,7 @@ def row_of(record: "FileRecord", pay: "PayRecord | None", groups: int | None) ->
         "reason": record.why,
         "epoch": record.epoch,
         "pay": state,
-        "claimable_at": pay.claimable_at(record.epoch) if pay and state == "certified" else None,
+        "claimable_at": pay.claimable_at(record.epoch) if pay and state in ("certified", "waiting") else None,
     }
 
 
@@ -89,7 +89,9 @@ def pay_state(record: "FileRecord", pay: "PayRecord | None") -> str:
     if record.line is None and record.epoch <= pay.through:
         return "unclear"  # tabled before this node looked for the first time
     if record.line is None:
-        return "certified" if record.named >= pay.quorum else "waits for roots"
+        if record.named < pay.quorum:
+            return "waits for roots"
+        return "waiting" if record.epoch <= pay.waits_through else "certified"
     if record.line <= 0:
         return "missed" if record.line == 0 else "unclear"
     return "claimed" if pay.claimed >= record.line else "in the table"

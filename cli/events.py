@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from node.chain.client import ChainClient
 
 T = TypeVar("T")
-VALIDATORS_FAULTS = {200: "contradicting_verdicts", 201: "false_root"}
-"""The Court's REASON_DOUBLE_VERDICT and REASON_FALSE_ROOT."""
+VALIDATORS_FAULTS = {200: "contradicting_verdicts", 201: "false_root", 202: "false_table"}
+"""The Court's REASON_DOUBLE_VERDICT, REASON_FALSE_ROOT and REASON_FALSE_TABLE."""
 _TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_at", "ended_at")
 _NAMED = ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact", "case_id")
 _NAMED += ("holder", "term", "from_step", "step")

@@ -19,7 +19,7 @@ from eth_hash.auto import keccak
 from contracts.asking import at_once
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes, parse_address
-from protocol.statements import Attestation, EpochRoot, Invitation, TermSilent, Verdict, WorkCommitment
+from protocol.statements import Attestation, Earnings, EpochRoot, Invitation, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
     from web3.contract.contract import Contract, ContractFunction
@@ -43,6 +43,7 @@ class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vault: Address
     swarm: Address
     court: Address
+    payroll: Address
     chair: Address = NOBODY
 
 
@@ -52,6 +53,8 @@ class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     """What `createPool` is told. Amounts in token wei, times in seconds.
 
+    guardian: may hold a table that waits; NOBODY: who opens the pool; delay: how long a table waits, a quarter to all
+    of the window, 0: a quarter, six hours of a day;
     max_units_per_epoch: work units that a node can be paid for per epoch and unit of its size; units_per_epoch: that
     all nodes together can be paid for per epoch; slash_amount: what a fault costs for each unit of the
     node, at most what one bonds; invited: a node needs the manager's invitation; attested: only attested units count.
@@ -63,7 +66,9 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     bootnodes: tuple[str, ...] = ()
     manager: Address
     reward_per_unit: int
+    guardian: Address = NOBODY
     window: int
+    delay: int = 0
     epoch_seconds: int
     lease_seconds: int = 48 * 3600
     max_units_per_epoch: int = 10**9
@@ -81,7 +86,7 @@ class PoolInfo(msgspec.Struct, frozen=True):
     opener: who opened it, may end it, and gets what is left; stopped_at: since when it is paused or over, 0 while it
     runs; has_members: whether anybody ever joined; escrow: what no table of earnings has promised; owed: what one has
     promised and nobody was paid yet; validators_from: when the proposed ones may take office, 0 without; seated: the
-    chair's trainers, if it has any.
+    chair's trainers, if it has any; delay: how long a table waits before it counts; guardian: may hold one.
     """
 
     id: int
@@ -111,6 +116,8 @@ class PoolInfo(msgspec.Struct, frozen=True):
     validators_from: int
     validators: tuple[Address, ...]
     proposed: tuple[Address, ...]
+    guardian: Address
+    delay: int
     seated: tuple[Address, ...] = ()
 
     @property
@@ -129,6 +136,30 @@ class PoolInfo(msgspec.Struct, frozen=True):
     def maturity(self, epoch: int) -> int:
         """From this second on a table may say what was earned through this epoch."""
         return self.epoch_end(epoch) + self.window
+
+    def countable(self, epoch: int) -> int:
+        """From this second on what was earned in this epoch can be claimed, if its table is posted at once."""
+        return self.maturity(epoch) + self.delay
+
+    def is_enough(self, first: int, last: int) -> bool:
+        """Whether a table of these epochs covers as much as it must: its delay, or the end of a pool that is over."""
+        whole = (last + 1 - first) * self.epoch_seconds >= self.delay
+        return whole or (self.ended and last >= self.epoch_at(self.stopped_at))
+
+    def next_table(self, first: int) -> int:
+        """From this second on a table of the epochs from `first` on may come."""
+        last = first + max(-(-self.delay // self.epoch_seconds), 1) - 1
+        return self.maturity(max(first, min(last, self.epoch_at(self.stopped_at))) if self.ended else last)
+
+    @property
+    def closes_at(self) -> int:
+        """Of a pool that has ended: from then on no table may come."""
+        return self.maturity(self.epoch_at(self.stopped_at)) + self.window
+
+    @property
+    def swept_from(self) -> int:
+        """Of a pool that has ended: from then on what no table has promised goes back."""
+        return self.closes_at + self.delay
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -228,6 +259,18 @@ class PostedEarnings(msgspec.Struct, frozen=True):
     def epochs_left(self, units: int) -> int | None:
         """For how many epochs of the last size these units last; None where nobody has earned anything yet."""
         return units * self.last_epochs // self.last_units if self.last_units else None
+
+
+class WaitingEarnings(msgspec.Struct, frozen=True):
+    """A table that does not count yet. epoch: the last one that is in it; counts_at: unix seconds; held: by the
+    guardian; signers: hash of those who signed it."""
+
+    root: bytes
+    total: int
+    epoch: int
+    counts_at: int
+    held: bool
+    signers: bytes
 
 
 # ---- events
@@ -376,11 +419,30 @@ class NodeAttested(PoolEvent, frozen=True, kw_only=True):
 
 
 class EarningsPosted(PoolEvent, frozen=True, kw_only=True):
-    """A quorum's table of everything through `epoch`. total: units of all nodes since the pool began."""
+    """A quorum's table of everything through `epoch`. total: units of all nodes since the pool began; blob: of the file
+    that names those of its lines; counts_at: unix seconds, unless it is held or dropped."""
+
+    epoch: int
+    number: int
+    root: bytes
+    total: int
+    blob: bytes
+    counts_at: int
+    signers: tuple[Address, ...]
+
+
+class EarningsHeld(PoolEvent, frozen=True, kw_only=True):
+    """The guardian doubts the table that waits: it counts later, unless the arbiter drops it."""
+
+    epoch: int
+    counts_at: int
+
+
+class EarningsDropped(PoolEvent, frozen=True, kw_only=True):
+    """The arbiter found the table that waited false: it never counts."""
 
     epoch: int
     root: bytes
-    total: int
 
 
 class Claimed(PoolEvent, frozen=True, kw_only=True):
@@ -400,8 +462,9 @@ class GivenBack(PoolEvent, frozen=True, kw_only=True):
 
 
 class Slashed(PoolEvent, frozen=True, kw_only=True):
-    """amount: token wei taken; reason: checks.Reason, 200 for contradicting verdicts, or 201 for a root that
-    contradicts another or a verdict; file_root: for these two the work's id; case_id: of the vault's case while the
+    """amount: token wei taken; reason: checks.Reason, 200 for contradicting verdicts, 201 for a root that
+    contradicts another or a verdict, or 202 for a table that was dropped or contradicts another; file_root: for these
+    the work's id, or the root; case_id: of the vault's case while the
     slash may be overturned, 0 if it is final.
     """
 
@@ -631,6 +694,7 @@ def parse_log(log: RawLog, addresses: Addresses) -> Event | None:
     Raises ContractError if a log of ours does not have its event's form.
     """
     slots = {addresses.swarm: "Swarm", addresses.vault: "StakeVault", addresses.court: "Court"}
+    slots[addresses.payroll] = "Payroll"
     if addresses.chair != NOBODY:
         slots[addresses.chair] = "Chair"
     contract = slots.get(log.address)
@@ -830,6 +894,7 @@ class Contracts:
         "vault": "StakeVault",
         "swarm": "Swarm",
         "court": "Court",
+        "payroll": "Payroll",
         "chair": "Chair",
     }
 
@@ -838,7 +903,7 @@ class Contracts:
         self.web3 = web3
         self.addresses = addresses
 
-    # made when they are first asked for: web3 takes its time over an ABI, and few need all five
+    # made when they are first asked for: web3 takes its time over an ABI, and few need all six
 
     @cached_property
     def token(self) -> "Contract":
@@ -857,6 +922,10 @@ class Contracts:
         return self._contract("court")
 
     @cached_property
+    def payroll(self) -> "Contract":
+        return self._contract("payroll")
+
+    @cached_property
     def chair(self) -> "Contract":
         return self._contract("chair")
 
@@ -868,7 +937,7 @@ class Contracts:
         """Names of contracts whose address holds no code.
 
         One question about all: a call without a receiver runs its own data as a program (PUSH20 address, EXTCODESIZE,
-        PUSH1 place, MSTORE for each; then RETURN). Every command waits for it, and `eth_getCode` would be five of them.
+        PUSH1 place, MSTORE for each; then RETURN). Every command waits for it, and `eth_getCode` would be six of them.
         """
         slots = list(self.places())
         sizes = [
@@ -911,12 +980,14 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        (terms, counters), bench, chair = at_once(
+        (terms, counters), book, bench, chair = at_once(
             lambda: self._ask("swarm", "poolInfo", pool),
+            lambda: self._ask("payroll", "bookOf", pool),
             lambda: self._ask("court", "benchOf", pool),
             lambda: self.chair_of(pool),
         )
-        manager, reward, slash, units, stopped_at, opener, run_root, requirement_root, run_uri, bootnodes = terms
+        manager, reward, slash, units, stopped_at, delay, opener, guardian, *about = terms
+        run_root, requirement_root, uri, bootnodes = about
         _, threshold, _, start, _, validators, proposed = bench
 
         def part(first: int, bits: int) -> int:
@@ -944,14 +1015,16 @@ class Contracts:
             units_per_epoch=units,
             reward_per_unit=reward,
             slash_amount=slash,
-            escrow=part(0, 56) * reward,
-            owed=part(56, 56) * reward,
-            run_uri=run_uri,
+            escrow=book[0] * reward,
+            owed=book[1] * reward,
+            run_uri=uri,
             bootnodes=tuple(bootnodes.split()),
             threshold=threshold,
             validators_from=start,
             validators=tuple(validators),
             proposed=tuple(proposed),
+            guardian=guardian,
+            delay=delay,
             seated=chair.trainers if chair else (),
         )
 
@@ -999,16 +1072,22 @@ class Contracts:
         return self._ask("court", "placesTaken", pool, invitee)
 
     def earnings(self, pool: int) -> PostedEarnings:
-        root, total, epochs, *last = self._ask("swarm", "earningsOf", pool)
+        """The newest table that counts."""
+        _, _, total, epochs, root, *last = self._ask("payroll", "bookOf", pool)
         return PostedEarnings(epochs - 1 if epochs else None, root, total, *last)
+
+    def waiting(self, pool: int) -> WaitingEarnings | None:
+        """The table that does not count yet."""
+        root, total, epochs, counts_at, held, signers = self._ask("payroll", "waitingOf", pool)
+        return WaitingEarnings(root, total, epochs - 1, counts_at, held, signers) if counts_at else None
 
     def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool."""
-        return self._ask("swarm", "claimedOf", pool, node)
+        return self._ask("payroll", "claimedOf", pool, node)
 
     def allowance_of(self, pool: int, node: Address) -> int:
         """How many units the node's size allows to be paid now, whatever it has earned."""
-        return self._ask("swarm", "allowanceOf", pool, node)
+        return self._ask("payroll", "allowanceOf", pool, node)
 
     def stake_of(self, provider: Address) -> Stake:
         return Stake(*self._ask("vault", "stakeOf", provider))
@@ -1133,11 +1212,12 @@ class Contracts:
 
     def create_pool(self, params: PoolParams) -> "ContractFunction":
         # The contract's struct has the same fields in the same order.
-        values = msgspec.structs.asdict(params) | {"bootnodes": "\n".join(params.bootnodes)}
+        delay = params.delay or -(-params.window // 4)
+        values = msgspec.structs.asdict(params) | {"bootnodes": "\n".join(params.bootnodes), "delay": delay}
         return self.swarm.functions.createPool(tuple(values.values()))
 
     def fund_pool(self, pool: int, amount: int) -> "ContractFunction":
-        return self.swarm.functions.fundPool(pool, amount)
+        return self.payroll.functions.fund(pool, amount)
 
     def set_pool_run(self, pool: int, run_root: bytes) -> "ContractFunction":
         return self.swarm.functions.setPoolRun(pool, run_root)
@@ -1155,7 +1235,7 @@ class Contracts:
         return self.swarm.functions.endPool(pool)
 
     def sweep(self, pool: int) -> "ContractFunction":
-        return self.swarm.functions.sweep(pool)
+        return self.payroll.functions.sweep(pool)
 
     def propose_validators(self, pool: int, validators: Sequence[Address], threshold: int) -> "ContractFunction":
         return self.court.functions.proposeValidators(pool, list(validators), threshold)
@@ -1215,15 +1295,21 @@ class Contracts:
         a = attestation
         return self.court.functions.attest(a.pool, a.node, a.units, a.made_at, a.until, list(signatures))
 
-    def post_earnings(
-        self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]
-    ) -> "ContractFunction":
-        """signatures: a quorum's, of an Earnings."""
-        return self.court.functions.postEarnings(pool, epoch, root, total, list(signatures))
+    def post_earnings(self, earnings: Earnings, signatures: Sequence[bytes]) -> "ContractFunction":
+        """signatures: a quorum's."""
+        return self.payroll.functions.post(_words(earnings), list(signatures))
+
+    def hold(self, pool: int) -> "ContractFunction":
+        """As the pool's guardian: the table that waits."""
+        return self.payroll.functions.hold(pool)
+
+    def drop(self, pool: int, signers: Sequence[Address]) -> "ContractFunction":
+        """As the arbiter: the table that is held. signers: as its event told them."""
+        return self.payroll.functions.drop(pool, list(signers))
 
     def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> "ContractFunction":
         """units: the node's line of the newest table; proof: from it to the table's root."""
-        return self.swarm.functions.claim(pool, node, units, list(proof))
+        return self.payroll.functions.claim(pool, node, units, list(proof))
 
     # writes, unsent: faults
 
@@ -1260,6 +1346,12 @@ class Contracts:
         """Two roots of one validator and epoch with one number."""
         return self.court.functions.rootEvidence(_words(first), first_signature, _words(second), second_signature)
 
+    def table_evidence(
+        self, first: Earnings, first_signature: bytes, second: Earnings, second_signature: bytes
+    ) -> "ContractFunction":
+        """Two tables of one validator and epoch with one number."""
+        return self.court.functions.tableEvidence(_words(first), first_signature, _words(second), second_signature)
+
     def leaf_evidence(
         self,
         root: EpochRoot,
@@ -1280,7 +1372,7 @@ def _member_state(node: Address, v: Sequence[Any]) -> MemberState:
     return MemberState(node, None if v[0] == NOBODY else v[0], *v[1:])
 
 
-def _words(statement: WorkCommitment | EpochRoot) -> tuple[Any, ...]:
+def _words(statement: WorkCommitment | EpochRoot | Earnings) -> tuple[Any, ...]:
     return msgspec.structs.astuple(statement)
 
 

@@ -19,7 +19,7 @@ from protocol.errors import IntellectError
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "artifacts" / "sources.json"
 """The compiler's whole input in an installed wheel (contracts.wheel); a checkout has none."""
-CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court", "Chair")
+CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court", "Payroll", "Chair")
 COMPILER = "0.8.37+commit.f401782d"
 """As explorers name it; `compile.mjs` tells the one that was used."""
 SIZE_LIMIT = 22_000

@@ -66,10 +66,12 @@ def deploy(web3: "Web3", key: NodeKey, params: DeployParams, send: Send | None =
     vault = _create(web3, send, "StakeVault", token, _vault_params(params, key.address))
     swarm = _create(web3, send, "Swarm", vault, params.base_stake, params.stake_per_unit, params.min_window)
     court = _create(web3, send, "Court", swarm)
+    payroll = _create(web3, send, "Payroll", court)
     chair = _create(web3, send, "Chair", court)
-    contracts = Contracts(web3, Addresses(token=token, vault=vault, swarm=swarm, court=court, chair=chair))
+    places = Addresses(token=token, vault=vault, swarm=swarm, court=court, payroll=payroll, chair=chair)
+    contracts = Contracts(web3, places)
     send(contracts.vault.functions.setSwarm(swarm), "tie the vault to the swarm")
-    send(contracts.swarm.functions.setCourt(court), "tie the swarm to the court")
+    send(contracts.swarm.functions.setCourt(court, payroll), "tie the swarm to the court and the payroll")
     return Deployment(contracts.addresses, first)
 
 

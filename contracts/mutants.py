@@ -22,23 +22,23 @@ from contracts.javascript import node_command
 HERE = build.HERE
 SOURCES = {
     "StakeVault.sol": ("StakeVault",),
-    "Counters.sol": ("Swarm",),
+    "Counters.sol": ("Swarm", "Payroll"),
     "Nodes.sol": ("Swarm",),
     "Pools.sol": ("Swarm",),
     "Members.sol": ("Swarm",),
-    "Earnings.sol": ("Swarm",),
     "Swarm.sol": ("Swarm",),
     "Court.sol": ("Court",),
+    "Payroll.sol": ("Payroll",),
     "Chair.sol": ("Chair",),
-    "Statements.sol": ("Court", "Swarm", "Chair"),
+    "Statements.sol": ("Court", "Swarm", "Payroll", "Chair"),
 }
 """Which file's lines are changed -> which contracts that changes."""
 NEAR = {
     "StakeVault.sol": "test/{vault,court}/*",
     "Nodes.sol": "test/nodes/*",
     "Pools.sol": "test/pools/*",
-    "Members.sol": "test/{pools,earnings}/*",
-    "Earnings.sol": "test/earnings/*",
+    "Members.sol": "test/{pools,payroll}/*",
+    "Payroll.sol": "test/payroll/*",
     "Court.sol": "test/court/*",
     "Chair.sol": "test/chair/*",
 }
@@ -71,11 +71,10 @@ BY_HAND = (
     ("Court.sol", "REASON_FALSE_ROOT = 201", "REASON_FALSE_ROOT = 200"),
     ("Members.sol", "uint32(block.timestamp + pool.leaseSeconds())", "uint32(node.leaseUntil + pool.leaseSeconds())"),
     ("Members.sol", "block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil", "uint40(block.timestamp)"),
-    ("Members.sol", "court.attestedUnits(id, node)", "court.attestedUnits(id, entry.provider)"),
-    ("Members.sol", "court.lastAttested(id, node)", "court.lastAttested(id, entry.provider)"),
-    ("Members.sol", "gone || pool.has(ENDED)", "pool.has(ENDED)"),
-    ("Earnings.sol", "(units + capacity - 1) / capacity", "units / capacity"),
-    ("Earnings.sol", "(units + capacity - 1) / capacity", "epochs"),
+    ("Members.sol", "entry.pool == id ? entry.units", "entry.pool != id ? entry.units"),
+    ("Payroll.sol", "(units + capacity - 1) / capacity", "units / capacity"),
+    ("Payroll.sol", "(units + capacity - 1) / capacity", "epochs"),
+    ("Court.sol", "REASON_FALSE_TABLE = 202", "REASON_FALSE_TABLE = 201"),
     ("StakeVault.sol", "share + (case_.appealed ? put + _lose(put) : put)", "share + put + _lose(put)"),
     ("StakeVault.sol", "case_.appealed ? won + case_.bond : won", "won + case_.bond"),
 )
@@ -85,13 +84,11 @@ SECONDS = 240
 
 _SAME = "where two numbers are equal, either of them will do"
 _NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
-_SECOND_LINE = "cannot fail while the sums agree, which the invariants check; there for the day when they do not"
 EXPLAINED: dict[str, str] = {
     "Statements.sol: node = node < sibling => node = node <= sibling": "two equal hashes are one pair in either order",
     "Court.sol: break; => (nothing)": "an address stands there once, so nothing else is found",
     "Members.sol: member.leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil; => "
     "member.leftAt = block.timestamp <= leaseUntil ? uint40(block.timestamp) : leaseUntil;": _SAME,
-    "Members.sol: if (found < units) units = found; => if (found <= units) units = found;": _SAME,
     "StakeVault.sol: claimed = amount < there ? amount : there; => claimed = amount <= there ? amount : there;": _SAME,
     "StakeVault.sol: uint256 amount = there > claimed ? there - claimed : 0; => "
     "uint256 amount = there >= claimed ? there - claimed : 0;": _NOTHING_MOVES,
@@ -100,17 +97,17 @@ EXPLAINED: dict[str, str] = {
     "StakeVault.sol: taken.bonded = uint96(amount < from.bonded ? amount : from.bonded); => "
     "taken.bonded = uint96(amount <= from.bonded ? amount : from.bonded);": _SAME,
     "StakeVault.sol: if (put < minBond) put = minBond; => if (put <= minBond) put = minBond;": _SAME,
-    "Counters.sol: assert(units <= c.owed()); => (nothing)": _SECOND_LINE,
-    "Counters.sol: assert(units <= c.owed()); => (nothing) (2)": _SECOND_LINE,
     "Members.sol: uint256 count = most < left ? most : left; => uint256 count = most <= left ? most : left;": _SAME,
     "Members.sol: uint256 left = first < joined.length ? joined.length - first : 0; => "
     "uint256 left = first <= joined.length ? joined.length - first : 0;": _NOTHING_MOVES,
-    "Earnings.sol: uint256 due = units > claimed ? units - claimed : 0; => "
+    "Payroll.sol: uint256 due = units > claimed ? units - claimed : 0; => "
     "uint256 due = units >= claimed ? units - claimed : 0;": _NOTHING_MOVES,
-    "Earnings.sol: return member.joinedAt != 0 && next > member.unusedFrom ? next - member.unusedFrom : 0; => "
-    "return member.joinedAt != 0 && next >= member.unusedFrom ? next - member.unusedFrom : 0;": _NOTHING_MOVES,
-    "Earnings.sol: if (due > pool.owed()) due = pool.owed(); => if (due >= pool.owed()) due = pool.owed();": _SAME,
-    "Earnings.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
+    "Payroll.sol: epochs = next > from ? next - from : 0; => epochs = next >= from ? next - from : 0;": _NOTHING_MOVES,
+    "Payroll.sol: if (due > book.owed) due = book.owed; => if (due >= book.owed) due = book.owed;": _SAME,
+    "Payroll.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
+    "Payroll.sol: if (paid.unusedFrom > from) from = paid.unusedFrom; => "
+    "if (paid.unusedFrom >= from) from = paid.unusedFrom;": _SAME,
+    "Pools.sol: if (answerable > needed) needed = answerable; => if (answerable >= needed) needed = answerable;": _SAME,
     "Chair.sol: if (step > term.reached) term.reached = step; => if (step >= term.reached) term.reached = step;": _SAME,
     "Chair.sol: if (c.index < term.reached) term.reached = c.index; => "
     "if (c.index <= term.reached) term.reached = c.index;": _SAME,

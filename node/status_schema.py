@@ -145,9 +145,9 @@ class StakePart(msgspec.Struct, frozen=True):
 
 
 class EpochPart(msgspec.Struct, frozen=True):
-    """What a quorum certified of one epoch of this node's work. state: certified, in the table, claimed, missed, or
-    unclear; missed_units: not in its table; unclear_units: of which nobody can say whether it has them; claimable_at:
-    when a table may have it, by the chain."""
+    """What a quorum certified of one epoch of this node's work. state: certified, waiting (a table has it that does
+    not count yet), in the table, claimed, missed, or unclear; missed_units: not in its table; unclear_units: of which
+    nobody can say whether it has them; claimable_at: when it can be claimed, by the chain."""
 
     epoch: int
     state: str = ""
@@ -160,8 +160,8 @@ class EpochPart(msgspec.Struct, frozen=True):
 
 class PaidUnitsPart(msgspec.Struct, frozen=True):
     """This node's units: claimed, payable by a posted table, certified and in none yet, missed; owed: in a table, and
-    payable once the pool can; made and not decided, accepted and not certified, claimable now of the payable ones, and
-    such as nobody can tell of."""
+    payable once the pool can; made and not decided, accepted and not certified, claimable now of the payable ones, such
+    as nobody can tell of, and waiting: of the certified ones those that a table has which does not count yet."""
 
     claimed: int = 0
     in_table: int = 0
@@ -172,6 +172,7 @@ class PaidUnitsPart(msgspec.Struct, frozen=True):
     accepted: int = 0
     claimable: int = 0
     unclear: int = 0
+    waiting: int = 0
 
 
 class PayPart(msgspec.Struct, frozen=True):

@@ -323,7 +323,7 @@ class EpochRootSigned(_Message, frozen=True):
 
 class EarningsSigned(_Message, frozen=True):
     """A validator signs the table of what all nodes have earned. table (32 bytes), size: the table as a blob
-    (`earnings.encode_table`); signature: over the earnings, EIP-712, for the contract."""
+    with what it rests on (`table.encode_head`); signature: over the earnings, EIP-712, for the contract."""
 
     earnings: Earnings
     table: bytes
@@ -333,6 +333,8 @@ class EarningsSigned(_Message, frozen=True):
     def fault(self) -> str | None:
         if self.earnings.pool != self.pool or len(self.table) != 32 or self.size <= 0:
             return "the earnings are another pool's, or a root is not 32 bytes"
+        if max(self.earnings.epoch, self.earnings.number, self.earnings.total) >= 2**63:
+            return "a number is out of range"
         return _statement_fault(self.earnings)
 
 

@@ -106,13 +106,18 @@ class EpochRoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Earnings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The table of what every node has earned through `epoch`. root: of its Merkle tree (`earnings.py`); total: of all
-    nodes, in units, since the pool began."""
+    """The table of what every node can be paid of everything through `epoch`.
+
+    number: rises, and no two of one validator and epoch are alike: who signs something else takes another one, or it
+    costs the stake; root: of its Merkle tree (`table.py`); total: of all nodes, in units, since the pool began; blob:
+    of the file that names those of its lines (`table.Head` without what it rests on)."""
 
     pool: int
     epoch: int
+    number: int
     root: bytes
     total: int
+    blob: bytes
 
 
 class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,6 +184,7 @@ Statement = (
 )
 
 _JUDGEMENT = "uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values"
+_TALLY = "uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob"
 _MEMBERS: dict[type[Statement], str] = {
     WorkCommitment: (
         "uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint64 epoch"
@@ -186,8 +192,8 @@ _MEMBERS: dict[type[Statement], str] = {
     # The same members under two names: the type's name is hashed, so one can never be shown as the other.
     Verdict: _JUDGEMENT,
     Rechecked: _JUDGEMENT,
-    EpochRoot: "uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob",
-    Earnings: "uint256 pool,uint64 epoch,bytes32 root,uint64 total",
+    EpochRoot: _TALLY,
+    Earnings: _TALLY,
     NodeRegistration: "address provider,address node,uint32 units,uint256 nonce,uint256 deadline",
     Invitation: "uint256 pool,address invitee,uint32 places,uint64 deadline",
     Ticket: "uint256 pool,address node",

@@ -102,6 +102,10 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     def root(self) -> bytes:
         return merkle_root(self._tops())
 
+    def bare(self) -> "Head":
+        """Without what it rests on, which validators may have heard otherwise: what `Earnings.blob` names."""
+        return msgspec.structs.replace(self, sources=(), refusals=())
+
     def pages_of(self, node: Address) -> range:
         """Numbers of the files of lines that may have the node's."""
         return pages_of(self.pages, address_bytes(node))

@@ -287,7 +287,7 @@ VERDICT = messages.signed(_VERDICT, KEY, DOMAIN)
 _LEAVES, (LEAVES,) = leaves_of([Accepted(1, NODE, 1, bytes([n]) * 32, 12) for n in (1, 2)])
 _ROOTED = EpochRoot(1, 1, 9, _LEAVES.root(), 24, ROOT)
 STATED = PolicyStatement(1, 0, 1, 0, ROOT, ROOT, ROOT, ROOT)
-_EARNED = Earnings(1, 1, ROOT, 12)
+_EARNED = Earnings(1, 1, 7, ROOT, 12, ROOT)
 _VERDICT_ENVELOPE = messages.seal(KEY, DOMAIN, VERDICT)
 MESSAGES: tuple[messages.Message, ...] = (
     messages.Heartbeat(

@@ -85,7 +85,7 @@ def _statements() -> list[tuple[NodeKey, Statement]]:
         (VALIDATOR, Verdict(**told)),
         (VALIDATOR, Rechecked(**told)),
         (VALIDATOR, EpochRoot(POOL, 21, 1_800_000_000, bytes([21]) * 32, 4096, bytes([22]) * 32)),
-        (VALIDATOR, Earnings(POOL, 21, bytes([20]) * 32, 123_456)),
+        (VALIDATOR, Earnings(POOL, 21, 1_700_000_000, bytes([20]) * 32, 123_456, bytes([21]) * 32)),
         (WORKER, NodeRegistration(PROVIDER.address, WORKER.address, 2, 0, 1_900_000_000)),
         (TRAINER, Invitation(POOL, WORKER.address, 2, 1_900_000_000)),
         (WORKER, Ticket(POOL, VALIDATOR.address)),

@@ -62,7 +62,7 @@ async def seat(
     lease: Annotated[int, time_option("After this time without a hold the chair is free.")] = "1h",  # type: ignore[assignment]
     grace: Annotated[int, time_option("Wait of each further standby behind the one before it.")] = "20s",  # type: ignore[assignment]
 ) -> Plan:
-    """As the manager, once: name the trainers. The first leads; the others stand by."""
+    """As the manager or who opened the pool, once: name the trainers. The first leads; the others stand by."""
     trainers = _named(trainer)
     says = (
         f"{trainers[0]} leads pool {pool}, and {len(trainers) - 1} trainer(s) stand by; a lease lasts "
@@ -72,7 +72,7 @@ async def seat(
     return Plan(says, f"pool {pool} has {len(trainers)} trainer(s)", [change])
 
 
-@transaction(chair_app, "propose", example="chair propose 7 --trainer 0xAb.. --trainer 0xEf.. --key manager")
+@transaction(chair_app, "propose", example="chair propose 7 --trainer 0xAb.. --trainer 0xEf.. --key opener")
 async def propose(
     chain: "ChainClient",
     me: "Address",
@@ -82,7 +82,10 @@ async def propose(
         bool, typer.Option("--apply", help="Let those who were proposed before take their places.")
     ] = False,
 ) -> Plan:
-    """As the manager: name other trainers, who can take their places one window later (--apply, by anybody)."""
+    """As who opened the pool: name other trainers, who can take their places one window later (--apply, by anybody).
+
+    Naming anew undoes what was named. Nobody takes a place in a pool that has ended.
+    """
     if apply:
         change = step("change the trainers", chain.contracts.apply_trainers(pool))
         says = f"the proposed trainers of pool {pool} take their places; no money moves"

@@ -12,10 +12,11 @@ from cli.contract.pool import Pool
 from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address, read_json
 from cli.errors import CHAIN, CommandError
 from cli.events import events_of, pool_topics
-from cli.output import ether
+from cli.output import duration, ether
 from cli.places import chosen_directory, state_dir_option
 
 if TYPE_CHECKING:
+    from contracts.bindings import WaitingEarnings
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
@@ -31,8 +32,10 @@ class SignedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     pool: Annotated[int, msgspec.Meta(ge=1, le=MAX_POOL)]
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    number: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
     root: Word
     total: Total
+    blob: Word
     signatures: Annotated[tuple[Signature, ...], msgspec.Meta(min_length=1, max_length=16)]
 
 
@@ -51,13 +54,18 @@ async def show(
         Any, typer.Argument(parser=address, metavar="[NODE]", help="A node's address: show what it was paid, too.")
     ] = None,
 ) -> tuple[dict[str, Any], Rows]:
-    """The newest table of earnings of a pool: until which epoch, how much, what is owed; and what a node was paid."""
+    """The newest table of earnings of a pool: until which epoch, how much, what is owed; and what a node was paid.
+
+    Also the one that waits: what it adds, until when it can be held, and whether it is.
+    """
     info, posted, now = await chain.pool(pool), await chain.earnings(pool), (await chain.block()).timestamp
+    waiting = await chain.waiting(pool)
     paid = await chain.claimed(pool, node) if node else 0
     allowed = await chain.ask("read what a node may claim", lambda c: c.allowance_of(pool, node)) if node else 0
     after = -1 if posted.epoch is None else posted.epoch
     facts: dict[str, Any] = {"pool": pool, "epoch": posted.epoch, "root": posted.root.hex(), "total": posted.total}
-    facts |= {"owed_wei": str(info.owed), "free_wei": str(info.escrow), "next_at": info.maturity(after + 1)}
+    facts |= {"owed_wei": str(info.owed), "free_wei": str(info.escrow), "next_at": info.next_table(after + 1)}
+    facts["waiting"] = _waiting(waiting) if waiting else None
     facts |= {"node": node, "claimed": paid, "allowed_now": allowed} if node else {}
     rows: list[tuple[str, Any]] = [("pool", pool)]
     if posted.epoch is None:
@@ -65,7 +73,12 @@ async def show(
     else:
         rows += [("table", f"through epoch {posted.epoch}: {posted.total:,} units"), ("root", posted.root.hex())]
     rows += [("owed", f"{ether(info.owed)} tokens"), ("free", f"{ether(info.escrow)} tokens")]
-    rows.append(("next table", f"of epoch {after + 1}, {when(info.maturity(after + 1), now)} or later"))
+    if waiting:
+        held = f"the guardian {info.guardian} holds it; " if waiting.held else ""
+        more = f"{waiting.total - posted.total:,} units more, through epoch {waiting.epoch}"
+        rows.append(("waits", f"{more}; {held}it counts {when(waiting.counts_at, now)}"))
+    else:
+        rows.append(("next table", f"of epoch {after + 1}, {when(info.next_table(after + 1), now)} or later"))
     if node:
         worth = ether(paid * info.reward_per_unit)
         rows += [("node", node), ("claimed", f"{paid:,} units, {worth} tokens"), ("at once", f"{allowed:,} units")]
@@ -124,10 +137,13 @@ async def line(
 async def post(
     chain: "ChainClient",
     me: "Address",
-    table: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: pool, epoch, root, total, signatures.")],
+    table: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON: pool, epoch, number, root, total, blob, signatures")
+    ],
 ) -> Plan:
     """Carry a table of earnings that a quorum signed to the chain. Anybody may. (Validators' daemons do it.)"""
     from node.chain.cases import unhex
+    from protocol.statements import Earnings
 
     given = read_json(table, SignedTable, "cannot be used", FORM)
     info, posted = await chain.pool(given.pool), await chain.earnings(given.pool)
@@ -135,11 +151,58 @@ async def post(
     more = max(given.total - posted.total, 0)
     says = (
         f"{more:,} units, {ether(more * info.reward_per_unit)} tokens of pool {given.pool}, are owed for what was "
-        f"earned through epoch {given.epoch}; nodes claim them"
+        f"earned through epoch {given.epoch}, {duration(info.delay)} from now unless {info.guardian} holds it; then "
+        "nodes claim them"
     )
     signatures = [unhex(one) for one in given.signatures]
-    call = chain.contracts.post_earnings(given.pool, given.epoch, unhex(given.root), given.total, signatures)
+    said = (given.pool, given.epoch, given.number, unhex(given.root), given.total, unhex(given.blob))
+    call = chain.contracts.post_earnings(Earnings(*said), signatures)
     return Plan(says, f"the earnings through epoch {given.epoch} are posted", [step("post a table of earnings", call)])
+
+
+@transaction(earnings_app, "hold", example="earnings hold 7 --network base-sepolia --key guardian")
+async def hold(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+    """As the pool's guardian: have the table that waits decided on by the arbiter. Once a table; silence pays it."""
+    waiting = await _required(chain, pool)
+    hours = await chain.ask("read a parameter", lambda c: c.appeal_seconds()) / 3600
+    says = (
+        f"the table through epoch {waiting.epoch} of pool {pool} counts {hours:g} h from now at the soonest; until "
+        "then the arbiter may drop it, and who signed it loses its stake. No money moves"
+    )
+    return Plan(says, f"the table of pool {pool} is held", [step("hold a table", chain.contracts.hold(pool))])
+
+
+@transaction(earnings_app, "drop", example="earnings drop 7 --network base-sepolia --key arbiter")
+async def drop(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+    """As the arbiter: a table that is held is false. It never counts, and who signed it is slashed."""
+    from contracts.bindings import EarningsPosted
+
+    waiting, info = await _required(chain, pool), await chain.pool(pool)
+    posted = [one for one in await events_of(chain, EarningsPosted, *pool_topics(pool)) if one.root == waiting.root]
+    if not posted:
+        raise CommandError("who signed it is not known", "the endpoint tells no event of it", "use another one", CHAIN)
+    signers = posted[-1].signers
+    says = (
+        f"{', '.join(signers)} lose their seats, their memberships, and up to {ether(info.slash_amount)} tokens of "
+        f"stake each; the table through epoch {waiting.epoch} of pool {pool} never counts, and the pool's money stays"
+    )
+    call = chain.contracts.drop(pool, signers)
+    return Plan(says, f"the table of pool {pool} is dropped", [step("drop a table", call)])
+
+
+async def _required(chain: "ChainClient", pool: int) -> "WaitingEarnings":
+    waiting = await chain.waiting(pool)
+    if waiting is None:
+        raise CommandError(
+            f"no table waits in pool {pool}", "what was posted counts", f"see: contract earnings show {pool}", CHAIN
+        )
+    return waiting
+
+
+def _waiting(waiting: "WaitingEarnings") -> dict[str, Any]:
+    """JSON-ready."""
+    facts = {"epoch": waiting.epoch, "root": waiting.root.hex(), "total": waiting.total}
+    return facts | {"counts_at": waiting.counts_at, "held": waiting.held}
 
 
 @transaction(app, "claim", example="claim 7 0xNode line.json --network base-sepolia --key anybody")
@@ -189,7 +252,7 @@ async def tables_of(chain: "ChainClient", pool: int) -> dict[str, Any]:
     """How far a pool's earnings are: the newest table, what is owed of it, when the next may come; JSON-ready."""
     info, posted = await chain.pool(pool), await chain.earnings(pool)
     following = 0 if posted.epoch is None else posted.epoch + 1
-    return {"pool": pool, "epoch": posted.epoch, "owed_wei": str(info.owed), "next_at": info.maturity(following)}
+    return {"pool": pool, "epoch": posted.epoch, "owed_wei": str(info.owed), "next_at": info.next_table(following)}
 
 
 def _table_row(table: dict[str, Any], now: int) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from cli.contract.frame import pool_app, profile_of, read
-from cli.contract.values import MAX_TOTAL, MAX_UNITS, address, seconds, wei, word
+from cli.contract.values import MAX_TOTAL, MAX_UNITS, address, seconds, usual_quorum, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import NODE_KEY, key_file
 from cli.output import AsJson, console, duration, ether, print_facts, print_json
@@ -100,12 +100,14 @@ _FIELDS: dict[str, dict[str, tuple[Parser, Any]]] = {
         "trainer_state": (_text, None),
         "validator": (_list(_ADDRESS), []),
         "validator_state": (_list(_text), []),
-        "threshold": (_number(1, MAX_VALIDATORS), 1),
+        "threshold": (_number(1, MAX_VALIDATORS), None),
         "reward": (_TOKENS, 10**18),
         "fund": (_TOKENS, 1000 * 10**18),
         "slash": (_TOKENS, 100 * 10**18),
         "epoch": (_TIME, None),
         "window": (_TIME, None),
+        "delay": (_TIME, None),
+        "guardian": (_ADDRESS, None),
         "lease": (_TIME, 86_400),
         "max_units": (_number(1, MAX_UNITS), 10**8),
         "units_per_epoch": (_number(1, MAX_TOTAL), 10**9),
@@ -279,6 +281,7 @@ class Plan:
             self.wrong("pool.validator", "one is named twice", "each validator once")
         if trainer in judges:
             self.wrong("pool.trainer", "the trainer is a validator, too: it would judge itself", "name two nodes")
+        pool["threshold"] = pool["threshold"] or usual_quorum(len(judges))
         quorum = f"{pool['threshold']} of {len(judges)} validators"
         if pool["threshold"] > len(judges):
             self.wrong("pool.threshold", f"{quorum} can never meet", "lower it, or name more validators")

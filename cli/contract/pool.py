@@ -14,6 +14,7 @@ from cli.contract.values import (
     address,
     time_option,
     tokens_option,
+    usual_quorum,
     word,
 )
 from cli.errors import CHAIN, USAGE, CommandError
@@ -36,7 +37,12 @@ MEMBERS = "Run"
 Validators = Annotated[
     list[str] | None, typer.Option(rich_help_panel=MEMBERS, help="Address of a validator's node; repeatable.")
 ]
-Threshold = Annotated[int, typer.Option(min=1, max=16, help="Verdicts that make a quorum.")]
+Threshold = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=16, help="Verdicts that make a quorum. Default: a majority of three validators or more, else 1."
+    ),
+]
 FUND = "fund the pool"
 PER = 1000
 """Rewards are told in tokens per this many units (output tokens)."""
@@ -73,13 +79,26 @@ async def create(
         list[Path] | None,
         typer.Option(rich_help_panel=MEMBERS, help="Instead: a validator's state directory; repeatable."),
     ] = None,
-    threshold: Threshold = 1,
+    threshold: Threshold = None,
     reward: Annotated[int, tokens_option("Tokens per 1000 units (output tokens).")] = "1",  # type: ignore[assignment]
     fund: Annotated[int, tokens_option("Tokens to put into the pool at once.")] = "1000",  # type: ignore[assignment]
     slash: Annotated[int, tokens_option("Tokens that an objective fault costs.")] = "100",  # type: ignore[assignment]
     epoch: Annotated[int | None, time_option("Length of an epoch. Default: 1m on local, else 1h.")] = None,
     window: Annotated[
         int | None, time_option("Time between an epoch's end and its pay. Default: the profile's window_seconds.")
+    ] = None,
+    delay: Annotated[
+        int | None,
+        time_option("Time that a table of earnings waits until it counts. Default: a quarter of --window."),
+    ] = None,
+    guardian: Annotated[
+        Any,
+        typer.Option(
+            parser=address,
+            metavar="ADDRESS",
+            rich_help_panel=MEMBERS,
+            help="May hold a table that waits, once, for the arbiter to look at. Default: who opens the pool.",
+        ),
     ] = None,
     lease: Annotated[int, time_option("How long a membership lasts without a renewal.")] = "24h",  # type: ignore[assignment]
     max_units: Annotated[
@@ -96,12 +115,15 @@ async def create(
     uri: Annotated[str, typer.Option(help="About the run: a line, or a link. Default: from the run file.")] = "",
 ) -> Plan:
     """Open a pool for a run and fund it; on a local devnet it becomes the profile's default pool."""
-    from contracts.bindings import PoolParams
+    from contracts.bindings import NOBODY, PoolParams
     from node.chain.faucet import is_devnet
 
     name, root, about = _run_of(run, sets or (), run_root)
     local = is_devnet(chain.profile)
     manager, judges = _one_address(trainer, trainer_state, "trainer"), _validators(validator, validator_state)
+    if manager == me:
+        why = f"{me} would open the pool, name its judges and get what is left, from the trainer's machine"
+        raise CommandError("one key cannot be both", why, "open the pool with another --key, kept elsewhere", USAGE)
     if manager in judges:
         why = f"{manager} is named as both: it would judge its own work"
         raise CommandError("the trainer cannot be a validator", why, "name two nodes", USAGE)
@@ -112,6 +134,8 @@ async def create(
         # Rounded down, to whole wei: a pool never promises more than was said.
         reward_per_unit=reward // PER,
         window=window or chain.profile.window_seconds,
+        delay=delay or 0,
+        guardian=guardian or NOBODY,
         # A minute on a devnet, so that somebody who watches sees a payment.
         epoch_seconds=epoch or (60 if local else 3600),
         lease_seconds=lease,
@@ -119,7 +143,7 @@ async def create(
         units_per_epoch=units_per_epoch,
         slash_amount=slash,
         validators=judges,
-        threshold=threshold,
+        threshold=threshold or usual_quorum(len(judges)),
         invited=invited,
         attested=attested,
         bootnodes=tuple(bootnode or ()),
@@ -155,7 +179,7 @@ async def _open_steps(
     chain: "ChainClient", me: "Address", params: "PoolParams", number: int, fund: int
 ) -> "list[Step]":
     """An approval, the pool, its money. number: a guess, good enough to simulate with."""
-    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, fund)
+    steps = await approve_steps(chain, me, chain.profile.contracts.payroll, fund)
     steps.append(step("open a pool", chain.contracts.create_pool(params)))
     if fund:
         steps.append(step(FUND, chain.contracts.fund_pool(number, fund)))
@@ -206,7 +230,7 @@ async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) 
         f"{ether(amount)} tokens of {me} become rewards of pool {pool} (as far as they make whole units); what nobody "
         "earns goes to who opened it after its end"
     )
-    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, amount)
+    steps = await approve_steps(chain, me, chain.profile.contracts.payroll, amount)
     steps.append(step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)))
     return Plan(says, f"pool {pool} is funded with {ether(amount)} tokens more", steps)
 
@@ -256,20 +280,21 @@ async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     return Plan(says, f"pool {pool} goes on", [step(f"resume pool {pool}", chain.contracts.resume_pool(pool))])
 
 
-@transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key manager")
+@transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key opener")
 async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As the manager, or as who opened it: end the pool for ever. What was worked is still paid."""
+    """As who opened it: end the pool for ever. What was worked is still paid."""
     info = await chain.pool(pool)
     says = (
         f"pool {pool} ends for ever. {ether(info.owed)} tokens are owed and stay claimable; {ether(info.escrow)} are "
-        f"free: `pool sweep` returns to {info.opener} what no table has promised two windows after the last epoch."
+        f"free: `pool sweep` returns to {info.opener} what no table has promised once none can come any more."
     )
     return Plan(says, f"pool {pool} has ended", [step(f"end pool {pool}", chain.contracts.end_pool(pool))])
 
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
 async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """Give what no table of earnings promises back to who opened the pool: two windows after its last epoch."""
+    """Give what no table of earnings promises back to who opened the pool: two windows and a table's delay after its
+    last epoch."""
     info = await chain.pool(pool)
     says = f"{ether(info.escrow)} tokens that nobody earned go to {info.opener}"
     return Plan(says, f"pool {pool} is swept", [step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
@@ -278,23 +303,26 @@ async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 @transaction(
     pool_app,
     "validators",
-    example="pool validators 7 --validator 0xAb.. --validator 0xCd.. --threshold 2 --key manager",
+    example="pool validators 7 --validator 0xAb.. --validator 0xCd.. --threshold 2 --key opener",
 )
 async def validators(
     chain: "ChainClient",
     me: "Address",
     pool: Pool,
     validator: Validators = None,
-    threshold: Threshold = 1,
+    threshold: Threshold = None,
     apply: Annotated[bool, typer.Option("--apply", help="Let those who were proposed before take office.")] = False,
 ) -> Plan:
-    """As the manager: propose other validators, who can take office one window later (--apply, by anybody)."""
+    """As who opened the pool: propose other validators, who can take office one window later (--apply, by anybody).
+
+    Proposing anew undoes what was proposed. Nobody takes office in a pool that has ended.
+    """
     if apply:
         change = step("change the validators", chain.contracts.apply_validators(pool))
         says = f"the proposed validators of pool {pool} take office; no money moves"
         return Plan(says, f"pool {pool} has new validators", [change])
     judges = _validators(validator, None)
-    info = await chain.pool(pool)
+    info, threshold = await chain.pool(pool), threshold or usual_quorum(len(judges))
     says = (
         f"{len(judges)} validator(s) with a quorum of {threshold} are proposed for pool {pool}; in "
         f"{duration(info.window)} they can take office in place of all present ones; no money moves"
@@ -403,6 +431,7 @@ async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows
     epoch = pool.epoch_at(now)
     ends = f"now {epoch}, until {when(pool.epoch_end(epoch), now)}"
     rows += [("epoch", f"{duration(pool.epoch_seconds)}; {ends}"), ("window", duration(pool.window))]
+    rows += [("delay", f"a table waits {duration(pool.delay)} before it counts"), ("guardian", pool.guardian)]
     rows.append(
         ("most per epoch", f"{pool.units_per_epoch:,} units in all, {pool.max_units_per_epoch:,} per unit of a node")
     )

@@ -134,7 +134,8 @@ def _roles(plan: Plan) -> Stretch:
     if arbiter:
         lines.append(f"arbiter    {arbiter}: may undo a quorum's slash. Cold, best a contract of several keys.")
     lines += [
-        f"opener     {opener}: funds the pool, ends it, gets what nobody has earned. Cold.",
+        f"opener     {opener}: funds the pool, names judges and trainers, ends it, gets what nobody has earned. Cold.",
+        f"guardian   {pool['guardian'] or opener}: may hold a table of earnings that waits, so that the arbiter looks.",
         f"manager    {pool['trainer'] or pool['trainer_state']}: trains, signs policies, invites, pauses. Hot: it is on"
         " the trainer's machine, so keep no money there but gas.",
         *(f"validator  {one}: {_quorum(pool)} decide what is paid. Hot." for one in _judges(pool)),

@@ -139,3 +139,8 @@ def read_json(path: Path, kind: Any, what: str, remedy: str) -> Any:
         raise CommandError(f"cannot read {path}", error.strerror or str(error), "check the path", USAGE) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CommandError(f"{path} {what}", str(error), remedy, USAGE) from None
+
+
+def usual_quorum(validators: int) -> int:
+    """Verdicts that decide where nothing is said: a majority, once one liar can be outvoted."""
+    return validators // 2 + 1 if validators >= 3 else 1

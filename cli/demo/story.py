@@ -38,7 +38,7 @@ DRAW = 0.5  # seconds between pictures
 STALL = 600.0  # seconds without a new step after which something must be wrong
 REPORT_SECONDS = 30.0  # that the report of an interrupted demo may take
 FATE = 20.0  # seconds that a cheat's case may still take after the last step
-PAY = 45.0  # seconds after it in which the first pay is waited for: an epoch, its window, a table, a claim
+PAY = 55.0  # seconds after it in which the first pay is waited for: an epoch, its window, a table, its delay, a claim
 
 
 async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:

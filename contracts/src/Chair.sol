@@ -65,7 +65,7 @@ contract Chair {
     event TermHeld(uint256 indexed pool, address indexed holder, uint32 term, uint64 step, bytes32 policyRoot, uint64 until);
     event TermEnded(uint256 indexed pool, uint32 term, uint64 endedAt, uint64 reached);
 
-    error OnlyManager(address caller);
+    error OnlyOpener(address caller);
     error AlreadySeated(uint256 pool);
     error NotSeated(uint256 pool);
     error BadTrainers(uint256 trainers);
@@ -86,9 +86,11 @@ contract Chair {
         swarm = court_.swarm();
     }
 
-    /// @notice The pool's trainers in the order of their turn, once. The first of them leads from the start.
+    /// @notice The pool's trainers in the order of their turn, once, by who opened it or its manager, who leads without them.
+    /// The first of them leads from the start.
     function seat(uint256 id, address[] calldata trainers, uint32 leaseSeconds, uint32 graceSeconds) external {
-        _requireManager(id);
+        (address opener,) = swarm.openerOf(id);
+        if (msg.sender != opener && msg.sender != swarm.managerOf(id)) revert OnlyOpener(msg.sender);
         if (_seatings[id].trainers.length != 0) revert AlreadySeated(id);
         if (leaseSeconds == 0 || leaseSeconds > MAX_LEASE_SECONDS || graceSeconds > leaseSeconds) {
             revert BadLease(leaseSeconds, graceSeconds);
@@ -190,10 +192,11 @@ contract Chair {
         _end(c.pool, term);
     }
 
-    /// @notice The pool's manager names other trainers. They take their places by `applyTrainers`, a window from now or
-    /// later.
+    /// @notice Who opened the pool names other trainers. They take their places by `applyTrainers`, a window from now or
+    /// later. Naming anew undoes what was named.
     function propose(uint256 id, address[] calldata trainers) external {
-        uint256 window = _requireManager(id);
+        (address opener, uint256 window) = swarm.openerOf(id);
+        if (msg.sender != opener) revert OnlyOpener(msg.sender);
         Seating storage seating = _seated(id);
         _checkTrainers(trainers);
         uint40 from = uint40(block.timestamp + window);
@@ -205,6 +208,8 @@ contract Chair {
     /// @notice Puts the proposed trainers in their places. The term goes on if its holder is one of them. If not, the next
     /// one may begin anywhere: a run whose trainers are all lost goes on from what somebody kept.
     function applyTrainers(uint256 id) external {
+        // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
+        swarm.openerOf(id);
         Seating storage seating = _seated(id);
         Term storage term = _terms[id];
         uint256 from = seating.proposedFrom;
@@ -275,12 +280,6 @@ contract Chair {
     function _seated(uint256 id) private view returns (Seating storage seating) {
         seating = _seatings[id];
         if (seating.trainers.length == 0) revert NotSeated(id);
-    }
-
-    function _requireManager(uint256 id) private view returns (uint256) {
-        (address manager, uint256 window) = swarm.managerOf(id);
-        if (msg.sender != manager) revert OnlyManager(msg.sender);
-        return window;
     }
 
     /// A member of the pool whose lease runs, and fit for an office.

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
-import {EpochRoot, Judgement, Statements, WorkCommitment, WorkLeaf} from "./Statements.sol";
+import {Judgement, Statements, Tally, WorkCommitment, WorkLeaf} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
 /// @title Court
@@ -63,6 +63,8 @@ contract Court is ICourt {
     uint8 public constant REASON_DOUBLE_VERDICT = 200;
     /// @notice The reason in `Slashed` when a validator's root of an epoch contradicts another one, or its verdict.
     uint8 public constant REASON_FALSE_ROOT = 201;
+    /// @notice The reason in `Slashed` when a validator's table was dropped, or contradicts another one.
+    uint8 public constant REASON_FALSE_TABLE = 202;
 
     Swarm public immutable swarm;
 
@@ -83,7 +85,9 @@ contract Court is ICourt {
     event ValidatorStruck(uint256 indexed pool, address indexed validator);
 
     error OnlySwarm(address caller);
+    error OnlyPayroll(address caller);
     error OnlyManager(address caller);
+    error OnlyOpener(address caller);
     error InvitationExpired(uint256 deadline);
     error InvitationSpent(uint256 pool, address invitee);
     error BadQuorum(uint256 validators, uint256 threshold);
@@ -115,11 +119,11 @@ contract Court is ICourt {
         _seat(id, validators, threshold);
     }
 
-    /// @notice The pool's manager names other validators. They take office by `applyValidators`, a window from now or
-    /// later, so that nobody who works today is judged by somebody he could not know.
+    /// @notice Who opened the pool names other validators. They take office by `applyValidators`, a window from now or
+    /// later, so that nobody who works today is judged by somebody he could not know. Naming anew undoes what was named.
     function proposeValidators(uint256 id, address[] calldata validators, uint8 threshold) external {
-        (address manager, uint256 window) = swarm.managerOf(id);
-        if (msg.sender != manager) revert OnlyManager(msg.sender);
+        (address opener, uint256 window) = swarm.openerOf(id);
+        if (msg.sender != opener) revert OnlyOpener(msg.sender);
         _checkValidators(validators, threshold);
         Bench storage bench = _benches[id];
         uint40 from = uint40(block.timestamp + window);
@@ -129,8 +133,11 @@ contract Court is ICourt {
         emit ValidatorsProposed(id, validators, threshold, from);
     }
 
-    /// @notice Puts the proposed validators into office, all at once; the former ones have none any more.
+    /// @notice Puts the proposed validators into office, all at once; the former ones have none any more. Not in a pool that
+    /// has ended: nobody takes the last table from those who saw the work.
     function applyValidators(uint256 id) external {
+        // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
+        swarm.openerOf(id);
         Bench storage bench = _benches[id];
         uint40 from = bench.proposedFrom;
         if (from == 0) revert NoProposal(id);
@@ -153,8 +160,7 @@ contract Court is ICourt {
     function admit(uint256 id, address node, Invited calldata by) external {
         // what is shown twice takes one place
         if (_admitted[id][node]) return;
-        // slither-disable-next-line unused-return -- the window is no matter here
-        (address manager,) = swarm.managerOf(id);
+        address manager = swarm.managerOf(id);
         if (block.timestamp > by.deadline) revert InvitationExpired(by.deadline);
         if (placesTaken[id][by.invitee] >= by.places) revert InvitationSpent(id, by.invitee);
         _requireSigner(Statements.hashInvitation(id, by.invitee, by.places, by.deadline), by.signature, manager);
@@ -168,8 +174,7 @@ contract Court is ICourt {
 
     /// @notice The manager takes invitations back. Who came by them stays.
     function revokeInvitations(uint256 id, address[] calldata invitees) external {
-        // slither-disable-next-line unused-return -- the window is no matter here
-        (address manager,) = swarm.managerOf(id);
+        address manager = swarm.managerOf(id);
         if (msg.sender != manager) revert OnlyManager(msg.sender);
         for (uint256 i = 0; i < invitees.length; ++i) {
             placesTaken[id][invitees[i]] = type(uint32).max;
@@ -210,14 +215,15 @@ contract Court is ICourt {
         return block.timestamp < found.until ? found.units : 0;
     }
 
-    function lastAttested(uint256 id, address node) external view returns (uint256) {
-        return _found[id][node].units;
-    }
-
-    /// @notice A quorum signed this table of everything through `epoch` (Earnings). Later tables replace it.
-    function postEarnings(uint256 id, uint64 epoch, bytes32 root, uint64 total, bytes[] calldata signatures) external {
-        _requireQuorum(id, Statements.hashEarnings(id, epoch, root, total), signatures);
-        swarm.recordEarnings(id, epoch, root, total);
+    /// @notice The arbiter has dropped a table (Payroll): whoever signed it loses seat, membership and slash.
+    function punishTable(uint256 id, address[] calldata signers, bytes32 root) external {
+        if (msg.sender != swarm.payroll()) revert OnlyPayroll(msg.sender);
+        for (uint256 i = 0; i < signers.length; ++i) {
+            address signer = signers[i];
+            if (_seats[id][signer].bench != 0) _strike(id, signer);
+            // what it signed besides may have convicted it meanwhile
+            if (!swarm.payeeOf(id, signer).convicted) swarm.punishByEvidence(id, signer, REASON_FALSE_TABLE, root);
+        }
     }
 
     /// @notice Punishes an objective fault in a file. Needs the node's own signature on the commitment and a quorum of
@@ -278,23 +284,27 @@ contract Court is ICourt {
 
     /// @notice The same for two roots of one epoch with one number which differ in anything.
     function rootEvidence(
-        EpochRoot calldata first,
+        Tally calldata first,
         bytes calldata firstSignature,
-        EpochRoot calldata second,
+        Tally calldata second,
         bytes calldata secondSignature
     ) external {
-        if (first.pool != second.pool || first.epoch != second.epoch || first.number != second.number) {
-            revert NoContradiction();
-        }
-        _convict(
-            first.pool, first.root, REASON_FALSE_ROOT, Statements.hashEpochRoot(first), firstSignature,
-            Statements.hashEpochRoot(second), secondSignature
-        );
+        _compare(Statements.EPOCH_ROOT_TYPEHASH, REASON_FALSE_ROOT, first, firstSignature, second, secondSignature);
+    }
+
+    /// @notice The same for two tables of earnings.
+    function tableEvidence(
+        Tally calldata first,
+        bytes calldata firstSignature,
+        Tally calldata second,
+        bytes calldata secondSignature
+    ) external {
+        _compare(Statements.EARNINGS_TYPEHASH, REASON_FALSE_TABLE, first, firstSignature, second, secondSignature);
     }
 
     /// @notice The same for a root that has a work among its leaves, and a verdict against that.
     function leafEvidence(
-        EpochRoot calldata root,
+        Tally calldata root,
         bytes calldata rootSignature,
         WorkLeaf calldata leaf,
         Judgement calldata verdict,
@@ -304,7 +314,7 @@ contract Court is ICourt {
         bytes32 top = Statements.climb(Statements.workLeaf(leaf.node, leaf.work, leaf.units), leaf.proof);
         if (top != root.root) revert NoContradiction();
         _convict(
-            root.pool, leaf.work, REASON_FALSE_ROOT, Statements.hashEpochRoot(root), rootSignature,
+            root.pool, leaf.work, REASON_FALSE_ROOT, Statements.hashTally(Statements.EPOCH_ROOT_TYPEHASH, root), rootSignature,
             Statements.hashVerdict(root.pool, leaf.work, verdict), verdictSignature
         );
     }
@@ -320,6 +330,15 @@ contract Court is ICourt {
         if (statements.length != signatures.length) revert BadValues(statements.length, signatures.length);
         _requireQuorum(id, statements, signatures);
         return _benches[id].threshold;
+    }
+
+    /// @notice Who signed a statement; reverts unless they are a quorum.
+    function signersOf(uint256 id, bytes32 statement, bytes[] calldata signatures)
+        external
+        view
+        returns (address[] memory)
+    {
+        return _requireQuorum(id, statement, signatures);
     }
 
     /// @notice Whether the node may hold an office in the pool: it is registered, has something to lose, and was not
@@ -355,6 +374,22 @@ contract Court is ICourt {
         swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, msg.sender);
     }
 
+    /// Two tallies of one kind, epoch and number.
+    function _compare(
+        bytes32 kind,
+        uint8 reason,
+        Tally calldata first,
+        bytes calldata firstSignature,
+        Tally calldata second,
+        bytes calldata secondSignature
+    ) private {
+        if (first.pool != second.pool || first.epoch != second.epoch || first.number != second.number) {
+            revert NoContradiction();
+        }
+        (bytes32 one, bytes32 two) = (Statements.hashTally(kind, first), Statements.hashTally(kind, second));
+        _convict(first.pool, first.root, reason, one, firstSignature, two, secondSignature);
+    }
+
     /// Strikes whoever signed both statements, if they differ.
     function _convict(
         uint256 id,
@@ -375,16 +410,24 @@ contract Court is ICourt {
     }
 
     /// Signatures of `threshold` different validators of the pool over one statement.
-    function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures) private view {
+    function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures)
+        private
+        view
+        returns (address[] memory)
+    {
         bytes32[] memory statements = new bytes32[](signatures.length);
         for (uint256 i = 0; i < signatures.length; ++i) {
             statements[i] = statement;
         }
-        _requireQuorum(id, statements, signatures);
+        return _requireQuorum(id, statements, signatures);
     }
 
     /// The same, where each of them signed a statement of its own.
-    function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures) private view {
+    function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures)
+        private
+        view
+        returns (address[] memory signers)
+    {
         Bench storage bench = _benches[id];
         uint256 threshold = bench.threshold;
         // a pool that nobody opened has no number, and every seat on it has one
@@ -393,6 +436,7 @@ contract Court is ICourt {
         }
         uint32 number = bench.number;
         uint256 heard = 0;
+        signers = new address[](signatures.length);
         for (uint256 i = 0; i < signatures.length; ++i) {
             address signer = _signerOf(statements[i], signatures[i]);
             Seat memory place = _seats[id][signer];
@@ -401,6 +445,7 @@ contract Court is ICourt {
             uint256 bit = 1 << place.place;
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
+            signers[i] = signer;
         }
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED} from "./Counters.sol";
+import {Counters, INVITED, JOINED, PAUSED} from "./Counters.sol";
 import {Pools} from "./Pools.sol";
 import {Statements} from "./Statements.sol";
 
@@ -25,10 +25,6 @@ abstract contract Members is Pools {
         uint24 leftUnits;
         /// the block of its last `Joined`
         uint64 joinedBlock;
-        /// the first epoch whose pay it has not used up
-        uint40 unusedFrom;
-        /// units that were paid, or went back to the pool
-        uint64 claimed;
     }
 
     struct MemberInfo {
@@ -133,7 +129,6 @@ abstract contract Members is Pools {
         }
         if (member.joinedAt == 0) {
             member.joinedAt = uint40(block.timestamp);
-            member.unusedFrom = uint40(_epochAt(pool, block.timestamp));
             _joined[id].push(msg.sender);
             if (!pool.has(JOINED)) _counters[id] = pool.with(JOINED);
         }
@@ -170,17 +165,10 @@ abstract contract Members is Pools {
         return member.slashedAt | member.convictedAt != 0;
     }
 
-    /// Of a node that has left, by its size then, and where nobody need attest it again, by what was attested last: else
-    /// what it earned would be lost with its registration.
+    /// Of a node that has left, by its size then. What was attested limits what validators certify, and nothing that a table
+    /// has promised already: no later word on a node's hardware keeps back its pay.
     function _capacity(uint256 id, Counters pool, address node) internal view returns (uint256) {
         Node storage entry = _nodes[node];
-        bool gone = entry.pool != id;
-        uint256 units = gone ? _members[id][node].leftUnits : entry.units;
-        if (pool.has(ATTESTED)) {
-            uint256 found =
-                gone || pool.has(ENDED) ? court.lastAttested(id, node) : court.attestedUnits(id, node);
-            if (found < units) units = found;
-        }
-        return units * pool.maxUnits();
+        return (entry.pool == id ? entry.units : _members[id][node].leftUnits) * pool.maxUnits();
     }
 }

@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
-import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
-import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED, SWEPT, newCounters} from "./Counters.sol";
+import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED, newCounters} from "./Counters.sol";
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
 
 /// @title Pools
-/// @notice A pool: one run, its terms, its money and its judges. Terms of pay and punishment are fixed for ever when it
-/// is opened; the manager can only name the run before anybody joins, tell bootnodes, pause and end it, and propose other
-/// validators to the Court.
-///
-/// Money is counted in work units: a unit is worth `rewardPerUnit` as long as the pool lives. Epoch e begins at
-/// startedAt + e * epochSeconds and matures `window` seconds after its end.
+/// @notice A pool: one run, its terms and its judges. Terms of pay and punishment are fixed for ever when it is opened;
+/// the manager, a hot key, can only name the run before anybody joins, tell bootnodes, pause it and invite. Who opened it,
+/// a cold one, ends it, and proposes other validators to the Court and trainers to the Chair. Its money is the Payroll's.
 abstract contract Pools is Nodes, ReentrancyGuard {
-    using SafeERC20 for IERC20;
-
     struct PoolParams {
         /// BLAKE3 root of the run file; may be zero and set later by the manager
         bytes32 runRoot;
@@ -30,8 +23,12 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         address manager;
         /// token wei per work unit
         uint96 rewardPerUnit;
-        /// seconds after an epoch's end before anybody is paid for it
+        /// who may hold a table that waits; the opener if nobody
+        address guardian;
+        /// seconds after an epoch's end before a table may have it
         uint32 window;
+        /// seconds that a table waits before it counts; a quarter to all of the window
+        uint32 delay;
         uint32 epochSeconds;
         /// seconds that a membership lasts without `join`
         uint32 leaseSeconds;
@@ -57,8 +54,10 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         uint64 unitsPerEpoch;
         /// since when it is paused or over; zero while it runs
         uint40 stoppedAt;
+        uint24 delay;
         /// who opened it: what is left comes back here
         address opener;
+        address guardian;
         bytes32 runRoot;
         bytes32 requirementRoot;
         string runURI;
@@ -73,6 +72,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     address private immutable _deployer;
     /// @notice The one contract whose word says what was earned and takes stakes; zero until set.
     ICourt public court;
+    /// @notice The one contract that has the money of pools; zero until set.
+    address public payroll;
     /// @notice The number of pools; ids start at 1.
     uint256 public poolCount;
 
@@ -80,29 +81,26 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     mapping(uint256 pool => Terms) internal _terms;
 
     event PoolCreated(uint256 indexed pool, address indexed manager, bytes32 runRoot, string runURI);
-    event PoolFunded(uint256 indexed pool, address indexed payer, uint256 amount, uint256 escrow);
     event PoolRunSet(uint256 indexed pool, bytes32 runRoot);
     event BootnodesSet(uint256 indexed pool, string bootnodes);
     event PoolPaused(uint256 indexed pool);
     event PoolResumed(uint256 indexed pool);
     event PoolEnded(uint256 indexed pool);
-    event PoolSwept(uint256 indexed pool, address indexed opener, uint256 amount);
-    event CourtSet(address indexed court);
+    event CourtSet(address indexed court, address indexed payroll);
 
     error ZeroAddress();
     error ZeroAmount();
-    error TokenTakesFee(uint256 sent, uint256 received);
     error PoolUnknown(uint256 pool);
     error PoolOver(uint256 pool);
     error PoolIsPaused(uint256 pool);
     error PoolNotPaused(uint256 pool);
-    error PoolStillOpen(uint256 pool, uint256 until);
     error OnlyManager(address caller);
+    error OnlyOpener(address caller);
     error RunAlreadyJoined(uint256 pool);
-    error PoolWithoutPay(uint256 pool);
     error TextTooLong(uint256 length, uint256 max);
     error BadTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds);
     error WindowTooShort(uint256 window, uint256 min);
+    error BadDelay(uint256 delay, uint256 window);
     error WindowExceedsUnbonding(uint256 needed, uint256 unbondingPeriod);
     error SlashTooHigh(uint256 amount, uint256 max);
     error OnlyDeployer(address caller);
@@ -124,16 +122,16 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         _;
     }
 
-    /// @notice Names the Court. Once, by the deployer.
-    function setCourt(ICourt court_) external {
+    /// @notice Names the Court and the Payroll. Once, by the deployer.
+    function setCourt(ICourt court_, address payroll_) external {
         if (msg.sender != _deployer) revert OnlyDeployer(msg.sender);
         if (address(court) != address(0)) revert CourtAlreadySet(address(court));
-        if (address(court_) == address(0)) revert ZeroAddress();
-        court = court_;
-        emit CourtSet(address(court_));
+        if (address(court_) == address(0) || payroll_ == address(0)) revert ZeroAddress();
+        (court, payroll) = (court_, payroll_);
+        emit CourtSet(address(court_), payroll_);
     }
 
-    // ------------------------------------------------------- opening, funding
+    // ---------------------------------------------------------------- opening
 
     /// @notice Opens a pool; epoch 0 starts now.
     function createPool(PoolParams calldata params) external returns (uint256 id) {
@@ -150,6 +148,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         Terms storage terms = _terms[id];
         terms.manager = params.manager;
         terms.opener = msg.sender;
+        terms.guardian = params.guardian == address(0) ? msg.sender : params.guardian;
+        terms.delay = uint24(params.delay);
         terms.rewardPerUnit = params.rewardPerUnit;
         terms.slashAmount = params.slashAmount;
         terms.unitsPerEpoch = params.unitsPerEpoch;
@@ -159,20 +159,6 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         terms.bootnodes = params.bootnodes;
         emit PoolCreated(id, params.manager, params.runRoot, params.runURI);
         court.seat(id, params.validators, params.threshold);
-    }
-
-    /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for.
-    function fundPool(uint256 id, uint256 amount) external nonReentrant {
-        Counters pool = _openPool(id);
-        uint256 rate = _terms[id].rewardPerUnit;
-        if (rate == 0) revert PoolWithoutPay(id);
-        // slither-disable-next-line divide-before-multiply -- whole units are what is meant
-        uint256 units = amount / rate;
-        if (units == 0) revert ZeroAmount();
-        pool = pool.fund(units);
-        _counters[id] = pool;
-        emit PoolFunded(id, msg.sender, units * rate, pool.free() * rate);
-        _pull(units * rate);
     }
 
     // ------------------------------------------------------- manager's rights
@@ -209,43 +195,52 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         emit PoolResumed(id);
     }
 
-    /// @notice Closes the pool for ever: nobody joins; what was done is paid. Whoever
-    /// opened it may do so, too, if its manager's key is lost or in wrong hands.
+    /// @notice Closes the pool for ever: nobody joins; what was done is paid.
     function endPool(uint256 id) external {
-        if (msg.sender != _terms[id].opener) _requireManager(id);
+        if (msg.sender != _terms[id].opener) revert OnlyOpener(msg.sender);
         Counters pool = _openPool(id);
         if (!pool.has(PAUSED)) _terms[id].stoppedAt = uint40(block.timestamp);
         _counters[id] = pool.with(ENDED);
         emit PoolEnded(id);
     }
 
-    /// @notice Pays whoever opened the pool what no table has promised, a window after its last epoch is mature: so long
-    /// a last table may still come. What is owed stays; what goes back to the pool later can be swept later. Not the
-    /// manager: its key signs policies on a machine of the swarm.
-    function sweep(uint256 id) external nonReentrant {
-        Counters pool = _pool(id);
-        uint256 until = _overAt(id, pool);
-        if (until != type(uint256).max) until += pool.window();
-        if (block.timestamp < until) revert PoolStillOpen(id, until);
-        Terms storage terms = _terms[id];
-        uint256 amount = pool.free() * terms.rewardPerUnit;
-        if (amount == 0) revert ZeroAmount();
-        _counters[id] = pool.emptied().with(SWEPT);
-        address opener = terms.opener;
-        emit PoolSwept(id, opener, amount);
-        token.safeTransfer(opener, amount);
-    }
-
     // ------------------------------------------------------------------ views
 
-    /// @notice Who may propose validators, and how long they must wait; reverts for a pool that is over.
-    function managerOf(uint256 id) external view returns (address manager, uint256 window) {
-        return (_terms[id].manager, _openPool(id).window());
+    /// @notice Who manages it; reverts for a pool that is over.
+    function managerOf(uint256 id) external view returns (address) {
+        _openPool(id);
+        return _terms[id].manager;
+    }
+
+    /// @notice Who may propose validators and trainers, and how long these must wait; reverts for a pool that is over.
+    function openerOf(uint256 id) external view returns (address opener, uint256 window) {
+        return (_terms[id].opener, _openPool(id).window());
     }
 
     /// @notice What was agreed, and what is read and written most: `Counters` says where in the word each part stands.
     function poolInfo(uint256 id) external view returns (Terms memory, Counters) {
         return (_terms[id], _pool(id));
+    }
+
+    /// @notice When its epochs are, what tables may say of each, since when it is over, and how long a table waits.
+    function tableTerms(uint256 id)
+        external
+        view
+        returns (Counters times, uint256 unitsPerEpoch, uint256 stoppedAt, uint256 delay)
+    {
+        Terms storage terms = _terms[id];
+        return (_pool(id), terms.unitsPerEpoch, terms.stoppedAt, terms.delay);
+    }
+
+    /// @notice What a unit is worth, and to whom what is left goes.
+    function moneyOf(uint256 id) external view returns (Counters times, uint256 rewardPerUnit, address opener) {
+        Terms storage terms = _terms[id];
+        return (_pool(id), terms.rewardPerUnit, terms.opener);
+    }
+
+    /// @notice Who may hold a table.
+    function guardianOf(uint256 id) external view returns (address) {
+        return _terms[id].guardian;
     }
 
     // --------------------------------------------------------------- internal
@@ -271,31 +266,11 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     /// The second in which the last epoch before the end is mature; never for a pool that was not ended.
     function _overAt(uint256 id, Counters pool) internal view returns (uint256) {
         if (!pool.has(ENDED)) return type(uint256).max;
-        return _maturity(pool, _epochAt(pool, _terms[id].stoppedAt));
-    }
-
-    function _epochAt(Counters pool, uint256 timestamp) internal pure returns (uint64) {
-        return uint64((timestamp - pool.startedAt()) / pool.epochSeconds());
-    }
-
-    function _epochStart(Counters pool, uint64 epoch) internal pure returns (uint256) {
-        return pool.startedAt() + epoch * pool.epochSeconds();
-    }
-
-    function _maturity(Counters pool, uint64 epoch) internal pure returns (uint256) {
-        return _epochStart(pool, epoch) + pool.epochSeconds() + pool.window();
+        return pool.maturity(pool.epochAt(_terms[id].stoppedAt));
     }
 
     function _requireShort(string calldata text, uint256 max) internal pure {
         if (bytes(text).length > max) revert TextTooLong(bytes(text).length, max);
-    }
-
-    /// Takes tokens from the caller; refuses a token that delivers less than it takes.
-    function _pull(uint256 amount) private {
-        uint256 before = token.balanceOf(address(this));
-        token.safeTransferFrom(msg.sender, address(this), amount);
-        uint256 received = token.balanceOf(address(this)) - before;
-        if (received != amount) revert TokenTakesFee(amount, received);
     }
 
     function _checkParams(PoolParams calldata params) private view {
@@ -305,17 +280,24 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         _requireShort(params.bootnodes, MAX_BOOTNODES_BYTES);
         // no slash takes more than the node's own registration bonds: two nodes never lean on one stake
         if (params.slashAmount > stakePerUnit) revert SlashTooHigh(params.slashAmount, stakePerUnit);
-        _checkTimes(params.window, params.epochSeconds, params.leaseSeconds);
+        _checkTimes(params);
     }
 
-    function _checkTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds) private view {
+    function _checkTimes(PoolParams calldata params) private view {
+        (uint256 window, uint256 epochSeconds, uint256 leaseSeconds) =
+            (params.window, params.epochSeconds, params.leaseSeconds);
         if (window < minWindow) revert WindowTooShort(window, minWindow);
         bool bad = epochSeconds == 0 || window == 0 || leaseSeconds < epochSeconds;
         if (bad || (window | epochSeconds | leaseSeconds) > type(uint24).max) {
             revert BadTimes(window, epochSeconds, leaseSeconds);
         }
-        // a stake that starts to leave when an epoch starts must outlast that epoch's window
+        uint256 delay = params.delay;
+        if (delay * 4 < window || delay > window) revert BadDelay(delay, window);
+        // a stake that starts to leave when an epoch starts must outlast that epoch's window, and one whose judge signs a
+        // table, until that is dropped
         uint256 needed = window + epochSeconds;
+        uint256 answerable = delay + vault.appealSeconds();
+        if (answerable > needed) needed = answerable;
         uint256 unbonding = vault.unbondingPeriod();
         if (needed > unbonding) revert WindowExceedsUnbonding(needed, unbonding);
     }

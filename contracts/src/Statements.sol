@@ -25,16 +25,17 @@ struct Judgement {
     bytes32 values;
 }
 
-/// @notice A validator's word on all works of an epoch that count, those that it has not named before.
-struct EpochRoot {
+/// @notice What work comes to. Signed as an EpochRoot it is a validator's word on all works of an epoch that count, those
+/// that it has not named before; as Earnings a table of what everybody can be paid of everything through an epoch.
+struct Tally {
     uint256 pool;
     uint64 epoch;
-    /// no two of one validator and epoch are alike
+    /// no two of one validator, kind and epoch are alike
     uint64 number;
     bytes32 root;
-    /// units of all its leaves
+    /// units of all its leaves; in a table of all nodes, since the pool began
     uint64 total;
-    /// names the file of the leaves; nothing on chain reads it
+    /// names the file of the leaves or lines; nothing on chain reads it
     bytes32 blob;
 }
 
@@ -67,7 +68,7 @@ library Statements {
         "EpochRoot(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)"
     );
     bytes32 internal constant EARNINGS_TYPEHASH = keccak256(
-        "Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)"
+        "Earnings(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)"
     );
     bytes32 internal constant NODE_REGISTRATION_TYPEHASH = keccak256(
         "NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)"
@@ -101,12 +102,9 @@ library Statements {
         return hashJudgement(VERDICT_TYPEHASH, pool, work, v.outcome, v.reason, v.values);
     }
 
-    function hashEpochRoot(EpochRoot calldata r) internal pure returns (bytes32) {
-        return keccak256(abi.encode(EPOCH_ROOT_TYPEHASH, r.pool, r.epoch, r.number, r.root, r.total, r.blob));
-    }
-
-    function hashEarnings(uint256 pool, uint64 epoch, bytes32 root, uint64 total) internal pure returns (bytes32) {
-        return keccak256(abi.encode(EARNINGS_TYPEHASH, pool, epoch, root, total));
+    /// kind: EPOCH_ROOT_TYPEHASH or EARNINGS_TYPEHASH
+    function hashTally(bytes32 kind, Tally calldata t) internal pure returns (bytes32) {
+        return keccak256(abi.encode(kind, t.pool, t.epoch, t.number, t.root, t.total, t.blob));
     }
 
     function hashRegistration(address provider, address node, uint32 units, uint256 nonce, uint256 deadline)

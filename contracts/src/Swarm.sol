@@ -2,20 +2,37 @@
 pragma solidity 0.8.37;
 
 import {Counters} from "./Counters.sol";
-import {Earnings} from "./Earnings.sol";
+import {Members} from "./Members.sol";
 import {Nodes} from "./Nodes.sol";
 import {Pools} from "./Pools.sol";
 import {StakeVault} from "./StakeVault.sol";
 
 /// @title Swarm
-/// @notice Who works for whom, in which pool, for what pay (Nodes, Pools, Members, Earnings), and here: what a fault costs,
-/// which is the pool's amount for each unit that the node answers for. Whether there was a fault is for the Court to find;
-/// the Swarm moves the money.
+/// @notice Who works for whom, in which pool, for what pay (Nodes, Pools, Members), and here: what a fault costs, which is
+/// the pool's amount for each unit that the node answers for. Whether there was a fault is for the Court to find. Holds no
+/// money: stakes are the vault's, pay is the Payroll's.
 ///
 /// What judges say freezes a stake, which the vault's arbiter may have given back; what a key's own signatures prove is
 /// final. Either way the node leaves the pool for ever and is paid nothing more. A key is slashed once per pool by
 /// each of the two. Judges reach it until the last work that it can have done as a member is mature.
-contract Swarm is Earnings {
+contract Swarm is Members {
+    /// What the Payroll asks of a node.
+    struct Payee {
+        /// for life; zero if it was never registered
+        address provider;
+        /// when it joined for the first time; zero if it never did
+        uint40 joinedAt;
+        bool evicted;
+        /// by its own signatures
+        bool convicted;
+        /// the vault's number of the slash by judges; zero without
+        uint64 caseId;
+        /// work units that it can be paid for in an epoch, by its size
+        uint256 capacity;
+        uint256 rewardPerUnit;
+        Counters times;
+    }
+
     event Slashed(
         uint256 indexed pool,
         address indexed node,
@@ -81,6 +98,18 @@ contract Swarm is Earnings {
         emit SlashOverturned(id, node, caseId, vault.overturn(caseId));
     }
 
+    function payeeOf(uint256 id, address node) external view returns (Payee memory payee) {
+        Member storage member = _members[id][node];
+        payee.times = _pool(id);
+        payee.provider = _nodes[node].provider;
+        payee.joinedAt = member.joinedAt;
+        payee.evicted = _isEvicted(member);
+        payee.convicted = member.convictedAt != 0;
+        payee.caseId = member.caseId;
+        payee.capacity = _capacity(id, payee.times, node);
+        payee.rewardPerUnit = _terms[id].rewardPerUnit;
+    }
+
     /// Nothing for a node that was released: what is bonded now stands behind others. Judges come no later than that,
     /// because no pool's epoch and window are longer than the unbonding.
     function _priceOf(uint256 id, address node) private view returns (uint256) {
@@ -95,7 +124,7 @@ contract Swarm is Earnings {
         Counters pool = _pool(id);
         if (block.timestamp >= _overAt(id, pool)) revert PoolOver(id);
         uint256 until = _memberUntil(id, node);
-        bool reached = until != 0 && block.timestamp < _maturity(pool, _epochAt(pool, until));
+        bool reached = until != 0 && block.timestamp < pool.maturity(pool.epochAt(until));
         if (!reached) revert NotMember(id, node);
     }
 

@@ -2,7 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Court} from "../src/Court.sol";
-import {Earnings} from "../src/Earnings.sol";
+import {Payroll} from "../src/Payroll.sol";
 import {Members} from "../src/Members.sol";
 import {Nodes} from "../src/Nodes.sol";
 import {Pools} from "../src/Pools.sol";
@@ -340,15 +340,15 @@ contract AttacksTest is Base {
         }
         eq(vault.stakeOf(PUPPETEER).frozen, 3 * uint256(SLASH));
         bytes32[] memory none = new bytes32[](0);
-        vm.expectPartialRevert(Earnings.BadProof.selector);
-        swarm.claim(pool, vm.addr(PUPPET), 400_000, none);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
+        payroll.claim(pool, vm.addr(PUPPET), 400_000, none);
         _fund(pool, 5 ether); // what the manager adds is nobody's either
         vm.warp(_matures(0));
         bytes[] memory own = new bytes[](2);
         bytes32 root = _line(vm.addr(PUPPET), 400_000);
         for (uint256 i = 0; i < 2; ++i) own[i] = _sign(PUPPET + i, Sign.earnings(pool, 0, root, 400_000));
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.postEarnings(pool, 0, root, 400_000, own);
+        payroll.post(_tally(pool, 0, root, 400_000), own);
         eq(_info().escrow, ESCROW + 5 ether);
         _earn(0, 1000); // the control: who has earned something is paid
         _claim(1000);
@@ -406,11 +406,11 @@ contract AttacksTest is Base {
         (left[0], left[1]) = (_sign(judgeKeys[0], statement), _sign(judgeKeys[0], statement));
         vm.warp(_matures(0));
         vm.expectPartialRevert(Court.DuplicateVerdict.selector);
-        court.postEarnings(pool, 0, ROOT, 10, left);
+        payroll.post(_tally(pool, 0, ROOT, 10), left);
         (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
         vm.expectPartialRevert(Court.NotAValidator.selector);
         court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
-        eq(swarm.earningsOf(pool).epochs, 0);
+        eq(payroll.bookOf(pool).epochs, 0);
     }
 
     // ---- claims doubled, and of other pools
@@ -420,13 +420,13 @@ contract AttacksTest is Base {
         _earn(0, 1000);
         _claim(1000);
         bytes32[] memory none = new bytes32[](0);
-        vm.expectPartialRevert(Earnings.NothingToClaim.selector);
-        swarm.claim(first, node, 1000, none);
+        vm.expectPartialRevert(Payroll.NothingToClaim.selector);
+        payroll.claim(first, node, 1000, none);
         uint256 id = _open(_params());
         _fund(id, ESCROW);
         _join(nodeKey, id);
-        vm.expectPartialRevert(Earnings.BadProof.selector);
-        swarm.claim(id, node, 1000, none);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
+        payroll.claim(id, node, 1000, none);
         eq(token.balanceOf(provider), 1 ether);
         eq(_poolInfo(id).escrow, ESCROW);
     }
@@ -435,7 +435,7 @@ contract AttacksTest is Base {
     function test_a_pool_without_a_table_pays_nothing(bytes32 sibling, uint64 units) public {
         bytes32[] memory proof = new bytes32[](1);
         proof[0] = sibling;
-        vm.expectPartialRevert(Earnings.BadProof.selector);
-        swarm.claim(pool, node, units, proof);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
+        payroll.claim(pool, node, units, proof);
     }
 }

@@ -3,9 +3,10 @@ pragma solidity 0.8.37;
 
 import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED} from "../src/Counters.sol";
 import {Court} from "../src/Court.sol";
+import {Payroll} from "../src/Payroll.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {WorkCommitment} from "../src/Statements.sol";
+import {Tally, WorkCommitment} from "../src/Statements.sol";
 import {Swarm} from "../src/Swarm.sol";
 import {TestToken} from "../src/TestToken.sol";
 
@@ -49,7 +50,7 @@ library Sign {
     bytes32 constant RECHECKED =
         keccak256("Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
     bytes32 constant EPOCH_ROOT = keccak256("EpochRoot(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)");
-    bytes32 constant EARNINGS = keccak256("Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)");
+    bytes32 constant EARNINGS = keccak256("Earnings(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)");
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address invitee,uint32 places,uint64 deadline)");
     bytes32 constant TICKET = keccak256("Ticket(uint256 pool,address node)");
     bytes32 constant TERM_SILENT = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
@@ -77,8 +78,14 @@ library Sign {
         return keccak256(abi.encode(kind, c.pool, commitment(c), outcome, reason, values));
     }
 
+    /// kind: EPOCH_ROOT or EARNINGS
+    function tally(bytes32 kind, Tally memory t) internal pure returns (bytes32) {
+        return keccak256(abi.encode(kind, t.pool, t.epoch, t.number, t.root, t.total, t.blob));
+    }
+
+    /// Of a table as `_tally` makes it.
     function earnings(uint256 pool, uint64 epoch, bytes32 root, uint64 total) internal pure returns (bytes32) {
-        return keccak256(abi.encode(EARNINGS, pool, epoch, root, total));
+        return tally(EARNINGS, Tally(pool, epoch, 1, root, total, keccak256("lines")));
     }
 }
 
@@ -90,6 +97,7 @@ abstract contract Base {
     uint64 internal constant APPEAL = 500;
     uint32 internal constant EPOCH = 100;
     uint32 internal constant WINDOW = 300;
+    uint32 internal constant DELAY = 75;
     uint32 internal constant LEASE = 1000;
     uint96 internal constant RATE = 1e15;
     uint96 internal constant SLASH = 10 ether;
@@ -112,11 +120,13 @@ abstract contract Base {
     address internal node;
     uint256[] internal judgeKeys;
     address internal anybody = address(0x9999);
+    address internal guardian = address(0x6A4D);
 
     TestToken internal token;
     StakeVault internal vault;
     Swarm internal swarm;
     Court internal court;
+    Payroll internal payroll;
     uint256 internal pool;
 
     /// What the chain knows of a pool, taken apart.
@@ -182,9 +192,10 @@ abstract contract Base {
         vault = StakeVault(_create("StakeVault", abi.encode(token_, params)));
         swarm = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         court = Court(_create("Court", abi.encode(swarm)));
+        payroll = Payroll(_create("Payroll", abi.encode(court)));
         _give(address(this), 1_000 ether, address(vault)); // whoever has no part of its own carries cases
         vault.setSwarm(address(swarm));
-        swarm.setCourt(court);
+        swarm.setCourt(court, address(payroll));
     }
 
     /// From the artifacts as they are checked in, or (mutation testing) from another folder.
@@ -235,7 +246,9 @@ abstract contract Base {
         params.runRoot = bytes32(uint256(0x22));
         params.manager = manager;
         params.rewardPerUnit = RATE;
+        params.guardian = guardian;
         params.window = WINDOW;
+        params.delay = DELAY;
         params.epochSeconds = EPOCH;
         params.leaseSeconds = LEASE;
         params.maxUnitsPerEpoch = 100_000;
@@ -254,9 +267,9 @@ abstract contract Base {
     }
 
     function _fund(uint256 id, uint256 amount) internal {
-        _give(manager, amount, address(swarm));
+        _give(manager, amount, address(payroll));
         vm.prank(manager);
-        swarm.fundPool(id, amount);
+        payroll.fund(id, amount);
     }
 
     function _expel(address who) internal {
@@ -293,8 +306,24 @@ abstract contract Base {
         return keccak256(abi.encodePacked(bytes1(0x01), low, high));
     }
 
+    function _tally(uint256 id, uint64 epoch, bytes32 root, uint64 total) internal pure returns (Tally memory) {
+        return Tally(id, epoch, 1, root, total, keccak256("lines"));
+    }
+
+    /// A table that waits.
+    function _offer(uint64 epoch, bytes32 root, uint64 total) internal {
+        payroll.post(_tally(pool, epoch, root, total), _quorum(Sign.earnings(pool, epoch, root, total)));
+    }
+
+    /// A table that counts.
     function _post(uint64 epoch, bytes32 root, uint64 total) internal {
-        court.postEarnings(pool, epoch, root, total, _quorum(Sign.earnings(pool, epoch, root, total)));
+        _offer(epoch, root, total);
+        vm.warp(block.timestamp + DELAY);
+    }
+
+    function _signers() internal view returns (address[] memory signers) {
+        signers = new address[](2);
+        (signers[0], signers[1]) = (vm.addr(judgeKeys[0]), vm.addr(judgeKeys[1]));
     }
 
     /// A table in which nobody but the node has earned anything, as soon as it may be posted.
@@ -304,7 +333,7 @@ abstract contract Base {
     }
 
     function _claim(uint64 units) internal {
-        swarm.claim(pool, node, units, new bytes32[](0));
+        payroll.claim(pool, node, units, new bytes32[](0));
     }
 
     // ---- signatures
@@ -376,7 +405,8 @@ abstract contract Base {
         (info.startedAt, info.maxUnitsPerEpoch) = (c.startedAt(), c.maxUnits());
         (info.paused, info.ended, info.hasMembers) = (c.has(PAUSED), c.has(ENDED), c.has(JOINED));
         (info.invited, info.attested) = (c.has(INVITED), c.has(ATTESTED));
-        (info.escrow, info.owed) = (c.free() * terms.rewardPerUnit, c.owed() * terms.rewardPerUnit);
+        Payroll.Book memory book = payroll.bookOf(id);
+        (info.escrow, info.owed) = (uint256(book.free) * terms.rewardPerUnit, uint256(book.owed) * terms.rewardPerUnit);
     }
 
     function _epochAt(uint256 id, uint256 timestamp) internal view returns (uint64) {

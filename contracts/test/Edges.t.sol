@@ -130,30 +130,30 @@ contract EdgesTest is Base {
         FalseToken false_ = new FalseToken();
         uint256 id = _openWith(address(false_));
         vm.prank(manager);
-        swarm.fundPool(id, 4 ether);
+        payroll.fund(id, 4 ether);
         false_.lie(true);
         vm.prank(manager);
         vm.expectPartialRevert(SafeERC20.SafeERC20FailedOperation.selector);
-        swarm.fundPool(id, 1 ether);
+        payroll.fund(id, 1 ether);
         vm.prank(manager);
         swarm.endPool(id);
         vm.warp(block.timestamp + 1000 days);
         vm.expectPartialRevert(SafeERC20.SafeERC20FailedOperation.selector);
-        swarm.sweep(id);
+        payroll.sweep(id);
         false_.lie(false);
-        swarm.sweep(id);
+        payroll.sweep(id);
         eq(token.balanceOf(manager), 5 ether);
     }
 
     function test_a_token_that_answers_nothing_is_as_good_as_another() public {
         uint256 id = _openWith(address(new MuteToken()));
         vm.prank(manager);
-        swarm.fundPool(id, 5 ether);
+        payroll.fund(id, 5 ether);
         eq(token.balanceOf(manager), 0);
         vm.prank(manager);
         swarm.endPool(id);
         vm.warp(block.timestamp + 1000 days);
-        swarm.sweep(id);
+        payroll.sweep(id);
         eq(token.balanceOf(manager), 5 ether);
     }
 
@@ -161,7 +161,7 @@ contract EdgesTest is Base {
     function _openWith(address other) private returns (uint256) {
         token = TestToken(other);
         _deploy(other);
-        _give(manager, 5 ether, address(swarm));
+        _give(manager, 5 ether, address(payroll));
         Pools.PoolParams memory params = _params();
         vm.prank(manager);
         return swarm.createPool(params);

@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {Court} from "../src/Court.sol";
 import {Members} from "../src/Members.sol";
 import {Nodes} from "../src/Nodes.sol";
+import {Payroll} from "../src/Payroll.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
 import {WorkCommitment} from "../src/Statements.sol";
@@ -124,20 +125,20 @@ contract EventsTest is Base {
     function test_a_pool_tells_its_life() public {
         Pools.PoolParams memory params = _params();
         params.runURI = "ipfs://run";
-        _give(manager, 3 ether, address(swarm));
+        _give(manager, 3 ether, address(payroll));
         uint256 id = pool + 1;
         vm.expectEmit(address(swarm));
         emit Pools.PoolCreated(id, manager, params.runRoot, params.runURI);
         vm.prank(manager);
         swarm.createPool(params);
-        vm.expectEmit(address(swarm));
-        emit Pools.PoolFunded(id, manager, 2 ether, 2 ether);
+        vm.expectEmit(address(payroll));
+        emit Payroll.PoolFunded(id, manager, 2 ether, 2 ether);
         vm.prank(manager);
-        swarm.fundPool(id, 2 ether + 1);
-        vm.expectEmit(address(swarm));
-        emit Pools.PoolFunded(id, manager, 1 ether, 3 ether);
+        payroll.fund(id, 2 ether + 1);
+        vm.expectEmit(address(payroll));
+        emit Payroll.PoolFunded(id, manager, 1 ether, 3 ether);
         vm.prank(manager);
-        swarm.fundPool(id, 1 ether);
+        payroll.fund(id, 1 ether);
     }
 
     function test_a_manager_tells_what_it_does() public {
@@ -162,17 +163,17 @@ contract EventsTest is Base {
         emit Pools.PoolEnded(pool);
         vm.prank(manager);
         swarm.endPool(pool);
-        vm.warp(_matures(0) + WINDOW);
-        vm.expectEmit(address(swarm));
-        emit Pools.PoolSwept(pool, manager, ESCROW);
-        swarm.sweep(pool);
+        vm.warp(_matures(0) + WINDOW + DELAY);
+        vm.expectEmit(address(payroll));
+        emit Payroll.PoolSwept(pool, manager, ESCROW);
+        payroll.sweep(pool);
     }
 
     function test_a_swarm_tells_its_court() public {
         Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         vm.expectEmit(address(made));
-        emit Pools.CourtSet(address(court));
-        made.setCourt(court);
+        emit Pools.CourtSet(address(court), address(payroll));
+        made.setCourt(court, address(payroll));
     }
 
     function test_an_attestation_is_told() public {

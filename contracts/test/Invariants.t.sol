@@ -3,11 +3,11 @@ pragma solidity 0.8.37;
 
 import {Chair} from "../src/Chair.sol";
 import {Court} from "../src/Court.sol";
-import {Earnings} from "../src/Earnings.sol";
+import {Payroll} from "../src/Payroll.sol";
 import {Nodes} from "../src/Nodes.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {Judgement, WorkCommitment} from "../src/Statements.sol";
+import {Judgement, Tally, WorkCommitment} from "../src/Statements.sol";
 import {Base, Sign} from "./Base.sol";
 
 /// Many people doing anything at any time, with signatures of their own: three pools of different terms, five providers,
@@ -21,6 +21,16 @@ contract Crowd is Base {
         bool posted;
     }
 
+    /// The one that waits. from: when it counts; zero where none waits.
+    struct Next {
+        Table table;
+        uint64 epoch;
+        bool held;
+        uint256 postedAt;
+        uint256 from;
+        address[] signers;
+    }
+
     uint256 private constant WORKERS = 6;
     uint256 private constant JUDGES = 4;
     uint8 private constant REASON = 5;
@@ -30,6 +40,7 @@ contract Crowd is Base {
     address[] private _workers;
     address[] private _seats;
     mapping(uint256 pool => Table) private _tables;
+    mapping(uint256 pool => Next) private _next;
     /// what workers were paid or lost, by pool: as the crowd has seen it
     mapping(uint256 pool => mapping(address worker => uint256)) private _gone;
     mapping(uint256 pool => uint256) private _funded;
@@ -201,6 +212,7 @@ contract Crowd is Base {
     /// anything.
     function post(uint8 where, uint16[6] calldata more, uint8 which, uint8 how) external {
         uint256 id = _pool(where);
+        _move(id);
         Table memory table = _tables[id];
         uint64 added = 0;
         for (uint256 i = 0; i < WORKERS; ++i) {
@@ -210,16 +222,72 @@ contract Crowd is Base {
         }
         table.total += how % 16 == 7 ? added / 2 : added; // a table whose lines are more than its total
         table.posted = true;
-        uint64 next = swarm.earningsOf(id).epochs;
+        uint64 next = payroll.bookOf(id).epochs;
         uint64 epoch = _lastMature(id);
         if (how % 8 == 3 || epoch < next) epoch = next + how % 3;
         (bytes32 root,) = _tree(table, 0);
-        (bytes[] memory signatures, bool fair) = _heard(id, Sign.earnings(id, epoch, root, table.total), how);
-        court.postEarnings(id, epoch, root, table.total, signatures);
-        if (!fair) broken = "a table was posted without a quorum";
+        _offerOf(id, _tally(id, epoch, root, table.total), how);
         if (block.timestamp < _maturityOf(id, epoch)) broken = "a table was posted too early";
-        _only(keccak256(abi.encode("posted", id, epoch)), "two tables were posted for one epoch");
-        _tables[id] = table;
+        if (epoch < next) broken = "a table was posted of epochs that another one had";
+        if (_tooFew(id, epoch + 1 - next)) broken = "a table covers too little";
+        _note(_next[id], table, epoch);
+    }
+
+    function _offerOf(uint256 id, Tally memory tally, uint8 how) private {
+        bytes32 said = Sign.tally(Sign.EARNINGS, tally);
+        (bytes[] memory signatures, bool fair) = _heard(id, said, how);
+        bool waits = _next[id].from != 0;
+        payroll.post(tally, signatures);
+        if (waits) broken = "a table was pushed away by another one";
+        if (!fair) broken = "a table was posted without a quorum";
+        delete _next[id].signers;
+        for (uint256 i = 0; i < signatures.length; ++i) _next[id].signers.push(_signer(said, signatures[i]));
+    }
+
+    function _tooFew(uint256 id, uint256 epochs) private view returns (bool) {
+        return epochs * _poolInfo(id).epochSeconds < DELAY && !_poolInfo(id).ended;
+    }
+
+    function _note(Next storage next, Table memory table, uint64 epoch) private {
+        (next.table, next.epoch, next.held) = (table, epoch, false);
+        (next.postedAt, next.from) = (block.timestamp, block.timestamp + DELAY);
+    }
+
+    /// By the guardian, or now and then by somebody else.
+    function hold(uint8 where, uint8 how) external {
+        uint256 id = _pool(where);
+        _move(id);
+        bool again = _next[id].held || _next[id].from == 0;
+        vm.prank(how % 8 == 3 ? manager : guardian);
+        payroll.hold(id);
+        if (again || how % 8 == 3) broken = "a table was held twice, or by somebody else";
+        (_next[id].held, _next[id].from) = (true, block.timestamp + APPEAL);
+    }
+
+    function drop(uint8 where, uint8 how) external {
+        vm.assume(how % 4 == 1);
+        uint256 id = _pool(where);
+        _move(id);
+        (bool held, uint256 escrow) = (_next[id].held && _next[id].from != 0, _poolInfo(id).escrow);
+        address[] memory signers = _next[id].signers;
+        vm.prank(how % 32 == 1 ? guardian : arbiter);
+        payroll.drop(id, signers);
+        if (!held || how % 32 == 1) broken = "a table was dropped that nobody held, or by somebody else";
+        if (_poolInfo(id).escrow != escrow) broken = "dropping a table moved money";
+        for (uint256 i = 0; i < signers.length; ++i) {
+            if (!swarm.memberInfo(id, signers[i]).evicted) broken = "who signed a dropped table is in office";
+        }
+        _next[id].from = 0;
+    }
+
+    /// A table that waited long enough counts, whether or not anybody has touched it since.
+    function _move(uint256 id) private {
+        Next storage next = _next[id];
+        bool counts = payroll.bookOf(id).epochs == next.epoch + 1;
+        if (next.from == 0 || block.timestamp < next.from) return;
+        if (block.timestamp < next.postedAt + DELAY || !counts) broken = "a table counts too early, or not at all";
+        _tables[id] = next.table;
+        next.from = 0;
     }
 
     function _lastMature(uint256 id) private view returns (uint64 epoch) {
@@ -229,6 +297,7 @@ contract Crowd is Base {
 
     /// Of the newest table, or now and then of one unit more. Carried by a stranger.
     function claim(uint8 where, uint8 which, uint8 how) external {
+        _move(_pool(where));
         vm.assume(_tables[_pool(where)].posted);
         _claimFor(_pool(where), which % WORKERS, how % 16 == 7 ? 1 : 0);
     }
@@ -236,10 +305,10 @@ contract Crowd is Base {
     function _claimFor(uint256 id, uint256 which, uint64 more) private {
         address worker = _worker(which);
         uint256 before = token.balanceOf(swarm.nodeInfo(worker).provider);
-        uint256 allowed = swarm.allowanceOf(id, worker);
-        uint64 claimed = swarm.claimedOf(id, worker);
+        uint256 allowed = payroll.allowanceOf(id, worker);
+        uint64 claimed = payroll.claimedOf(id, worker);
         _carry(id, which, _tables[id].units[which] + more);
-        uint64 gone = swarm.claimedOf(id, worker) - claimed;
+        uint64 gone = payroll.claimedOf(id, worker) - claimed;
         uint256 got = token.balanceOf(swarm.nodeInfo(worker).provider) - before;
         (_gone[id][worker], _paid[id]) = (_gone[id][worker] + gone, _paid[id] + got);
         if (more > 0) broken = "a line was paid that is in no table";
@@ -252,7 +321,7 @@ contract Crowd is Base {
     function _carry(uint256 id, uint256 which, uint64 units) private {
         (, bytes32[] memory proof) = _tree(_tables[id], which);
         vm.prank(_stranger);
-        swarm.claim(id, _worker(which), units, proof);
+        payroll.claim(id, _worker(which), units, proof);
     }
 
     /// Root of the table, and the proof of one worker's line. Six lines: the third pair is carried up.
@@ -335,6 +404,16 @@ contract Crowd is Base {
             fair = fair && seen & (1 << judge) == 0 && _sits(bench.validators, judge) && _isFit(id, _seats[judge]);
             seen |= 1 << judge;
         }
+    }
+
+    function _signer(bytes32 statement, bytes memory signature) private view returns (address) {
+        bytes32 digest = keccak256(abi.encodePacked(hex"1901", Sign.domain(block.chainid, address(swarm)), statement));
+        (bytes32 r, bytes32 s, uint8 v) = (0, 0, uint8(signature[64]));
+        assembly {
+            r := mload(add(signature, 32))
+            s := mload(add(signature, 64))
+        }
+        return ecrecover(digest, v, r, s);
     }
 
     /// As the rules say it: registered, covered, not evicted.
@@ -567,15 +646,18 @@ contract Crowd is Base {
     }
 
     function sweep() external {
-        uint256 before = token.balanceOf(manager);
-        swarm.sweep(_pools[1]);
-        _swept[_pools[1]] += token.balanceOf(manager) - before;
+        (uint256 id, uint256 before) = (_pools[1], token.balanceOf(manager));
+        _move(id);
+        uint256 owed = _poolInfo(id).owed;
+        payroll.sweep(id);
+        _swept[id] += token.balanceOf(manager) - before;
+        if (_poolInfo(id).owed != owed || _next[id].from != 0) broken = "what a table promised was swept";
     }
 
     function _pay(uint256 id, uint256 amount) private {
-        uint256 before = token.balanceOf(address(swarm));
+        uint256 before = token.balanceOf(address(payroll));
         _fund(id, amount);
-        _funded[id] += token.balanceOf(address(swarm)) - before;
+        _funded[id] += token.balanceOf(address(payroll)) - before;
     }
 
     // ---- what must hold
@@ -613,23 +695,29 @@ contract Crowd is Base {
             held += info.escrow + info.owed;
             eq(info.escrow + info.owed + _paid[_pools[i]] + _swept[_pools[i]], _funded[_pools[i]]);
         }
-        eq(token.balanceOf(address(swarm)), held);
+        eq(token.balanceOf(address(payroll)), held);
         eq(token.totalSupply(), owned + staked + held);
     }
 
-    /// What is owed is what tables have promised and nobody was paid or lost.
+    /// What is owed is what tables have promised and nobody was paid or lost, and what waits is there.
     function _checkEarnings() private view {
         for (uint256 i = 0; i < _pools.length; ++i) {
             (uint256 id, uint256 gone) = (_pools[i], 0);
+            Next storage next = _next[id];
+            bool moved = next.from != 0 && block.timestamp >= next.from;
+            Table memory table = moved ? next.table : _tables[id];
+            Payroll.Waiting memory waiting = payroll.waitingOf(id);
+            eq(waiting.countsAt, moved ? 0 : next.from);
+            if (waiting.countsAt != 0) yes(waiting.total - table.total <= payroll.bookOf(id).free, "what waits is not there");
             for (uint256 w = 0; w < WORKERS; ++w) {
                 address worker = _worker(w);
-                eq(swarm.claimedOf(id, worker), _gone[id][worker]);
-                yes(_gone[id][worker] <= _tables[id].units[w], "more was claimed than any table says");
+                eq(payroll.claimedOf(id, worker), _gone[id][worker]);
+                yes(_gone[id][worker] <= table.units[w], "more was claimed than any table says");
                 gone += _gone[id][worker];
             }
             uint256 rate = _poolInfo(id).rewardPerUnit;
-            eq(_poolInfo(id).owed, (swarm.earningsOf(id).total - gone) * rate);
-            eq(swarm.earningsOf(id).total, _tables[id].total);
+            eq(_poolInfo(id).owed, (payroll.bookOf(id).total - gone) * rate);
+            eq(payroll.bookOf(id).total, table.total);
         }
     }
 
@@ -688,6 +776,7 @@ contract Crowd is Base {
         }
         for (uint256 i = 0; i < _pools.length * WORKERS; ++i) {
             (uint256 id, uint256 which) = (_pools[i / WORKERS], i % WORKERS);
+            _move(id);
             uint256 owed = _poolInfo(id).owed;
             if (swarm.memberInfo(id, _worker(which)).provider == address(0) || owed == 0) continue;
             bool sized = swarm.capacityOf(id, _worker(which)) > 0;
@@ -765,7 +854,7 @@ contract InvariantsTest {
 
     /// What happens often stands here more than once.
     function targetSelectors() public view returns (FuzzSelector[] memory targets) {
-        bytes4[44] memory all = [
+        bytes4[47] memory all = [
             Crowd.wait_.selector,
             Crowd.wait_.selector,
             Crowd.wait_.selector,
@@ -787,6 +876,9 @@ contract InvariantsTest {
             Crowd.post.selector,
             Crowd.post.selector,
             Crowd.post.selector,
+            Crowd.hold.selector,
+            Crowd.drop.selector,
+            Crowd.drop.selector,
             Crowd.claim.selector,
             Crowd.claim.selector,
             Crowd.claim.selector,

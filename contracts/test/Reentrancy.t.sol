@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {TestToken} from "../src/TestToken.sol";
-import {Pools} from "../src/Pools.sol";
+import {Payroll} from "../src/Payroll.sol";
 import {StakeVault} from "../src/StakeVault.sol";
 import {WorkCommitment} from "../src/Statements.sol";
 import {Base, Sign} from "./Base.sol";
@@ -101,29 +101,12 @@ contract ReentrancyTest is Base {
 
     function test_claiming_while_claiming() public {
         _earn(0, 1000);
-        bytes memory again = abi.encodeCall(swarm.claim, (pool, node, 1000, new bytes32[](0)));
-        attacker.arm(address(swarm), again);
-        yes(attacker.act(address(swarm), again), "once");
+        bytes memory again = abi.encodeCall(payroll.claim, (pool, node, 1000, new bytes32[](0)));
+        attacker.arm(address(payroll), again);
+        yes(attacker.act(address(payroll), again), "once");
         _blocked();
         eq(token.balanceOf(provider), 1 ether);
         eq(_info().owed, 0);
-    }
-
-    function test_nobody_is_judged_convicted_or_acquitted_while_pay_is_on_its_way() public {
-        (WorkCommitment memory first, WorkCommitment memory second) = (_file(7, 1), _file(7, 2));
-        bytes memory own = _sign(nodeKey, Sign.commitment(first));
-        bytes memory other = _sign(nodeKey, Sign.commitment(second));
-        bytes[] memory verdicts = _quorum(Sign.verdict(first, 2, 5));
-        _earn(0, 1000);
-        attacker.arm(address(court), abi.encodeCall(court.slash, (first, own, 5, verdicts, _blank(verdicts), 0)));
-        _claim(1000);
-        _blocked();
-        _earn(1, 2000);
-        attacker.arm(address(court), abi.encodeCall(court.evidence, (first, own, second, other)));
-        _claim(2000);
-        _blocked();
-        eq(_stake().frozen, 0);
-        eq(_stake().bonded, 100 ether);
     }
 
     /// Who carries a case, who appeals and who collects: the token calls them in the middle of it.
@@ -154,8 +137,7 @@ contract ReentrancyTest is Base {
         eq(token.balanceOf(provider), 2 * PUT - PUT / 10);
     }
 
-    /// The Swarm's own guard: the vault's does not know that a claim goes through the Swarm. A case without a number
-    /// would be taken for one that is final.
+    /// The Payroll does not know that the Swarm is busy. A case without a number would be taken for one that is final.
     function test_nobody_claims_or_is_acquitted_while_its_case_is_opened() public {
         _earn(0, 1000);
         token.mint(provider, 2 * PUT);
@@ -163,10 +145,10 @@ contract ReentrancyTest is Base {
         WorkCommitment memory c = _file(0, 1);
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
-        attacker.arm(address(swarm), abi.encodeCall(swarm.claim, (pool, node, 1000, new bytes32[](0))));
+        attacker.arm(address(payroll), abi.encodeCall(payroll.claim, (pool, node, 1000, new bytes32[](0))));
         bytes memory slash = abi.encodeCall(court.slash, (c, own, 5, verdicts, _blank(verdicts), 0));
         yes(attacker.act(address(court), slash), "carried");
-        _blocked();
+        yes(bytes4(attacker.answer()) == Payroll.CaseNotFinal.selector, "open");
         eq(_info().owed, 1 ether);
     }
 
@@ -181,9 +163,9 @@ contract ReentrancyTest is Base {
 
     function test_funding_while_funding() public {
         token.mint(provider, 20 ether);
-        attacker.act(address(token), abi.encodeCall(token.approve, (address(swarm), 20 ether)));
-        attacker.arm(address(swarm), abi.encodeCall(swarm.fundPool, (pool, 10 ether)));
-        yes(attacker.act(address(swarm), abi.encodeCall(swarm.fundPool, (pool, 10 ether))), "once");
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(payroll), 20 ether)));
+        attacker.arm(address(payroll), abi.encodeCall(payroll.fund, (pool, 10 ether)));
+        yes(attacker.act(address(payroll), abi.encodeCall(payroll.fund, (pool, 10 ether))), "once");
         _blocked();
         eq(_info().escrow, ESCROW + 10 ether);
     }
@@ -205,9 +187,9 @@ contract ReentrancyTest is Base {
         _fund(pool, ESCROW);
         vm.prank(manager);
         swarm.endPool(pool);
-        vm.warp(_matures(0) + WINDOW);
-        attacker.arm(address(swarm), abi.encodeCall(swarm.sweep, (pool)));
-        swarm.sweep(pool);
+        vm.warp(_matures(0) + WINDOW + DELAY);
+        attacker.arm(address(payroll), abi.encodeCall(payroll.sweep, (pool)));
+        payroll.sweep(pool);
         _blocked();
         eq(token.balanceOf(manager), ESCROW);
     }
@@ -222,11 +204,11 @@ contract ReentrancyTest is Base {
     }
 
     function test_an_escrow_that_would_hold_less_than_it_counts_is_refused() public {
-        _give(anybody, 100 ether, address(swarm));
+        _give(anybody, 100 ether, address(payroll));
         bytes memory taker = address(new FeeToken()).code;
         vm.etch(address(token), taker);
         vm.prank(anybody);
-        vm.expectRevert(abi.encodeWithSelector(Pools.TokenTakesFee.selector, 100 ether, 99 ether));
-        swarm.fundPool(pool, 100 ether);
+        vm.expectRevert(abi.encodeWithSelector(Payroll.TokenTakesFee.selector, 100 ether, 99 ether));
+        payroll.fund(pool, 100 ether);
     }
 }

@@ -17,7 +17,7 @@ from node.chain.errors import ChainError
 from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
-from protocol.statements import EpochRoot, Verdict, WorkCommitment, struct_hash
+from protocol.statements import Earnings, EpochRoot, Verdict, WorkCommitment, struct_hash
 
 MAX_CASE_BYTES = 256 * 1024
 Word = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -80,13 +80,15 @@ class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
             return f"commitments-{_place(self.first)}"  # a quorum may have judged the file, too
         if isinstance(self.first, Verdict):
             return f"verdicts-{self.first.work.hex()[:16]}-{self.first_signature.hex()[:8]}"
-        return f"root-{self.first.epoch}-{self.first.number}-{self.first_signature.hex()[:8]}"
+        kind = "table" if isinstance(self.first, Earnings) else "root"
+        return f"{kind}-{self.first.epoch}-{self.first.number}-{self.first_signature.hex()[:8]}"
 
     @property
     def action(self) -> str:
         if isinstance(self.first, WorkCommitment):
             return f"slash {self.first.node} by its own signatures"
-        return f"slash a validator by its own {'verdicts' if isinstance(self.first, Verdict) else 'root'}"
+        what = {Verdict: "verdicts", Earnings: "tables"}.get(type(self.first), "root")
+        return f"slash a validator by its own {what}"
 
     def call(self, contracts: Contracts) -> ContractFunction:
         pair = self.first, self.first_signature, self.second, self.second_signature
@@ -94,6 +96,8 @@ class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
             return contracts.evidence(*pair)
         if isinstance(self.first, Verdict):
             return contracts.verdict_evidence(self.first.pool, self.first.work, *pair)
+        if isinstance(self.first, Earnings):
+            return contracts.table_evidence(*pair)
         return contracts.root_evidence(*pair)
 
 
@@ -118,6 +122,13 @@ class RootContradiction(Contradiction, frozen=True, tag="roots"):
     second: EpochRoot
 
 
+class TableContradiction(Contradiction, frozen=True, tag="tables"):
+    """Two tables of earnings of one validator and epoch with one number."""
+
+    first: Earnings
+    second: Earnings
+
+
 class FalseLeaf(Contradiction, frozen=True, tag="leaf and verdict"):
     """A root with a work among its leaves, and a verdict against that by the same validator. proof: from the leaf
     to the root."""
@@ -135,7 +146,7 @@ class FalseLeaf(Contradiction, frozen=True, tag="leaf and verdict"):
 
 
 Case = FileCase | Contradiction
-_KINDS = FileCase | CommitmentContradiction | VerdictContradiction | RootContradiction | FalseLeaf
+_KINDS = FileCase | CommitmentContradiction | VerdictContradiction | RootContradiction | TableContradiction | FalseLeaf
 
 
 def unhex(text: str) -> bytes:

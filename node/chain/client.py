@@ -16,7 +16,7 @@ from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.views import Views
 from protocol.identity import Address, NodeKey
-from protocol.statements import NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
+from protocol.statements import Earnings, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
 
 logger = structlog.get_logger()
 REGISTRATION_SECONDS = 3600
@@ -75,7 +75,7 @@ class ChainClient(Views):
 
     async def fund_pool(self, pool: int, amount: int, *, key: NodeKey | None = None) -> Receipt:
         """Add the key's tokens to the pool's escrow; approves first where that is needed."""
-        await self._approve(self.profile.contracts.swarm, amount, key)
+        await self._approve(self.profile.contracts.payroll, amount, key)
         return await self._write(f"fund pool {pool}", self._contracts.fund_pool(pool, amount), key)
 
     async def sweep(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
@@ -94,18 +94,11 @@ class ChainClient(Views):
         return await self._write(f"leave pool {pool}", self._contracts.leave(pool), key)
 
     async def post_earnings(
-        self,
-        pool: int,
-        epoch: int,
-        root: bytes,
-        total: int,
-        signatures: Sequence[bytes],
-        *,
-        key: NodeKey | None = None,
+        self, earnings: Earnings, signatures: Sequence[bytes], *, key: NodeKey | None = None
     ) -> Receipt:
-        """Put a table of earnings on chain. signatures: of a quorum of validators, of this Earnings."""
-        call = self._contracts.post_earnings(pool, epoch, root, total, signatures)
-        return await self._write(f"post the earnings of epoch {epoch}", call, key)
+        """Put a table of earnings on chain. signatures: of a quorum of validators."""
+        call = self._contracts.post_earnings(earnings, signatures)
+        return await self._write(f"post the earnings of epoch {earnings.epoch}", call, key)
 
     async def claim(
         self, pool: int, node: Address, units: int, proof: Sequence[bytes], *, key: NodeKey | None = None

@@ -177,7 +177,7 @@ def scrubbed(text: str, url: str) -> str:
     return text
 
 
-_TIMES = (*("from", "until", "deadline", "madeAt", "matureAt", "finalAt", "withdrawableAt"),)
+_TIMES = (*("from", "until", "deadline", "madeAt", "matureAt", "finalAt", "withdrawableAt", "freeAt", "countsAt"),)
 """Arguments of the contracts' errors that are points in time, in unix seconds."""
 
 
@@ -216,6 +216,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "PoolIsPaused": ("the pool is paused", "wait, or choose another pool"),
     "PoolNotPaused": ("the pool is not paused", "nothing to do"),
     "OnlyManager": ("only the pool's manager may do that", "use the manager's key"),
+    "OnlyOpener": ("only who opened the pool may do that", "use the opener's key; see: contract pool show"),
     "RunAlreadyJoined": ("a node has joined the run already", "open a new pool for another run"),
     "PoolWithoutPay": ("the pool pays nothing, so it holds no money", "open one with a --reward"),
     "TextTooLong": ("a text is too long", "shorten it"),
@@ -224,6 +225,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
         "the window is too short for these contracts",
         "give a longer --window; see: contract params",
     ),
+    "BadDelay": ("a table waits for a quarter to all of the window", "give another --delay"),
     "WindowExceedsUnbonding": ("stakes could leave before the window is over", "shorten the window or the epochs"),
     "BadQuorum": ("threshold and validators do not fit together", "1 <= threshold <= validators <= 16"),
     "BadValidator": ("a validator is listed twice, or is nobody", "correct the list of validators"),
@@ -243,7 +245,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
         "ask the pool's manager for another",
     ),
     "NodeEvicted": ("the node was evicted from the pool", "join another pool; or appeal, if it was wrong"),
-    "ProposalLapsed": ("the proposal has lapsed", "have the manager propose them again"),
+    "ProposalLapsed": ("the proposal has lapsed", "have the opener propose them again"),
     "NotItsJudges": ("the node left before these validators took office", "nothing to do: they do not reach it"),
     "BadAttestation": ("the attestation is too old, too long, or older than the last one", "attest again"),
     # the chair
@@ -260,13 +262,20 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "TermIsOver": ("the term was ended, or its holder is no member with a stake", "join, and wait for the turn"),
     "NotInOrder": ("the words do not stand in falling order", "give the greatest step first"),
     "NothingFound": ("a verdict that accepts the step ends no term", "give the verdicts against it only"),
-    "BadStep": ("a term takes back 64 policies at most", "give a later policy, or have the manager propose trainers"),
+    "BadStep": ("a term takes back 64 policies at most", "give a later policy, or have the opener propose trainers"),
     # earnings
     "EpochNotLater": ("a table of this epoch or a later one is posted", "nothing to do: post the next one"),
     "NotMature": ("the epoch's window is not over", "post it later"),
     "TotalFalls": ("a later table never says less than an earlier one", "compute the table anew"),
     "EscrowTooSmall": ("the pool has too little money for this table", "fund the pool, then post it again"),
     "TooMuchForEpochs": ("the table says more than the pool pays in so many epochs", "compute the table anew"),
+    "TooFewEpochs": ("a table covers at least the time that it waits", "wait for more epochs"),
+    "TableWaits": ("another table waits until it counts", "wait until then"),
+    "NoTableWaits": ("no table waits in this pool", "see: intellect-node contract earnings show"),
+    "OnlyGuardian": ("only the pool's guardian may hold a table", "use the guardian's key"),
+    "AlreadyHeld": ("the table is held already, and once is all", "wait for the arbiter"),
+    "NotHeld": ("the arbiter drops only what the guardian holds", "have the guardian hold it first"),
+    "OtherSigners": ("these are not the signers of the table that waits", "take them from its event, in order"),
     "NothingToClaim": ("all of it was paid", "nothing to do: wait for the next table"),
     "CapacityUsed": ("the node was paid all that its size allows until now", "claim the rest in later epochs"),
     "CaseNotFinal": ("the node was slashed, and that may still be overturned", "finalize its case first, or wait"),

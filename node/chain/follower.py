@@ -201,7 +201,7 @@ class EventFollower:
         try:
             profile = self._client.profile
             chair = "" if profile.contracts.chair == NOBODY else f":{profile.contracts.chair}"
-            places = f"{profile.contracts.swarm}:{profile.contracts.court}{chair}"
+            places = f"{profile.contracts.swarm}:{profile.contracts.court}:{profile.contracts.payroll}{chair}"
             source = f"3:{profile.chain_id}:{places}:{self._pool or 'all'}"  # the third form of rows
             await trio.to_thread.run_sync(store.bind, source)
             history = await trio.to_thread.run_sync(store.compact)

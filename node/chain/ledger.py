@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from contracts.bindings import (
     Claimed,
+    EarningsDropped,
     EarningsPosted,
     Event,
     GivenBack,
@@ -48,8 +49,10 @@ class Ledger:
         """Of each node: the block of its last claim, and all units that were claimed or given back."""
         self._slashes: dict[Address, list[Slashed]] = {}
         self._overturned: set[int] = set()
+        self._dropped: dict[EarningsDropped, EarningsPosted] = {}
+        self._attested: dict[Address, list[NodeAttested]] = {}
         self.tables: deque[EarningsPosted] = deque(maxlen=MOST_TABLES)
-        """As they were posted, the newest last."""
+        """As they were posted, the newest last, which may not count yet; without those that were dropped."""
         self.benches: deque[ValidatorsSet] = deque(maxlen=MOST_BENCHES)
         """Who took office, the newest last."""
         self.claims: list[Claimed] = []
@@ -65,6 +68,10 @@ class Ledger:
         match event:
             case EarningsPosted():
                 self.tables.append(event)
+            case EarningsDropped() if self.tables:
+                self._dropped[event] = self.tables.pop()  # none is posted while another one waits
+            case NodeAttested(node=node):
+                self._attested.setdefault(node, []).append(event)
             case ValidatorsSet():
                 self.benches.append(event)
             case PoolFunded(block=block, amount=amount):
@@ -89,6 +96,10 @@ class Ledger:
             # It may be gone: these queues are bounded, and newer ones push the oldest out.
             case EarningsPosted() if event in self.tables:
                 self.tables.remove(event)
+            case EarningsDropped() if event in self._dropped:
+                self.tables.append(self._dropped.pop(event))
+            case NodeAttested(node=node):
+                self._attested[node].remove(event)
             case ValidatorsSet() if event in self.benches:
                 self.benches.remove(event)
             case PoolFunded(block=block, amount=amount):
@@ -119,6 +130,12 @@ class Ledger:
     def claimed(self, block: int | None = None) -> dict[Address, int]:
         """Units of each node that were paid or given back; block: of those alone that had the last of it by its end."""
         return {node: units for node, (at, units) in self._taken.items() if units and (block is None or at <= block)}
+
+    def attested(self, node: Address, at: int, block: int) -> int:
+        """How big a quorum had found a node to be at a time, unix seconds, by what was on chain at a block's end."""
+        found = [one for one in self._attested.get(node, ()) if one.block <= block and one.made_at < at]
+        newest = max(found, key=lambda one: one.made_at, default=None)
+        return newest.units if newest and at <= newest.until else 0
 
     def was_seated(self, validator: Address) -> bool:
         """Whether one of the benches that are remembered has it."""

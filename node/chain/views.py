@@ -26,6 +26,7 @@ from contracts.bindings import (
     RawLog,
     Stake,
     TermTaken,
+    WaitingEarnings,
 )
 from node.chain.connection import Connection
 from node.chain.errors import ChainError, RpcRefused
@@ -132,8 +133,12 @@ class Views(Connection):
         return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units, node))
 
     async def earnings(self, pool: int) -> PostedEarnings:
-        """The newest table of earnings that a quorum had posted."""
+        """The newest table of earnings that counts."""
         return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.earnings(pool))
+
+    async def waiting(self, pool: int) -> WaitingEarnings | None:
+        """The table of earnings that a quorum had posted, and that does not count yet."""
+        return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.waiting(pool))
 
     async def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool, since the pool began."""
@@ -173,10 +178,11 @@ class Views(Connection):
     async def logs(
         self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False, agreed: bool = False
     ) -> list[RawLog]:
-        """Logs of the Swarm contract, the court and the chair in blocks first..last; everything: the vault's too;
-        agreed: two endpoints tell the same, where there are two. Raises EndpointsDisagree."""
+        """Logs of all contracts but the vault's in blocks first..last; everything: the vault's too; agreed: two
+        endpoints tell the same, where there are two. Raises EndpointsDisagree."""
         c = self.profile.contracts
-        places = [c.swarm, c.court, *([c.vault] if everything else []), *([] if c.chair == NOBODY else [c.chair])]
+        places = [c.swarm, c.court, c.payroll, *([c.vault] if everything else [])]
+        places += [] if c.chair == NOBODY else [c.chair]
         view = partial(self._logs.within, first, last, topics, places)
         if agreed:
             view = partial(self._agreed, "read logs", LOGS, view, _as_told)

@@ -312,11 +312,14 @@ def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
     quorum, slash = f"{pool.threshold} of {len(pool.validators)} validators", tokens(pool.slash_amount)
     return [
         f"{quorum} say what everybody has earned, and can take {slash} tokens of stake for each unit of a member",
+        f"their table counts {_time(pool.delay)} later; the guardian {pool.guardian} can hold it until then, and the "
+        f"arbiter drop it for {_time(powers.appeal_seconds)} from then: each who signed it is slashed as much",
         f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; whoever carried "
         f"the slash then loses its bond, {powers.bond_bps / 100:g} % of it",
         f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
-        f"the manager {pool.manager} pauses and ends the pool; it names other validators {_time(pool.window)} ahead",
-        f"the opener {pool.opener} ends it, too, and gets what nobody has earned",
+        f"the manager {pool.manager} pauses the pool and invites",
+        f"the opener {pool.opener} names other validators and trainers {_time(pool.window)} ahead, ends the pool, and "
+        "gets what no table says that anybody has earned",
         f"no pool here pays sooner than {_time(powers.min_window)} after an epoch",
     ]
 

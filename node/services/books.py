@@ -12,7 +12,7 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import EarningsPosted, PoolInfo, PostedEarnings
+from contracts.bindings import EarningsPosted, PoolInfo, PostedEarnings, WaitingEarnings
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
 from node.changes import Bell
@@ -46,16 +46,23 @@ ANEW_SECONDS = 120.0
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings."""
+    """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings that
+    counts; waiting: the one that does not yet."""
 
     pool: PoolInfo
     now: int
     posted: PostedEarnings
+    waiting: WaitingEarnings | None = None
 
     @property
     def first(self) -> int:
-        """The first epoch that no posted table covers."""
+        """The first epoch that no table covers which counts."""
         return 0 if self.posted.epoch is None else self.posted.epoch + 1
+
+    def claimable(self, epoch: int) -> int:
+        """From this second on what was earned in an epoch can be claimed, as far as is known."""
+        waiting = self.waiting
+        return waiting.counts_at if waiting and epoch <= waiting.epoch else self.pool.countable(epoch)
 
     @property
     def lasts(self) -> int | None:
@@ -97,11 +104,16 @@ class Books:
         async with self._turn:
             # Read before the chain is asked: an event that comes meanwhile has it asked again.
             clock, told, seen = self.context.clock.monotonic(), self.ledger.told, self._seen
-            if seen is None or told != self._told or clock >= self._asked_at + ANEW_SECONDS:
-                posted, pool = await self.chain.earnings(self.context.pool), await self.chain.pool(self.context.pool)
-                seen = Seen(pool, 0, posted)
-                self._asked_at, self._told = clock, told
             now = self.ledger.now() or (await self.chain.block()).timestamp
+            # A table that has waited long enough counts without an event.
+            counts = seen is not None and seen.waiting is not None and now >= seen.waiting.counts_at
+            if seen is None or counts or told != self._told or clock >= self._asked_at + ANEW_SECONDS:
+                posted, waiting = (
+                    await self.chain.earnings(self.context.pool),
+                    await self.chain.waiting(self.context.pool),
+                )
+                seen = Seen(await self.chain.pool(self.context.pool), 0, posted, waiting)
+                self._asked_at, self._told = clock, told
             # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
             self.context.time.saw(now)
             self._seen = msgspec.structs.replace(seen, now=now)
@@ -212,6 +224,13 @@ class Books:
                 return await self.fetch(message.table, size, holders, lambda data: (read(data), data))
             except (IntellectError, OSError) as error:
                 log.info("table.unusable", validator=author, why=str(error))
+        # Nobody who signed it is heard: the chain names the file of its lines, which any member may have.
+        for posted in [one for one in self.ledger.tables if one.root == root]:
+            try:
+                holders = self.context.membership.addresses()
+                return await self.fetch(posted.blob, MAX_HEAD_BYTES, holders, lambda data: (read(data), data))
+            except (IntellectError, OSError) as error:
+                log.info("table.unusable", blob=posted.blob.hex(), why=str(error))
         return None
 
     async def take(self, signed: Signed[EpochRootSigned]) -> None:

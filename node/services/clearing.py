@@ -85,10 +85,10 @@ class Clearing(Keeping):
                 await self._try(claim, "pay.given_back", node=node)
 
     async def sweep(self, seen: Seen) -> None:
-        """What no table promised of a pool that is over, a window after its last epoch can be tabled."""
+        """What no table promised of a pool that is over, once none can come or wait any more."""
         pool = seen.pool
-        if pool.ended and pool.escrow:
-            if seen.now >= pool.maturity(pool.epoch_at(pool.stopped_at)) + pool.window:
+        if pool.ended and pool.escrow and seen.waiting is None:
+            if seen.now >= pool.swept_from:
                 await self._try(self._chain.sweep(self._pool), "pool.swept", pool=self._pool, escrow=str(pool.escrow))
 
     async def _try(self, call: Awaitable[object], done: str, **facts: object) -> None:

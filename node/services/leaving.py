@@ -98,7 +98,7 @@ class Leaving(Service):
         if pool.escrow < pool.reward_per_unit:
             funds = f"no date: the pool has no money, until somebody funds it (contract pool fund {pool.id} TOKENS)"
             return f"{owed}; {funds}. leave --now leaves them owed"
-        return f"{owed}, which pays so many of an epoch; the next one comes from {when(pool.maturity(seen.first))} on"
+        return f"{owed}, which pays so many of an epoch; the next one comes from {when(pool.next_table(seen.first))} on"
 
 
 def _waiting(account: Account) -> int:

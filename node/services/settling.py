@@ -42,17 +42,21 @@ SENDING = "claiming"
 """The journal's fact: the claim that may be on its way."""
 
 
+_NONE_WAITS = {"waits_through": -1, "counts_at": 0}
+
+
 class Account(msgspec.Struct, frozen=True):
     """What a node's work comes to, in units. made: nobody has decided on it yet; accepted: not certified yet;
-    certified: by a quorum, and in no table yet; due: payable by the posted table and not claimed, claimable: of it,
-    what the contract pays now; owed: in the table, for when the pool can pay; claimed: paid by now; missed: accepted,
-    and in no table for ever; unclear: nobody can say; until: when the next of what is certified can be claimed, by the
-    chain; open_until: when what is not certified by then never is; last_at: when the last of both can be claimed; paid:
-    wei."""
+    certified: by a quorum, and in no table that counts; waiting: of these, covered by the table that waits; due:
+    payable by the table that counts and not claimed, claimable: of it, what the contract pays now; owed: in the table,
+    for when the pool can pay; claimed: paid by now; missed: accepted, and in no table for ever; unclear: nobody can
+    say; until: when the next of what is certified can be claimed, by the chain; open_until: when what is not certified
+    by then never is; last_at: when the last of both can be claimed; paid: wei."""
 
     made: int = 0
     accepted: int = 0
     certified: int = 0
+    waiting: int = 0
     due: int = 0
     owed: int = 0
     claimable: int = 0
@@ -103,6 +107,11 @@ class Warnings:
             told["worth"] = (
                 f"{self.behind:,} units of all nodes are owed that the pool cannot pay yet: "
                 f"of what waited its newest table paid {self.worth(seen) / pool.reward_per_unit:.0%}"
+            )
+        if seen.waiting and seen.waiting.held:
+            told["table"] = (
+                f"the guardian holds the table of epoch {seen.waiting.epoch}: it counts from "
+                f"{when(seen.waiting.counts_at)} on, unless the arbiter drops it"
             )
         if pool.validators_from:
             names = ", ".join(pool.proposed)
@@ -197,9 +206,12 @@ class Settling(Keeping):
     def _epochs(self) -> list[EpochPart]:
         """JSON-ready: no number beyond what JSON readers can hold."""
         told = [(one.epoch, self._state(one), one.units, one.missed, one.unclear) for one in self._tabled]
-        told += [(epoch, "certified", units, 0, 0) for epoch, units in self._waiting.items()]
-        pool = self._seen.pool if self._seen else None
-        price, at = (pool.reward_per_unit, pool.maturity) if pool else (0, lambda epoch: 0)
+        seen = self._seen
+        waits = seen.waiting.epoch if seen and seen.waiting else -1
+        told += [
+            (epoch, "waiting" if epoch <= waits else "certified", units, 0, 0) for epoch, units in self._waiting.items()
+        ]
+        price, at = (seen.pool.reward_per_unit, seen.claimable) if seen else (0, lambda epoch: 0)
         return [
             EpochPart(epoch, state, str(units * price), units, missed, unclear, at(epoch))
             for epoch, state, units, missed, unclear in told
@@ -235,11 +247,11 @@ class Settling(Keeping):
         await self._sum(seen, head, (line, share.rest if share else 0), claimed)
         await self._collect()
         self._tell_of_pay(self.account.paid)
-        self._tell_of_certified(pool)
+        self._tell_of_certified(seen)
         behind = head.owing.behind if head and head.owing else 0
         await self._warnings.look(seen, self._provider, self.account.certified, behind)
-        over = pool.maturity(pool.epoch_at(pool.stopped_at)) + pool.window
-        self.swept = pool.ended and seen.now >= over and not pool.escrow
+        over = pool.ended and seen.waiting is None and seen.now >= pool.swept_from
+        self.swept = over and not pool.escrow
         self.looked.tell()
         return seen.pause
 
@@ -305,6 +317,7 @@ class Settling(Keeping):
         # What was claimed was in a table, also in one that cannot be had.
         earned = max(line + rest, claimed, known.line if known else 0)
         due = line - claimed if head is not None else earned - claimed
+        waits = seen.waiting.epoch if seen.waiting else -1
         given = (self._own, pool.threshold, posted, earned)
         self._tabled, sums = await journal.do(
             lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.sums(*given)),
@@ -319,15 +332,16 @@ class Settling(Keeping):
             made=sums.made,
             accepted=sums.accepted,
             certified=sum(sums.certified.values()),
+            waiting=sum(units for epoch, units in sums.certified.items() if epoch <= waits),
             due=due,
             owed=rest,
             claimable=min(due, allowed),
             claimed=claimed,
             missed=sums.missed,
             unclear=sums.unclear + sums.unread,
-            until=pool.maturity(min(sums.certified)) if sums.certified else 0,
+            until=seen.claimable(min(sums.certified)) if sums.certified else 0,
             open_until=pool.maturity(sums.undecided) if sums.undecided >= 0 else 0,
-            last_at=pool.maturity(last) if (last := max([sums.undecided, *sums.certified])) >= 0 else 0,
+            last_at=seen.claimable(last) if (last := max([sums.undecided, *sums.certified])) >= 0 else 0,
             paid=self._ledger.paid,
         )
         if known is not None and len(self._ledger.tables) > 1:
@@ -339,7 +353,8 @@ class Settling(Keeping):
         """Keep where this node's works are, table by table."""
         known, posted, through = self._record, seen.posted, seen.first - 1
         if known is not None and known.root == posted.root:
-            record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold)
+            times = {"delay": seen.pool.delay} | _waits(seen)
+            record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold, **times)
             if record != known:
                 await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
             self._record = record
@@ -376,7 +391,8 @@ class Settling(Keeping):
         """start: the first epoch, the line before it, and the units in it of which nobody can say whose they are."""
         pool, (first, before, unclear) = seen.pool, start
         times = (pool.started_at, pool.epoch_seconds, pool.window)
-        return PayRecord(root, first, through, before, line, claimed, pool.threshold, *times, True, unclear, unclear)
+        given = (*times, True, unclear, unclear, pool.delay)
+        return PayRecord(root, first, through, before, line, claimed, pool.threshold, *given, **_waits(seen))
 
     async def _settle_whole(self, record: PayRecord) -> PayRecord | None:
         """Settle where a table has all that was certified."""
@@ -456,18 +472,24 @@ class Settling(Keeping):
             text = f"{tokens(paid - before)} tokens were paid to {self._provider}; {tokens(paid)} by now"
             self._progress.tell("claimed", text)
 
-    def _tell_of_certified(self, pool: PoolInfo) -> None:
+    def _tell_of_certified(self, seen: Seen) -> None:
         """What was certified of each epoch, once; at the first look, all of it is old."""
         waiting, before = self._waiting, self._told_certified
         self._told_certified = waiting.keys() | (before or set())
         for epoch in sorted(waiting.keys() - before if before is not None else ()):
-            at = when(pool.maturity(epoch))
+            at = when(seen.claimable(epoch))
             self._progress.tell("certified", f"{waiting[epoch]:,} units of epoch {epoch}, claimable from {at} on")
 
 
 def _units(account: Account) -> PaidUnitsPart:
-    told = (account.made, account.accepted, account.claimable, account.unclear)
+    told = (account.made, account.accepted, account.claimable, account.unclear, account.waiting)
     return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, account.owed, *told)
+
+
+def _waits(seen: Seen) -> dict[str, int]:
+    """As a PayRecord has it."""
+    waiting = seen.waiting
+    return {"waits_through": waiting.epoch, "counts_at": waiting.counts_at} if waiting else _NONE_WAITS
 
 
 def when(timestamp: int) -> str:

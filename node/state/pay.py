@@ -27,7 +27,8 @@ class PayRecord(msgspec.Struct, frozen=True):
     """What is known of this node's pay. root: of the table that was looked at last; it covers first..through, and
     took what the node has earned since the pool began, payable or not, from `before` to `line`; clear: whether it is
     known which works it has; unclear: units that it and earlier tables have, and nobody can say of which works;
-    unclear_before: the earlier ones alone; claimed: units; quorum, and the pool's times in seconds."""
+    unclear_before: the earlier ones alone; claimed: units; quorum, and the pool's times in seconds; waits_through,
+    counts_at: the last epoch of the table that does not count yet, and when it will, unix seconds."""
 
     root: bytes
     first: int
@@ -42,10 +43,15 @@ class PayRecord(msgspec.Struct, frozen=True):
     clear: bool = True
     unclear: int = 0
     unclear_before: int = 0
+    delay: int = 0
+    waits_through: int = -1
+    counts_at: int = 0
 
     def claimable_at(self, epoch: int) -> int:
-        """From when on, by the chain's clock, a table may have what was earned in this epoch."""
-        return self.started_at + (epoch + 1) * self.epoch_seconds + self.window
+        """From when on, by the chain's clock, what was earned in this epoch can be claimed."""
+        if epoch <= self.waits_through:
+            return self.counts_at
+        return self.started_at + (epoch + 1) * self.epoch_seconds + self.window + self.delay
 
 
 class Tabled(msgspec.Struct, frozen=True):

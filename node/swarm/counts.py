@@ -232,7 +232,7 @@ COUNTS: Mapping[type[Message], Count] = {
     # ledger
     EpochRootSigned: Count(Office.MEMBER, ("epoch", "number"), Second.EVIDENCE, Moves.QUORUM, 64, 1.0, 64.0),
     # one an epoch, and again now and then until it is posted
-    EarningsSigned: Count(Office.VALIDATOR, ("root",), Second.IGNORED, Moves.QUORUM, 16, 0.5, 16.0),
+    EarningsSigned: Count(Office.VALIDATOR, ("earnings",), Second.IGNORED, Moves.QUORUM, 16, 0.5, 16.0),
     # two a round, more where validators differ
     CutSigned: Count(Office.VALIDATOR, ("round", "ballot", "closed"), Second.EVIDENCE, Moves.QUORUM, 128, 4.0, 64.0),
     # one a lease that nobody holds any more

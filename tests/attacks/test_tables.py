@@ -79,7 +79,7 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
     tables = Books(context, none, none)
 
     async def say(seat: int, root: bytes) -> None:
-        earnings = Earnings(POOL, 3, root, 7)
+        earnings = Earnings(POOL, 3, 1, root, 7, bytes(32))
         signature = sign(VALIDATORS[seat], DOMAIN, earnings)
         message = EarningsSigned(pool=POOL, earnings=earnings, table=root, size=9, signature=signature)
         await court.seats[seat].board.post(message)

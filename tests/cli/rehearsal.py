@@ -222,14 +222,15 @@ def _domain(scene: Scene) -> Domain:
 
 
 def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
-    """Three epochs' earnings of one node in one table; they are paid once the window is over, once."""
+    """Six epochs' earnings of one node in one table; they are paid once the window is over, once."""
     worker, units, domain = scene.node("worker").address, 4000, _domain(scene)
     root = keccak(b"\0" + bytes.fromhex(worker[2:]) + units.to_bytes(8))
-    scene.wait(3 * HOUR)
+    scene.wait(6 * HOUR)
     epoch = scene.look("pool", "show", str(pool))["pool"]["epoch"] - 1
-    signed = [sign(scene.node(judge), domain, Earnings(pool, epoch, root, units)) for judge in ("judge-1", "judge-2")]
+    earnings = Earnings(pool, epoch, 1, root, units, bytes(32))
+    signed = [sign(scene.node(judge), domain, earnings) for judge in ("judge-1", "judge-2")]
     table, line = scene.home / "table.json", scene.home / "line.json"
-    facts = {"pool": pool, "epoch": epoch, "root": root.hex(), "total": units}
+    facts = {"pool": pool, "epoch": epoch, "number": 1, "root": root.hex(), "total": units, "blob": bytes(32).hex()}
     table.write_text(json.dumps(facts | {"signatures": ["0x" + one.hex() for one in signed]}))
     state = scene.home / "nodes" / "worker"
     head, files = Table(pool, epoch, units, (Line(bytes.fromhex(worker[2:]), units),)).files()
@@ -240,7 +241,13 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
     scene.send("owner", "earnings", "post", str(table), code=4)
     scene.wait(DAY + HOUR)
     scene.send("owner", "claim", str(pool), worker, str(line), code=4)
+    scene.send("owner", "earnings", "hold", str(pool), code=4)  # nothing waits
     scene.send("owner", "earnings", "post", str(table))
+    scene.send("owner", "claim", str(pool), worker, str(line), code=4)
+    scene.send("owner", "earnings", "hold", str(pool))
+    if not scene.look("earnings", "show", str(pool))["waiting"]["held"]:
+        raise RehearsalFailed("the table is not held")
+    scene.wait(2 * DAY)  # nobody drops it
     before = int(scene.look("provider", "show", people["provider"])["token_wei"])
     line.unlink()
     scene.look(*written)

@@ -231,11 +231,11 @@ def test_a_deployment_that_was_interrupted_goes_on(scene: Any) -> None:
     finally:
         ChainClient.execute = real  # type: ignore[method-assign]
     planned = scene.cli(*deploy[:-2], "--dry-run", "--json")
-    assert len(planned["steps"]) == 4
+    assert len(planned["steps"]) == 5
     assert "slashes are burned whole" in planned["says"] and f"{scene.me} may undo" in planned["says"]
     before = int(scene.rpc("eth_blockNumber"), 16)
     done = scene.cli(*deploy)
-    assert int(scene.rpc("eth_blockNumber"), 16) == before + 4
+    assert int(scene.rpc("eth_blockNumber"), 16) == before + 5
     assert load_profile("second", home=scene.home).contracts.swarm == done["swarm"] != profile.contracts.swarm
     told = scene.cli("contract", "params", "--network", "second", "--json")
     assert told["contracts"]["court"] == done["court"]
@@ -267,17 +267,17 @@ def test_events_can_be_read_by_programs(scene: Any) -> None:
 
 
 def test_who_follows_a_pool_is_told_what_who_looks_at_it_is(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    people = ["--trainer", scene.me, "--validator", NodeKey.generate().address]
+    people = ["--trainer", NodeKey.generate().address, "--validator", NodeKey.generate().address]
     people += ["--run-root", "ab" * 32, "--fund", "50"]
     scene.send("me", "stake", "3")
     pool, other = (scene.send("me", "pool", "create", *people)["pool"] for _ in range(2))
-    scene.send("me", "pool", "pause", str(pool))
+    scene.send("me", "pool", "end", str(pool))
     scene.rpc("anvil_mine", hex(64))  # what is followed must be deep enough
     heard: list[dict[str, Any]] = []
 
     def hear(row: dict[str, Any]) -> None:
         heard.append(json.loads(json.dumps(row)))
-        if row["event"] == "PoolPaused":
+        if row["event"] == "PoolEnded":
             raise KeyboardInterrupt
 
     looked = scene.look("events", "--pool", str(pool))["events"]
@@ -318,12 +318,13 @@ def test_opening_a_pool_ends_with_what_to_do_now_and_makes_nobody_judge_himself(
 
 
 def test_the_chair_of_a_pool_is_its_managers_until_trainers_are_seated(scene: Any) -> None:
-    first, second = NodeKey.generate().address, NodeKey.generate().address
-    pool = scene.send("me", "pool", "create", "--run-root", "22" * 32, "--trainer", scene.me, "--validator", first)[
-        "pool"
-    ]
+    """Who opens a pool is not its trainer: whoever has the trainer's machine ends nothing, and names nobody."""
+    manager, first, second = (NodeKey.generate().address for _ in range(3))
+    opening = ["pool", "create", "--run-root", "22" * 32, "--validator", first, "--trainer"]
+    assert "one key cannot be both" in scene.send("me", *opening, scene.me, code=2)["errors"]
+    pool = scene.send("me", *opening, manager)["pool"]
     alone = scene.look("chair", "show", str(pool))
-    assert (alone["holder"], alone["term"], alone["seated"]) == (scene.me, 0, False)
+    assert (alone["holder"], alone["term"], alone["seated"]) == (manager, 0, False)
     scene.send("me", "chair", "seat", str(pool), "--trainer", scene.me, "--trainer", second, "--lease", "10m")
     seated = scene.look("chair", "show", str(pool))
     assert seated["trainers"] == [scene.me, second] and seated["holder"] == scene.me and seated["lease_seconds"] == 600

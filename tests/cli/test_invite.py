@@ -64,7 +64,7 @@ def test_an_endpoint_with_a_key_or_of_this_network_is_not_given_away(url: str, p
 
 
 def test_others_get_the_public_endpoints_of_the_chain_in_place_of_those_with_a_key() -> None:
-    base: dict[str, Any] = {"name": "mine", "contracts": Addresses(*[NodeKey.generate().address] * 5)}
+    base: dict[str, Any] = {"name": "mine", "contracts": Addresses(*[NodeKey.generate().address] * 6)}
     keyed = NetworkProfile(**base, chain_id=84532, rpc_urls=("https://x.example/v2/" + "a" * 32,))
     assert _for_others(keyed, ()) == read_profile(SHIPPED / "base-sepolia.toml").rpc_urls
     assert _for_others(keyed, ("https://mine.example",)) == ("https://mine.example",)

@@ -19,7 +19,7 @@ from cli.contract.values import (
 )
 from cli.main import main
 from contracts.bindings import NOBODY, Addresses, Contracts, PoolParams
-from protocol.statements import Attestation
+from protocol.statements import Attestation, Earnings
 
 NODE, ROOT = "0x" + "11" * 20, "ab" * 32
 PEOPLE = ["--run-root", ROOT, "--trainer", NODE, "--validator", NODE]
@@ -60,7 +60,7 @@ def test_what_no_field_of_the_contracts_holds_is_a_usage_error(
 
 def test_the_largest_values_that_commands_take_fit_into_the_contracts_fields() -> None:
     """web3 refuses to build a call whose argument is out of its type's range."""
-    contracts: Any = Contracts(Web3(), Addresses(*[NOBODY] * 4))
+    contracts: Any = Contracts(Web3(), Addresses(*[NOBODY] * 5))
     most, length = wei(str(MAX_TOKENS)), seconds(str(MAX_LENGTH))
     times = {"window": length, "epoch_seconds": length, "lease_seconds": length}
     money = {
@@ -70,7 +70,8 @@ def test_the_largest_values_that_commands_take_fit_into_the_contracts_fields() -
         "units_per_epoch": MAX_TOTAL,
     }
     contracts.create_pool(PoolParams(manager=NOBODY, validators=(NOBODY,), threshold=16, **times, **money))
-    contracts.post_earnings(MAX_POOL, MAX_EPOCH, bytes(32), MAX_TOTAL, [bytes(65)])
+    earnings = Earnings(MAX_POOL, MAX_EPOCH, MAX_EPOCH, bytes(32), MAX_TOTAL, bytes(32))
+    contracts.post_earnings(earnings, [bytes(65)])
     contracts.claim(MAX_POOL, NOBODY, MAX_TOTAL, [bytes(32)])
     contracts.register_node(NOBODY, MAX_UNITS, 2**63, bytes(65))
     contracts.attest(Attestation(MAX_POOL, NOBODY, MAX_UNITS, 2**63 - 1, 2**63 - 1), [bytes(65)])

@@ -134,12 +134,12 @@ class World:
     # people
 
     def person(self, tokens: int = 0) -> NodeKey:
-        """A new key with gas, `tokens` wei of the token, and an allowance for vault and Swarm."""
+        """A new key with gas, `tokens` wei of the token, and an allowance for vault and Payroll."""
         key = NodeKey.generate()
         self.rpc("anvil_setBalance", key.address, hex(10**20))
         if tokens:
             self.send(self.contracts.mint(key.address, tokens), key)
-            for spender in (self.contracts.addresses.vault, self.contracts.addresses.swarm):
+            for spender in (self.contracts.addresses.vault, self.contracts.addresses.payroll):
                 self.send(self.contracts.approve(spender, tokens), key)
         return key
 
@@ -213,13 +213,19 @@ class Pool:
         return self.contracts.pool(self.id)
 
     def post(self, epoch: int, root: bytes, total: int, *, at: int | None = None, **changes: Any) -> Any:
-        """A table that both validators signed; at the second in which its epoch is mature, if that is still to come."""
-        signed = changes.get("signed", Earnings(self.id, epoch, root, total))
+        """A table that both validators signed; at the second in which its epoch is mature, if that is still to come.
+        Afterwards it counts, unless it `waits`."""
+        table = Earnings(self.id, epoch, 1, root, total, bytes(32))
+        signed = changes.get("signed", table)
         signatures = [sign(key, self.world.domain, signed) for key in changes.get("by", self.validators)]
         mature = self.info.maturity(epoch)
         when = at or (mature if mature > self.world.now() else None)
-        call = self.contracts.post_earnings(self.id, epoch, root, total, signatures)
-        return self.world.send(call, self.manager, at=when)
+        call = self.contracts.post_earnings(table, signatures)
+        receipt = self.world.send(call, self.manager, at=when)
+        if not changes.get("waits"):
+            self.world.rpc("evm_setNextBlockTimestamp", self.world.now() + self.info.delay)
+            self.world.rpc("evm_mine")
+        return receipt
 
     def earn(self, epoch: int, lines: dict[Address, int]) -> dict[Address, list[bytes]]:
         """Posts a table of these lines; the proofs."""

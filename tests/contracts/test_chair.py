@@ -87,7 +87,7 @@ def test_the_first_trainer_leads_from_the_start_in_term_0(chair: Chair, refused:
 def test_only_the_manager_seats_and_only_what_is_in_form(pool: Pool, refused: Any) -> None:
     seat, send = pool.contracts.seat_trainers, pool.world.send
     one, two = pool.node.address, pool.provider.address
-    with refused("OnlyManager"):
+    with refused("OnlyOpener"):
         send(seat(pool.id, [one], LEASE, GRACE), pool.node)
     for lease, grace in ((0, 0), (7 * 24 * 3600 + 1, 0), (LEASE, LEASE + 1)):
         with refused("BadLease"):
@@ -276,7 +276,7 @@ def test_who_was_thrown_out_holds_nothing_and_takes_nothing(pool: Pool, refused:
 def test_other_trainers_come_a_window_after_the_manager_names_them(chair: Chair, refused: Any) -> None:
     world, contracts, id = chair.world, chair.contracts, chair.pool.id
     new = world.person()
-    with refused("OnlyManager"):
+    with refused("OnlyOpener"):
         world.send(contracts.propose_trainers(id, [new.address]), chair.a)
     with refused("NoProposal"):
         world.send(contracts.apply_trainers(id), new)

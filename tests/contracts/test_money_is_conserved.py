@@ -74,7 +74,7 @@ class Walk:
         count = contracts.vault.functions.caseCount().call()
         bonds = sum(case.bond for n in range(1, count + 1) if (case := contracts.case(n)).state == CaseState.FROZEN)
         assert vault == bonds + sum(stake.bonded + stake.unbonding + stake.frozen for stake in stakes)
-        assert contracts.token_balance(contracts.addresses.swarm) == info.escrow + info.owed
+        assert contracts.token_balance(contracts.addresses.payroll) == info.escrow + info.owed
         paid = sum(contracts.claimed(self.pool.id, node.address) for node in self.nodes)
         assert info.owed == (contracts.earnings(self.pool.id).total - paid) * info.reward_per_unit
 

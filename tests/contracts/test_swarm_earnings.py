@@ -2,7 +2,16 @@ from typing import Any
 
 import pytest
 
-from contracts.bindings import Claimed, EarningsPosted, GivenBack, PostedEarnings
+from contracts.bindings import (
+    Claimed,
+    EarningsDropped,
+    EarningsHeld,
+    EarningsPosted,
+    GivenBack,
+    PostedEarnings,
+    Slashed,
+    WaitingEarnings,
+)
 from contracts.deploy import TOKEN
 from tests.contracts.conftest import BASE, EPOCH, LEASE, PER_UNIT, line, table
 
@@ -38,6 +47,8 @@ def test_a_table_is_posted_from_the_second_on_in_which_its_epoch_is_mature(world
     (event,) = world.events(pool.post(3, root, 1000, at=mature))
     assert isinstance(event, EarningsPosted)
     assert (event.pool, event.epoch, event.root, event.total) == (pool.id, 3, root, 1000)
+    assert event.counts_at == mature + pool.info.delay
+    assert event.signers == tuple(key.address for key in pool.validators)
     assert pool.contracts.earnings(pool.id) == PostedEarnings(3, root, 1000, 1000, 4)
     assert pool.contracts.earnings(pool.id).epochs_left(499_000) == 1996
     assert (pool.info.escrow, pool.info.owed) == (499 * TOKEN, TOKEN)
@@ -70,12 +81,40 @@ def test_a_table_needs_the_quorum_for_exactly_this_statement(world: Any, pool: A
         pool.post(0, root, 10, by=[first, first])
     with refused("NotAValidator"):
         pool.post(0, root, 10, by=[first, world.person()])
-    changes = ({"pool": 9}, {"epoch": 1}, {"root": bytes(32)}, {"total": 11})
+    changes = ({"pool": 9}, {"epoch": 1}, {"number": 2}, {"root": bytes(32)}, {"total": 11}, {"blob": root})
     for change in changes:
-        fields = {"pool": pool.id, "epoch": 0, "root": root, "total": 10} | change
+        fields = {"pool": pool.id, "epoch": 0, "number": 1, "root": root, "total": 10, "blob": bytes(32)} | change
         with refused("NotAValidator"):
             pool.post(0, root, 10, signed=Earnings(**fields))
     pool.post(0, root, 10, by=[second, first])
+
+
+def test_a_table_that_waits_is_held_and_dropped_and_its_signers_lose_their_stake(
+    world: Any, pool: Any, refused: Any
+) -> None:
+    root, contracts, guardian = b"\x55" * 32, pool.contracts, pool.manager
+    (posted,) = world.events(pool.post(3, root, 1000, waits=True))
+    waiting = contracts.waiting(pool.id)
+    assert waiting == WaitingEarnings(root, 1000, 3, posted.counts_at, False, waiting.signers)
+    assert contracts.earnings(pool.id) == PostedEarnings(None, bytes(32), 0)
+    with refused("TableWaits"):
+        pool.post(2, root, 2000, at=world.now() + 1, waits=True)
+    with refused("OnlyGuardian"):
+        world.send(contracts.hold(pool.id), pool.provider)
+    with refused("NotHeld"):
+        world.send(contracts.drop(pool.id, posted.signers), world.deployer)
+    (held,) = world.events(world.send(contracts.hold(pool.id), guardian))
+    assert isinstance(held, EarningsHeld) and held.counts_at == world.now() + contracts.appeal_seconds()
+    assert contracts.waiting(pool.id).held
+    judge = contracts.node_info(pool.validators[0].address).owner
+    before = contracts.stake_of(judge).bonded
+    events = world.events(world.send(contracts.drop(pool.id, posted.signers), world.deployer))
+    dropped = next(event for event in events if isinstance(event, EarningsDropped))
+    assert (dropped.epoch, dropped.root) == (3, root)
+    slashed = [event for event in events if isinstance(event, Slashed)]
+    assert [(one.node, one.reason) for one in slashed] == [(key.address, 202) for key in pool.validators]
+    assert before - contracts.stake_of(judge).bonded == 2 * pool.info.slash_amount
+    assert contracts.waiting(pool.id) is None and pool.info.escrow == 500 * TOKEN and pool.info.validators == ()
 
 
 # ---- claims
@@ -178,7 +217,7 @@ def test_a_pool_that_is_over_still_pays_and_is_swept_after_the_last_table(world:
     world.send(pool.contracts.end_pool(pool.id), pool.manager)
     last = pool.info.epoch_at(pool.info.stopped_at)
     (proof,) = pool.earn(last, {pool.node.address: 1000}).values()
-    until = pool.info.maturity(last) + pool.info.window
+    until = pool.info.swept_from
     with refused("PoolStillOpen"):
         world.send(pool.contracts.sweep(pool.id), pool.provider, at=until - 1)
     before = world.contracts.token_balance(pool.manager.address)

@@ -92,7 +92,7 @@ def test_the_manager_names_the_run_until_somebody_has_joined(world: Any, pool: A
 
 
 def test_an_ended_pool_takes_nothing_new(world: Any, pool: Any, refused: Any) -> None:
-    with refused("OnlyManager"):
+    with refused("OnlyOpener"):
         world.send(world.contracts.end_pool(pool.id), pool.node)
     receipt = world.send(world.contracts.end_pool(pool.id), pool.manager)
     assert isinstance(world.events(receipt)[0], PoolEnded)

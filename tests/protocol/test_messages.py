@@ -63,7 +63,9 @@ LOOKED_AGAIN = Rechecked(*msgspec.structs.astuple(JUDGED))
 ROOT = EpochRoot(1, 3, 1_800_000_000, bytes(32), 640, bytes(32))
 ROOTED = EpochRootSigned(pool=1, statement=ROOT, signature=sign(KEY, DOMAIN, ROOT))
 SEAL = Seal(bytes(32), bytes(32))
-EARNED = EarningsSigned(pool=1, earnings=Earnings(1, 3, bytes(32), 9), table=bytes(32), size=9, signature=bytes(65))
+EARNED = EarningsSigned(
+    pool=1, earnings=Earnings(1, 3, 7, bytes(32), 9, bytes(32)), table=bytes(32), size=9, signature=bytes(65)
+)
 
 STATED = PolicyStatement(1, 0, 5, 0, bytes(32), bytes(32), bytes(32), bytes(32))
 STATED_ROOTS = ("parent", "policy_root", "batch_root", "state_root")
@@ -229,7 +231,7 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         msgspec.structs.replace(ROOTED, statement=msgspec.structs.replace(ROOT, number=2**63)),
         msgspec.structs.replace(ROOTED, statement=msgspec.structs.replace(ROOT, epoch=-1)),
         msgspec.structs.replace(ROOTED, statement=msgspec.structs.replace(ROOT, blob=bytes(31))),
-        msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, bytes(32), 9)),
+        msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, 7, bytes(32), 9, bytes(32))),
         msgspec.structs.replace(EARNED, table=bytes(31)),
         msgspec.structs.replace(ISSUED, salt=b""),
         DueSigned(pool=1, step=-1, works=(bytes(32),)),

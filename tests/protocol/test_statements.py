@@ -37,7 +37,7 @@ STATEMENTS: list[Statement] = [
     Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5, 41, b"\x03" * 32),
     Rechecked(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 0, 0, 41, b"\x03" * 32),
     EpochRoot(3, 41, 1_800_000_000, b"\x04" * 32, 640, b"\x06" * 32),
-    Earnings(3, 41, b"\x05" * 32, 12_345),
+    Earnings(3, 41, 1_700_000_000, b"\x05" * 32, 12_345, b"\x06" * 32),
     NodeRegistration(KEY.address, KEY.address, 4, 1, 1_800_000_000),
     Invitation(3, KEY.address, 2, 1_800_000_000),
     Ticket(3, KEY.address),
@@ -134,7 +134,7 @@ def test_a_statement_means_nothing_on_another_chain_or_contract() -> None:
         EpochRoot(3, -1, 1, b"\x04" * 32, 640, b"\x06" * 32),
         EpochRoot(3, 41, 2**64, b"\x04" * 32, 640, b"\x06" * 32),
         EpochRoot(3, 41, 1, b"\x04" * 32, 640, b"\x06" * 33),
-        Earnings(3, 41, b"\x05" * 32, 2**64),
+        Earnings(3, 41, 1, b"\x05" * 32, 2**64, b"\x06" * 32),
     ],
 )
 def test_fields_out_of_range_cannot_be_signed(statement: Statement) -> None:

@@ -57,7 +57,7 @@ PROFILE = NetworkProfile(
     name="theirs",
     chain_id=84532,
     rpc_urls=("https://rpc.example/1",),
-    contracts=Addresses(*(address_from_bytes(bytes([number]) * 20) for number in range(1, 6))),
+    contracts=Addresses(*(address_from_bytes(bytes([number]) * 20) for number in range(1, 7))),
     pool=7,
 )
 WORK = b"\x07" * 32

@@ -115,11 +115,11 @@ contract ChairTest is Base {
         chair.seat(other, _three(), TERM, GRACE);
     }
 
-    function test_only_the_manager_seats_and_names() public {
+    function test_only_the_opener_names_and_it_or_the_manager_seats() public {
         uint256 other = _open(_params());
-        vm.expectPartialRevert(Chair.OnlyManager.selector);
+        vm.expectPartialRevert(Chair.OnlyOpener.selector);
         chair.seat(other, _three(), TERM, GRACE);
-        vm.expectPartialRevert(Chair.OnlyManager.selector);
+        vm.expectPartialRevert(Chair.OnlyOpener.selector);
         chair.propose(pool, _three());
         vm.prank(manager);
         vm.expectPartialRevert(Chair.NotSeated.selector);

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {Base, Sign} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
-import {EpochRoot, Judgement, WorkCommitment, WorkLeaf, WrongSigner} from "../../src/Statements.sol";
+import {Judgement, Tally, WorkCommitment, WorkLeaf, WrongSigner} from "../../src/Statements.sol";
 import {Swarm} from "../../src/Swarm.sol";
 
 /// Two statements of one key that contradict each other need no judge.
@@ -30,9 +30,9 @@ contract EvidenceTest is Base {
         return keccak256(abi.encodePacked(bytes1(0x01), a < b ? a : b, a < b ? b : a));
     }
 
-    function _root() private view returns (EpochRoot memory) {
+    function _root() private view returns (Tally memory) {
         (bytes32 root,) = _tree(10);
-        return EpochRoot(pool, 3, 7, root, 30, keccak256("blob"));
+        return Tally(pool, 3, 7, root, 30, keccak256("blob"));
     }
 
     function _leaf() private view returns (WorkLeaf memory) {
@@ -40,7 +40,7 @@ contract EvidenceTest is Base {
         return WorkLeaf(node, _work(), 10, proof);
     }
 
-    function _hash(EpochRoot memory r) private pure returns (bytes32) {
+    function _hash(Tally memory r) private pure returns (bytes32) {
         return keccak256(abi.encode(Sign.EPOCH_ROOT, r.pool, r.epoch, r.number, r.root, r.total, r.blob));
     }
 
@@ -146,7 +146,7 @@ contract EvidenceTest is Base {
     // ---- roots
 
     function test_a_leaf_beside_a_rejection_costs_seat_and_stake() public {
-        EpochRoot memory r = _root();
+        Tally memory r = _root();
         bytes memory one = _sign(judgeKeys[0], _hash(r));
         bytes memory good = _sign(judgeKeys[0], _verdict(Judgement(0, 0, 0)));
         bytes memory bad = _sign(judgeKeys[0], _verdict(Judgement(1, 8, 0)));
@@ -179,8 +179,8 @@ contract EvidenceTest is Base {
 
     function test_two_roots_of_one_number_that_differ_in_anything_cost_seat_and_stake() public {
         for (uint256 i = 0; i < 7; ++i) {
-            EpochRoot memory a = _root();
-            EpochRoot memory b = _root();
+            Tally memory a = _root();
+            Tally memory b = _root();
             if (i == 0) b.pool = pool + 1;
             if (i == 1) b.epoch = 4;
             if (i == 2) b.number = 8;
@@ -203,8 +203,8 @@ contract EvidenceTest is Base {
     }
 
     function test_two_roots_by_two_validators_or_in_two_files_only_convict_whoever_signed_both() public {
-        EpochRoot memory a = _root();
-        EpochRoot memory b = _root();
+        Tally memory a = _root();
+        Tally memory b = _root();
         b.blob = bytes32(uint256(9));
         bytes memory one = _sign(judgeKeys[0], _hash(a));
         bytes memory others = _sign(judgeKeys[1], _hash(b));
@@ -222,10 +222,10 @@ contract EvidenceTest is Base {
         vm.warp(_matures(0));
         bytes[] memory signatures = _quorum(Sign.earnings(pool, 0, ROOT, 10));
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.postEarnings(pool, 0, ROOT, 10, signatures);
+        payroll.post(_tally(pool, 0, ROOT, 10), signatures);
         bytes[] memory left = new bytes[](1);
         left[0] = signatures[1];
         vm.expectRevert(abi.encodeWithSelector(Court.QuorumMissing.selector, 1, 2));
-        court.postEarnings(pool, 0, ROOT, 10, left);
+        payroll.post(_tally(pool, 0, ROOT, 10), left);
     }
 }

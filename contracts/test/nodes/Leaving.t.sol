@@ -207,6 +207,7 @@ contract LeavingTest is Base {
     function test_judges_find_all_units_to_their_last_second() public {
         Pools.PoolParams memory params = _params();
         params.window = uint32(UNBONDING) - EPOCH;
+        params.delay = params.window / 4;
         _startIn(_open(params));
         vm.prank(provider);
         swarm.removeNode(node);

@@ -84,9 +84,11 @@ contract CreatePoolTest is Base {
     function test_a_stake_that_leaves_outlasts_the_window_by_no_second_less() public {
         Pools.PoolParams memory params = _params();
         params.window = uint32(UNBONDING) - EPOCH;
+        params.delay = params.window / 4;
         _open(params);
-        params.window += 1;
-        _refused(params, abi.encodeWithSelector(Pools.WindowExceedsUnbonding.selector, UNBONDING + 1, UNBONDING));
+        params.window += 4;
+        params.delay += 1;
+        _refused(params, abi.encodeWithSelector(Pools.WindowExceedsUnbonding.selector, UNBONDING + 4, UNBONDING));
     }
 
     function test_senseless_times_are_refused_and_the_last_sensible_ones_are_not() public {
@@ -104,7 +106,7 @@ contract CreatePoolTest is Base {
 
     function test_a_window_of_nothing_is_refused_also_where_any_window_is_long_enough() public {
         swarm = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, 0)));
-        swarm.setCourt(Court(_create("Court", abi.encode(swarm))));
+        swarm.setCourt(Court(_create("Court", abi.encode(swarm))), address(payroll));
         _refusedTimes(0, EPOCH, LEASE);
     }
 
@@ -122,6 +124,7 @@ contract CreatePoolTest is Base {
     function _timed(uint32 window, uint32 epoch, uint32 lease) private view returns (Pools.PoolParams memory params) {
         params = _params();
         (params.window, params.epochSeconds, params.leaseSeconds) = (window, epoch, lease);
+        params.delay = window;
     }
 
     function _refused(Pools.PoolParams memory params, bytes memory error_) private {

@@ -140,7 +140,7 @@ contract JoinTest is Base {
         swarm.join(id, "a validator");
         address[] memory others = new address[](1);
         others[0] = vm.addr(judgeKeys[1]);
-        vm.prank(node);
+        vm.prank(manager);
         court.proposeValidators(id, others, 1);
         vm.warp(block.timestamp + WINDOW);
         court.applyValidators(id);

@@ -7,7 +7,7 @@ import {Pools} from "../../src/Pools.sol";
 import {Swarm} from "../../src/Swarm.sol";
 
 contract ManagerTest is Base {
-    function test_only_the_manager() public {
+    function test_only_the_manager_or_the_opener() public {
         vm.expectPartialRevert(Pools.OnlyManager.selector);
         swarm.setPoolRun(pool, ROOT);
         vm.expectPartialRevert(Pools.OnlyManager.selector);
@@ -16,9 +16,9 @@ contract ManagerTest is Base {
         swarm.pausePool(pool);
         vm.expectPartialRevert(Pools.OnlyManager.selector);
         swarm.resumePool(pool);
-        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        vm.expectPartialRevert(Pools.OnlyOpener.selector);
         swarm.endPool(pool);
-        vm.expectPartialRevert(Court.OnlyManager.selector);
+        vm.expectPartialRevert(Court.OnlyOpener.selector);
         court.proposeValidators(pool, _params().validators, 1);
     }
 
@@ -162,14 +162,18 @@ contract ManagerTest is Base {
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
         swarm.punishByJudgement(pool, node, 1, ROOT, address(this));
         vm.expectPartialRevert(Pools.CourtAlreadySet.selector);
-        swarm.setCourt(court);
+        swarm.setCourt(court, address(payroll));
         Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         vm.expectPartialRevert(Pools.ZeroAddress.selector);
-        made.setCourt(Court(address(0)));
+        made.setCourt(Court(address(0)), address(payroll));
+        vm.expectPartialRevert(Pools.ZeroAddress.selector);
+        made.setCourt(court, address(0));
         vm.prank(anybody);
         vm.expectPartialRevert(Pools.OnlyDeployer.selector);
-        swarm.setCourt(court);
+        swarm.setCourt(court, address(payroll));
         vm.expectPartialRevert(Court.OnlySwarm.selector);
         court.seat(pool, _params().validators, 1);
+        vm.expectPartialRevert(Court.OnlyPayroll.selector);
+        court.punishTable(pool, _signers(), ROOT);
     }
 }

@@ -24,6 +24,7 @@ from node.chain.cases import (
     FalseLeaf,
     FileCase,
     RootContradiction,
+    TableContradiction,
     VerdictContradiction,
     Vote,
 )
@@ -41,6 +42,7 @@ from protocol.engines import kind
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.messages import (
+    EarningsSigned,
     EpochRootSigned,
     PolicyAnnounced,
     StepJudged,
@@ -49,7 +51,7 @@ from protocol.messages import (
     of_kind,
     open_envelope,
 )
-from protocol.statements import Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import Earnings, EpochRoot, Outcome, Rechecked, Verdict, WorkCommitment, work_id
 
 log = structlog.get_logger()
 TRIES = 20
@@ -58,7 +60,7 @@ PENDING = 1024
 STEP_PATIENCE = 60.0
 """Seconds that others are given to audit a step that a quorum found bad, before the stake is touched."""
 REFUSED, ROOTS = 8192, 256
-"""Works that one validator spoke against, and roots that it signed, which are remembered."""
+"""Works that one validator spoke against, and roots and tables that it signed, which are remembered."""
 READ = 4
 """Roots of one validator whose leaves are kept in mind."""
 KINDS_TO_CONVICT = 2
@@ -85,7 +87,7 @@ class Slashing:
         self._evidenced: set[Address] = set()
         self._news = trio.Event()
         self._terms: set[int] = set()
-        self._roots: dict[Address, Recent[tuple[int, int], EpochRootSigned]] = {}
+        self._tallies: dict[Address, Recent[tuple[type, int, int], tuple[EpochRoot | Earnings, bytes]]] = {}
         self._leaves: dict[Address, Recent[bytes, tuple[LeavesRead, dict[WorkId, Leaf]]]] = {}
         self._refused: dict[Address, Recent[WorkId, tuple[Verdict, bytes]]] = {}
 
@@ -95,7 +97,7 @@ class Slashing:
             nursery.start_soon(self._collect)
             nursery.start_soon(self._collect_contradictions)
             nursery.start_soon(self._collect_rechecks)
-            nursery.start_soon(self._collect_roots)
+            nursery.start_soon(self._collect_tallies)
             nursery.start_soon(self._collect_leaves)
             while True:
                 for term in self._context.state.policies.forks.keys() - self._terms:
@@ -154,17 +156,20 @@ class Slashing:
             pair = one.first.verdict, one.first.signature, one.second.verdict, one.second.signature
             self._convict(one.author, "validator.contradicted_itself", VerdictContradiction(*pair))
 
-    async def _collect_roots(self) -> None:
-        """Two different roots of one epoch with one number, by somebody who has a seat to lose."""
-        async for signed in self._context.facts.subscribe(EpochRootSigned):
+    async def _collect_tallies(self) -> None:
+        """Two different roots, or tables, of one epoch with one number, by somebody who has a seat to lose."""
+        async for signed in self._context.facts.subscribe(EpochRootSigned, EarningsSigned):
             if not self._context.membership.may_validate(signed.author):
                 continue
-            said = signed.message.statement
-            known = self._roots.setdefault(signed.author, Recent(ROOTS))
-            before = known.setdefault((said.epoch, said.number), signed.message)
-            if before.statement != said:
-                pair = before.statement, before.signature, said, signed.message.signature
-                self._convict(signed.author, "validator.signed_two_roots", RootContradiction(*pair))
+            message = signed.message
+            said = message.earnings if isinstance(message, EarningsSigned) else message.statement
+            known = self._tallies.setdefault(signed.author, Recent(ROOTS))
+            first, signature = known.setdefault((type(said), said.epoch, said.number), (said, message.signature))
+            if first == said:
+                continue
+            pair: tuple[Any, ...] = first, signature, said, message.signature
+            case = TableContradiction(*pair) if isinstance(said, Earnings) else RootContradiction(*pair)
+            self._convict(signed.author, "validator.signed_two_words", case)
 
     async def _collect_leaves(self) -> None:
         """A leaf beside a word of the same key against the work, whichever came first."""

@@ -4,8 +4,9 @@ A validator reads all leaves of each root of an epoch, off the event loop, and k
 epoch's window is over it signs the table that follows the posted one. Where another validator's table differs, the
 roots that it names and this one lacks are read, and the proofs against works that it leaves out; then both come to the
 same. From the first table that it signs for an epoch on, a validator takes what it lacks from other validators' tables
-alone, so that nobody can keep it signing anew. Whoever's turn it is carries a quorum's signatures. Nothing is signed
-beyond what is funded: what falls short stays in the table, owed.
+alone, so that nobody can keep it signing anew. Whoever's turn it is carries a quorum's signatures; then the table waits
+for the pool's delay, and the next one is made on it once it counts. Nothing is signed beyond what is funded: what falls
+short stays in the table, owed.
 """
 
 import math
@@ -19,7 +20,7 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import PoolInfo
+from contracts.bindings import PoolInfo, WaitingEarnings
 from node.chain.errors import Reverted
 from node.services.books import RETRY_PAUSE, Books, Keeping, Seen, by_author
 from node.services.court.turns import seconds_to_wait
@@ -49,6 +50,8 @@ ROOTS_EACH = 64
 """Roots of one validator and epoch that are read."""
 TABLES_EACH = 16
 """Tables of one validator that are compared before the next is posted: nobody keeps the others signing anew."""
+AHEAD = 3600
+"""Seconds that another's number may be ahead of this node's time."""
 MISSES = 3
 """Roots named by one table that cannot be had or are of no use, before the rest of it is not looked at."""
 
@@ -85,6 +88,10 @@ class Tabling(Keeping):
         self._done: set[bytes] = set()
         self._unfit: set[Address] = set()
         self._mine: _Mine | None = None
+        self._number = int(context.time.now())
+        """The last one that this node signed. None of before its start: a journal that was lost knows none of them."""
+        self._doubted = b""
+        """The root of the waiting table that was told to be another one than this node's."""
         self._pause = PAUSES[0]
         self._next_try = 0.0
         self.waiting = ""
@@ -181,7 +188,10 @@ class Tabling(Keeping):
         last = pool.epoch_at(max(seen.now - pool.window, 0)) - 1
         if self._is_deaf(pool):
             return self._pause
-        table = await self._table(seen, last) if last >= first else None
+        if seen.waiting is not None:
+            await self._doubt(seen, seen.waiting)
+            return self._pause
+        table = await self._table(seen, last) if last >= first and pool.is_enough(first, last) else None
         if table is not None:
             await self._sign(table)
             await self._carry(pool)
@@ -235,9 +245,14 @@ class Tabling(Keeping):
         convicted = self._ledger.convicted
         given = (range(first, last + 1), self._bench.of, self._quorum)
         earned = await self._journal.do(self._journal.earned.earned_between, *given)
-        for units in earned.values():
+        for epoch, units in earned.items():
             for node in convicted & units.keys():
                 del units[node]
+            if pool.attested:  # the contract pays by size; what was found of it counts here
+                end = pool.epoch_end(epoch)
+                for node in units:
+                    found = self._ledger.attested(node, end, block)
+                    units[node] = min(units[node], found * pool.max_units_per_epoch)
         escrow = self._ledger.escrow(block, pool.reward_per_unit) - posted.total
         most = min(max(escrow, 0), pool.units_per_epoch * (last + 1 - first))
         sources = [raw for *_, raw in await self._journal.do(self._journal.earned.roots, first, last, True)]
@@ -253,6 +268,21 @@ class Tabling(Keeping):
             self.waiting = f"{more} units are certified, and the pool can pay for {most} now"
         return table
 
+    async def _doubt(self, seen: Seen, waiting: WaitingEarnings) -> None:
+        """Tell, once, of a table that waits and is another one than this node would sign: the guardian may hold it."""
+        self.waiting = f"the table of epoch {waiting.epoch} waits until {waiting.counts_at}, and counts then"
+        if waiting.root == self._doubted or (self._mine and self._mine.message.earnings.root == waiting.root):
+            return
+        own = await self._table(seen, waiting.epoch)
+        if own is None or await trio.to_thread.run_sync(own.root) == waiting.root:
+            return
+        self._doubted = waiting.root
+        log.warning("earnings.doubted", epoch=waiting.epoch, total=waiting.total, own=own.total)
+        self._context.progress.trouble(
+            f"the table of epoch {waiting.epoch} that waits says {waiting.total:,} units, and this validator finds "
+            f"{own.total:,}, or others' lines: its guardian can hold it: contract earnings hold"
+        )
+
     async def _sign(self, table: Table) -> None:
         now, own = self._context.clock.monotonic(), self._mine
         # Compared by lines: other sources of the same units are no reason to sign anew.
@@ -262,20 +292,37 @@ class Tabling(Keeping):
             root = head.root()
             for file in files:
                 await self._context.blobs.add(file)
+            lines = await self._context.blobs.add(encode_head(head.bare()))
             info = await self._context.blobs.add(encode_head(head))
-            earnings = Earnings(self._pool, table.epoch, root, table.total)
-            signature = sign(self._context.key, self._context.domain, earnings)
-            message = EarningsSigned(
-                pool=earnings.pool, earnings=earnings, table=info.root, size=info.size, signature=signature
-            )
+            earnings = Earnings(self._pool, table.epoch, 0, root, table.total, lines.root)
+            number = self._heard(earnings) or int(self._context.time.now())
+            message = self._signed(earnings, number, info.root, info.size)
             # First the others get the time to sign alike; then one carries it, chosen by the table's own root.
             turn = SETTLING * self._pause + seconds_to_wait(self._context, root)
             own = self._mine = _Mine(message, table, now + turn)
             self._frozen = max(self._frozen, table.epoch)
             log.info("earnings.signed", epoch=table.epoch, total=table.total, nodes=len(table.lines))
+        elif heard := self._heard(own.message.earnings):
+            said = own.message
+            own.message, own.said_at = self._signed(said.earnings, heard, said.table, said.size), 0.0
         if not own.said_at or now - own.said_at >= REPEAT_EVERY:
             own.said_at = now
             self._context.board.say([own.message], within=SAID_WITHIN)
+
+    def _heard(self, earnings: Earnings) -> int:
+        """The greatest number under which others sign the same, so that a quorum comes to one; 0 for none that is later
+        than what this node signed."""
+        most = int(self._context.time.now()) + AHEAD
+        said = [one.earnings for one in self._books.signed.values()]
+        alike = [one.number for one in said if msgspec.structs.replace(one, number=earnings.number) == earnings]
+        return max((one for one in alike if self._number < one <= most), default=0)
+
+    def _signed(self, earnings: Earnings, number: int, table: bytes, size: int) -> EarningsSigned:
+        """Under a number that this node has signed nothing under."""
+        self._number = max(number, self._number + 1)
+        earnings = msgspec.structs.replace(earnings, number=self._number)
+        signature = sign(self._context.key, self._context.domain, earnings)
+        return EarningsSigned(pool=earnings.pool, earnings=earnings, table=table, size=size, signature=signature)
 
     async def _compare_all(self) -> None:
         """Beside the looks, each validator beside the others: who names what nobody has stops nobody's own table."""
@@ -289,8 +336,8 @@ class Tabling(Keeping):
 
     async def _compare(self, author: Address, message: EarningsSigned) -> None:
         """Fetch what another's table rests on and this node lacks."""
-        own, first = self._mine.message.earnings if self._mine else None, self._first
-        if message.earnings == own or message.earnings.epoch < first or author == self._own:
+        own, first = self._mine.message.earnings.root if self._mine else b"", self._first
+        if message.earnings.root == own or message.earnings.epoch < first or author == self._own:
             return
         if message.table in self._done or self._compared[author] >= TABLES_EACH:
             return
@@ -342,8 +389,7 @@ class Tabling(Keeping):
         earnings = own.message.earnings
         self._next_try = now + RETRY_PAUSE
         try:
-            given = (earnings.pool, earnings.epoch, earnings.root, earnings.total)
-            await self._chain.post_earnings(*given, fit[: pool.threshold])
+            await self._chain.post_earnings(earnings, fit[: pool.threshold])
         except Reverted as error:
             if error.name == "ValidatorUnfit":  # one without its stake spoils the others' signatures
                 self._unfit |= {author for author in alike if author in error.args_.values()}

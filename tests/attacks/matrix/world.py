@@ -768,7 +768,11 @@ MADE: dict[type[Message], Callable[[World, str], Any]] = {
         pool=POOL, statement=EpochRoot(POOL, 0, world.step + 1, _root("leaves"), 9, _root("blob")), signature=bytes(65)
     ),
     EarningsSigned: lambda world, _: EarningsSigned(
-        pool=POOL, earnings=Earnings(POOL, 0, _root("earnings"), 9), table=_root("table"), size=9, signature=bytes(65)
+        pool=POOL,
+        earnings=Earnings(POOL, 0, 7, _root("earnings"), 9, _root("lines")),
+        table=_root("table"),
+        size=9,
+        signature=bytes(65),
     ),
     CutSigned: lambda world, _: CutSigned(
         pool=POOL, round=world.step, ballot=0, closed=False, outer=_root("outer"), state=_root("cut"), size=9, files=()

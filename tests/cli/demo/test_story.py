@@ -145,7 +145,7 @@ def test_a_demo_is_gone_on_with_by_those_who_began_it(tmp_path: Path, asked: lis
 def test_a_demo_plays_on_a_local_chain_that_is_named_and_on_no_other(
     tmp_path: Path, asked: list[DemoOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = Addresses(*(Address(f"0x{digit:040x}") for digit in range(1, 6)))
+    there = Addresses(*(Address(f"0x{digit:040x}") for digit in range(1, 7)))
     local, public = tmp_path / "local.toml", tmp_path / "public.toml"
     write_profile(
         local, NetworkProfile(name="mine", chain_id=31337, rpc_urls=("http://127.0.0.1:8545",), contracts=there)

@@ -274,16 +274,22 @@ async def test_earnings_are_posted_claimed_and_paid(people: Any, chain_rpc: Any)
     client, pool, node = people.client, people.pool, people.node.address
     await client.join(pool, "x")
     root, _ = table({node: 1000})
-    signatures = [sign(people.validator, client.domain, Earnings(pool, 0, root, 1000))]
+    earnings = Earnings(pool, 1, 1, root, 1000, bytes(32))
+    signatures = [sign(people.validator, client.domain, earnings)]
     assert await client.earnings(pool) == PostedEarnings(None, bytes(32), 0)
     with pytest.raises(Reverted) as caught:
-        await client.post_earnings(pool, 0, root, 1000, signatures)
+        await client.post_earnings(earnings, signatures)
     assert caught.value.name == "NotMature" and "post it later" in caught.value.remedy
-    chain_rpc("evm_setNextBlockTimestamp", (await client.pool(pool)).maturity(0))
+    chain_rpc("evm_setNextBlockTimestamp", (await client.pool(pool)).maturity(1))
     chain_rpc("evm_mine")
-    receipt = await client.post_earnings(pool, 0, root, 1000, signatures)
+    receipt = await client.post_earnings(earnings, signatures)
     assert isinstance(receipt.events[0], EarningsPosted)
-    assert await client.earnings(pool) == PostedEarnings(0, root, 1000, 1000, 1)
+    waiting = await client.waiting(pool)
+    assert waiting is not None and waiting.counts_at == receipt.events[0].counts_at and not waiting.held
+    chain_rpc("evm_setNextBlockTimestamp", waiting.counts_at)
+    chain_rpc("evm_mine")
+    assert await client.waiting(pool) is None
+    assert await client.earnings(pool) == PostedEarnings(1, root, 1000, 1000, 2)
     with pytest.raises(Reverted, match="newest table"):
         await client.claim(pool, node, 1001, [])
     receipt = await client.claim(pool, node, 1000, [], key=people.manager)

@@ -5,7 +5,7 @@ import pytest
 from contracts.bindings import artifact
 from node.chain.errors import InsufficientStake, Reverted
 
-CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court", "Chair")
+CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court", "Payroll", "Chair")
 # raised at birth, between our own contracts, or by OpenZeppelin for what our callers cannot bring about
 INTERNAL = {
     "CourtAlreadySet",
@@ -13,6 +13,7 @@ INTERNAL = {
     "OnlyCourt",
     "OnlyVault",
     "OnlyDeployer",
+    "OnlyPayroll",
     "OnlySwarm",
     "ZeroAddress",
     "InvalidShortString",

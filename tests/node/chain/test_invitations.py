@@ -108,7 +108,7 @@ def test_twenty_reasons_of_one_kind_are_one(tmp_path: Path) -> None:
 
 
 def profile(*given: Invited) -> NetworkProfile:
-    places = Addresses(*[NODE.address] * 5)
+    places = Addresses(*[NODE.address] * 6)
     return NetworkProfile(name="x", chain_id=84532, rpc_urls=("http://x",), contracts=places, invitations=given)
 
 

@@ -4,9 +4,11 @@ from typing import Any
 
 from contracts.bindings import (
     Claimed,
+    EarningsDropped,
     EarningsPosted,
     GivenBack,
     Joined,
+    NodeAttested,
     PoolFunded,
     Slashed,
     SlashOverturned,
@@ -59,14 +61,35 @@ def test_the_escrow_and_what_each_node_has_claimed_are_known_as_of_a_block_and_t
     assert (ledger.escrow(9, 10), ledger.claimed()) == (5, {})
 
 
+def posted(epoch: int) -> EarningsPosted:
+    given = {"number": 1, "blob": bytes(32), "counts_at": epoch, "signers": ()}
+    return EarningsPosted(**place(epoch), epoch=epoch, root=bytes(32), total=epoch, **given)  # type: ignore[arg-type]
+
+
 def test_the_newest_table_counts_and_old_ones_are_forgotten() -> None:
     ledger = Ledger(OWN)
     for epoch in range(MOST_TABLES + 5):
-        ledger.apply(EarningsPosted(**place(epoch), epoch=epoch, root=bytes(32), total=epoch))
+        ledger.apply(posted(epoch))
     assert len(ledger.tables) == MOST_TABLES
     last = ledger.tables[-1]
     ledger.undo(last)
     assert ledger.tables[-1].epoch == last.epoch - 1
+    ledger.apply(last)
+    dropped = EarningsDropped(**place(MOST_TABLES + 6), epoch=last.epoch, root=bytes(32))
+    ledger.apply(dropped)
+    assert ledger.tables[-1].epoch == last.epoch - 1, "the arbiter found it false"
+    ledger.undo(dropped)
+    assert ledger.tables[-1] == last
+
+
+def test_a_node_is_as_big_as_a_quorum_had_found_it_by_a_time_and_a_block() -> None:
+    ledger = Ledger(OWN)
+    for block, units, made_at, until in ((1, 3, 100, 200), (2, 5, 150, 400), (3, 0, 300, 400)):
+        ledger.apply(NodeAttested(**place(block), node=OTHER, units=units, made_at=made_at, until=until))
+    assert [ledger.attested(OTHER, at, 9) for at in (100, 101, 151, 300, 301, 500)] == [0, 3, 5, 5, 0, 0]
+    assert ledger.attested(OTHER, 350, 2) == 5 and ledger.attested(OTHER, 201, 1) == ledger.attested(OWN, 101, 9) == 0
+    ledger.undo(NodeAttested(**place(3), node=OTHER, units=0, made_at=300, until=400))
+    assert ledger.attested(OTHER, 350, 9) == 5
 
 
 def test_a_slash_counts_until_it_is_overturned_and_again_when_that_is_taken_back() -> None:

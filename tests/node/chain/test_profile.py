@@ -19,7 +19,7 @@ PROFILE = NetworkProfile(
     name="local",
     chain_id=31337,
     rpc_urls=("http://127.0.0.1:8545", "https://rpc.example.org/v1"),
-    contracts=Addresses(*(NodeKey.generate().address for _ in range(4))),
+    contracts=Addresses(*(NodeKey.generate().address for _ in range(5))),
     pool=3,
 )
 

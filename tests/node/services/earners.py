@@ -16,6 +16,8 @@ import trio
 from contracts.bindings import (
     CaseInfo,
     Claimed,
+    EarningsDropped,
+    EarningsHeld,
     EarningsPosted,
     NodeInfo,
     PoolFunded,
@@ -25,6 +27,7 @@ from contracts.bindings import (
     SlashOverturned,
     Stake,
     ValidatorsSet,
+    WaitingEarnings,
 )
 from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
@@ -81,11 +84,13 @@ POOL, PRICE, START = 7, 10**13 + 7, 1000
 class Treasury:
     """The contract's side of earnings. Blocks of two seconds; down: nobody answers."""
 
-    def __init__(self, epoch: int, window: int, escrow: int = 10**12) -> None:
+    def __init__(self, epoch: int, window: int, escrow: int = 10**12, delay: int | None = None) -> None:
         self.epoch, self.window, self.free = epoch, window, 0
+        self.delay = -(-window // 4) if delay is None else delay
+        self._waiting: WaitingEarnings | None = None
         self.validators = [key.address for key in VALIDATORS]
         self.threshold, self.per_epoch = 2, 10**9
-        self.posted = PostedEarnings(None, bytes(32), 0)
+        self._posted = PostedEarnings(None, bytes(32), 0)
         self.owed = 0
         self.units: dict[Address, int] = {}
         self.received: Counter[Address] = Counter()
@@ -99,6 +104,7 @@ class Treasury:
         self.told: list[Any] = []
         self.down = self.loses_answers = self.claims_fail = False
         self.stopped_at = 0
+        self.attested, self.most = False, 10**9
         self._tell(ValidatorsSet, block=START // 2, validators=tuple(self.validators), threshold=self.threshold)
         self.fund(escrow, block=START // 2)
 
@@ -123,6 +129,35 @@ class Treasury:
     def now(self) -> int:
         return START + int(trio.current_time()) // 2 * 2
 
+    @property
+    def posted(self) -> PostedEarnings:
+        """The table that counts: one that has waited long enough does, whoever asks."""
+        waiting = self._waiting
+        if waiting is not None and self.now() >= waiting.counts_at:
+            more, first = waiting.total - self._posted.total, self._first()
+            self.free, self.owed, self._waiting = self.free - more, self.owed + more, None
+            given = (waiting.epoch, waiting.root, waiting.total, more, waiting.epoch + 1 - first)
+            self._posted = PostedEarnings(*given)
+        return self._posted
+
+    def _first(self) -> int:
+        return 0 if self._posted.epoch is None else self._posted.epoch + 1
+
+    def hold(self, seconds: int) -> None:
+        """The guardian does."""
+        if self._waiting is None:
+            raise AssertionError("nothing waits")
+        counts_at = self.now() + seconds
+        self._waiting = msgspec.structs.replace(self._waiting, held=True, counts_at=counts_at)
+        self._tell(EarningsHeld, epoch=self._waiting.epoch, counts_at=counts_at)
+
+    def drop(self) -> None:
+        """The arbiter does."""
+        if self._waiting is None or not self._waiting.held:
+            raise AssertionError("nothing is held")
+        self._tell(EarningsDropped, epoch=self._waiting.epoch, root=self._waiting.root)
+        self._waiting = None
+
     async def _answer(self) -> None:
         await trio.lowlevel.checkpoint()
         if self.down:
@@ -130,10 +165,18 @@ class Treasury:
 
     async def pool(self, pool: int) -> PoolInfo:
         await self._answer()
-        given = {"id": POOL, "started_at": START, "epoch_seconds": self.epoch, "window": self.window}
+        _ = self.posted
+        given = {
+            "id": POOL,
+            "delay": self.delay,
+            "started_at": START,
+            "epoch_seconds": self.epoch,
+            "window": self.window,
+        }
         given |= {"escrow": self.free * PRICE, "owed": self.owed * PRICE, "reward_per_unit": PRICE}
         given |= {"units_per_epoch": self.per_epoch, "threshold": self.threshold, "validators": tuple(self.validators)}
         given |= {"stopped_at": self.stopped_at, "ended": bool(self.stopped_at)}
+        given |= {"attested": self.attested, "max_units_per_epoch": self.most}
         return PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
 
     async def block(self, number: int | None = None) -> Block:
@@ -144,6 +187,11 @@ class Treasury:
     async def earnings(self, pool: int) -> PostedEarnings:
         await self._answer()
         return self.posted
+
+    async def waiting(self, pool: int) -> WaitingEarnings | None:
+        await self._answer()
+        _ = self.posted
+        return self._waiting
 
     async def claimed(self, pool: int, node: Address) -> int:
         await self._answer()
@@ -176,11 +224,15 @@ class Treasury:
     async def case(self, case: int) -> CaseInfo:
         raise AssertionError("nobody was slashed")
 
-    async def post_earnings(self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]) -> None:
+    async def post_earnings(self, earnings: Earnings, signatures: Sequence[bytes]) -> None:
         await self._answer()
-        signers = {signer_of(DOMAIN, Earnings(pool, epoch, root, total), one) for one in signatures}
+        signers = {signer_of(DOMAIN, earnings, one) for one in signatures}
+        epoch, root, total = earnings.epoch, earnings.root, earnings.total
         assert len(signers) == len(signatures) >= self.threshold and signers <= set(self.validators)
         first = 0 if self.posted.epoch is None else self.posted.epoch + 1
+        if self._waiting is not None:
+            raise Reverted("post", "TableWaits", {})
+        assert self.stopped_at or (epoch + 1 - first) * self.epoch >= self.delay, "it covers too little"
         more = total - self.posted.total
         if epoch < first:
             raise Reverted("post", "EpochNotLater", {})
@@ -188,10 +240,11 @@ class Treasury:
         assert 0 <= more <= (epoch + 1 - first) * self.per_epoch
         if more > self.free:
             raise Reverted("post", "EscrowTooSmall", {})
-        self.free, self.owed = self.free - more, self.owed + more
-        self.posted = PostedEarnings(epoch, root, total, more, epoch + 1 - first)
+        counts_at = self.now() + self.delay
+        self._waiting = WaitingEarnings(root, total, epoch, counts_at, False, bytes(32))
         self.posts.append((epoch, total))
-        self._tell(EarningsPosted, epoch=epoch, root=root, total=total)
+        given = {"number": earnings.number, "blob": earnings.blob, "counts_at": counts_at}
+        self._tell(EarningsPosted, epoch=epoch, root=root, total=total, signers=tuple(signers), **given)
 
     async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> None:
         await self._answer()
@@ -488,8 +541,17 @@ class Node:
 
 
 class World:
-    def __init__(self, folder: Path, *, epoch: int = 3600, window: int = 86_400, escrow: int = 10**12) -> None:
-        self.chain, self.gossip, self.blobs = Treasury(epoch, window, escrow), Gossip(), Blobs(folder)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        epoch: int = 3600,
+        window: int = 86_400,
+        escrow: int = 10**12,
+        delay: int | None = None,
+    ) -> None:
+        """delay: seconds that a table waits, a quarter of the window unless given."""
+        self.chain, self.gossip, self.blobs = Treasury(epoch, window, escrow, delay), Gossip(), Blobs(folder)
         self.nodes: dict[Address, Node] = {}
         for keys, role in ((WORKERS, "worker"), (VALIDATORS, "validator")):
             for key in keys:

@@ -51,6 +51,10 @@ class Contract:
         await trio.lowlevel.checkpoint()
         return PostedEarnings(self.epoch, bytes(32), 0)
 
+    async def waiting(self, pool: int) -> None:
+        self.asked["waiting"] += 1
+        await trio.lowlevel.checkpoint()
+
 
 @pytest.fixture
 def books() -> Books:
@@ -63,7 +67,7 @@ async def test_a_look_serves_all_who_look_at_that_time(books: Books, autojump_cl
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(books.look)
-    assert books.chain.asked == {"pool": 1, "earnings": 1}  # type: ignore[attr-defined]
+    assert books.chain.asked == {"pool": 1, "earnings": 1, "waiting": 1}  # type: ignore[attr-defined]
 
 
 async def test_a_pool_is_read_again_once_it_may_be_another(
@@ -142,7 +146,7 @@ async def test_a_worker_reads_its_page_of_a_table_and_keeps_it_for_the_next_star
     context: Any = SimpleNamespace(
         pool=POOL, journal=journal, blobs=shelf, membership=membership, key=SimpleNamespace(address=OWN)
     )
-    earnings = Earnings(POOL, 3, posted.root, posted.total)
+    earnings = Earnings(POOL, 3, 1, posted.root, posted.total, bytes(32))
     message = EarningsSigned(pool=POOL, earnings=earnings, table=named, size=2**20, signature=bytes(65))
     node = address_from_bytes((10).to_bytes(20))
 

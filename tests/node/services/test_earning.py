@@ -40,7 +40,7 @@ HOUR, DAY = 3600, 86_400
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    return World(tmp_path, epoch=100, window=800)
+    return World(tmp_path, epoch=100, window=800, delay=2)
 
 
 async def test_what_validators_accept_is_paid_once_after_the_window(autojump_clock: Any, world: World) -> None:
@@ -98,9 +98,9 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
                 dice.choice(list(world.nodes.values())).stop()
                 restarts += 1
             await trio.sleep(1200)
-        await trio.sleep(36 * HOUR)
+        await trio.sleep(48 * HOUR)
         nursery.cancel_scope.cancel()
-    assert restarts > 30 and len(world.chain.posts) > 20
+    assert restarts > 30 and len(world.chain.posts) > 10
     assert world.paid() == world.accepted
     assert world.chain.owed == 0 and len(world.accepted) == len(WORKERS)
     earned = Counter[Address]()
@@ -377,7 +377,7 @@ async def test_what_nobody_can_tell_is_unclear_with_its_sum_and_never_missed(
         assert world.chain.posts == [(0, 50), (1, 101)]
         kept = [one.message for of in world.gossip.kept.values() for _, one in of.values()]
         tables = [one for one in kept if isinstance(one, EarningsSigned) and one.earnings.epoch == 0]
-        world.blobs.missing |= {one.table for one in tables if gone}
+        world.blobs.missing |= {blob for one in tables if gone for blob in (one.table, one.earnings.blob)}
         nursery.start_soon(worker.live)
         await trio.sleep(200)
         lost = {"unclear" if gone else "missed": 16}
@@ -482,7 +482,7 @@ async def test_nothing_is_signed_beyond_what_is_funded_and_everybody_has_a_share
     """Money that comes later than the last block before an epoch's window is over counts in the next one: everybody
     reckons by the same block."""
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    world = World(tmp_path, epoch=100, window=800, escrow=60)
+    world = World(tmp_path, epoch=100, window=800, escrow=60, delay=2)
     async with trio.open_nursery() as nursery:
         for node in world.nodes.values():
             nursery.start_soon(node.live)
@@ -678,7 +678,7 @@ async def test_a_hostile_table_costs_the_others_little_and_delays_no_pay(
         world.make(worker, 50)
         await trio.sleep(800)
         info = await world.blobs.add(hostile_table(what))
-        earnings = Earnings(POOL, 0, bytes([5]) * 32, 30)
+        earnings = Earnings(POOL, 0, 1, bytes([5]) * 32, 30, bytes(32))
         signature, size = sign(liar, DOMAIN, earnings), min(info.size, tabling.MAX_HEAD_BYTES)
         message = EarningsSigned(pool=POOL, earnings=earnings, table=info.root, size=size, signature=signature)
         for _ in range(10):

@@ -19,7 +19,7 @@ from tests.node.services.earners import WORKERS, Node, World, inline
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
     monkeypatch.setattr("node.services.certifying.POLL", 20.0)
-    return World(tmp_path, epoch=100, window=800)
+    return World(tmp_path, epoch=100, window=800, delay=2)
 
 
 async def keep(node: Node) -> None:
@@ -56,7 +56,7 @@ async def test_who_leaves_in_mid_window_is_paid_to_the_unit_and_goes_on_leaving_
         await trio.sleep(5)
         await worker.leaving.leave()
         await trio.sleep(30)
-        assert worker.crew.leaving.is_set() and wait_of(worker) == (107, 1000 + 300 + 800)
+        assert worker.crew.leaving.is_set() and wait_of(worker) == (107, 1000 + 300 + 802)
         assert "107 units wait for the table of" in worker.leaving.doing()
         while worker.wanted:
             await trio.sleep(90)
@@ -106,7 +106,7 @@ async def test_a_chain_that_is_silent_or_refuses_the_claim_keeps_a_leaving_node_
 async def test_who_leaves_waits_for_debts_beyond_the_table_and_says_when_or_why_nobody_knows(
     autojump_clock: Any, world: World, tmp_path: Path
 ) -> None:
-    world = World(tmp_path, epoch=100, window=800, escrow=60)
+    world = World(tmp_path, epoch=100, window=800, escrow=60, delay=2)
     async with trio.open_nursery() as nursery:
         worker = await begin(world, nursery)
         world.chain.per_epoch = 40

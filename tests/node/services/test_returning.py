@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from contracts.bindings import PoolInfo
+from contracts.bindings import NOBODY, PoolInfo
 from node.chain.errors import RpcUnreachable
 from node.config import NodeConfig
 from node.daemon import Daemon
@@ -49,6 +49,8 @@ POOL = PoolInfo(
     validators_from=0,
     validators=(OTHER.address,),
     proposed=(),
+    guardian=NOBODY,
+    delay=25,
 )
 LABEL = "31337:0xabc:4"
 SILENT = RpcUnreachable({"http://rpc": "refused"})

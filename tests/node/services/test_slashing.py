@@ -12,6 +12,7 @@ from node.chain.cases import (
     FalseLeaf,
     FileCase,
     RootContradiction,
+    TableContradiction,
     VerdictContradiction,
 )
 from node.chain.errors import ChainError, Reverted
@@ -28,6 +29,7 @@ from protocol.identity import Address, address_bytes
 from protocol.lots import pack_groups
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
+    EarningsSigned,
     EpochRootSigned,
     StepJudged,
     VerdictIssued,
@@ -35,7 +37,17 @@ from protocol.messages import (
     signed,
 )
 from protocol.pages import read_page, verify
-from protocol.statements import EpochRoot, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import (
+    Earnings,
+    EpochRoot,
+    Outcome,
+    Rechecked,
+    Verdict,
+    WorkCommitment,
+    sign,
+    signer_of,
+    work_id,
+)
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import (
     DOMAIN,
@@ -92,6 +104,9 @@ class Chain(RecordingJudge):
                 what = "two verdicts"
             case RootContradiction():
                 what = "two roots"
+                assert (case.first.epoch, case.first.number) == (case.second.epoch, case.second.number)
+            case TableContradiction():
+                what = "two tables"
                 assert (case.first.epoch, case.first.number) == (case.second.epoch, case.second.number)
             case FalseLeaf():
                 what = "a false leaf"
@@ -225,6 +240,12 @@ async def speak(bench: Bench, work: WorkCommitment, what: str) -> None:
         case "two totals":
             await bench.root(LIAR, of(work), number=work.index + 1)
             await bench.root(LIAR, of(work), number=work.index + 1, total=7)
+        case "two tables":
+            for total in (7, 8):
+                table = Earnings(POOL, 0, work.index + 1, bytes(32), total, bytes(32))
+                signature = sign(LIAR, DOMAIN, table)
+                said = EarningsSigned(pool=POOL, earnings=table, table=bytes(32), size=9, signature=signature)
+                await bench.say(LIAR, said)
 
 
 LIES = {
@@ -233,6 +254,7 @@ LIES = {
     "named, then refused": "a false leaf",
     "two roots": "two roots",
     "two totals": "two roots",
+    "two tables": "two tables",
 }
 
 

@@ -358,7 +358,9 @@ def template(kind: type[Message], step: int) -> Any:
             pool=POOL, statement=EpochRoot(POOL, 0, 1, root("leaves"), 9, root("blob")), signature=bytes(65)
         ),
         EarningsSigned: lambda: EarningsSigned(
-            pool=POOL, earnings=Earnings(POOL, 0, root("earnings"), 9), table=root("table"), size=9, signature=bytes(65)
+            pool=POOL,
+            earnings=Earnings(POOL, 0, 7, root("earnings"), 9, root("lines")),
+            table=root("table"), size=9, signature=bytes(65),
         ),
         CutSigned: lambda: CutSigned(
             pool=POOL, round=step, ballot=0, closed=False, outer=root("outer"), state=root("cut"), size=9, files=()

@@ -3,12 +3,12 @@ pragma solidity 0.8.37;
 
 import {Base, Sign} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
-import {Earnings} from "../../src/Earnings.sol";
+import {Payroll} from "../../src/Payroll.sol";
 import {Members} from "../../src/Members.sol";
 import {Pools} from "../../src/Pools.sol";
 import {WorkCommitment} from "../../src/Statements.sol";
 
-contract EarningsTest is Base {
+contract PayTest is Base {
     function post(uint64 epoch, uint64 total) external {
         _post(epoch, ROOT, total);
     }
@@ -25,15 +25,17 @@ contract EarningsTest is Base {
 
     function test_a_table_is_posted_in_the_second_in_which_its_epoch_is_mature_and_never_again() public {
         vm.warp(_matures(2) - 1);
-        vm.expectRevert(abi.encodeWithSelector(Earnings.NotMature.selector, 2, _matures(2)));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.NotMature.selector, 2, _matures(2)));
         this.post(2, 1000);
         vm.warp(_matures(2));
         bytes[] memory signatures = _quorum(Sign.earnings(pool, 2, ROOT, 1000));
-        vm.expectEmit(address(swarm));
-        emit Earnings.EarningsPosted(pool, 2, ROOT, 1000);
+        uint64 countsAt = uint64(block.timestamp + DELAY);
+        vm.expectEmit(address(payroll));
+        emit Payroll.EarningsPosted(pool, 2, 1, ROOT, 1000, keccak256("lines"), countsAt, _signers());
         vm.prank(anybody);
-        court.postEarnings(pool, 2, ROOT, 1000, signatures);
-        Earnings.Posted memory posted = swarm.earningsOf(pool);
+        payroll.post(_tally(pool, 2, ROOT, 1000), signatures);
+        vm.warp(countsAt);
+        Payroll.Book memory posted = payroll.bookOf(pool);
         yes(posted.root == ROOT, "root");
         eq(posted.total, 1000);
         eq(posted.epochs, 3);
@@ -42,7 +44,7 @@ contract EarningsTest is Base {
         eq(_info().owed, 1 ether);
         eq(_info().escrow, ESCROW - 1 ether);
         for (uint64 epoch = 0; epoch < 3; ++epoch) {
-            vm.expectRevert(abi.encodeWithSelector(Earnings.EpochNotLater.selector, epoch, 3));
+            vm.expectRevert(abi.encodeWithSelector(Payroll.EpochNotLater.selector, epoch, 3));
             this.post(epoch, 2000);
         }
     }
@@ -50,87 +52,88 @@ contract EarningsTest is Base {
     function test_epochs_that_were_left_out_count_for_what_may_be_posted() public {
         vm.warp(_matures(9));
         this.post(2, 0);
-        vm.expectRevert(abi.encodeWithSelector(Earnings.TooMuchForEpochs.selector, uint256(PER_EPOCH) * 4 + 1, uint256(PER_EPOCH) * 4));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.TooMuchForEpochs.selector, uint256(PER_EPOCH) * 4 + 1, uint256(PER_EPOCH) * 4));
         this.post(6, PER_EPOCH * 4 + 1);
         _fund(pool, 4000 ether);
         this.post(6, PER_EPOCH * 4);
         eq(_info().owed, 4000 ether);
-        eq(swarm.earningsOf(pool).lastEpochs, 4);
+        eq(payroll.bookOf(pool).lastEpochs, 4);
         this.post(7, PER_EPOCH * 4); // nothing more was earned
-        eq(swarm.earningsOf(pool).lastUnits, 0);
+        eq(payroll.bookOf(pool).lastUnits, 0);
     }
 
     function test_a_total_neither_falls_nor_passes_the_escrow() public {
         vm.warp(_matures(5));
         this.post(0, 500);
-        vm.expectRevert(abi.encodeWithSelector(Earnings.TotalFalls.selector, 499, 500));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.TotalFalls.selector, 499, 500));
         this.post(1, 499);
-        vm.expectRevert(abi.encodeWithSelector(Earnings.EscrowTooSmall.selector, 499_501, 499_500));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.EscrowTooSmall.selector, 499_501, 499_500));
         this.post(1, 500_001);
         this.post(1, 500_000);
         eq(_info().escrow, 0);
         eq(_info().owed, ESCROW);
     }
 
-    function test_nobody_but_the_court_records_and_nobody_but_a_quorum_posts() public {
-        vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.recordEarnings(pool, 0, ROOT, 1);
+    function test_nobody_but_a_quorum_posts() public {
         vm.warp(_matures(0));
         bytes[] memory signatures = _quorum(Sign.earnings(pool, 0, ROOT, 10));
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.postEarnings(pool, 0, ROOT, 11, signatures);
+        payroll.post(_tally(pool, 0, ROOT, 11), signatures);
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.postEarnings(pool, 1, ROOT, 10, signatures);
+        payroll.post(_tally(pool, 1, ROOT, 10), signatures);
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.postEarnings(pool, 0, bytes32(0), 10, signatures);
+        payroll.post(_tally(pool, 0, bytes32(0), 10), signatures);
         uint256 id = _open(_params());
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.postEarnings(id, 0, ROOT, 10, signatures);
+        payroll.post(_tally(id, 0, ROOT, 10), signatures);
         bytes[] memory one = new bytes[](1);
         one[0] = signatures[0];
         vm.expectPartialRevert(Court.QuorumMissing.selector);
-        court.postEarnings(pool, 0, ROOT, 10, one);
+        payroll.post(_tally(pool, 0, ROOT, 10), one);
         signatures[1] = signatures[0];
         vm.expectPartialRevert(Court.DuplicateVerdict.selector);
-        court.postEarnings(pool, 0, ROOT, 10, signatures);
+        payroll.post(_tally(pool, 0, ROOT, 10), signatures);
         vm.expectPartialRevert(Court.QuorumMissing.selector);
-        court.postEarnings(99, 0, ROOT, 10, signatures);
+        payroll.post(_tally(99, 0, ROOT, 10), signatures);
     }
 
-    function test_a_pool_that_is_paused_or_over_posts_and_pays_until_it_is_swept() public {
+    function test_a_pool_that_is_paused_or_over_posts_and_pays_until_its_time_is_over() public {
         vm.prank(manager);
         swarm.pausePool(pool);
         _earn(0, 100);
         _claim(100);
         vm.prank(manager);
         swarm.endPool(pool);
+        uint64 last = _epochAt(pool, block.timestamp);
         _earn(1, 300);
-        vm.warp(_matures(1) + 2 * WINDOW);
-        vm.prank(anybody);
-        swarm.sweep(pool);
-        eq(token.balanceOf(manager), ESCROW - 300 * uint256(RATE));
-        vm.expectRevert(abi.encodeWithSelector(Pools.PoolOver.selector, pool));
+        uint256 closes = _matures(last) + WINDOW;
+        vm.warp(closes);
+        vm.expectRevert(abi.encodeWithSelector(Payroll.PoolOver.selector, pool));
         this.post(3, 300);
+        vm.warp(closes + DELAY);
+        vm.prank(anybody);
+        payroll.sweep(pool);
+        eq(token.balanceOf(manager), ESCROW - 300 * uint256(RATE));
         _claim(300);
         eq(token.balanceOf(provider), 300 * uint256(RATE));
-        eq(token.balanceOf(address(swarm)), 0);
+        eq(token.balanceOf(address(payroll)), 0);
     }
 
-    function test_sweeping_waits_for_one_window_more_than_the_last_epoch_and_takes_nothing_owed() public {
+    function test_sweeping_waits_until_no_table_can_come_or_wait_and_takes_nothing_owed() public {
         _earn(0, 1000);
-        vm.expectPartialRevert(Pools.PoolStillOpen.selector);
-        swarm.sweep(pool);
+        vm.expectPartialRevert(Payroll.PoolStillOpen.selector);
+        payroll.sweep(pool);
         vm.prank(manager);
         swarm.endPool(pool);
-        uint256 until = _matures(_epochAt(pool, block.timestamp)) + WINDOW;
+        uint256 until = _matures(_epochAt(pool, block.timestamp)) + WINDOW + DELAY;
         vm.warp(until - 1);
-        vm.expectRevert(abi.encodeWithSelector(Pools.PoolStillOpen.selector, pool, until));
-        swarm.sweep(pool);
+        vm.expectRevert(abi.encodeWithSelector(Payroll.PoolStillOpen.selector, pool, until));
+        payroll.sweep(pool);
         vm.warp(until);
-        swarm.sweep(pool);
+        payroll.sweep(pool);
         eq(token.balanceOf(manager), ESCROW - 1 ether);
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.sweep(pool);
+        vm.expectPartialRevert(Payroll.ZeroAmount.selector);
+        payroll.sweep(pool);
         vm.warp(until + 1000 days);
         _claim(1000); // for ever
         eq(token.balanceOf(provider), 1 ether);
@@ -140,19 +143,19 @@ contract EarningsTest is Base {
 
     function test_a_claim_pays_the_difference_once() public {
         _earn(0, 1000);
-        vm.expectEmit(address(swarm));
-        emit Earnings.Claimed(pool, node, provider, 1000, 1 ether);
+        vm.expectEmit(address(payroll));
+        emit Payroll.Claimed(pool, node, provider, 1000, 1 ether);
         vm.prank(anybody);
-        swarm.claim(pool, node, 1000, new bytes32[](0));
-        vm.expectRevert(abi.encodeWithSelector(Earnings.NothingToClaim.selector, 1000, 1000));
+        payroll.claim(pool, node, 1000, new bytes32[](0));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.NothingToClaim.selector, 1000, 1000));
         this.claim(1000);
         vm.warp(_matures(1));
         _post(1, _line(node, 1700), 9000); // others have earned, too
-        vm.expectPartialRevert(Earnings.BadProof.selector);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
         this.claim(1000); // the table before
         _claim(1700);
         eq(token.balanceOf(provider), 1.7 ether);
-        eq(swarm.claimedOf(pool, node), 1700);
+        eq(payroll.claimedOf(pool, node), 1700);
         eq(_info().owed, 7.3 ether);
     }
 
@@ -168,17 +171,17 @@ contract EarningsTest is Base {
         _post(0, _both(one, two), units + 100);
         bytes32[] memory proof = new bytes32[](1);
         proof[0] = two;
-        vm.expectPartialRevert(Earnings.BadProof.selector);
-        swarm.claim(pool, node, forged, proof);
-        vm.expectPartialRevert(Earnings.BadProof.selector);
-        swarm.claim(pool, other, units, proof);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
+        payroll.claim(pool, node, forged, proof);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
+        payroll.claim(pool, other, units, proof);
         bytes32[] memory long = new bytes32[](2);
         (long[0], long[1]) = (two, bytes32(noise));
-        vm.expectPartialRevert(Earnings.BadProof.selector);
-        swarm.claim(pool, node, units, long);
-        swarm.claim(pool, node, units, proof);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
+        payroll.claim(pool, node, units, long);
+        payroll.claim(pool, node, units, proof);
         proof[0] = one;
-        swarm.claim(pool, other, 100, proof);
+        payroll.claim(pool, other, 100, proof);
         eq(_info().owed, 0);
     }
 
@@ -191,12 +194,12 @@ contract EarningsTest is Base {
         }
         vm.warp(_matures(0));
         _post(0, root, 5);
-        swarm.claim(pool, node, 5, proof);
+        payroll.claim(pool, node, 5, proof);
         bytes32[] memory longer = new bytes32[](33);
         for (uint256 i = 0; i < 32; ++i) longer[i] = proof[i];
         _post_(1, _both(root, longer[32]), 6);
-        vm.expectPartialRevert(Earnings.BadProof.selector);
-        swarm.claim(pool, node, 5, longer);
+        vm.expectPartialRevert(Payroll.BadProof.selector);
+        payroll.claim(pool, node, 5, longer);
     }
 
     function _post_(uint64 epoch, bytes32 root, uint64 total) private {
@@ -208,28 +211,28 @@ contract EarningsTest is Base {
         uint256 start = _poolInfo(pool).startedAt;
         _earn(0, 450_000); // in epoch 4, so five epochs of 100,000 units
         eq(_epochAt(pool, block.timestamp), 4);
-        eq(swarm.allowanceOf(pool, node), 500_000);
+        eq(payroll.allowanceOf(pool, node), 500_000);
         _claim(450_000);
         eq(token.balanceOf(provider), 450 ether);
-        eq(swarm.allowanceOf(pool, node), 0); // the fifth epoch is begun
+        eq(payroll.allowanceOf(pool, node), 0); // the fifth epoch is begun
         _earn(1, 480_000);
-        eq(swarm.allowanceOf(pool, node), 100_000);
+        eq(payroll.allowanceOf(pool, node), 100_000);
         _claim(480_000);
         _fund(pool, 500 ether);
         _earn(2, 780_000);
-        vm.expectEmit(address(swarm));
-        emit Earnings.Claimed(pool, node, provider, 100_000, 100 ether);
+        vm.expectEmit(address(payroll));
+        emit Payroll.Claimed(pool, node, provider, 100_000, 100 ether);
         _claim(780_000);
-        vm.expectRevert(abi.encodeWithSelector(Earnings.CapacityUsed.selector, pool, node, 7));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.CapacityUsed.selector, pool, node, 7));
         this.claim(780_000);
         vm.warp(start + 7 * EPOCH - 1);
-        vm.expectPartialRevert(Earnings.CapacityUsed.selector);
+        vm.expectPartialRevert(Payroll.CapacityUsed.selector);
         this.claim(780_000);
         vm.warp(start + 7 * EPOCH);
         _claim(780_000);
         vm.warp(start + 20 * EPOCH);
         _claim(780_000);
-        eq(swarm.claimedOf(pool, node), 780_000);
+        eq(payroll.claimedOf(pool, node), 780_000);
         eq(token.balanceOf(provider), 780 ether);
     }
 
@@ -238,26 +241,26 @@ contract EarningsTest is Base {
         for (uint64 epoch = 0; epoch < 3; ++epoch) {
             _earn(epoch, epoch + 1);
             vm.prank(anybody);
-            swarm.claim(pool, node, epoch + 1, new bytes32[](0));
+            payroll.claim(pool, node, epoch + 1, new bytes32[](0));
         }
         _earn(3, 400_000); // four epochs' worth that came late
         _claim(400_000);
-        eq(swarm.claimedOf(pool, node), 400_000);
+        eq(payroll.claimedOf(pool, node), 400_000);
     }
 
     function test_time_counts_from_the_first_joining_on() public {
         vm.warp(block.timestamp + 50 * EPOCH);
         _startIn(pool);
-        eq(swarm.allowanceOf(pool, node), 100_000);
+        eq(payroll.allowanceOf(pool, node), 100_000);
         vm.prank(node);
         swarm.leavePool(pool);
         vm.warp(block.timestamp + EPOCH);
         vm.prank(node);
         swarm.join(pool, "");
-        eq(swarm.allowanceOf(pool, node), 200_000);
-        eq(swarm.allowanceOf(pool, anybody), 0);
+        eq(payroll.allowanceOf(pool, node), 200_000);
+        eq(payroll.allowanceOf(pool, anybody), 0);
         _register(provider, 0xD00D, 1);
-        eq(swarm.allowanceOf(pool, vm.addr(0xD00D)), 0); // it has a size, and was never in the pool
+        eq(payroll.allowanceOf(pool, vm.addr(0xD00D)), 0); // it has a size, and was never in the pool
     }
 
     function test_who_has_left_is_paid_by_the_size_it_had() public {
@@ -269,28 +272,25 @@ contract EarningsTest is Base {
         swarm.removeNode(big);
         vm.warp(_matures(0));
         _post(0, _line(big, 300_000), 300_000);
-        swarm.claim(pool, big, 300_000, new bytes32[](0));
+        payroll.claim(pool, big, 300_000, new bytes32[](0));
         eq(token.balanceOf(provider), 300 ether);
     }
 
-    function test_a_size_is_what_validators_attested_and_nothing_lapses_that_nobody_can_renew() public {
+    /// A5. Judges took back what they had attested, and locked in what a table had promised.
+    function test_A5_what_is_attested_later_keeps_back_no_pay() public {
         Pools.PoolParams memory params = _params();
         params.attested = true;
-        uint256 id = _open(params);
-        _startIn(id);
-        _fund(id, ESCROW);
-        eq(swarm.capacityOf(id, node), 0);
-        uint64 until = uint64(block.timestamp + EPOCH);
-        bytes32 statement = keccak256(abi.encode(Sign.ATTESTATION, id, node, 1, block.timestamp, until));
-        court.attest(id, node, 1, uint64(block.timestamp), until, _quorum(statement));
-        eq(swarm.capacityOf(id, node), 100_000);
+        _startIn(_open(params));
+        _fund(pool, ESCROW);
+        uint64 madeAt = uint64(block.timestamp);
+        bytes32 statement = keccak256(abi.encode(Sign.ATTESTATION, pool, node, 1, madeAt, madeAt + EPOCH));
+        court.attest(pool, node, 1, madeAt, madeAt + EPOCH, _quorum(statement));
+        eq(court.attestedUnits(pool, node), 1);
         _earn(0, 1000);
-        eq(swarm.capacityOf(id, node), 0); // it can be attested again
-        vm.expectPartialRevert(Earnings.CapacityUsed.selector);
-        this.claim(1000);
-        vm.prank(manager);
-        swarm.endPool(id); // now it cannot
-        eq(swarm.capacityOf(id, node), 100_000);
+        madeAt = uint64(block.timestamp);
+        statement = keccak256(abi.encode(Sign.ATTESTATION, pool, node, 0, madeAt, madeAt + EPOCH));
+        court.attest(pool, node, 0, madeAt, madeAt + EPOCH, _quorum(statement));
+        eq(court.attestedUnits(pool, node), 0);
         _claim(1000);
         eq(token.balanceOf(provider), 1 ether);
     }
@@ -299,7 +299,7 @@ contract EarningsTest is Base {
         vm.warp(_matures(0));
         _post(0, _line(anybody, 10), 10);
         vm.expectRevert(abi.encodeWithSelector(Members.NotMember.selector, pool, anybody));
-        swarm.claim(pool, anybody, 10, new bytes32[](0));
+        payroll.claim(pool, anybody, 10, new bytes32[](0));
     }
 
     /// Judges that sign nonsense pay no more than their total.
@@ -309,7 +309,7 @@ contract EarningsTest is Base {
         _claim(900);
         eq(token.balanceOf(provider), 400 * uint256(RATE));
         eq(_info().owed, 0);
-        vm.expectPartialRevert(Earnings.NothingToClaim.selector);
+        vm.expectPartialRevert(Payroll.NothingToClaim.selector);
         this.claim(900);
     }
 
@@ -318,7 +318,7 @@ contract EarningsTest is Base {
     function test_a_slashed_node_is_paid_nothing_until_it_is_acquitted() public {
         _earn(0, 1000);
         _slash(_file(0, 1));
-        vm.expectRevert(abi.encodeWithSelector(Earnings.CaseNotFinal.selector, 1));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.CaseNotFinal.selector, 1));
         this.claim(1000);
         vm.prank(arbiter);
         swarm.overturn(pool, node);
@@ -330,16 +330,16 @@ contract EarningsTest is Base {
         _earn(0, 1000);
         _slash(_file(0, 1));
         vm.warp(block.timestamp + APPEAL);
-        vm.expectPartialRevert(Earnings.CaseNotFinal.selector);
+        vm.expectPartialRevert(Payroll.CaseNotFinal.selector);
         this.claim(1000);
         vault.finalize(1);
-        vm.expectEmit(address(swarm));
-        emit Earnings.GivenBack(pool, node, 1000);
+        vm.expectEmit(address(payroll));
+        emit Payroll.GivenBack(pool, node, 1000);
         _claim(1000);
         eq(_info().escrow, ESCROW);
         eq(_info().owed, 0);
         eq(token.balanceOf(provider), 0);
-        vm.expectPartialRevert(Earnings.NothingToClaim.selector);
+        vm.expectPartialRevert(Payroll.NothingToClaim.selector);
         this.claim(1000);
     }
 
@@ -351,7 +351,7 @@ contract EarningsTest is Base {
         eq(_info().escrow, ESCROW);
         vm.prank(arbiter);
         swarm.overturn(pool, node);
-        vm.expectPartialRevert(Earnings.NothingToClaim.selector);
+        vm.expectPartialRevert(Payroll.NothingToClaim.selector);
         this.claim(1000);
     }
 
@@ -371,9 +371,9 @@ contract EarningsTest is Base {
         proof[0] = rest;
         bytes32[] memory again = new bytes32[](1);
         again[0] = _line(node, 1000);
-        vm.expectRevert(abi.encodeWithSelector(Earnings.NothingToClaim.selector, 1000, 1000));
-        swarm.claim(pool, first, 1000, again); // what is owed to the other is not its own a second time
-        swarm.claim(pool, node, 1000, proof);
+        vm.expectRevert(abi.encodeWithSelector(Payroll.NothingToClaim.selector, 1000, 1000));
+        payroll.claim(pool, first, 1000, again); // what is owed to the other is not its own a second time
+        payroll.claim(pool, node, 1000, proof);
         eq(token.balanceOf(provider), 1 ether);
         eq(_info().owed, 0);
     }
