@@ -338,7 +338,12 @@ def translate(error: Exception, action: str) -> ChainError:
     from web3.exceptions import BadFunctionCallOutput
 
     if isinstance(error, BadFunctionCallOutput):
-        return RpcRefused(action, "the answer does not have the form of the contract's ABI")
+        return RpcRefused(
+            action,
+            "the answer does not have the form of the contract's ABI",
+            "ask whoever deployed the contracts: they may be of another version of this program, which "
+            "`intellect-node contract source --verify` tells; if not, use another endpoint",
+        )
     return RpcRefused(action, f"{type(error).__name__}: {str(error)[:300]}")
 
 
