@@ -276,13 +276,14 @@ class EventFollower:
         """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
         end = self._seen.get(last) or await self._client.block(last)
-        room = self._client.log_blocks - (last - first + 1) if last > latest.number - KEPT_BLOCKS else 0
-        again = max(self._client.profile.deployed_block, first - max(0, min(AGAIN, room)))
+        # In several questions where an endpoint gives few blocks at once: else a machine that lags loses events there.
+        again = first - AGAIN if last > latest.number - KEPT_BLOCKS else first
+        again = max(self._client.profile.deployed_block, again)
         everything = self._pool is None
-        found = await self._client.logs(min(first, again), last, self._topics, everything=everything)
+        found = await self._client.logs(again, last, self._topics, everything=everything)
         if self._client.has_second and any((one.block, one.log_index) not in self._told for one in found):
             # Money follows from events: one endpoint's word makes none.
-            found = await self._client.logs(min(first, again), last, self._topics, everything=everything, agreed=True)
+            found = await self._client.logs(again, last, self._topics, everything=everything, agreed=True)
         if any(entry.block == last and entry.block_hash != end.hash for entry in found):
             return False  # between two questions: ask again
         places = {(entry.block, entry.log_index) for entry in found}

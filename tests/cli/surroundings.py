@@ -39,7 +39,7 @@ def _home(root: Path, port: str, name: str = "home") -> Path:
     home = root / name
     (home / "networks").mkdir(parents=True, exist_ok=True)
     contracts = "".join(
-        f'{slot} = "0x{"11" * 19}{n:02x}"\n' for n, slot in enumerate(("token", "vault", "swarm", "court"))
+        f'{slot} = "0x{"11" * 19}{n:02x}"\n' for n, slot in enumerate(("token", "vault", "swarm", "court", "payroll"))
     )
     (home / "networks" / "local.toml").write_text(PROFILE.format(port=port, secret=SECRET, contracts=contracts))
     return home

@@ -297,8 +297,11 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
 
 
 async def apply(chain: Any, config: NodeConfig, progress: ProgressRecord) -> None:
-    validators, others = (OTHER.address,) * 3, {"manager": OTHER.address, "opener": OTHER.address}
-    terms = {"threshold": 2, "slash_amount": 10**20, "window": 3600, "epoch_seconds": 3600}
+    validators, others = (
+        (OTHER.address,) * 3,
+        {"manager": OTHER.address, "opener": OTHER.address, "guardian": OTHER.address},
+    )
+    terms = {"threshold": 2, "slash_amount": 10**20, "window": 3600, "epoch_seconds": 3600, "delay": 3600}
     pool: Any = SimpleNamespace(validators=validators, **terms, **others)
     await ensure_participant(chain, OWN, config, Path("nodes/a"), pool, progress)
 
