@@ -7,12 +7,15 @@ import trio
 
 from node.swarm.ownwords import PROTOCOL, ask
 from tests.node.services.daemons import FILES, WORKER, Swarm, copied, files_in
+from tests.node.services.earners import inline
 
 COPY = "the state directory was copied"
 
 
 @pytest.fixture
-async def swarm(nursery: trio.Nursery, autojump_clock) -> Swarm:
+async def swarm(nursery: trio.Nursery, autojump_clock, monkeypatch: pytest.MonkeyPatch) -> Swarm:
+    # The clock jumps while a thread works: on a busy machine a word would be kept seconds after it was to be said.
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
     made = Swarm(nursery)
     await made.begin()
     return made
