@@ -290,13 +290,15 @@ class House:
         names = decode_batch(self.spool.batch_path(step).read_bytes()).header.files
         return [f"{self.swarm.names[name[:64]]}:{name[65:]}" for name in names]
 
-    async def live(self, until: int, last: int) -> Trainer:
-        """Run until the batch of step `until` stands and step `last` is on record, then die."""
+    async def live(self, until: int, last: int, *, published: int = -1) -> Trainer:
+        """Run until the batch of step `until` stands, step `last` is on record and policy `published` is out, then die."""
         trainer, journal = self.open(last)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer.run)
-                while not (self.spool.batch_path(until).exists() and trainer.record.latest.get("step") == last):
+                while not (self.spool.batch_path(until).exists() and trainer.record.latest.get("step") == last) or (
+                    trainer.record.step < published
+                ):
                     await trio.sleep(0.005)
                 nursery.cancel_scope.cancel()
         journal.close()
@@ -574,7 +576,7 @@ async def test_a_leader_that_was_cut_off_goes_on_although_its_older_images_made_
     house.spool.cut(3)
     assert house.spool.newest_step() == 2 and not house.spool.policy_path(0).exists(), "policy 4 took its place"
     house.words.clear()
-    trainer = await house.live(until=4, last=4)
+    trainer = await house.live(until=4, last=4, published=4)
     assert trainer.record.step == 4 and sorted(house.words) == [1, 2, 3, 4]
 
 
