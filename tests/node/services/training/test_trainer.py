@@ -291,7 +291,7 @@ class House:
         return [f"{self.swarm.names[name[:64]]}:{name[65:]}" for name in names]
 
     async def live(self, until: int, last: int, *, published: int = -1) -> Trainer:
-        """Run until the batch of step `until` stands, step `last` is on record and policy `published` is out, then die."""
+        """Run until the batch of `until` stands, step `last` is on record and policy `published` is out, then die."""
         trainer, journal = self.open(last)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
