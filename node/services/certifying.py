@@ -130,10 +130,12 @@ class Certifying(Service):
 
     def _close(self, work: Work) -> None:
         """It will never be decided any more; what was is a leaf already."""
-        for waiting in (*self._verdicts.values(), files := self._files.get(work.node, {})):
-            waiting.pop(work.id, None)
-        if not files:
-            self._files.pop(work.node, None)
+        for verdicts in self._verdicts.values():
+            verdicts.pop(work.id, None)
+        if (files := self._files.get(work.node)) is not None:
+            files.pop(work.id, None)
+            if not files:
+                del self._files[work.node]
 
     async def _hear_verdicts(self) -> None:
         """The first word counts; another one is evidence, and no work."""

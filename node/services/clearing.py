@@ -16,8 +16,7 @@ from protocol.identity import Address
 log = structlog.get_logger()
 EVERY = 60.0
 LOOKED_AT = 1
-"""Members at each look: six questions to the chain for each."""
-"""Members whose stake is asked about in one look: their turn comes round."""
+"""Members whose stake is asked about in one look, with six questions to the chain each: their turn comes round."""
 
 
 class Clearing(Keeping):

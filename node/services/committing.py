@@ -21,7 +21,7 @@ from protocol.statements import WorkCommitment, sign, work_id
 
 log = structlog.get_logger()
 REPEATED = 16
-"""Own files whose state is looked at again."""
+"""Own commitments that a start says again."""
 VERDICT_SECONDS = 5.0
 """Seconds until they are looked at though nobody spoke."""
 
