@@ -65,6 +65,11 @@ class Seen(msgspec.Struct, frozen=True):
         return waiting.counts_at if waiting and epoch <= waiting.epoch else self.pool.countable(epoch)
 
     @property
+    def may_be_swept(self) -> bool:
+        """Whether the pool is over, and no table can come or wait any more."""
+        return self.pool.ended and self.waiting is None and self.now >= self.pool.swept_from
+
+    @property
     def lasts(self) -> int | None:
         """For how many epochs like those of the newest table the escrow lasts; None where there is none to go by."""
         price = self.pool.reward_per_unit

@@ -250,8 +250,7 @@ class Settling(Keeping):
         self._tell_of_certified(seen)
         behind = head.owing.behind if head and head.owing else 0
         await self._warnings.look(seen, self._provider, self.account.certified, behind)
-        over = pool.ended and seen.waiting is None and seen.now >= pool.swept_from
-        self.swept = over and not pool.escrow
+        self.swept = seen.may_be_swept and not pool.escrow
         self.looked.tell()
         return seen.pause
 
