@@ -108,9 +108,7 @@ class Looks:
     def _draw(self, random: np.random.Generator, table: Table) -> Look:
         proofs, tokens = self._per_sample[id(table)]
         steps = random.choice(_STEPS, (self.samples, proofs), p=np.array(table.proofs) / sum(table.proofs))
-        distances = random.choice(
-            _DISTANCES, (self.samples, tokens), p=np.array(table.tokens) / sum(table.tokens)
-        )
+        distances = random.choice(_DISTANCES, (self.samples, tokens), p=np.array(table.tokens) / sum(table.tokens))
         group = [
             SampleStatistics(tuple(self._errors(step) for step in row), each, group=0)
             for row, each in zip(steps.tolist(), distances, strict=True)

@@ -5,16 +5,16 @@
     python -m benchmarks.simulation.pool --wide [--thief SHARE REFUSED]     what each calibrated cheat gains
     python -m benchmarks.simulation.pool --honest     bad calibrations, a thousand newcomers, the last minute of a day
 
-Also: [--groups 8] [--policies 288] [--seeds 3] [--seed 7] [--ring 3] [--clears 1] [--no-alarm] [--capacity H100] [--run FILE.toml]
-[--days 14] [--quick] [--json].
+Also: [--groups 8] [--policies 288] [--seeds 3] [--seed 7] [--ring 3] [--clears 1] [--no-alarm] [--capacity H100]
+[--run FILE.toml] [--days 14] [--quick] [--json].
 
 The rule is `rule.py`. What a look finds is drawn from the tables of a calibrated run (`evidence.py`), refused by the
 product's cuts and remembered by its sequential test. Derived, not measured: an H100 takes 21 s for a look at a group
 (32B, 16 samples of 8,192 tokens), and a policy lasts 300 s.
 
-Liars, a fifth each: `blatant`, garbage from the first group on; `identity`, the same with a new name after each refusal;
-`sleeper`, trusted, from some policy on tokens of its own choice; `thief`, int8 weights in all groups, which no cut
-refuses (0 of 4 files of a bf16 model in docs/attacks/workers.md, so only the sequential test finds it); `sipper`,
+Liars, a fifth each: `blatant`, garbage from the first group on; `identity`, the same, with a new name after each
+refusal; `sleeper`, trusted, from some policy on tokens of its own choice; `thief`, int8 weights in all groups, which no
+cut refuses (0 of 4 files of a bf16 model in docs/attacks/workers.md, so only the sequential test finds it); `sipper`,
 trusted, garbage in 2 % of its groups. The learner's own pass sets garbage aside, and nothing else.
 
 `gain`: over a liar's life in the pool, what it was paid and what it saved, beside the pay of honest work for as long. A
@@ -257,8 +257,8 @@ def mixed(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def turned(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """So many trusted workers cheat from the fourth policy on, in a share of their groups, as the cuts refuse always and
-    the learner's pass never sees."""
+    """So many trusted workers cheat from the fourth policy on, in a share of their groups, as cuts refuse always and the
+    learner's pass never sees."""
     pool = _pool([HONESTLY] * asked["workers"], [False] * asked["workers"], looks, asked, seed).run(3)
     pool.turn(asked["turn"], Kind("turned", OTHER_DRAW, asked["share"]))
     pool.run(asked["policies"])
@@ -270,9 +270,7 @@ def _pool(kinds: Sequence[Kind], fresh: Sequence[bool], looks: Looks, asked: Map
     most = float("inf") if asked["no_alarm"] else asked["ring"]
     rule = msgspec.structs.replace(Rule(), ring=most, clears=asked["clears"])
     capacity = asked["capacity"] and asked["capacity"] * POLICY_SECONDS / LOOK_SECONDS
-    return Pool(
-        kinds, fresh, looks, rule, seed=seed, groups=asked["groups"], floor=asked["floor"], capacity=capacity
-    )
+    return Pool(kinds, fresh, looks, rule, seed=seed, groups=asked["groups"], floor=asked["floor"], capacity=capacity)
 
 
 def _told(pool: Pool) -> dict[str, Any]:
@@ -332,7 +330,9 @@ def honest(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
                 "whole again after": int(np.argmax(batch >= 0.99)) if (batch >= 0.99).any() else None,
             }
     for least in (None, asked["capacity"]):
-        pool = _pool([HONESTLY] * (many + 1000), [False] * many + [True] * 1000, looks, {**asked, "capacity": least}, seed)
+        pool = _pool(
+            [HONESTLY] * (many + 1000), [False] * many + [True] * 1000, looks, {**asked, "capacity": least}, seed
+        )
         pool.floor = pool.rule.floor(many * asked["groups"]) if asked["floor"] is None else asked["floor"]
         pool.run(asked["policies"])
         tried = pool.column("batch") >= 0.99

@@ -16,9 +16,9 @@ B = NDArray[np.bool_]
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """whole: groups of a newcomer that are all looked at, and that train only where they were; trusted: clean looked-at
-    groups from which the floor is all that is drawn; half_life: policies in which these count half; looks: for the whole
-    pool and policy, at least `least` of all groups; again: of looked-at groups that somebody else looks at once more;
-    cut: what the refused share of looked-at groups takes off a day's pay.
+    groups from which the floor is all that is drawn; half_life: policies in which these count half; looks: for the
+    whole pool and policy, at least `least` of all groups; again: of looked-at groups that somebody else looks at once
+    more; cut: what the refused share of looked-at groups takes off a day's pay.
 
     The alarm. ring: trusted workers refused in one policy that ring it; loudest: by how much the floor rises at most,
     reached where `loud_at` of the trusted workers that were looked at are refused; clears: clean looked-at groups since
