@@ -296,7 +296,7 @@ def main() -> None:
     for section, rows in found.items():
         print(section if isinstance(rows, dict) else f"{section} {rows}")
         for name, row in rows.items() if isinstance(rows, dict) else ():
-            print(f"  {name:56} {row:,.0f}" if isinstance(row, float) else f"  {name}")
+            print(f"  {name:56} {row:,.0f}" if isinstance(row, float | int) else f"  {name}")
             for what, values in row.items() if isinstance(row, dict) else ():
                 print(f"    {what:34} " + "  ".join(f"{key} {value:.3g}" for key, value in values.items()))
 

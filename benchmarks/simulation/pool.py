@@ -123,6 +123,12 @@ class Pool:
         self.paid, self.saved, self.lived = np.zeros(many), np.zeros(many), np.zeros(many)
         self.looks_until = np.zeros(many, int)
         self.worst_day = 0.0
+        self.blind = np.zeros(many)
+        """For each worker: the chance that who looks at a group of its lies, and finds nothing wrong with it."""
+        self.caught = np.zeros(many, int)
+        """In this policy: groups that such a one let pass and a second look found."""
+        self.found = np.zeros(many, bool)
+        """In this policy: whose files were refused."""
         self.rows: list[dict[str, float]] = []
 
     def turn(self, share: float, kind: Kind) -> None:
@@ -147,11 +153,12 @@ class Pool:
         bad = np.where(awake, self.random.binomial(self.groups, self.share), 0)
         looked_bad = self.random.hypergeometric(bad, self.groups - bad, looked)
         again = int(self.random.binomial(looked, rule.again).sum())
-        refused = np.zeros(len(looked), int)
+        self.caught[:], refused = 0, np.zeros(len(looked), int)
         suspect = np.zeros(len(looked), bool)
         for at in np.flatnonzero(looked).tolist():
             refused[at], suspect[at] = self._look(at, int(looked[at]), int(looked_bad[at]))
-        fallen = trusted & (refused > 0)
+        self.found = refused > 0
+        fallen = trusted & self.found
         self.alarm.heard(self.policy, int(fallen.sum()), int((trusted & (looked > 0)).sum()))
         in_order = (looked > 0) & (refused == 0)
         before = 0 if self.alarm.since in (None, self.policy) else self.clean_since
@@ -160,9 +167,9 @@ class Pool:
         takes = active & (refused == 0) & ~suspect
         poison = np.where(takes, np.where(whole, bad, looked_bad), 0) * ~self.seen
         trained = np.where(takes, np.where(whole, self.groups, looked), 0) - np.where(takes & self.seen, bad * whole, 0)
-        self._remember(looked, refused, in_order)
+        self._remember(looked, in_order)
         self._count(active, takes, bad, looked, refused)
-        self._leave(refused > 0, suspect)
+        self._leave(suspect)
         self.rows.append(
             {
                 "H100": (looked.sum() + again) * LOOK_SECONDS / POLICY_SECONDS,
@@ -185,6 +192,12 @@ class Pool:
     def _look(self, at: int, looked: int, bad: int) -> tuple[int, bool]:
         """(groups of a file that are refused, whether its worker is suspected from now on)."""
         kind, drawn = self.kinds[at], self.random.integers(LIBRARY, size=looked).tolist()
+        if bad and self.blind[at]:
+            hidden = int(self.random.binomial(bad, self.blind[at]))
+            self.caught[at] = self.random.binomial(hidden, self.rule.again * (1 - self.blind.mean()))
+            looked, bad = looked - hidden, bad - hidden
+            if not looked:
+                return int(self.caught[at]), False
         honest = self.looks.of(HONEST)
         cheated = [self.looks.of(kind.table)[one] for one in drawn[:bad]]
         seen = cheated + [honest[one] for one in drawn[bad:]]
@@ -194,12 +207,13 @@ class Pool:
         elif bad:
             found = sum(self.looks.refused([one]) for one in cheated)
             refused += max(found, int(self.looks.refused(seen)))
+        refused += int(self.caught[at])
         self.records[at] = after(self.records[at], self.looks.evidence(seen), self.looks.spec)
         return refused, standing(self.records[at], self.looks.spec).level >= Level.SUSPECT
 
-    def _remember(self, looked: np.ndarray, refused: np.ndarray, in_order: np.ndarray) -> None:
-        self.clean = np.where(refused > 0, 0.0, (self.clean + looked * in_order) * self.rule.kept)
-        self.whole = np.where(refused > 0, self.rule.whole, np.maximum(self.whole - looked * in_order, 0))
+    def _remember(self, looked: np.ndarray, in_order: np.ndarray) -> None:
+        self.clean = np.where(self.found, 0.0, (self.clean + looked * in_order) * self.rule.kept)
+        self.whole = np.where(self.found, self.rule.whole, np.maximum(self.whole - looked * in_order, 0))
 
     def _count(self, active: np.ndarray, takes: np.ndarray, bad: np.ndarray, looked: np.ndarray, refused: Any) -> None:
         self.units += self.groups * takes
@@ -209,16 +223,21 @@ class Pool:
         self.looks_until += looked
         self.refused += refused
 
-    def _leave(self, refused: np.ndarray, suspect: np.ndarray) -> None:
+    def _leave(self, suspect: np.ndarray) -> None:
         """Who is suspected is out with what it has earned in this day; who has names enough is back with a new one."""
-        gone = np.flatnonzero(suspect | (refused & self.anew)).tolist()
-        for at in gone:
+        for at in np.flatnonzero(suspect | (self.found & self.anew)).tolist():
             self.units[at] = self.looked[at] = self.refused[at] = 0
             if self.anew[at]:
-                self.records[at], self.clean[at], self.whole[at] = WorkerRecord(), 0.0, self.rule.whole
-                self.clean_since[at] = 0
+                self.begin(at, self.kinds[at])
             else:
                 self.out[at] = True
+
+    def begin(self, at: int, kind: Kind) -> None:
+        """Somebody new takes this place."""
+        self.kinds[at], self.share[at], self.anew[at] = kind, kind.share, kind.anew
+        self.seen[at], self.below[at] = kind.seen, kind.below
+        self.records[at], self.clean[at], self.whole[at] = WorkerRecord(), 0.0, self.rule.whole
+        self.clean_since[at], self.out[at] = 0, False
 
     def settle(self) -> None:
         """A day is paid."""
@@ -257,8 +276,8 @@ def mixed(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def turned(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """So many trusted workers cheat from the fourth policy on, in a share of their groups, as cuts refuse always and the
-    learner's pass never sees."""
+    """So many trusted workers cheat from the fourth policy on, in a share of their groups, in a way that the cuts
+    refuse always and the learner never sees."""
     pool = _pool([HONESTLY] * asked["workers"], [False] * asked["workers"], looks, asked, seed).run(3)
     pool.turn(asked["turn"], Kind("turned", OTHER_DRAW, asked["share"]))
     pool.run(asked["policies"])
