@@ -124,6 +124,8 @@ def verdict(author: NodeKey, of: WorkCommitment, groups: int, checked: Sequence[
     """A validator's signed word on a file, as the product forms it."""
     outcome, reason = (Outcome.ACCEPT, Reason.NONE) if accept else (Outcome.REJECT, Reason.ACTIVATIONS)
     values: dict[str, Any] = {"rewards": bytes(DIGEST * groups), "logprobs": b"\0\0\x80\xbf" * len(checked)}
+    if not accept:
+        values = {"group": checked[0] if checked else -1}
     said = VerdictIssued(
         pool=of.pool,
         verdict=Verdict(**msgspec.structs.asdict(of), outcome=int(outcome), reason=int(reason)),
@@ -135,7 +137,7 @@ def verdict(author: NodeKey, of: WorkCommitment, groups: int, checked: Sequence[
         report_root=bytes(32),
         report_size=4 * UNITS,
         prompts=blake3(of.file_root).digest(),
-        **(values if accept else {"group": checked[0] if checked else -1}),
+        **values,
     )
     signs = msgspec.structs.replace(said.verdict, values=values_hash(said))
     return msgspec.structs.replace(said, verdict=signs, signature=sign(author, DOMAIN, signs))

@@ -10,9 +10,9 @@ accuses somebody honest.
 
 What a node of each role does with the words is the product's own: its board with every signature and budget, its books
 (register, ballots, seals, disputes, closing by age), under a virtual clock. One worker hears its shard, one validator
-its seven. A trainer hears all: for the first `--trainer-minutes`, which give its CPU; its memory follows from the
-works that it would have. All words are signed by keys of their own. A third of everybody is cut off in the middle; its
-words come when it is back. Heartbeats are those of validators, one a minute: what else there is of them `committees.py`
+its seven. A trainer hears all: for the first `--trainer-minutes`, which give its CPU and what a work takes in its
+books. All words are signed by keys of their own. A third of everybody is cut off in the middle; its words come when it
+is back, by catching up. Heartbeats are those of validators, one a minute: what else there is of them `committees.py`
 counts.
 
 Not the product's, since it is not built: committees. Its quorum is five, its bench all validators, so it decides a work
@@ -56,7 +56,6 @@ from benchmarks.simulation.committees import (
 from benchmarks.simulation.evidence import Looks
 from benchmarks.simulation.pool import HONESTLY, LIARS, LOOK_SECONDS, OTHER_DRAW, POLICY_SECONDS, RUN, Kind, Pool
 from benchmarks.simulation.rule import Rule
-from node.swarm.ballots import FileState
 from node.swarm.board import Board
 from node.swarm.counts import COUNTS
 from node.swarm.membership import Membership
@@ -110,11 +109,11 @@ class Node:
         self.state = PoolState(self.membership, run, POOL, self.board.opened, clock)
         self._words = self.board.subscribe(*COUNTS)
 
-    def hear(self, at: float, author: Address, raw: bytes) -> None:
-        """Straight from its author."""
+    def hear(self, at: float, author: Address, raw: bytes, *, late: bool) -> None:
+        """Straight from its author, or (late) from whoever kept it, when this node catches up."""
         self.now = max(self.now, 100.0 + at)
         began = time.thread_time()
-        self.board._accept(author, raw)
+        (self.board._handed if late else self.board._accept)(author, raw)
         while self._words.statistics().current_buffer_used:
             signed: Signed[Any] = self._words.receive_nowait()
             self.state.apply(Heard(signed))
@@ -171,7 +170,7 @@ class Hour:
         self.truth: dict[bytes, bool] = {}
         self.steps = count()
         self.parent = bytes(32)
-        self.late: list[tuple[float, int, str, Address, bytes]] = []
+        self.late: list[tuple[float, int, str, Address, bytes, bool]] = []
 
     def play(self) -> dict[str, Any]:
         began = time.process_time()
@@ -234,9 +233,7 @@ class Hour:
     def _announced(self, at: float, step: int, root: bytes) -> Iterator[tuple[float, int, Address, bytes]]:
         statement = PolicyStatement(POOL, 0, step, 0, self.parent, root, bytes(32), root)
         word = sign(self.leader, DOMAIN, statement.commitment(self.leader.address))
-        said = PolicyAnnounced(
-            pool=POOL, statement=statement, signature=word, manifest_root=bytes(32), manifest_size=1
-        )
+        said = PolicyAnnounced(pool=POOL, statement=statement, signature=word, manifest_root=bytes(32), manifest_size=1)
         self.parent = root
         yield at, -1, self.leader.address, seal(self.leader, DOMAIN, said)
 
@@ -292,10 +289,10 @@ class Hour:
             for name, shards in self.hears.items():
                 awake = name != "trainer" or self._is_trained(when)
                 if (shard < 0 or shard in shards) and awake:
-                    heapq.heappush(self.late, (comes, next(self.steps), name, author, raw))
+                    heapq.heappush(self.late, (comes, next(self.steps), name, author, raw, comes > when))
         while self.late and self.late[0][0] <= until:
-            when, _, name, author, raw = heapq.heappop(self.late)
-            self.nodes[name].hear(when, author, raw)
+            when, _, name, author, raw, late = heapq.heappop(self.late)
+            self.nodes[name].hear(when, author, raw, late=late)
 
     # what came of it
 
@@ -330,8 +327,8 @@ class Hour:
             states[f"{'refused' if self.truth[id] else 'good'} works {ballots.state(id).value}"] += 1
         works = len(register._works)
         kept = weight([node.state]) + sum(len(one.signed.raw) for one in node.board._shelf._kept.values())
-        minutes = self.asked["trainer_minutes"] if name == "trainer" else self.asked["policies"] * POLICY_SECONDS / MINUTE
-        seconds = minutes * MINUTE
+        seconds = self.asked["policies"] * POLICY_SECONDS
+        seconds = min(seconds, self.asked["trainer_minutes"] * MINUTE) if name == "trainer" else seconds
         return {
             "shards": len(self.hears[name]),
             "messages heard a second": round(node.heard / seconds, 1),
