@@ -3,6 +3,9 @@
     python -m benchmarks.simulation.field [--workers 10 100 1000 10000] [--groups 8] [--days 14] [--seed 7] [--quick]
         [--json]
 
+`today` is what this product promises now (`protocol.audit`): a power for each worker and eight policies, by each of four
+lookers a file, whether or not another one looks at the same group.
+
 Garbage, which each of them refuses wherever it looks, and which saves all that a group is paid, in three shares of a
 member's groups; so only the rates are compared. `gain` is as in `pool.py`, whose rows stand beside.
 
@@ -20,9 +23,12 @@ import numpy as np
 from benchmarks.command import parser_of
 from benchmarks.simulation.pool import DAY, LOOK_SECONDS, POLICY_SECONDS, SHARES
 from benchmarks.simulation.rule import Rule
+from protocol.audit import AuditSpec, needed_share
 
 MINERS, MOST_MINERS, LEAST_MINERS, OF_EACH, OUT = 0.25, 35, 2, 4, 14
 TRUSTED = 10
+LOOKERS = 4
+"""One more than a quorum of three."""
 
 
 def grail_looks(workers: int, groups: int) -> float:
@@ -55,6 +61,7 @@ def compared(workers: int, groups: int, days: int, seed: int) -> dict[str, Any]:
     plays = {share: boinc(days * DAY * groups, share, random) for share in (0.0, *SHARES)}
     looks = {
         "ours": Rule().floor(workers * groups) * (1 + Rule().again),
+        "today": LOOKERS * needed_share(groups * AuditSpec().window, AuditSpec()),
         "grail": grail_looks(workers, groups),
         "BOINC": plays[0.0][0],
         "all": 1.0,

@@ -3,7 +3,7 @@
     python -m benchmarks.simulation.pool [--workers 1000] [--floor 0.02] [--liars 0.1]     a day of mixed liars
     python -m benchmarks.simulation.pool --turn 0.1 [--share 1]     so many trusted workers cheat from one policy on
     python -m benchmarks.simulation.pool --wide [--thief SHARE REFUSED]     what each calibrated cheat gains
-    python -m benchmarks.simulation.pool --honest     bad calibrations, a thousand newcomers, the last minute of a day
+    python -m benchmarks.simulation.pool --honest     bad calibrations, newcomers, the last minute of a day
 
 Also: [--groups 8] [--policies 288] [--seeds 3] [--seed 7] [--ring 3] [--clears 1] [--no-alarm] [--capacity H100]
 [--run FILE.toml] [--days 14] [--quick] [--json].
@@ -355,7 +355,7 @@ def honest(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
         pool.floor = pool.rule.floor(many * asked["groups"]) if asked["floor"] is None else asked["floor"]
         pool.run(asked["policies"])
         tried = pool.column("batch") >= 0.99
-        found["a thousand newcomers at once" + (f", {least:g} H100" if least else "")] = {
+        found["as many newcomers at once" + (f", {least:g} H100" if least else "")] = {
             **_told(pool),
             "all tried after, policies": int(np.argmax(tried)) if tried.any() else None,
         }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from benchmarks.simulation import committees, pool
+from benchmarks.simulation import committees, field, pool
 from benchmarks.simulation.committees import DECIDE, SEALED_WITHIN, chance, drawn, sayings, shard_of, spoken
 from benchmarks.simulation.evidence import HONEST, Looks
 from benchmarks.simulation.hour import Hour
@@ -127,6 +127,19 @@ def test_each_option_of_the_program_plays(looks: Looks) -> None:
     assert pool.turned(looks, asked | {"turn": 0.5}, 1)["policies with the alarm"] > 0
     row = pool.wide(looks, asked | {"thief": (1.0, 1.0), "floor": 0.5}, 1)["rows"]["thief in 100%"]
     assert row["gain"] == pytest.approx(-0.5) and row["suspected"] == 1
+    found = pool.honest(looks, asked | {"capacity": 10.0}, 1)
+    assert found["every look refused for 3 policies"]["smallest batch"] == 0
+    assert found["as many newcomers at once, 10 H100"]["H100, most"] < 11
+    last = found["refused in the last minute of its day"]
+    assert last["of the day is lost"] == pytest.approx(10 / last["looks a day"])
+
+
+def test_beside_others_rules_ours_looks_at_more_and_no_cheat_gains() -> None:
+    rows = field.compared(1_000, 8, 2, 1)
+    assert rows["grail"]["looked at"] < rows["ours"]["looked at"] < rows["today"]["looked at"]
+    assert rows["today"]["H100"] == pytest.approx(880, abs=5)
+    assert rows["BOINC"]["gain in 100%"] > 0 and rows["grail"]["gain in 100%"] > 0
+    assert field.grail_gain(100, 8, 1.0) < -0.5
 
 
 def test_committees_are_drawn_by_the_beacon_and_as_likely_as_reckoned() -> None:
