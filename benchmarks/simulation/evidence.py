@@ -4,12 +4,11 @@ Nothing here is invented: a run file's tables (`intellect-node calibrate`) say h
 and of each calibrated way of cheating lie, and from them groups are drawn as `SampleStatistics`. Whether one is refused
 is what `protocol.checks` says under the run's cuts for that pair of engines; its evidence is what `Likelihoods` says.
 
-Two pairs of engines look otherwise at the same work. `own`: whoever looks computes in the worker's arithmetic, and few
-cheats pass its cuts. `crossed`: it computes in another one, under the run's loosest cuts, and mild cheats pass.
+Whoever looks computes in the worker's arithmetic. Tables of other pairs are left out: their cuts ask for a proof's
+median, which a table of means does not hold.
 """
 
 import tomllib
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -22,9 +21,7 @@ from protocol.decision import PROOF_EDGES, TOKEN_EDGES, DecisionSpec, Evidence, 
 from protocol.run import VerificationSpec
 from protocol.toploc import ProofErrors
 
-RUN = Path("cli/demo/sort.toml")
 HONEST = "honest"
-PAIRS = ("own", "crossed")
 LIBRARY = 400
 """Groups of each kind that are drawn once; looks draw from them."""
 # The middle of each bin, as calibration counted it; of the last, open one a value beyond its edge.
@@ -44,31 +41,20 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Looks:
-    """What one run's tables make of groups. samples: of a group; proofs and tokens of each are as many as in the mean
-    of the samples that calibration saw, tens of times fewer than a group of 8,192 tokens has."""
+    """What one run's tables make of groups. samples: of a group; each has one proof, and as many tokens as calibration
+    saw for a proof: a hundredth of what a sample of 8,192 tokens would show."""
 
-    def __init__(self, run: Path = RUN, pair: str = "own", *, samples: int = 16, bound: float | None = None) -> None:
+    def __init__(self, run: Path, *, samples: int = 16) -> None:
         data = tomllib.loads(run.read_text())["verification"]
         self.verification = msgspec.convert(data, VerificationSpec, strict=False)
-        spec, self.samples = self.verification.decision, samples
-        name = self._pair_of(spec, pair == "crossed")
-        if bound is not None:
-            honest = {**spec.honest, name: msgspec.structs.replace(spec.honest[name], bound=bound)}
-            spec = msgspec.structs.replace(spec, honest=honest)
+        self.spec: DecisionSpec = self.verification.decision
+        self.samples = samples
+        name = next(one for one in self.spec.honest if one.partition(">")[0] == one.partition(">")[2])
         worker, _, verifier = name.partition(">")
-        self.pair, self.spec = pair, spec
         self.cuts: Cuts = self.verification.cuts(worker, verifier)
-        self._likelihoods = Likelihoods(spec, self.verification.toploc_k, verifier, worker)
-        self._tables = {HONEST: spec.honest[name], **spec.cheating, **(spec.crossed if pair == "crossed" else {})}
+        self._likelihoods = Likelihoods(self.spec, self.verification.toploc_k, verifier, worker)
+        self._tables = {HONEST: self.spec.honest[name], **self.spec.cheating}
         self._kept: dict[str, list[Look]] = {}
-
-    @staticmethod
-    def _pair_of(spec: DecisionSpec, crossed: bool) -> str:
-        for name in spec.honest:
-            worker, _, verifier = name.partition(">")
-            if (worker != verifier) is crossed:
-                return name
-        raise ValueError(f"the run has no table of {'a crossed' if crossed else 'an own'} pair")
 
     @property
     def ways(self) -> list[str]:
@@ -100,14 +86,9 @@ class Looks:
         """That a look at one group of this kind is refused."""
         return sum(self.refused([one]) for one in self.of(kind)) / LIBRARY
 
-    @cached_property
-    def _per_sample(self) -> dict[int, tuple[int, int]]:
-        """By a table's identity: (proofs, tokens) of a sample; a table of proofs has one for each sample of them."""
-        return {id(one): (1, max(1, round(sum(one.tokens) / sum(one.proofs)))) for one in self._tables.values()}
-
     def _draw(self, random: np.random.Generator, table: Table) -> Look:
-        proofs, tokens = self._per_sample[id(table)]
-        steps = random.choice(_STEPS, (self.samples, proofs), p=np.array(table.proofs) / sum(table.proofs))
+        tokens = max(1, round(sum(table.tokens) / sum(table.proofs)))  # of a sample, which has one proof
+        steps = random.choice(_STEPS, (self.samples, 1), p=np.array(table.proofs) / sum(table.proofs))
         distances = random.choice(_DISTANCES, (self.samples, tokens), p=np.array(table.tokens) / sum(table.tokens))
         group = [
             SampleStatistics(tuple(self._errors(step) for step in row), each, group=0)

@@ -3,8 +3,8 @@
     python -m benchmarks.simulation.field [--workers 10 100 1000 10000] [--groups 8] [--days 14] [--seed 7] [--quick]
         [--json]
 
-`today` is what this product promises now (`protocol.audit`): a power for each worker and eight policies, by each of four
-lookers a file, whether or not another one looks at the same group.
+`today` is what this product promises now (`protocol.audit`): a power for each worker and eight policies, by each of
+four lookers a file, whether or not another one looks at the same group.
 
 Garbage, which each of them refuses wherever it looks, and which saves all that a group is paid, in three shares of a
 member's groups; so only the rates are compared. `gain` is as in `pool.py`, whose rows stand beside.
