@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulation.pool [--workers 1000] [--floor 0.02] [--liars 0.1]     a day of mixed liars
     python -m benchmarks.simulation.pool --turn 0.1 [--share 1]     so many trusted workers cheat from one policy on
-    python -m benchmarks.simulation.pool --wide [--thief SHARE REFUSED]     what each calibrated cheat gains
+    python -m benchmarks.simulation.pool --wide [--shares 1 0.1 0.02] [--thief SHARE REFUSED]     what each cheat gains
     python -m benchmarks.simulation.pool --honest     bad calibrations, newcomers, the last minute of a day
 
 Also: [--groups 8] [--policies 288] [--seeds 3] [--seed 7] [--ring 3] [--clears 1] [--no-alarm] [--capacity H100]
@@ -308,8 +308,8 @@ def _told(pool: Pool) -> dict[str, Any]:
 
 def wide(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Each calibrated cheat at each share, LIVES workers of each, in a pool that is otherwise honest."""
-    catalogue = [Kind(name, name, share) for name in looks.ways for share in SHARES]
-    catalogue += [Kind("thief", INT8, share, refused=0.0) for share in SHARES]
+    catalogue = [Kind(name, name, share) for name in looks.ways for share in asked["shares"]]
+    catalogue += [Kind("thief", INT8, share, refused=0.0) for share in asked["shares"]]
     if asked["thief"]:
         share, refused = asked["thief"]
         catalogue = [Kind("thief", INT8, share, refused=refused)]
@@ -411,6 +411,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--turn", type=float, help="share of the trusted workers that cheats from one policy on")
     parser.add_argument("--share", type=float, default=1.0, help="of the groups of who turned")
     parser.add_argument("--wide", action="store_true", help="each calibrated cheat at three shares")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the groups, in --wide")
     parser.add_argument("--thief", type=float, nargs=2, metavar=("SHARE", "REFUSED"), help="one cheat alone")
     parser.add_argument("--honest", action="store_true", help="what befalls a pool without liars")
     parser.add_argument("--policies", type=int, default=DAY)
