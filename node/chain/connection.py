@@ -3,7 +3,7 @@
 Runs blocking web3 in a few threads. What is read and written by it say `views.py` and `client.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +48,8 @@ class Connection:
     """Every method may raise ChainError and its subclasses.
 
     key: signs writes that name no other key; outbox: the database file that remembers unfinished
-    transactions over a restart; timeout: seconds per endpoint and request.
+    transactions over a restart, and with `tells` those that nobody was told of (`told`); timeout: seconds per endpoint
+    and request.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Connection:
         key: NodeKey | None = None,
         *,
         outbox: Path | None = None,
+        tells: bool = False,
         timeout: float = 8.0,
         limits: SendLimits | None = None,
     ) -> None:
@@ -70,7 +72,7 @@ class Connection:
         self._limiter = trio.CapacityLimiter(THREADS)
         self._deadline = timeout * len(profile.rpc_urls) * 4
         # By chain and contract: what was left for another deployment is not sent to this one.
-        self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
+        self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}", tells=tells)
         self._checked = False
         self._sender = Sender(
             self._web3,
@@ -99,9 +101,14 @@ class Connection:
             await self.resume(self.key)
 
     async def resume(self, key: NodeKey) -> list[Recovered]:
-        """What an earlier process left unfinished with this key: settled, or sent again. receipt: as Receipt."""
+        """What an earlier process left unfinished with this key: settled, or sent again; and what it has not told of.
+        receipt: as Receipt."""
         left = await self._sender.resume(key)
         return [msgspec.structs.replace(one, receipt=one.receipt and self._receipt(one.receipt)) for one in left]
+
+    async def told(self, transactions: Iterable[str]) -> None:
+        """Whoever asked for these knows what became of them."""
+        await self._thread(partial(self._outbox.tell, list(transactions)), abandon=False)
 
     @property
     def contracts(self) -> Contracts:

@@ -61,13 +61,17 @@ class Receipts:
     def _receipt(self, variants: list[Pending]) -> Any | None:
         # The newest variant pays most, so it is the likeliest to have been mined.
         for pending in reversed(variants):
-            try:
-                receipt = self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
-            except TransactionNotFound:
-                continue
-            self._missing.pop((pending.sender, pending.nonce), None)
-            return receipt
+            if (receipt := self.of(pending.hash)) is not None:
+                self._missing.pop((pending.sender, pending.nonce), None)
+                return receipt
         return None
+
+    def of(self, transaction: str) -> Any | None:
+        """A transaction's receipt, if an endpoint shows one."""
+        try:
+            return self._web3.eth.get_transaction_receipt(transaction)  # pyright: ignore[reportArgumentType]
+        except TransactionNotFound:
+            return None
 
     def settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
         """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.

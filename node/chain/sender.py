@@ -172,9 +172,10 @@ class Sender:
         return receipt
 
     async def resume(self, key: NodeKey) -> list[Recovered]:
-        """Settle what was mined meanwhile, send the rest again; returns what an earlier process left."""
+        """Settle what was mined meanwhile, send the rest again; returns what an earlier process left, and what it did
+        and told nobody of."""
         action = "go on with what was left"
-        return await self._run(partial(_translated, partial(self._resume, key.address), action), abandon=False)
+        return await self._run(partial(_translated, partial(self._left, key.address), action), abandon=False)
 
     # ---- in threads: putting out
 
@@ -334,6 +335,15 @@ class Sender:
         return Reverted(action, "unknown", {}, "0x" + bytes(receipt["transactionHash"]).hex())
 
     # ---- in threads: what was left
+
+    def _left(self, sender: Address) -> list[Recovered]:
+        done: list[Recovered] = []
+        for one in self._outbox.untold(sender):
+            if (receipt := self._receipts.of(one.hash)) is not None:
+                done.append(Recovered(one, Fate.MINED, receipt))
+            else:  # this endpoint lags, or blocks were replaced far below: it is waited for, or sent again
+                self._outbox.reopen(one.hash)
+        return [*done, *self._resume(sender)]
 
     def _resume(self, sender: Address) -> list[Recovered]:
         """Every unfinished number of the sender that no task waits for: settled, or sent again."""
