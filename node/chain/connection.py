@@ -17,12 +17,13 @@ from web3.middleware import AttributeDictMiddleware
 
 from contracts.asking import at_once
 from contracts.bindings import Contracts, Event, parse_log, raw_log
-from node.chain.errors import ChainError, EndpointsDisagree, NotDeployed, RpcUnreachable, translate
+from node.chain.errors import ChainError, NotDeployed, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import EXPECTED, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
+from node.chain.witnesses import EndpointRecord, Witnesses
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain
 
@@ -67,6 +68,7 @@ class Connection:
         self.domain = Domain(profile.chain_id, profile.contracts.swarm)
         self.healthy = True
         self._provider = FallbackProvider(profile.rpc_urls, profile.chain_id, timeout)
+        self._witnesses = Witnesses(self._provider.endpoints)
         self._web3 = Web3(self._provider, middleware=[AttributeDictMiddleware])
         self._contracts = Contracts(self._web3, profile.contracts)
         self._limiter = trio.CapacityLimiter(THREADS)
@@ -80,6 +82,7 @@ class Connection:
             self._outbox,
             self._thread,
             limits or default_limits(profile),
+            self._witnesses,
             lambda: self._provider.endpoints.uncertain,
         )
 
@@ -91,7 +94,11 @@ class Connection:
     @property
     def has_second(self) -> bool:
         """Whether there is another endpoint to ask what one has told."""
-        return len(self.profile.rpc_urls) > 1
+        return self._witnesses.several
+
+    def endpoints(self) -> list[EndpointRecord]:
+        """What is known of each, in the order of the profile."""
+        return self._witnesses.records()
 
     async def connect(self) -> None:
         """Check chain id and contracts, and send again what an earlier process left unfinished."""
@@ -178,26 +185,6 @@ class Connection:
         places = self._contracts.places()
         has = at_once(*(partial(self._contracts.has_code, address) for address in places.values()))
         return [slot for slot, there in zip(places, has, strict=True) if not there]
-
-    def _agreed(self, action: str, method: str, function: Callable[[], T], key: Callable[[T], object]) -> T:
-        """What two endpoints tell alike, by `key`. Where one of several is out of reach, or there is one alone, it is
-        believed: no liar can bring that about. Blocking. Raises EndpointsDisagree, and what `function` raises."""
-        endpoints, told = self._provider.endpoints, list[tuple[int, T]]()
-        for place in endpoints.each(method):
-            try:
-                with endpoints.only(place):
-                    one = function()
-            except (RpcUnreachable, *EXPECTED) as error:
-                logger.debug("chain.no_second_opinion", why=str(error)[:200])
-                continue
-            if any(key(other) == key(one) for _, other in told):
-                for liar in (at for at, other in told if key(other) != key(one)):
-                    logger.warning("chain.endpoint_contradicted", url=endpoints.pass_over(method, liar), action=action)
-                return one
-            told.append((place, one))
-        if len(told) > 1:
-            raise EndpointsDisagree(action, [endpoints.shown(place) for place, _ in told])
-        return told[0][1] if told else function()
 
     async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
         signer = key or self.key

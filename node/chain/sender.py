@@ -43,6 +43,7 @@ from node.chain.transactions import (
     raise_fee,
     sign_transaction,
 )
+from node.chain.witnesses import Witnesses
 from protocol.identity import Address, NodeKey
 
 GAS_MARGIN = 1.25
@@ -133,6 +134,7 @@ class Sender:
         outbox: Outbox,
         run: Runner,
         limits: SendLimits,
+        witnesses: Witnesses,
         uncertain: Callable[[], bool] = lambda: False,
     ) -> None:
         self._web3 = web3
@@ -146,7 +148,7 @@ class Sender:
         """(sender, nonce) that a task of this process waits for."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
-        self._receipts = Receipts(web3, outbox, limits.confirmations, limits.lag)
+        self._receipts = Receipts(web3, outbox, witnesses, limits.confirmations, limits.lag)
 
     async def send(self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str) -> Any:
         """Returns web3's receipt of a successful transaction.
@@ -454,6 +456,7 @@ class Sender:
 
         def work() -> None:
             self._tend(sent, key)
+            self._receipts.offer(sent.variants[-1])
             if not sent.seen and not sent.unheard and len(sent.variants) <= MAX_BUMPS:
                 self._bump(sent, key, action)
 

@@ -4,9 +4,9 @@ Knows the contracts through `contracts.bindings`. What to do with what it reads 
 `follower.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from web3 import Web3
@@ -32,8 +32,10 @@ from node.chain.connection import Connection
 from node.chain.errors import ChainError, RpcRefused
 from node.chain.logs import Logs, Members
 from node.chain.refusals import CALL, LOGS
+from node.chain.witnesses import Key, itself
 from protocol.identity import Address
 
+T = TypeVar("T")
 GET_BLOCK = RPCEndpoint("eth_getBlockByNumber")
 
 
@@ -79,17 +81,23 @@ class Views(Connection):
         parent = bytes.fromhex(found.get("parentHash", "0x")[2:])
         return Block(int(found["number"], 16), bytes.fromhex(found["hash"][2:]), int(found["timestamp"], 16), parent)
 
+    async def _decides(self, action: str, view: Callable[[], T], *about: Hashable, key: Key = itself) -> T:
+        """What money or an office follows from: two endpoints agree on it (`witnesses`). Raises EndpointsDisagree."""
+        return await self._read(action, partial(self._witnesses.decides, (action, *about), action, CALL, view, key))
+
     async def pool(self, pool: int, *, agreed: bool = False) -> PoolInfo:
-        """agreed: two endpoints name the same run, terms and people, where there are two. Raises EndpointsDisagree."""
+        """agreed: two endpoints name the same run, terms and people now, where there are two: else it is enough that
+        they did a while ago. Raises EndpointsDisagree."""
         action = f"read pool {pool}"
         view = partial(self._contracts.pool, pool)
         if agreed:
-            view = partial(self._agreed, action, CALL, view, _terms)
-        return await self._read(action, view)
+            return await self._read(action, partial(self._witnesses.agreed, action, CALL, view, _terms))
+        return await self._decides(action, view, key=_terms)
 
     async def chair(self, pool: int) -> ChairInfo | None:
         """Who leads the pool; None where its manager does, for good."""
-        return await self._read(f"read the chair of pool {pool}", lambda: self._contracts.chair_of(pool))
+        action, view = f"read the chair of pool {pool}", partial(self._contracts.chair_of, pool)
+        return await self._decides(action, view, key=_office)
 
     async def terms(self, pool: int) -> list[TermTaken]:
         """Who has led, in the order of their terms. Looks through all blocks since the contracts were deployed, which
@@ -112,10 +120,10 @@ class Views(Connection):
 
     async def is_evicted(self, pool: int, node: Address) -> bool:
         """Whether judges had a node slashed in a pool, and nobody overturned it."""
-        return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).evicted
+        return (await self.standing(pool, node)).evicted
 
     async def standing(self, pool: int, node: Address) -> MemberState:
-        return await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))
+        return await self._decides(f"read member {node}", partial(self._contracts.member, pool, node), pool)
 
     async def node_info(self, node: Address) -> NodeInfo:
         return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))
@@ -130,19 +138,21 @@ class Views(Connection):
     async def required_stake(self, provider: Address, more_units: int = 0, node: Address | None = None) -> int:
         """Token wei that the provider must have bonded, with `more_units` on top of its present nodes: of `node`, if
         that is known."""
-        return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units, node))
+        view = partial(self._contracts.required_stake, provider, more_units, node)
+        return await self._decides("read the stake that is needed", view, provider, more_units, node)
 
     async def earnings(self, pool: int) -> PostedEarnings:
         """The newest table of earnings that counts."""
-        return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.earnings(pool))
+        return await self._decides(f"read the earnings of pool {pool}", partial(self._contracts.earnings, pool))
 
     async def waiting(self, pool: int) -> WaitingEarnings | None:
         """The table of earnings that a quorum had posted, and that does not count yet."""
-        return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.waiting(pool))
+        action = f"read the table that waits of pool {pool}"
+        return await self._decides(action, partial(self._contracts.waiting, pool))
 
     async def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool, since the pool began."""
-        return await self._read(f"read what {node} was paid", lambda: self._contracts.claimed(pool, node))
+        return await self._decides(f"read what {node} was paid", partial(self._contracts.claimed, pool, node), pool)
 
     async def case(self, case: int) -> CaseInfo:
         """A slash that judges ordered, by the vault's number."""
@@ -185,7 +195,7 @@ class Views(Connection):
         places += [] if c.chair == NOBODY else [c.chair]
         view = partial(self._logs.within, first, last, topics, places)
         if agreed:
-            view = partial(self._agreed, "read logs", LOGS, view, _as_told)
+            view = partial(self._witnesses.agreed, "read logs", LOGS, view, _as_told, patient=False)
         return await self._read("read logs", view)
 
     def distrust_logs(self, why: str) -> ChainError:
@@ -197,6 +207,13 @@ class Views(Connection):
 
 def _as_told(logs: Sequence[RawLog]) -> list[RawLog]:
     return sorted(logs, key=lambda one: (one.block, one.log_index))
+
+
+def _office(chair: ChairInfo | None) -> tuple[object, ...] | None:
+    """Whose it is; its lease and how far the run is move on by themselves."""
+    if chair is None:
+        return None
+    return (chair.trainers, chair.proposed, chair.term, chair.place, chair.ended, chair.from_step, chair.parent)
 
 
 def _terms(pool: PoolInfo) -> tuple[object, ...]:
