@@ -284,6 +284,7 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
         # First what an earlier command left behind: its nonce comes before ours, and what it sent may be the very thing
         # that is asked for now.
         left = await _left_behind(chain, key)
+        await _warn_of_other_code(chain)
         plan, finished = await _plan(begun, left, lambda: planner(chain, key.address, **own))
         done = already_done(plan, left) if finished is None else dict(enumerate(finished))
         # What is part of this plan is told with its receipt instead.
@@ -323,6 +324,17 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
             begun.comes_to(call_of(step.call).intent)
             receipts.append(done.get(number) or await _send(chain, step, key))
         await tell(plan, receipts, recovered=bool(done))
+
+
+async def _warn_of_other_code(chain: "ChainClient") -> None:
+    """Only told: who has a stake in an older deployment takes it out with this program."""
+    from node.chain.errors import OtherContracts
+
+    await chain.connect()
+    try:
+        chain.require_own_code()
+    except OtherContracts as error:
+        typer.echo(f"warning: {error.what}: {error.why}\n  do:  {error.remedy}", err=True)
 
 
 async def _left_behind(chain: "ChainClient", key: "NodeKey") -> "list[Recovered]":

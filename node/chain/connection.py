@@ -13,13 +13,16 @@ import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
+from web3.exceptions import BadFunctionCallOutput
 from web3.middleware import AttributeDictMiddleware
 
+from contracts import codes
 from contracts.asking import at_once
 from contracts.bindings import Contracts, Event, parse_log, raw_log
-from node.chain.errors import ChainError, NotDeployed, RpcUnreachable, translate
+from node.chain.errors import ChainError, NotDeployed, OtherContracts, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
+from node.chain.refusals import CALL
 from node.chain.rpc import EXPECTED, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
@@ -76,6 +79,8 @@ class Connection:
         # By chain and contract: what was left for another deployment is not sent to this one.
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}", tells=tells)
         self._checked = False
+        self.other_code: tuple[str, ...] = ()
+        """Contracts that have other code than this program's, once they were looked at."""
         self._sender = Sender(
             self._web3,
             profile.chain_id,
@@ -165,26 +170,36 @@ class Connection:
                 return function()
             return at_once(self._check_contracts, function)[1]
         except EXPECTED as error:
+            # What does not have the form of the ABI is no riddle where the contracts are known to be others.
+            if self.other_code and isinstance(error, BadFunctionCallOutput):
+                raise OtherContracts(self.other_code, self.profile.name) from error
             raise translate(error, action) from error
 
     def _check_contracts(self) -> None:
-        missing = self._missing() if self.profile.deployed else []
-        if missing:
-            raise NotDeployed(missing, self.profile.chain_id)
+        if self.profile.deployed:
+            found = self._witnesses.agreed("look at the contracts", CALL, self._codes)
+            if missing := [slot for slot, ours in found.items() if ours is None]:
+                raise NotDeployed(missing, self.profile.chain_id)
+            self.other_code = tuple(slot for slot, ours in found.items() if not ours)
         self._checked = True
 
-    def _missing(self) -> list[str]:
-        """Contracts that are not there: one question about all, else one about each, for endpoints that run no program
-        of ours."""
+    def _codes(self) -> dict[str, bool | None]:
+        """Which contracts have the code that this program knows: one question about all, else one about each, for
+        endpoints that run no program of ours."""
         try:
-            return self._contracts.missing()
+            return codes.look(self._contracts)
         except (RpcUnreachable, *EXPECTED) as error:
             if isinstance(error, RpcUnreachable) and not error.refused:
                 raise
             logger.info("chain.contracts_asked_one_by_one", why=str(error)[:200])
         places = self._contracts.places()
-        has = at_once(*(partial(self._contracts.has_code, address) for address in places.values()))
-        return [slot for slot, there in zip(places, has, strict=True) if not there]
+        found = at_once(*(partial(self._contracts.code, address) for address in places.values()))
+        return {slot: codes.is_ours(slot, code) if code else None for slot, code in zip(places, found, strict=True)}
+
+    def require_own_code(self) -> None:
+        """Before a stake answers here, once the contracts were looked at. Raises OtherContracts."""
+        if self.other_code:
+            raise OtherContracts(self.other_code, self.profile.name)
 
     async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
         signer = key or self.key

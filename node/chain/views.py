@@ -31,7 +31,7 @@ from contracts.bindings import (
 from node.chain.connection import Connection
 from node.chain.errors import ChainError, RpcRefused
 from node.chain.logs import Logs, Members
-from node.chain.refusals import CALL, LOGS
+from node.chain.refusals import CALL, LOGS, Kind, Refused
 from node.chain.witnesses import Key, itself
 from protocol.identity import Address
 
@@ -84,6 +84,38 @@ class Views(Connection):
     async def _decides(self, action: str, view: Callable[[], T], *about: Hashable, key: Key = itself) -> T:
         """What money or an office follows from: two endpoints agree on it (`witnesses`). Raises EndpointsDisagree."""
         return await self._read(action, partial(self._witnesses.decides, (action, *about), action, CALL, view, key))
+
+    async def agreed_hash(self, number: int) -> bytes | None:
+        """Of a block, as two endpoints tell it; None where none has it any more. One that lags has no opinion."""
+
+        def view() -> bytes:
+            try:
+                return self._block(hex(number)).hash
+            except BlockNotFound as error:
+                raise Refused(Kind.BEHIND, GET_BLOCK, str(error)) from error
+
+        def ask() -> bytes | None:
+            try:
+                return self._witnesses.agreed("read a block", GET_BLOCK, view, patient=False)
+            except Refused as refusal:
+                if refusal.kind is not Kind.BEHIND:
+                    raise
+                return None
+
+        return await self._read("read a block", ask)
+
+    def put_last(self) -> str:
+        """Ask the others before the endpoint that tells of blocks now; returns that one, as it is shown."""
+        endpoints = self._provider.endpoints
+        return endpoints.put_last(endpoints.each(GET_BLOCK)[0])
+
+    async def compare_heads(self, now: float) -> None:
+        """Leave an endpoint that stands still, or is in the future, for another one. now: unix seconds."""
+
+        def newest() -> int:
+            return self._block("latest").timestamp
+
+        await self._read("read a block", lambda: self._witnesses.put_laggards_last(newest, now))
 
     async def pool(self, pool: int, *, agreed: bool = False) -> PoolInfo:
         """agreed: two endpoints name the same run, terms and people now, where there are two: else it is enough that

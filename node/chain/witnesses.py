@@ -11,7 +11,7 @@ Blocking: call it from threads.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -24,9 +24,11 @@ from node.chain.rpc import EXPECTED
 from node.recent import Recent
 
 AGREED_FOR = 900.0
-"""Seconds after which two are asked again also where one tells what they had agreed on: it may keep back what is new."""
+"""Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is new."""
 RECONSIDERED = (1.0, 2.0, 4.0)
 """Seconds before two that disagree are asked again: one may be a block behind the other."""
+BEHIND, FUTURE = 120.0, 60.0
+"""Seconds by which an endpoint that is put last is older than another, or ahead of this machine."""
 REMEMBERED = 4_096
 """Answers that two agreed on: of each node's pay, among others."""
 log = structlog.get_logger()
@@ -104,6 +106,14 @@ class Witnesses:
         for place in self._endpoints.each(method):
             self._told(place, say)
 
+    def put_laggards_last(self, newest: Callable[[], int], now: float) -> None:
+        """Of several endpoints that the others come before which is far behind another one, or tells of a time that has
+        not come. newest: the time of an endpoint's newest block; now: this machine's, unix seconds."""
+        asked = {place: self._told(place, newest) for place in range(len(self._endpoints))}
+        heads = {place: told.answer for place, told in asked.items() if told and told.answer is not None}
+        for place in out_of_time(heads, now):
+            log.warning("chain.endpoint_out_of_time", url=self._endpoints.put_last(place), seconds=heads[place] - now)
+
     def _ask(
         self, action: str, method: str, view: Callable[[], T], key: Key, pauses: tuple[float, ...]
     ) -> tuple[T, bool]:
@@ -155,6 +165,14 @@ class Witnesses:
                 return _Told(error=error)
             log.debug("chain.no_second_opinion", why=str(error)[:200])
         return None
+
+
+def out_of_time(heads: Mapping[int, int], now: float) -> list[int]:
+    """Places of endpoints whose newest block is far older than another's, or in the future where not all are: a chain
+    of one's own may have any time. Pure."""
+    past = {place: at for place, at in heads.items() if at <= now + FUTURE}
+    newest = max(past.values(), default=0)
+    return [place for place, at in heads.items() if past and (place not in past or at < newest - BEHIND)]
 
 
 class _Told(Generic[T]):

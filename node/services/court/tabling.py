@@ -179,6 +179,9 @@ class Tabling(Keeping):
         """One look at what is to be tabled, signed, compared, carried."""
         pool, first = seen.pool, seen.first
         self._pause = min(max(pool.window / 40, PAUSES[0]), PAUSES[1])
+        if not self._is_one_time(pool):
+            self.waiting = "the pool's judges are not those of the newest event: endpoints are at different blocks"
+            return self._pause
         await self._learn_bench(pool, first)
         if first != self._first:
             # A new table was posted: what was signed or compared for the old one counts no more.
@@ -196,6 +199,12 @@ class Tabling(Keeping):
             await self._sign(table)
             await self._carry(pool)
         return self._pause
+
+    def _is_one_time(self, pool: PoolInfo) -> bool:
+        """Whether the pool as it was read has the judges that events told of, some struck perhaps: who counts follows
+        from both, and an endpoint may keep a new bench back."""
+        benches = self._ledger.benches
+        return not benches or set(pool.validators) <= set(benches[-1].validators)
 
     async def _learn_bench(self, pool: PoolInfo, first: int) -> None:
         """Who may have certified works of epochs from `first` on. Who has left has no stake here any more, so it counts
