@@ -30,7 +30,15 @@ from node.status_schema import TablePart
 from node.swarm.ballots import FileState
 from node.swarm.facts import LeavesRead, WorkTouched
 from node.swarm.membership import is_cut_off, voices
-from protocol.earnings import MAX_LEAVES_BYTES, Leaf, Refusal, all_leaves, decode_leaves, refusal_of
+from protocol.earnings import (
+    MAX_LEAVES_BYTES,
+    Leaf,
+    Refusal,
+    all_leaves,
+    decode_leaves,
+    refusal_of,
+    unpaid_judgements,
+)
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.messages import EarningsSigned, EpochRootSigned, Signed, of_kind, open_envelope
@@ -78,6 +86,8 @@ class Tabling(Keeping):
         self._quorum = context.quorum
         self._first = 0
         """The first epoch that no posted table covers."""
+        self._counted: dict[int, tuple[object, Counter[Address]]] = {}
+        """Epoch -> what it was reckoned from, and units of each node."""
         self._frozen = -1
         """Through this epoch works are taken from other validators' tables alone."""
         self._heard_since = context.clock.monotonic()
@@ -252,8 +262,7 @@ class Tabling(Keeping):
         # overturn it long after this table
         # Their own two signatures prove it, so nothing can give them their pay back.
         convicted = self._ledger.convicted
-        given = (range(first, last + 1), self._bench.of, self._quorum)
-        earned = await self._journal.do(self._journal.earned.earned_between, *given)
+        earned = {epoch: await self._earned(epoch) for epoch in range(first, last + 1)}
         for epoch, units in earned.items():
             for node in convicted & units.keys():
                 del units[node]
@@ -276,6 +285,26 @@ class Tabling(Keeping):
         if table is None and more:
             self.waiting = f"{more} units are certified, and the pool can pay for {most} now"
         return table
+
+    async def _earned(self, epoch: int) -> Counter[Address]:
+        """Node -> units of the works of an epoch that count."""
+        book, do = self._journal.earned, self._journal.do
+        given = (self._bench.of(epoch), self._quorum)
+        known = (await do(book.read, epoch), *given, frozenset(self._bench.last))
+        if epoch not in self._counted or self._counted[epoch][0] != known:
+            counted = await do(book.counted, epoch, *given)
+            judges = self._bench.last.keys() & {node for node, *_ in counted}
+            named = await do(book.named_by, epoch, judges)
+            works = [(node, work) for node, work, _ in counted]
+            unpaid = await trio.to_thread.run_sync(unpaid_judgements, self._pool, epoch, works, named)
+            if unpaid:
+                log.info("judgements.unpaid", epoch=epoch, judgements=len(unpaid))
+            units = Counter[Address]()
+            for node, work, more in counted:
+                units[node] += 0 if work in unpaid else more
+            self._counted = {at: one for at, one in self._counted.items() if at >= self._first}
+            self._counted[epoch] = known, units
+        return Counter({node: units for node, units in self._counted[epoch][1].items() if units})
 
     async def _doubt(self, seen: Seen, waiting: WaitingEarnings) -> None:
         """Tell, once, of a table that waits and is another one than this node would sign: the guardian may hold it."""
