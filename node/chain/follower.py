@@ -22,9 +22,9 @@ import structlog
 import trio
 
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
+from node.chain.blocks import Block
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
-from node.chain.views import Block
 from node.chain.witnesses import FUTURE, EndpointRecord
 from node.state.tables import Form, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError

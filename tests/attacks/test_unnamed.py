@@ -26,7 +26,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 async def judged(world: World, works: Sequence[Any]) -> None:
-    """The two others name the liar's judgement of each of these files, after the epoch: it said what the pool decided."""
+    """After the epoch the two others name the liar's judgement of each of these files: as the pool decided."""
     await trio.sleep(105)
     leaves = [
         Accepted(POOL, LIAR, one.commitment.epoch, judgement_of(POOL, LIAR, one.id, one.commitment.epoch), EACH)
