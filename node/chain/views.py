@@ -80,8 +80,9 @@ class Views(Blocks):
         found, first, last = list[TermTaken](), self.profile.deployed_block, (await self.block()).number
         while first <= last:  # a question for each part, which has the time of one
             end = min(first + self.log_blocks - 1, last)
-            events = partial(self._logs.events, TermTaken, pool, first, end, self.profile.contracts.chair)
-            found += await self._read(f"read the terms of pool {pool}", events)
+            action, chair = f"read the terms of pool {pool}", self.profile.contracts.chair
+            events = partial(self._logs.events, TermTaken, pool, first, end, chair)
+            found += await self._read(action, partial(self._witnesses.agreed, action, LOGS, events))
             first = end + 1
         return found
 

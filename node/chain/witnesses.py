@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import structlog
 
+from contracts.bindings import ContractError
 from node.chain.endpoints import Endpoints
 from node.chain.errors import EndpointsDisagree, RpcUnreachable
 from node.chain.refusals import Kind, Refused
@@ -83,8 +84,15 @@ class Witnesses:
         if not self.several:
             return view()
         known, at = self._agreed.get(about, (None, 0.0))
-        if known is not None and self._clock() < at + AGREED_FOR and key(answer := view()) == known:
-            return answer
+        if known is not None and self._clock() < at + AGREED_FOR:
+            try:
+                if key(answer := view()) == known:
+                    return answer
+            except (
+                ContractError,
+                *EXPECTED,
+            ) as error:  # one endpoint says that the contract refuses what it told before
+                log.debug("chain.answer_changed", action=action, why=str(error)[:200])
         answer, two = self._ask(action, method, view, key, RECONSIDERED)
         if two:
             self._agreed[about] = key(answer), self._clock()
@@ -159,7 +167,7 @@ class Witnesses:
                 return _Told(view())
         except RpcUnreachable as error:
             log.debug("chain.no_second_opinion", why=error.why)
-        except EXPECTED as error:
+        except (ContractError, *EXPECTED) as error:
             # That the contract refuses is an answer, and so is one without its form.
             if not isinstance(error, Refused) or error.kind is Kind.REVERTED:
                 return _Told(error=error)

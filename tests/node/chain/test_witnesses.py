@@ -13,7 +13,7 @@ from node.chain import follower as follower_module
 from node.chain import receipts as receipts_module
 from node.chain import witnesses
 from node.chain.client import ChainClient
-from node.chain.errors import EndpointsDisagree, Reverted, TransactionUnconfirmed
+from node.chain.errors import ChainError, EndpointsDisagree, Reverted, TransactionUnconfirmed
 from node.chain.follower import RolledBack
 from node.chain.sender import SendLimits
 from node.chain.witnesses import AGREED_FOR, Witnesses, out_of_time
@@ -145,6 +145,26 @@ class Two:
             Two.asked = 0
 
         return asking()
+
+
+async def test_an_answer_without_its_form_or_a_refusal_of_what_was_told_is_outvoted(
+    people: Any, meddler: Any, ask: Any
+) -> None:
+    """With two nothing is believed; the control is what one alone brings about: an error all the same."""
+    two, three = ask(1), ask(2)
+    for chain in (two, three):
+        assert await chain.claimed(people.pool, people.node.address) == 0
+    for lie in ({"result": "0x"}, {"error": {"code": 3, "message": "execution reverted", "data": "0x"}}):
+        meddler.rule = lambda request, lie=lie: lie if request["method"] == CALL and to_view(request) else None
+        with pytest.raises(ChainError):
+            await ask(0).claimed(people.pool, people.node.address)
+        with pytest.raises(EndpointsDisagree):
+            await two.claimed(people.pool, people.node.address)
+        assert await three.claimed(people.pool, people.node.address) == 0
+
+
+def to_view(request: dict[str, Any]) -> bool:
+    return VIEWS.get(request["params"][0].get("data", "0x")[2:10]) == "claimedOf"
 
 
 async def test_a_pool_that_only_one_endpoint_knows_is_not_believed(people: Any, meddler: Any, ask: Any) -> None:
