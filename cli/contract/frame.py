@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 KEY_WAIT = 60.0
 """Seconds to wait for another command that uses the same key."""
-LEFT_WAIT, LEFT_LOOKS = 60.0, 0.5
-"""Seconds to wait for what an earlier one has sent, and between two looks."""
+LEFT_WAIT, LEFT_LOOKS = 30.0, (0.5, 5.0)
+"""Seconds to wait for what an earlier one has sent, and between two looks: at first, and at most."""
 
 
 def _keys(incomplete: str) -> list[str]:
@@ -345,11 +345,12 @@ async def _left_behind(chain: "ChainClient", key: "NodeKey") -> "list[Recovered]
 
     from node.chain.outbox import Fate
 
-    left = await chain.resume(key)
+    left, (pause, most) = await chain.resume(key), LEFT_LOOKS
     with Console(stderr=True, highlight=False).status("waiting for what an earlier command sent", spinner="dots"):
         with trio.move_on_after(LEFT_WAIT):
             while any(one.fate is Fate.PENDING for one in left):
-                await trio.sleep(LEFT_LOOKS)
+                await trio.sleep(pause)
+                pause = min(2 * pause, most)  # each look sends it again
                 left = [*(one for one in left if one.fate is not Fate.PENDING), *await chain.resume(key)]
     by_hash = {one.pending.hash: one for one in left}
     return list(by_hash.values())

@@ -109,12 +109,9 @@ class Endpoints:
     def shown(self, place: int) -> str:
         return shown(self._urls[place])
 
-    def is_current(self, place: int) -> bool:
-        return place == self._current
-
-    def is_last(self, place: int) -> bool:
-        """Whether the others are asked before it, as it lags."""
-        return self._last.get(self._urls[place], 0.0) > time.monotonic()
+    def standing(self, place: int) -> tuple[bool, bool]:
+        """Whether this one is in use, and whether the others are asked before it, as it lags."""
+        return place == self._current, self._last.get(self._urls[place], 0.0) > time.monotonic()
 
     def each(self, method: str) -> list[int]:
         """The places of the endpoints that may be asked a method now, in their order; of all, where each rests."""
@@ -214,6 +211,7 @@ class Endpoints:
             return None
         except WrongChain as error:
             causes[url] = error
+            self._leave(place, causes)
             return None
         except EndpointFailed as failure:
             # It may have taken the request and lost only its answer: for a transaction that is not the same as a
@@ -222,6 +220,7 @@ class Endpoints:
             causes[url] = failure
             with self._lock:
                 self._verified.pop(url, None)
+            self._leave(place, causes)
             return None
         with self._lock:
             self._marks.answered(url, method)
@@ -277,8 +276,15 @@ class Endpoints:
             if before is None and not rests:
                 return
             self._current = place
-        told = {shown(url): str(cause) for url, cause in causes.items()}
-        log.warning("chain.endpoint_changed", url=shown(self._urls[place]), causes=told)
+        _tell_of_change(self._urls[place], causes)
+
+    def _leave(self, place: int, causes: Mapping[str, Exception]) -> None:
+        """One that failed as a witness is in use no more: nobody else was asked in its place, who would be."""
+        if ONLY.get() is None or place != self._current or len(self._urls) < 2:
+            return
+        with self._lock:
+            self._current = (place + 1) % len(self._urls)
+        _tell_of_change(self.url, causes)
 
     def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
         with self._line() as line:
@@ -400,6 +406,11 @@ def _worst(causes: Mapping[str, Exception]) -> Exception:
         return wrong[-1]
     refused = all(isinstance(error, Refused) for error in causes.values())
     return RpcUnreachable({url: _told(error) for url, error in causes.items()}, refused=refused and bool(causes))
+
+
+def _tell_of_change(url: str, causes: Mapping[str, Exception]) -> None:
+    told = {shown(one): str(cause) for one, cause in causes.items()}
+    log.warning("chain.endpoint_changed", url=shown(url), causes=told)
 
 
 def _told(cause: Exception) -> str:

@@ -19,7 +19,7 @@ import structlog
 
 from contracts.bindings import ContractError
 from node.chain.endpoints import Endpoints
-from node.chain.errors import EndpointsDisagree, RpcUnreachable
+from node.chain.errors import EndpointsDisagree, RpcUnreachable, WrongChain
 from node.chain.refusals import Kind, Refused
 from node.chain.rpc import EXPECTED
 from node.recent import Recent
@@ -72,9 +72,7 @@ class Witnesses:
         endpoints = self._endpoints
         counts = [{name: told[place] for name, told in self._counts.items()} for place in range(len(endpoints))]
         return [
-            EndpointRecord(
-                endpoints.shown(place), endpoints.is_current(place), endpoints.is_last(place), **counts[place]
-            )
+            EndpointRecord(endpoints.shown(place), *endpoints.standing(place), **counts[place])
             for place in range(len(endpoints))
         ]
 
@@ -165,7 +163,7 @@ class Witnesses:
         try:
             with self._endpoints.only(place):
                 return _Told(view())
-        except RpcUnreachable as error:
+        except (RpcUnreachable, WrongChain) as error:
             log.debug("chain.no_second_opinion", why=error.why)
         except (ContractError, *EXPECTED) as error:
             # That the contract refuses is an answer, and so is one without its form.
