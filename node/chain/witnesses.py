@@ -24,7 +24,7 @@ from node.chain.refusals import Kind, Refused
 from node.chain.rpc import EXPECTED
 from node.recent import Recent
 
-AGREED_FOR = 900.0
+AGREED_FOR = 3600.0
 """Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is new."""
 RECONSIDERED = (1.0, 2.0, 4.0)
 """Seconds before two that disagree are asked again: one may be a block behind the other."""
