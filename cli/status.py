@@ -256,9 +256,9 @@ def _endpoints(status: DaemonStatus) -> Iterator[str]:
     """Those that told something else than others."""
     for one in status.network.endpoints:
         if one.contradicted:
-            yield f"{clean(one.url, 80)} told something else than two others, {one.contradicted} times: rpc_urls"
+            yield f"{clean(one.url, 80)} told something else than two others, {one.contradicted} times: see rpc_urls"
         elif one.disagreed:
-            yield f"{clean(one.url, 80)} and another endpoint told different things, {one.disagreed} times: rpc_urls"
+            yield f"{clean(one.url, 80)} and another told different things, {one.disagreed} times: see rpc_urls"
         if one.lags:
             yield f"{clean(one.url, 80)} lags behind the other endpoints, which are asked before it"
 

@@ -28,6 +28,8 @@ AGREED_FOR = 3600.0
 """Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is new."""
 RECONSIDERED = (1.0, 2.0, 4.0)
 """Seconds before two that disagree are asked again: one may be a block behind the other."""
+OFTEN = 5
+"""Times in a row, in which two that nobody asked again disagree, from which on they are counted."""
 BEHIND, FUTURE = 120.0, 60.0
 """Seconds by which an endpoint that is put last is older than another, or ahead of this machine."""
 REMEMBERED = 4_096
@@ -61,6 +63,8 @@ class Witnesses:
         self._endpoints, self._clock = endpoints, clock
         self._agreed: Recent[Hashable, tuple[object, float]] = Recent(REMEMBERED, refresh=True)
         """What was asked -> what two told alike, by its key, and when."""
+        self._apart: Recent[str, int] = Recent(REMEMBERED)
+        """What was asked -> times in a row that two told different things."""
         self._counts: dict[str, Counter[int]] = {name: Counter() for name in ("contradicted", "disagreed", "alone")}
 
     @property
@@ -129,6 +133,7 @@ class Witnesses:
         for pause in (*pauses, None):
             told = self._once(action, method, view, key)
             if not isinstance(told, list):
+                self._apart.pop(action, None)
                 return told.get(), True
             if len(told) < 2:
                 if not told:
@@ -137,8 +142,10 @@ class Witnesses:
                 return told[0][1].get(), False
             if pause is not None:
                 time.sleep(pause)
-        places = [place for place, _ in told]
-        self._counts["disagreed"].update(places)
+        places, self._apart[action] = [place for place, _ in told], self._apart.get(action, 0) + 1
+        # One that is a block behind is no news, where nobody had the patience to ask it again.
+        if pauses or self._apart[action] >= OFTEN:
+            self._counts["disagreed"].update(places)
         raise EndpointsDisagree(action, [self._endpoints.shown(place) for place in places])
 
     def _once(
