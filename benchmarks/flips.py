@@ -20,8 +20,8 @@ from contracts.bindings import RawLog
 from node.blobs import files
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
+from node.chain.blocks import Block
 from node.chain.follower import EventStore
-from node.chain.views import Block
 from node.errors import StateError
 from node.state.journal import Journal
 from protocol.earnings import Accepted, Leaf

@@ -28,8 +28,8 @@ import trio
 
 from benchmarks.command import parser_of, run_seeded, save, silence_logs
 from contracts.bindings import PoolInfo, PostedEarnings, ValidatorsSet
+from node.chain.blocks import Block
 from node.chain.ledger import Ledger
-from node.chain.views import Block
 from node.clock import Clock
 from node.inference.wire import LoadPolicy, Reply, Request
 from node.services.books import Books

@@ -1,17 +1,17 @@
 """How often does a member ask the chain in a day, by role?
 
-    python -m benchmarks.questions [--seconds 600] [--quick] [--json FILE]
+    python -m benchmarks.questions [--seconds 600] [--endpoints 2] [--quick] [--json FILE]
 
 A local chain makes a block every two seconds. For each role the product's follower and the services that watch the
-pool's money (`Settling`, `Tabling`, `Bringing`, `Clearing`) look at it with their own pace, each role through an
-endpoint of its own that counts what it is asked. Epochs are of 3,000 seconds, and nothing happens in the pool: what a
+pool's money (`Settling`, `Tabling`, `Bringing`, `Clearing`) look at it with their own pace, each role through endpoints
+of its own that count together what they are asked. Epochs are of 3,000 seconds, and nothing happens in the pool: what a
 transaction takes is not here, nor what a join takes. Printed are questions a day.
 """
 
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -53,9 +53,13 @@ ROLES: dict[str, tuple[Callable[[Books], Keeping], ...]] = {
 }
 
 
-async def follow(people: Participants, through: Meddler, key: NodeKey, role: str, folder: Path, nursery: Any) -> None:
+async def follow(
+    people: Participants, through: Sequence[Meddler], key: NodeKey, role: str, folder: Path, nursery: Any
+) -> None:
     """Start what a member of a role asks the chain with."""
-    profile = msgspec.structs.replace(people.client.profile, rpc_urls=(through.url,), confirmations=CONFIRMATIONS)
+    profile = msgspec.structs.replace(
+        people.client.profile, rpc_urls=tuple(one.url for one in through), confirmations=CONFIRMATIONS
+    )
     chain, daemon = ChainClient(profile, key), Daemon(MemoryHub(), key)
     pool = await chain.pool(people.pool)
     context = daemon.context
@@ -68,7 +72,7 @@ async def follow(people: Participants, through: Meddler, key: NodeKey, role: str
         nursery.start_soon(kind(books).run)
 
 
-async def measure(seconds: float, folder: Path) -> list[dict[str, Any]]:
+async def measure(seconds: float, endpoints: int, folder: Path) -> list[dict[str, Any]]:
     with local_chain(folder) as (provider, url), ExitStack() as stack:
         profile = with_contracts(provider, url, "anvil_setBalance", min_window=10)
         people = Participants(ChainClient(profile, NodeKey.generate()))
@@ -78,8 +82,9 @@ async def measure(seconds: float, folder: Path) -> list[dict[str, Any]]:
         keys, asked = (people.node, people.validator, people.manager), dict[str, Counter[str]]()
         async with trio.open_nursery() as nursery:
             for role, key in zip(ROLES, keys, strict=True):
-                through, counts = stack.enter_context(meddling(url)), Counter[str]()
-                through.at = lambda method, when, counts=counts: counts.update([method] if when == "before" else [])
+                through, counts = [stack.enter_context(meddling(url)) for _ in range(endpoints)], Counter[str]()
+                for one in through:
+                    one.at = lambda method, when, counts=counts: counts.update([method] if when == "before" else [])
                 asked[role] = counts
                 await follow(people, through, key, role, folder, nursery)
             await trio.sleep(SETTLES)
@@ -99,10 +104,11 @@ async def measure(seconds: float, folder: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = parser_of(__doc__, "thirty seconds")
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--endpoints", type=int, default=1)
     a = parser.parse_args()
     silence_logs()
     with tempfile.TemporaryDirectory() as folder:
-        rows = trio.run(measure, 30.0 if a.quick else a.seconds, Path(folder))
+        rows = trio.run(measure, 30.0 if a.quick else a.seconds, a.endpoints, Path(folder))
     for row in rows:
         print(row)
     save(a.json, rows)

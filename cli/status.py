@@ -60,6 +60,8 @@ def membership(status: DaemonStatus) -> Lines:
     if network.name:
         block = f", block {network.block:,}" if network.block else ""
         lines.append(f"network {network.name}, chain {network.chain_id}{block}")
+        if len(network.endpoints) == 1:
+            lines.append("one endpoint alone says who is paid and what happened: nothing checks it (rpc_urls)")
     if status.stake:
         slashed = int(status.stake.slashed_wei)
         taken = f", {ether(slashed)} taken by a slash" if slashed else ""
@@ -250,6 +252,17 @@ def _training(status: DaemonStatus) -> Iterator[str]:
 # what have I earned, and where is it
 
 
+def _endpoints(status: DaemonStatus) -> Iterator[str]:
+    """Those that told something else than others."""
+    for one in status.network.endpoints:
+        if one.contradicted:
+            yield f"{clean(one.url, 80)} told something else than two others, {one.contradicted} times: see rpc_urls"
+        elif one.disagreed:
+            yield f"{clean(one.url, 80)} and another told different things, {one.disagreed} times: see rpc_urls"
+        if one.lags:
+            yield f"{clean(one.url, 80)} lags behind the other endpoints, which are asked before it"
+
+
 def earnings(status: DaemonStatus) -> Lines:
     """Amounts by their state, and whose account they go to."""
     pay = status.pay
@@ -302,6 +315,7 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         lines += [f"{error.what}: {error.why}", f"do: {error.remedy}"]
     if is_member(status) and not status.network.rpc_ok:
         lines.append("the chain's RPC does not answer")
+    lines += list(_endpoints(status))
     if status.node.version not in ("", program_version()):
         lines.append(f"it runs {clean(status.node.version, 40)}, and {program_version()} is installed: start it again")
     lines += _clock(status)

@@ -18,7 +18,7 @@ from eth_hash.auto import keccak
 
 from contracts.asking import at_once
 from protocol.errors import IntellectError
-from protocol.identity import Address, address_bytes, parse_address
+from protocol.identity import Address, parse_address
 from protocol.statements import Attestation, Earnings, EpochRoot, Invitation, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
@@ -933,31 +933,13 @@ class Contracts:
         place = _hex(getattr(self.addresses, slot))
         return self.web3.eth.contract(address=place, abi=artifact(self.SLOTS[slot])["abi"])
 
-    def missing(self) -> list[str]:
-        """Names of contracts whose address holds no code.
-
-        One question about all: a call without a receiver runs its own data as a program (PUSH20 address, EXTCODESIZE,
-        PUSH1 place, MSTORE for each; then RETURN). Every command waits for it, and `eth_getCode` would be six of them.
-        """
-        slots = list(self.places())
-        sizes = [
-            b"\x73" + address_bytes(address) + b"\x3b\x60" + bytes([32 * place]) + b"\x52"
-            for place, address in enumerate(self.places().values())
-        ]
-        length = 32 * len(slots)
-        program = b"".join(sizes) + b"\x60" + bytes([length]) + b"\x60\x00\xf3"
-        answer = bytes(self.web3.eth.call({"data": "0x" + program.hex()}))
-        if len(answer) != length:
-            raise ValueError(f"{len(answer)} bytes are no answer to {len(slots)} sizes of contracts")
-        return [slot for place, slot in enumerate(slots) if not any(answer[32 * place : 32 * (place + 1)])]
-
     def places(self) -> dict[str, Address]:
         """Where which contract should be."""
         slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
         return {slot: getattr(self.addresses, slot) for slot in slots}
 
-    def has_code(self, address: Address) -> bool:
-        return bool(self.web3.eth.get_code(_hex(address)))
+    def code(self, address: Address) -> bytes:
+        return bytes(self.web3.eth.get_code(_hex(address)))
 
     def _ask(self, slot: str, view: str, *given: Any) -> Any:
         """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the

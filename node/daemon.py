@@ -399,6 +399,7 @@ class Daemon:
         try:
             pool = await chain.pool(number, agreed=True)
             await chain.connect()
+            chain.require_own_code()
             return pool, True
         except RpcUnreachable as error:
             pool = await trio.to_thread.run_sync(recall, directory, label)

@@ -94,12 +94,29 @@ class NodePart(msgspec.Struct, frozen=True):
     phases: list[FinishedPart] = []
 
 
+class EndpointPart(msgspec.Struct, frozen=True):
+    """An endpoint of the chain, without what its URL may keep secret. lags: others are asked before it; contradicted:
+    times that two others told the same, and it something else; disagreed: times that it and another told different
+    things, and no third one decided; alone: times that it was believed because no other answered."""
+
+    url: str = ""
+    in_use: bool = False
+    lags: bool = False
+    contradicted: int = 0
+    disagreed: int = 0
+    alone: int = 0
+
+
 class NetworkPart(msgspec.Struct, frozen=True):
+    """checked: whether the profile has a second endpoint, which must tell the same of what money follows from."""
+
     name: str = ""
     chain_id: int = 0
     pool: int | None = None
     block: int | None = None
     rpc_ok: bool = False
+    checked: bool = False
+    endpoints: list[EndpointPart] = []
 
 
 class RunPart(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ After an epoch each validator signs one root over its leaves (`statements.EpochR
 in one file of the tree. Validators make the table from the leaves of all (`table.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -49,17 +49,46 @@ def of_file(commitment: WorkCommitment) -> Accepted:
 def of_judgement(run: RunSpec, validator: Address, verdict: Verdict, checked: int, groups: int) -> Accepted:
     """A validator's verdict that was decided as said; checked: groups that it recomputed, of `groups`.
 
-    Units: judging * tokens * the paid share of the groups, rounded down. The work's id names the judged work where a
-    file's names the file, and no units: one judgement is one work, whatever is said of its size.
+    Units: judging * tokens * the paid share of the groups, rounded down.
     """
-    id = work_id(verdict)
     # Capped: a validator that recomputes everything in every file would else be paid without end for work that nobody
     # asked.
     paid = min(checked / groups, run.pay.judged_share)
-    # Shifted by one bit: an index stays below 2^63, which is what SQLite and readers of JSON can hold.
-    place = (verdict.policy_root, int.from_bytes(id[:8]) >> 1, id, 0, verdict.epoch)
-    work = work_id(WorkCommitment(verdict.pool, validator, *place))
+    work = judgement_of(verdict.pool, validator, work_id(verdict), verdict.epoch)
     return Accepted(verdict.pool, validator, verdict.epoch, work, int(run.pay.judging * verdict.units * paid))
+
+
+def judgement_of(pool: int, validator: Address, judged: bytes, epoch: int) -> bytes:
+    """The id of a validator's judgement of a work. It names the judged work where a file's names policy and file, and
+    no units: one judgement is one work, whatever is said of its size."""
+    # Shifted by one bit: an index stays below 2^63, which is what SQLite and readers of JSON can hold.
+    return work_id(WorkCommitment(pool, validator, judged, int.from_bytes(judged[:8]) >> 1, judged, 0, epoch))
+
+
+def unpaid_judgements(
+    pool: int, epoch: int, counted: Sequence[tuple[Address, bytes]], named: Mapping[Address, Collection[bytes]]
+) -> set[bytes]:
+    """Judgements of an epoch that are not paid, though a quorum named them: of a file that counts, and that the judge's
+    own roots leave out. Who leaves out more of those that it accepted than it names is paid for none, as its word was
+    worth nothing to whoever made them.
+
+    counted: (node, work) that a quorum named alike; named: of each judge, the works in its own roots. Nothing but shown
+    roots counts: who has read the same comes to the same, whatever words it heard.
+    """
+    unpaid = set[bytes]()
+    for judge, own in named.items():
+        judged = {work for node, work in counted if node == judge}
+        if not judged:
+            continue
+        files = [work for node, work in counted if node != judge]
+        left_out = {
+            work for file in files if file not in own and (work := judgement_of(pool, judge, file, epoch)) in judged
+        }
+        if not left_out:
+            continue
+        shown = sum(judgement_of(pool, judge, file, epoch) in judged for file in files if file in own)
+        unpaid |= judged if len(left_out) > shown else left_out
+    return unpaid
 
 
 def of_policy(run: RunSpec, pool: int, trainer: Address, step: int, root: bytes, epoch: int) -> Accepted:

@@ -165,7 +165,7 @@ async def _story(
 
     # With --replace the profile names contracts, which are not asked for anything here.
     blank = msgspec.structs.replace(profile, contracts=NOWHERE)
-    with closing(ChainClient(blank, key, outbox=outbox_of(profile))) as chain:
+    with closing(ChainClient(blank, key, outbox=outbox_of(profile), tells=True)) as chain:
         progress = await _resume(chain, profile.chain_id, key)
         steps = await trio.to_thread.run_sync(_record, chain, key, params, progress)
         simulation = await chain.simulate(steps, key.address) if steps else None
@@ -192,6 +192,7 @@ async def _resume(chain: "ChainClient", chain_id: int, key: "NodeKey") -> Progre
         if left.fate is Fate.MINED and left.receipt is not None:
             receipt = left.receipt
             progress.add(Standing(left.pending.intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
+            await chain.told([receipt.transaction])  # the file knows it
     return progress
 
 
@@ -239,6 +240,7 @@ def _deploy(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progre
             errors.print(f"{action}: waiting for a block", style="dim", markup=False, soft_wrap=True)
             receipt = trio.from_thread.run(chain.execute, Step(action, call), key)
             progress.add(Standing(intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
+            trio.from_thread.run(chain.told, [receipt.transaction])
         return _receipt(progress.done[intent])
 
     return put_on_chain(chain.contracts.web3, key, params, send=send)

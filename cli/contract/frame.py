@@ -8,19 +8,21 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from cli.contract.once import Begun, already_done
 from cli.contract.values import MAX_POOL, eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
 from cli.options import Options, command_of
 from cli.output import AsJson, asking, clean, console, date, duration, print_facts, print_json, quiet_logs
 from cli.places import complete_networks, state_dir_option
+from protocol.errors import IntellectError
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 KEY_WAIT = 60.0
 """Seconds to wait for another command that uses the same key."""
+LEFT_WAIT, LEFT_LOOKS = 30.0, (0.5, 5.0)
+"""Seconds to wait for what an earlier one has sent, and between two looks: at first, and at most."""
 
 
 def _keys(incomplete: str) -> list[str]:
@@ -272,18 +276,35 @@ def alone(signer: str) -> Iterator[None]:
 
 async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner: Planner, own: dict[str, Any]) -> None:
     from node.chain.client import ChainClient
+    from node.chain.transactions import call_of
 
-    with closing(ChainClient(profile, key, outbox=outbox_of(profile))) as chain:
+    path = outbox_of(profile).with_name(f"{profile.chain_id}-{key.address}.json")
+    begun = Begun(path, f"{planner.__module__}.{planner.__name__}", own, profile.contracts.swarm)
+    with closing(ChainClient(profile, key, outbox=outbox_of(profile), tells=True)) as chain:
         # First what an earlier command left behind: its nonce comes before ours, and what it sent may be the very thing
         # that is asked for now.
-        left = await chain.resume(key)
-        plan = await planner(chain, key.address, **own)
-        done = _already_done(plan, left)
+        left = await _left_behind(chain, key)
+        await _warn_of_other_code(chain)
+        plan, finished = await _plan(begun, left, lambda: planner(chain, key.address, **own))
+        done = already_done(plan, left) if finished is None else dict(enumerate(finished))
         # What is part of this plan is told with its receipt instead.
-        _tell_leftovers([one for one in left if one.receipt not in done.values()])
+        others = [one for one in left if one.receipt not in done.values()]
+        _tell_leftovers(others)
+        known = [one.receipt.transaction if one.receipt else one.pending.hash for one in others]
+        await chain.told(known)
+
+        async def tell(plan: Plan, receipts: "list[Receipt]", *, recovered: bool) -> None:
+            _show_receipts(call, profile, plan, receipts, recovered=recovered)
+            # What was told of as pending has come into a block since.
+            await chain.told([*known, *(receipt.transaction for receipt in receipts)])
+            begun.end()
+
+        if finished is not None:
+            await tell(plan, finished, recovered=True)
+            return
         todo = [plan.refresh(step, list(done.values())) for n, step in enumerate(plan.steps) if n not in done]
         if not todo:
-            _show_receipts(call, profile, plan, list(done.values()), recovered=True)
+            await tell(plan, list(done.values()), recovered=True)
             return
         # Before anybody is asked: a call that would fail is never offered for confirmation.
         simulation = await chain.simulate(todo, key.address)
@@ -295,11 +316,59 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
             # Only now: it may send coin, and the answer might have been no.
             await plan.before()
         receipts: list[Receipt] = []
-        for number, step in enumerate(plan.steps):
+        begun.start(plan)
+        for number, planned in enumerate(plan.steps):
             # One after the other, each mined before the next: a later step may need what an earlier one brought about
             # (a pool's number).
-            receipts.append(done.get(number) or await _send(chain, plan.refresh(step, receipts), key))
-        _show_receipts(call, profile, plan, receipts, recovered=bool(done))
+            step = plan.refresh(planned, receipts)
+            begun.comes_to(call_of(step.call).intent)
+            receipts.append(done.get(number) or await _send(chain, step, key))
+        await tell(plan, receipts, recovered=bool(done))
+
+
+async def _warn_of_other_code(chain: "ChainClient") -> None:
+    """Only told: who has a stake in an older deployment takes it out with this program."""
+    from node.chain.errors import OtherContracts
+
+    await chain.connect()
+    try:
+        chain.require_own_code()
+    except OtherContracts as error:
+        typer.echo(f"warning: {error.what}: {error.why}\n  do:  {error.remedy}", err=True)
+
+
+async def _left_behind(chain: "ChainClient", key: "NodeKey") -> "list[Recovered]":
+    """What earlier commands left, once it is in a block: until then nobody can say what is left to do. One that no
+    block takes is left to the sending, which pays more for it."""
+    import trio
+    from rich.console import Console
+
+    from node.chain.outbox import Fate
+
+    left, (pause, most) = await chain.resume(key), LEFT_LOOKS
+    with Console(stderr=True, highlight=False).status("waiting for what an earlier command sent", spinner="dots"):
+        with trio.move_on_after(LEFT_WAIT):
+            while any(one.fate is Fate.PENDING for one in left):
+                await trio.sleep(pause)
+                pause = min(2 * pause, most)  # each look sends it again
+                left = [*(one for one in left if one.fate is not Fate.PENDING), *await chain.resume(key)]
+    by_hash = {one.pending.hash: one for one in left}
+    return list(by_hash.values())
+
+
+async def _plan(
+    begun: Begun, left: "list[Recovered]", planner: Callable[[], Awaitable[Plan]]
+) -> "tuple[Plan, list[Receipt] | None]":
+    """The plan, and the receipts of all of it where an equal command carried it out and could not tell so."""
+    finished = begun.finished(left)
+    try:
+        plan = await planner()
+    except IntellectError:
+        # What was done may be why it cannot be done again: the stake is bonded, the node is slashed.
+        if finished is None:
+            raise
+        plan = Plan("", finished[0], [])
+    return (plan, None) if finished is None else (replace(plan, done=finished[0]), finished[1])
 
 
 async def _send(chain: "ChainClient", step: "Step", key: "NodeKey") -> "Receipt":
@@ -307,17 +376,6 @@ async def _send(chain: "ChainClient", step: "Step", key: "NodeKey") -> "Receipt"
 
     with Console(stderr=True, highlight=False).status(f"{step.action}: waiting for a block", spinner="dots"):
         return await chain.execute(step, key)
-
-
-def _already_done(plan: Plan, left: "list[Recovered]") -> "dict[int, Receipt]":
-    """Steps that an earlier, equal command did before it was interrupted, by their place in the plan."""
-    from node.chain.outbox import Fate
-    from node.chain.transactions import call_of
-
-    # By intent, which is the call without its nonce and fees: the same words mean the same call.
-    mined = {one.pending.intent: one.receipt for one in left if one.fate is Fate.MINED and one.receipt is not None}
-    intents = [call_of(step.call).intent for step in plan.steps]
-    return {number: mined[intent] for number, intent in enumerate(intents) if intent in mined}
 
 
 def _tell_leftovers(left: "list[Recovered]") -> None:

@@ -15,6 +15,8 @@ from cli.output import AsJson, console, print_json
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from contracts.bindings import Contracts
     from node.chain.client import ChainClient
     from protocol.identity import Address
@@ -24,8 +26,8 @@ SCANNED = 1000
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """A contract as it was put on chain. same: whether its code is that of these sources, None where the transaction
-    that made it was not found; arguments: of its constructor, hex."""
+    """A contract as it stands on chain. same: whether its code is that of these sources, None of a token whose making
+    was not found, as it may be any; arguments: of its constructor, hex, where that was found."""
 
     name: str
     address: str
@@ -74,11 +76,14 @@ def source(
         print_json({"file": str(out), "chain_id": chain_id, "contracts": contracts})
         return
     for one, commands in told:
-        state = {True: "made of these sources", False: "NOT made of these sources", None: "not looked at"}[one.same]
+        state = {True: "has the code of these sources", False: "has OTHER code", None: "not looked at"}[one.same]
         console().print(f"\n# {one.name} {one.address}: {state}", soft_wrap=True, markup=False)
         for command in commands:
             # Not by rich: a command is copied as it is.
             print(command)
+    if any(one.same is False for one in found):
+        what = "Another version of this program deployed those with other code: use that one, or a newer deployment"
+        console().print(f"\n{what}", soft_wrap=True, markup=False)
     print("\nThe first of each pair needs no account (jq, curl); the second a key: export ETHERSCAN_API_KEY=...")
 
 
@@ -108,7 +113,8 @@ async def _look(chain: "ChainClient") -> tuple[int, list[Deployed]]:
         if wanted.keys() <= made.keys():
             break
         made |= await chain.ask("read a block", partial(_creations, number=number))
-    return chain.profile.chain_id, [_judged(slot, address, made.get(address)) for address, slot in wanted.items()]
+    found = [_judged(slot, address, made.get(address), chain.other_code) for address, slot in wanted.items()]
+    return chain.profile.chain_id, found
 
 
 def _creations(contracts: "Contracts", number: int) -> "dict[Address, bytes]":
@@ -128,11 +134,13 @@ def _creations(contracts: "Contracts", number: int) -> "dict[Address, bytes]":
     return found
 
 
-def _judged(slot: str, address: str, made: bytes | None) -> Deployed:
+def _judged(slot: str, address: str, made: bytes | None, other: "Sequence[str]") -> Deployed:
+    """made: what made it; other: contracts that have other code, whatever made them."""
     from contracts.bindings import Contracts, artifact
 
     name = Contracts.SLOTS[slot]
     code = bytes.fromhex(artifact(name)["bytecode"].removeprefix("0x"))
-    if made is None:
-        return Deployed(name, address, None, "")
-    return Deployed(name, address, made.startswith(code), made[len(code) :].hex() if made.startswith(code) else "")
+    arguments = made[len(code) :].hex() if made is not None and made.startswith(code) else ""
+    if slot == "token":
+        return Deployed(name, address, None if made is None else made.startswith(code), arguments)
+    return Deployed(name, address, slot not in other, arguments)

@@ -32,11 +32,12 @@ class ChainClient(Views):
         key: NodeKey | None = None,
         *,
         outbox: Path | None = None,
+        tells: bool = False,
         cases: Path | None = None,
         timeout: float = 8.0,
         limits: SendLimits | None = None,
     ) -> None:
-        super().__init__(profile, key, outbox=outbox, timeout=timeout, limits=limits)
+        super().__init__(profile, key, outbox=outbox, tells=tells, timeout=timeout, limits=limits)
         self._cases = cases
 
     async def faucet(self, to: Address, amount: int, *, key: NodeKey | None = None) -> Receipt:

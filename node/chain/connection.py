@@ -3,7 +3,7 @@
 Runs blocking web3 in a few threads. What is read and written by it say `views.py` and `client.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,16 +13,20 @@ import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
+from web3.exceptions import BadFunctionCallOutput
 from web3.middleware import AttributeDictMiddleware
 
+from contracts import codes
 from contracts.asking import at_once
 from contracts.bindings import Contracts, Event, parse_log, raw_log
-from node.chain.errors import ChainError, EndpointsDisagree, NotDeployed, RpcUnreachable, translate
+from node.chain.errors import ChainError, NotDeployed, OtherContracts, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
+from node.chain.refusals import CALL
 from node.chain.rpc import EXPECTED, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
+from node.chain.witnesses import EndpointRecord, Witnesses
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain
 
@@ -48,7 +52,8 @@ class Connection:
     """Every method may raise ChainError and its subclasses.
 
     key: signs writes that name no other key; outbox: the database file that remembers unfinished
-    transactions over a restart; timeout: seconds per endpoint and request.
+    transactions over a restart, and with `tells` those that nobody was told of (`told`); timeout: seconds per endpoint
+    and request.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Connection:
         key: NodeKey | None = None,
         *,
         outbox: Path | None = None,
+        tells: bool = False,
         timeout: float = 8.0,
         limits: SendLimits | None = None,
     ) -> None:
@@ -65,19 +71,23 @@ class Connection:
         self.domain = Domain(profile.chain_id, profile.contracts.swarm)
         self.healthy = True
         self._provider = FallbackProvider(profile.rpc_urls, profile.chain_id, timeout)
+        self._witnesses = Witnesses(self._provider.endpoints)
         self._web3 = Web3(self._provider, middleware=[AttributeDictMiddleware])
         self._contracts = Contracts(self._web3, profile.contracts)
         self._limiter = trio.CapacityLimiter(THREADS)
         self._deadline = timeout * len(profile.rpc_urls) * 4
         # By chain and contract: what was left for another deployment is not sent to this one.
-        self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
+        self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}", tells=tells)
         self._checked = False
+        self.other_code: tuple[str, ...] = ()
+        """Contracts that have other code than this program's, once they were looked at."""
         self._sender = Sender(
             self._web3,
             profile.chain_id,
             self._outbox,
             self._thread,
             limits or default_limits(profile),
+            self._witnesses,
             lambda: self._provider.endpoints.uncertain,
         )
 
@@ -89,7 +99,11 @@ class Connection:
     @property
     def has_second(self) -> bool:
         """Whether there is another endpoint to ask what one has told."""
-        return len(self.profile.rpc_urls) > 1
+        return self._witnesses.several
+
+    def endpoints(self) -> list[EndpointRecord]:
+        """What is known of each, in the order of the profile."""
+        return self._witnesses.records()
 
     async def connect(self) -> None:
         """Check chain id and contracts, and send again what an earlier process left unfinished."""
@@ -99,9 +113,14 @@ class Connection:
             await self.resume(self.key)
 
     async def resume(self, key: NodeKey) -> list[Recovered]:
-        """What an earlier process left unfinished with this key: settled, or sent again. receipt: as Receipt."""
+        """What an earlier process left unfinished with this key: settled, or sent again; and what it has not told of.
+        receipt: as Receipt."""
         left = await self._sender.resume(key)
         return [msgspec.structs.replace(one, receipt=one.receipt and self._receipt(one.receipt)) for one in left]
+
+    async def told(self, transactions: Iterable[str]) -> None:
+        """Whoever asked for these knows what became of them."""
+        await self._thread(partial(self._outbox.tell, list(transactions)), abandon=False)
 
     @property
     def contracts(self) -> Contracts:
@@ -151,46 +170,36 @@ class Connection:
                 return function()
             return at_once(self._check_contracts, function)[1]
         except EXPECTED as error:
+            # What does not have the form of the ABI is no riddle where the contracts are known to be others.
+            if self.other_code and isinstance(error, BadFunctionCallOutput):
+                raise OtherContracts(self.other_code, self.profile.name) from error
             raise translate(error, action) from error
 
     def _check_contracts(self) -> None:
-        missing = self._missing() if self.profile.deployed else []
-        if missing:
-            raise NotDeployed(missing, self.profile.chain_id)
+        if self.profile.deployed:
+            found = self._witnesses.agreed("look at the contracts", CALL, self._codes)
+            if missing := [slot for slot, ours in found.items() if ours is None]:
+                raise NotDeployed(missing, self.profile.chain_id)
+            self.other_code = tuple(slot for slot, ours in found.items() if not ours)
         self._checked = True
 
-    def _missing(self) -> list[str]:
-        """Contracts that are not there: one question about all, else one about each, for endpoints that run no program
-        of ours."""
+    def _codes(self) -> dict[str, bool | None]:
+        """Which contracts have the code that this program knows: one question about all, else one about each, for
+        endpoints that run no program of ours."""
         try:
-            return self._contracts.missing()
+            return codes.look(self._contracts)
         except (RpcUnreachable, *EXPECTED) as error:
             if isinstance(error, RpcUnreachable) and not error.refused:
                 raise
             logger.info("chain.contracts_asked_one_by_one", why=str(error)[:200])
         places = self._contracts.places()
-        has = at_once(*(partial(self._contracts.has_code, address) for address in places.values()))
-        return [slot for slot, there in zip(places, has, strict=True) if not there]
+        found = at_once(*(partial(self._contracts.code, address) for address in places.values()))
+        return {slot: codes.is_ours(slot, code) if code else None for slot, code in zip(places, found, strict=True)}
 
-    def _agreed(self, action: str, method: str, function: Callable[[], T], key: Callable[[T], object]) -> T:
-        """What two endpoints tell alike, by `key`. Where one of several is out of reach, or there is one alone, it is
-        believed: no liar can bring that about. Blocking. Raises EndpointsDisagree, and what `function` raises."""
-        endpoints, told = self._provider.endpoints, list[tuple[int, T]]()
-        for place in endpoints.each(method):
-            try:
-                with endpoints.only(place):
-                    one = function()
-            except (RpcUnreachable, *EXPECTED) as error:
-                logger.debug("chain.no_second_opinion", why=str(error)[:200])
-                continue
-            if any(key(other) == key(one) for _, other in told):
-                for liar in (at for at, other in told if key(other) != key(one)):
-                    logger.warning("chain.endpoint_contradicted", url=endpoints.pass_over(method, liar), action=action)
-                return one
-            told.append((place, one))
-        if len(told) > 1:
-            raise EndpointsDisagree(action, [endpoints.shown(place) for place, _ in told])
-        return told[0][1] if told else function()
+    def require_own_code(self) -> None:
+        """Before a stake answers here, once the contracts were looked at. Raises OtherContracts."""
+        if self.other_code:
+            raise OtherContracts(self.other_code, self.profile.name)
 
     async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
         signer = key or self.key

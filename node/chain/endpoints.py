@@ -42,6 +42,8 @@ VERIFY_EVERY = 300.0
 WAIT, WAITS = 4.5, 3
 """Seconds of a rest that a request waits out at an endpoint that was asked too often, which are the two least rests;
 and how often: another question's answer may end a rest."""
+PUT_LAST = 600.0
+"""Seconds for which the others come before an endpoint that lags."""
 ONLY: ContextVar[int | None] = ContextVar("only", default=None)
 """The one endpoint, by its place, that is asked for a second opinion; None where any may answer."""
 log = structlog.get_logger()
@@ -75,6 +77,8 @@ class Endpoints:
         """URL -> when it last told the right chain id (monotonic)."""
         self._looking: dict[str, threading.Lock] = {}
         self._marks = Marks()
+        self._last: dict[str, float] = {}
+        """URL -> until when the others are asked before it (monotonic)."""
         self._ended = threading.Event()
         self._thread = threading.local()
 
@@ -99,8 +103,15 @@ class Endpoints:
         """The endpoint that is asked first, as it is shown."""
         return shown(self._urls[self._order(method)[0]])
 
+    def __len__(self) -> int:
+        return len(self._urls)
+
     def shown(self, place: int) -> str:
         return shown(self._urls[place])
+
+    def standing(self, place: int) -> tuple[bool, bool]:
+        """Whether this one is in use, and whether the others are asked before it, as it lags."""
+        return place == self._current, self._last.get(self._urls[place], 0.0) > time.monotonic()
 
     def each(self, method: str) -> list[int]:
         """The places of the endpoints that may be asked a method now, in their order; of all, where each rests."""
@@ -118,12 +129,19 @@ class Endpoints:
             ONLY.reset(token)
 
     def pass_over(self, method: str, place: int | None = None) -> str:
-        """An endpoint, else the one that is asked first, does not do a method well: the others come before it for a
-        while. Returns it, as it is shown."""
+        """An endpoint, else the one that is asked first, is known not to do a method well: it rests for a while, and is
+        no second opinion either. Returns it, as it is shown."""
         url = self._urls[self._order(method)[0] if place is None else place]
         with self._lock:
             self._marks.note(url, method, Kind.UNSUPPORTED, time.monotonic())
         return shown(url)
+
+    def put_last(self, place: int) -> str:
+        """By what another one says it lags: that comes before it for a while. As a second opinion it is asked all the
+        same: else whoever says so would be believed alone. Returns it, as it is shown."""
+        with self._lock:
+            self._last[self._urls[place]] = time.monotonic() + PUT_LAST
+        return shown(self._urls[place])
 
     def close(self) -> None:
         """A request that is in progress closes its own connection."""
@@ -157,7 +175,11 @@ class Endpoints:
         with self._lock:
             places = [(self._current + offset) % len(self._urls) for offset in range(len(self._urls))]
             now = time.monotonic()
-            return sorted(places, key=lambda place: self._marks.rests(self._urls[place], method, now))
+            return sorted(places, key=lambda place: self._precedence(self._urls[place], method, now))
+
+    def _precedence(self, url: str, method: str, now: float) -> tuple[float, float]:
+        """Which is asked first: seconds of rest, then seconds for which others come before it."""
+        return self._marks.rests(url, method, now), max(self._last.get(url, 0.0) - now, 0.0)
 
     def _soonest(self, causes: Mapping[str, Exception]) -> tuple[int, float] | None:
         """The endpoint whose quota has room again soonest, and in how many seconds; None if none told of one."""
@@ -189,6 +211,7 @@ class Endpoints:
             return None
         except WrongChain as error:
             causes[url] = error
+            self._leave(place, causes)
             return None
         except EndpointFailed as failure:
             # It may have taken the request and lost only its answer: for a transaction that is not the same as a
@@ -197,6 +220,7 @@ class Endpoints:
             causes[url] = failure
             with self._lock:
                 self._verified.pop(url, None)
+            self._leave(place, causes)
             return None
         with self._lock:
             self._marks.answered(url, method)
@@ -252,8 +276,15 @@ class Endpoints:
             if before is None and not rests:
                 return
             self._current = place
-        told = {shown(url): str(cause) for url, cause in causes.items()}
-        log.warning("chain.endpoint_changed", url=shown(self._urls[place]), causes=told)
+        _tell_of_change(self._urls[place], causes)
+
+    def _leave(self, place: int, causes: Mapping[str, Exception]) -> None:
+        """One that failed as a witness is in use no more: nobody else was asked in its place, who would be."""
+        if ONLY.get() is None or place != self._current or len(self._urls) < 2:
+            return
+        with self._lock:
+            self._current = (place + 1) % len(self._urls)
+        _tell_of_change(self.url, causes)
 
     def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
         with self._line() as line:
@@ -375,6 +406,11 @@ def _worst(causes: Mapping[str, Exception]) -> Exception:
         return wrong[-1]
     refused = all(isinstance(error, Refused) for error in causes.values())
     return RpcUnreachable({url: _told(error) for url, error in causes.items()}, refused=refused and bool(causes))
+
+
+def _tell_of_change(url: str, causes: Mapping[str, Exception]) -> None:
+    told = {shown(one): str(cause) for one, cause in causes.items()}
+    log.warning("chain.endpoint_changed", url=shown(url), causes=told)
 
 
 def _told(cause: Exception) -> str:

@@ -76,6 +76,18 @@ class NotDeployed(ChainError):
         )
 
 
+class OtherContracts(ChainError):
+    """The contracts have other code than this program was made for. slots: which of them."""
+
+    def __init__(self, slots: Sequence[str], network: str) -> None:
+        super().__init__(
+            "the contracts are of another version, or of somebody else's making",
+            f"{', '.join(slots)} of the network {network} do not have the code of this program's contracts",
+            "use the version of this program that they were deployed with, or the profile of a newer deployment; what "
+            f"they are tells: intellect-node contract source --out source.json --verify --network {network}",
+        )
+
+
 class InsufficientFunds(ChainError):
     """Too little of the chain's coin for gas, or too few tokens."""
 

@@ -22,9 +22,10 @@ import structlog
 import trio
 
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
+from node.chain.blocks import Block
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
-from node.chain.views import Block
+from node.chain.witnesses import FUTURE, EndpointRecord
 from node.state.tables import Form, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
@@ -195,6 +196,10 @@ class EventFollower:
         """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
 
+    def endpoints(self) -> list[EndpointRecord]:
+        """What is known of those that tell what is followed."""
+        return self._client.endpoints()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver history, then follow until cancelled. `started` when history is read, not yet delivered."""
         store = await trio.to_thread.run_sync(EventStore, self._path)
@@ -222,12 +227,13 @@ class EventFollower:
         backoff, believed = self._poll, False
         while True:
             try:
-                latest = await self._client.block()
+                latest = await self._newest()
                 if not believed:
                     await self._check_logs(latest)
                     believed = True
                 behind = await self._step(store, latest)
                 if self._client.has_second and not behind and time.monotonic() >= self._look_back_at:
+                    await self._client.compare_heads(time.time())  # one that stands still has no news to be doubted
                     await self._look_back(store)
             except (ChainError, ContractError) as error:
                 if self.healthy or self.block is None:
@@ -240,6 +246,14 @@ class EventFollower:
                 continue
             backoff = self._poll
             await trio.sleep(PACE if behind else self._poll)
+
+    async def _newest(self) -> Block:
+        """The newest block; one in the future is taken from whoever says so only if the others do."""
+        latest = await self._client.block()
+        if self._client.has_second and latest.timestamp > time.time() + FUTURE:
+            await self._client.compare_heads(time.time())
+            latest = await self._client.block()
+        return latest
 
     async def _step(self, store: EventStore, latest: Block) -> bool:
         """Read what is new up to the newest block; returns whether there is more to read at once."""
@@ -402,8 +416,19 @@ class EventFollower:
         if latest.number < remembered[0][0] and kept == newest_comparable and self._still_patient(latest):
             return False
         self._behind_since = None
+        # Whom a slash hit would be a member again, until it is told anew: one endpoint's word takes nothing back.
+        if self._client.has_second and await self._still_stands(kept, remembered):
+            return False
         await self._take_back(store, kept, remembered)
         return True
+
+    async def _still_stands(self, kept: int, remembered: Sequence[tuple[int, bytes]]) -> bool:
+        """Whether other endpoints show the first block that the one in use calls replaced. Raises EndpointsDisagree."""
+        number, known = min(one for one in remembered if one[0] > kept)
+        stands = await self._client.agreed_hash(number) == known
+        if stands:
+            log.warning("chain.endpoint_went_back", url=self._client.put_last(), block=number, pool=self._pool)
+        return stands
 
     async def _take_back(self, store: EventStore, kept: int, remembered: Sequence[tuple[int, bytes]]) -> None:
         """Forget what was read above block `kept`, one of those remembered, and tell so: it is read again."""

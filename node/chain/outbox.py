@@ -5,7 +5,7 @@ local chain that starts anew is not sent the transactions of the last one.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -34,11 +34,13 @@ KEPT = 2_000
 
 
 class Fate(StrEnum):
-    """pending: no block was seen to have it; mined: done; reverted: in a block, without effect; replaced: its
-    number was used by another transaction; refused: no endpoint took it.
+    """pending: no block was seen to have it; untold: done, and whoever asked for it has not been told; mined: done;
+    reverted: in a block, without effect; replaced: its number was used by another transaction; refused: no endpoint
+    took it.
     """
 
     PENDING = "pending"
+    UNTOLD = "untold"
     MINED = "mined"
     REVERTED = "reverted"
     REPLACED = "replaced"
@@ -61,10 +63,12 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class Outbox:
-    """path: the database file, None to keep it in memory only; source: which deployment the rows are of."""
+    """path: the database file, None to keep it in memory only; source: which deployment the rows are of; tells: what is
+    done stays UNTOLD until `tell`, as a person who was not told would ask for it again."""
 
-    def __init__(self, path: Path | None = None, source: str = "") -> None:
+    def __init__(self, path: Path | None = None, source: str = "", *, tells: bool = False) -> None:
         self._source = source
+        self._done = Fate.UNTOLD if tells else Fate.MINED
         self._lock = threading.Lock()
         self._path = path or ":memory:"
         # Durable: a transaction that was sent and is not on the disk would be signed again after a power cut, under
@@ -82,6 +86,7 @@ class Outbox:
         """The number is used up: `winner` (a hash) has this fate, its other variants were replaced."""
         mine = "UPDATE transactions SET fate = ?, block = ? WHERE source = ? AND sender = ? AND nonce = ? AND fate = ?"
         waiting = (self._source, sender, nonce, Fate.PENDING.value)
+        fate = self._done if fate is Fate.MINED else fate
         with self._lock, refused(self._path, FORM), self._at_once():
             if winner is not None:
                 self._db.execute(f"{mine} AND hash = ?", (fate.value, block, *waiting, winner))
@@ -100,6 +105,21 @@ class Outbox:
     def pending(self, sender: str) -> list[Pending]:
         """Unfinished transactions of a sender: by number, then in the order in which they were signed."""
         return self._select("sender = ? AND fate = ? ORDER BY nonce, rowid", sender, Fate.PENDING.value)
+
+    def untold(self, sender: str) -> list[Pending]:
+        """What is done and nobody was told of: by number."""
+        return self._select("sender = ? AND fate = ? ORDER BY nonce, rowid", sender, Fate.UNTOLD.value)
+
+    def tell(self, digests: Iterable[str]) -> None:
+        """Whoever asked for these knows that they are done."""
+        rows = [(Fate.MINED.value, digest, Fate.UNTOLD.value) for digest in digests]
+        with self._lock, refused(self._path, FORM), self._at_once():
+            self._db.executemany("UPDATE transactions SET fate = ? WHERE hash = ? AND fate = ?", rows)
+
+    def reopen(self, digest: str) -> None:
+        """No block seems to have it any more."""
+        with self._lock, refused(self._path, FORM), self._at_once():
+            self._db.execute("UPDATE transactions SET fate = ? WHERE hash = ?", (Fate.PENDING.value, digest))
 
     def history(self, sender: str) -> list[Pending]:
         """Everything that is remembered of a sender, oldest first."""

@@ -1,21 +1,30 @@
 """What became of a transaction's number: whose it is, and whether enough blocks stand on that.
 
-Who asks by hash and by block is not misled by an endpoint whose parts lag. Blocking.
+Who asks by hash and by block is not misled by an endpoint whose parts lag. Where there are two endpoints, a receipt
+counts when both show it, and a number is somebody else's when neither shows one of ours; what one does not know it is
+sent. Blocking.
 """
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
+import structlog
 from web3 import Web3
 from web3.exceptions import BlockNotFound, TransactionNotFound
 
 from contracts.asking import at_once
-from node.chain.errors import RpcUnreachable
+from node.chain.errors import EndpointsDisagree, RpcUnreachable
 from node.chain.outbox import Fate, Outbox, Pending
 from node.chain.refusals import Refused
+from node.chain.witnesses import Witnesses
 
+log = structlog.get_logger()
+RECEIPT, SEND = "eth_getTransactionReceipt", "eth_sendRawTransaction"
+OFFERED = 5.0
+"""Seconds between two times that a transaction is offered to every endpoint."""
 LAG_LOOKS = 0.2
 """Seconds between two looks while that is waited out."""
 
@@ -24,11 +33,13 @@ class Receipts:
     """confirmations: blocks on top of a receipt's before it counts; lag: seconds that an endpoint's counts may run
     ahead of its receipts."""
 
-    def __init__(self, web3: Web3, outbox: Outbox, confirmations: int, lag: float) -> None:
-        self._web3, self._outbox = web3, outbox
+    def __init__(self, web3: Web3, outbox: Outbox, witnesses: Witnesses, confirmations: int, lag: float) -> None:
+        self._web3, self._outbox, self._witnesses = web3, outbox, witnesses
         self._confirmations, self._lag = confirmations, lag
         self._missing: dict[tuple[str, int], float] = {}
         """(sender, nonce) -> since when the number is used and nobody knows by what."""
+        self._offered: dict[str, float] = {}
+        """Hash -> when it may be offered to every endpoint again (monotonic)."""
 
     def took(self, pending: Pending, *, wait: bool) -> bool:
         """Whether it was this one that used its number, though an endpoint refused it; waits until that is known."""
@@ -49,6 +60,8 @@ class Receipts:
         slot = (variants[0].sender, variants[0].nonce)
         use = use_of(self._web3, *slot)
         ours = {pending.hash for pending in variants}
+        if self._witnesses.several and self._witnesses.anybody(RECEIPT, lambda: self._receipt(variants)) is not None:
+            return False  # one endpoint does not show it
         if use is not None and use.transaction not in ours:
             # A shallow block can be replaced, and our own transaction may come back with the next one.
             return use.depth >= self._confirmations
@@ -61,13 +74,17 @@ class Receipts:
     def _receipt(self, variants: list[Pending]) -> Any | None:
         # The newest variant pays most, so it is the likeliest to have been mined.
         for pending in reversed(variants):
-            try:
-                receipt = self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
-            except TransactionNotFound:
-                continue
-            self._missing.pop((pending.sender, pending.nonce), None)
-            return receipt
+            if (receipt := self.of(pending.hash)) is not None:
+                self._missing.pop((pending.sender, pending.nonce), None)
+                return receipt
         return None
+
+    def of(self, transaction: str) -> Any | None:
+        """A transaction's receipt, if an endpoint shows one."""
+        try:
+            return self._web3.eth.get_transaction_receipt(transaction)  # pyright: ignore[reportArgumentType]
+        except TransactionNotFound:
+            return None
 
     def settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
         """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.
@@ -84,13 +101,44 @@ class Receipts:
         if receipt is None:
             return None, False
         block = int(receipt["blockNumber"])
-        if wanted and height < block + wanted:
+        if (wanted and height < block + wanted) or not self._is_seconded(receipt, variants):
             return receipt, False
         winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
         if receipt["status"] != 1:
             fate = Fate.REVERTED
         self._outbox.settle(variants[0].sender, variants[0].nonce, fate, winner=winner, block=block)
         return receipt, True
+
+    def _is_seconded(self, receipt: Any, variants: list[Pending]) -> bool:
+        """Whether a second endpoint shows the same, where there is one that answers."""
+        if not self._witnesses.several:
+            return True
+        digest = "0x" + bytes(receipt["transactionHash"]).hex()
+        try:
+            shown = self._witnesses.agreed("read a receipt", RECEIPT, partial(self.of, digest), _told, patient=False)
+        except EndpointsDisagree as error:
+            log.warning("chain.receipt_not_seconded", transaction=digest, why=error.why)
+            shown = None
+        if _told(shown) == _told(receipt):
+            return True
+        self.offer(next(one for one in variants if one.hash == digest))
+        return False
+
+    def offer(self, pending: Pending) -> None:
+        """Send it by every endpoint, now and then: one may have kept it to itself. Equal bytes cost nothing."""
+        now = time.monotonic()
+        if self._witnesses.several and now >= self._offered.get(pending.hash, 0.0):
+            self._offered = {digest: until for digest, until in self._offered.items() if until > now}
+            self._offered[pending.hash] = now + OFFERED
+            self._witnesses.each_hears(SEND, lambda: self._web3.eth.send_raw_transaction(pending.raw))
+
+
+def _told(receipt: Any | None) -> object:
+    """What of a receipt counts: its block, whether it had an effect, and what the contracts told."""
+    if receipt is None:
+        return None
+    logs = [(bytes(one["data"]), [bytes(topic) for topic in one["topics"]], one["address"]) for one in receipt["logs"]]
+    return bytes(receipt["blockHash"]), receipt["status"], logs
 
 
 REMEMBERED_BLOCKS = 120

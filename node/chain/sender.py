@@ -43,6 +43,7 @@ from node.chain.transactions import (
     raise_fee,
     sign_transaction,
 )
+from node.chain.witnesses import Witnesses
 from protocol.identity import Address, NodeKey
 
 GAS_MARGIN = 1.25
@@ -133,6 +134,7 @@ class Sender:
         outbox: Outbox,
         run: Runner,
         limits: SendLimits,
+        witnesses: Witnesses,
         uncertain: Callable[[], bool] = lambda: False,
     ) -> None:
         self._web3 = web3
@@ -146,7 +148,7 @@ class Sender:
         """(sender, nonce) that a task of this process waits for."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
-        self._receipts = Receipts(web3, outbox, limits.confirmations, limits.lag)
+        self._receipts = Receipts(web3, outbox, witnesses, limits.confirmations, limits.lag)
 
     async def send(self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str) -> Any:
         """Returns web3's receipt of a successful transaction.
@@ -172,9 +174,10 @@ class Sender:
         return receipt
 
     async def resume(self, key: NodeKey) -> list[Recovered]:
-        """Settle what was mined meanwhile, send the rest again; returns what an earlier process left."""
+        """Settle what was mined meanwhile, send the rest again; returns what an earlier process left, and what it did
+        and told nobody of."""
         action = "go on with what was left"
-        return await self._run(partial(_translated, partial(self._resume, key.address), action), abandon=False)
+        return await self._run(partial(_translated, partial(self._left, key.address), action), abandon=False)
 
     # ---- in threads: putting out
 
@@ -335,6 +338,15 @@ class Sender:
 
     # ---- in threads: what was left
 
+    def _left(self, sender: Address) -> list[Recovered]:
+        done: list[Recovered] = []
+        for one in self._outbox.untold(sender):
+            if (receipt := self._receipts.of(one.hash)) is not None:
+                done.append(Recovered(one, Fate.MINED, receipt))
+            else:  # this endpoint lags, or blocks were replaced far below: it is waited for, or sent again
+                self._outbox.reopen(one.hash)
+        return [*done, *self._resume(sender)]
+
     def _resume(self, sender: Address) -> list[Recovered]:
         """Every unfinished number of the sender that no task waits for: settled, or sent again."""
         groups: dict[int, list[Pending]] = {}
@@ -444,6 +456,7 @@ class Sender:
 
         def work() -> None:
             self._tend(sent, key)
+            self._receipts.offer(sent.variants[-1])
             if not sent.seen and not sent.unheard and len(sent.variants) <= MAX_BUMPS:
                 self._bump(sent, key, action)
 

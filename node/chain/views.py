@@ -4,14 +4,12 @@ Knows the contracts through `contracts.bindings`. What to do with what it reads 
 `follower.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from web3 import Web3
-from web3.exceptions import BlockNotFound
-from web3.types import RPCEndpoint
 
 from contracts.asking import at_once
 from contracts.bindings import (
@@ -28,23 +26,14 @@ from contracts.bindings import (
     TermTaken,
     WaitingEarnings,
 )
-from node.chain.connection import Connection
+from node.chain.blocks import Blocks
 from node.chain.errors import ChainError, RpcRefused
 from node.chain.logs import Logs, Members
 from node.chain.refusals import CALL, LOGS
+from node.chain.witnesses import Key, itself
 from protocol.identity import Address
 
-GET_BLOCK = RPCEndpoint("eth_getBlockByNumber")
-
-
-class Block(msgspec.Struct, frozen=True):
-    """timestamp: unix seconds, the clock of everything in the contracts; parent: the hash of the block before, empty
-    where the endpoint did not tell it."""
-
-    number: int
-    hash: bytes
-    timestamp: int
-    parent: bytes = b""
+T = TypeVar("T")
 
 
 class Balances(msgspec.Struct, frozen=True):
@@ -54,7 +43,7 @@ class Balances(msgspec.Struct, frozen=True):
     token: int
 
 
-class Views(Connection):
+class Views(Blocks):
     """Reads of one network."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -67,29 +56,23 @@ class Views(Connection):
         """Blocks whose logs the endpoint gives in one answer, as far as is known."""
         return self._logs.blocks
 
-    async def block(self, number: int | None = None) -> Block:
-        """The latest block, or the one with `number`."""
-        return await self._read("read a block", lambda: self._block("latest" if number is None else hex(number)))
-
-    def _block(self, which: str) -> Block:
-        """Past web3's own formatters, as logs are: every node asks for a block each second."""
-        found = self._web3.manager.request_blocking(GET_BLOCK, [which, False])
-        if found is None:
-            raise BlockNotFound(f"Block with id: {which!r} not found.")
-        parent = bytes.fromhex(found.get("parentHash", "0x")[2:])
-        return Block(int(found["number"], 16), bytes.fromhex(found["hash"][2:]), int(found["timestamp"], 16), parent)
+    async def _decides(self, action: str, view: Callable[[], T], *about: Hashable, key: Key = itself) -> T:
+        """What money or an office follows from: two endpoints agree on it (`witnesses`). Raises EndpointsDisagree."""
+        return await self._read(action, partial(self._witnesses.decides, (action, *about), action, CALL, view, key))
 
     async def pool(self, pool: int, *, agreed: bool = False) -> PoolInfo:
-        """agreed: two endpoints name the same run, terms and people, where there are two. Raises EndpointsDisagree."""
+        """agreed: two endpoints name the same run, terms and people now, where there are two: else it is enough that
+        they did a while ago. Raises EndpointsDisagree."""
         action = f"read pool {pool}"
         view = partial(self._contracts.pool, pool)
         if agreed:
-            view = partial(self._agreed, action, CALL, view, _terms)
-        return await self._read(action, view)
+            return await self._read(action, partial(self._witnesses.agreed, action, CALL, view, _terms))
+        return await self._decides(action, view, key=_terms)
 
     async def chair(self, pool: int) -> ChairInfo | None:
         """Who leads the pool; None where its manager does, for good."""
-        return await self._read(f"read the chair of pool {pool}", lambda: self._contracts.chair_of(pool))
+        action, view = f"read the chair of pool {pool}", partial(self._contracts.chair_of, pool)
+        return await self._decides(action, view, key=_office)
 
     async def terms(self, pool: int) -> list[TermTaken]:
         """Who has led, in the order of their terms. Looks through all blocks since the contracts were deployed, which
@@ -97,8 +80,9 @@ class Views(Connection):
         found, first, last = list[TermTaken](), self.profile.deployed_block, (await self.block()).number
         while first <= last:  # a question for each part, which has the time of one
             end = min(first + self.log_blocks - 1, last)
-            events = partial(self._logs.events, TermTaken, pool, first, end, self.profile.contracts.chair)
-            found += await self._read(f"read the terms of pool {pool}", events)
+            action, chair = f"read the terms of pool {pool}", self.profile.contracts.chair
+            events = partial(self._logs.events, TermTaken, pool, first, end, chair)
+            found += await self._read(action, partial(self._witnesses.agreed, action, LOGS, events))
             first = end + 1
         return found
 
@@ -112,10 +96,10 @@ class Views(Connection):
 
     async def is_evicted(self, pool: int, node: Address) -> bool:
         """Whether judges had a node slashed in a pool, and nobody overturned it."""
-        return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).evicted
+        return (await self.standing(pool, node)).evicted
 
     async def standing(self, pool: int, node: Address) -> MemberState:
-        return await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))
+        return await self._decides(f"read member {node}", partial(self._contracts.member, pool, node), pool)
 
     async def node_info(self, node: Address) -> NodeInfo:
         return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))
@@ -130,19 +114,21 @@ class Views(Connection):
     async def required_stake(self, provider: Address, more_units: int = 0, node: Address | None = None) -> int:
         """Token wei that the provider must have bonded, with `more_units` on top of its present nodes: of `node`, if
         that is known."""
-        return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units, node))
+        view = partial(self._contracts.required_stake, provider, more_units, node)
+        return await self._decides("read the stake that is needed", view, provider, more_units, node)
 
     async def earnings(self, pool: int) -> PostedEarnings:
         """The newest table of earnings that counts."""
-        return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.earnings(pool))
+        return await self._decides(f"read the earnings of pool {pool}", partial(self._contracts.earnings, pool))
 
     async def waiting(self, pool: int) -> WaitingEarnings | None:
         """The table of earnings that a quorum had posted, and that does not count yet."""
-        return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.waiting(pool))
+        action = f"read the table that waits of pool {pool}"
+        return await self._decides(action, partial(self._contracts.waiting, pool))
 
     async def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool, since the pool began."""
-        return await self._read(f"read what {node} was paid", lambda: self._contracts.claimed(pool, node))
+        return await self._decides(f"read what {node} was paid", partial(self._contracts.claimed, pool, node), pool)
 
     async def case(self, case: int) -> CaseInfo:
         """A slash that judges ordered, by the vault's number."""
@@ -167,14 +153,6 @@ class Views(Connection):
         """Wei per gas that a transaction pays now, without the layer below."""
         return await self._read("read the price of gas", lambda: int(self._web3.eth.gas_price))
 
-    async def settled_block(self, latest: Block) -> int:
-        """The newest block whose events count: under the profile's confirmations and finality."""
-        deep = latest.number - self.profile.confirmations
-        if self.profile.finality == "latest":
-            return deep
-        final = await self._read("read a block", lambda: self._block(self.profile.finality))
-        return min(deep, final.number)
-
     async def logs(
         self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False, agreed: bool = False
     ) -> list[RawLog]:
@@ -185,7 +163,7 @@ class Views(Connection):
         places += [] if c.chair == NOBODY else [c.chair]
         view = partial(self._logs.within, first, last, topics, places)
         if agreed:
-            view = partial(self._agreed, "read logs", LOGS, view, _as_told)
+            view = partial(self._witnesses.agreed, "read logs", LOGS, view, _as_told, patient=False)
         return await self._read("read logs", view)
 
     def distrust_logs(self, why: str) -> ChainError:
@@ -197,6 +175,13 @@ class Views(Connection):
 
 def _as_told(logs: Sequence[RawLog]) -> list[RawLog]:
     return sorted(logs, key=lambda one: (one.block, one.log_index))
+
+
+def _office(chair: ChairInfo | None) -> tuple[object, ...] | None:
+    """Whose it is; its lease and how far the run is move on by themselves."""
+    if chair is None:
+        return None
+    return (chair.trainers, chair.proposed, chair.term, chair.place, chair.ended, chair.from_step, chair.parent)
 
 
 def _terms(pool: PoolInfo) -> tuple[object, ...]:

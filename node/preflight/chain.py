@@ -13,7 +13,7 @@ import trio
 
 from contracts.bindings import NOBODY, Contracts, PoolInfo, PostedEarnings
 from node.chain.endpoints import EndpointFailed, Line
-from node.chain.errors import ChainError, RpcUnreachable, shown, tokens
+from node.chain.errors import ChainError, OtherContracts, RpcUnreachable, shown, tokens
 from node.chain.invitations import OPEN_DOOR, Door
 from node.chain.invitations import look as look_for_invitation
 from node.chain.profile import NetworkProfile
@@ -45,8 +45,8 @@ def check_rpc(profile: NetworkProfile, now: float, *, deep: bool = False) -> lis
     """One finding for each endpoint, and one for all of them where none can be used. deep: also ask for old logs."""
     probed = [probe(url, profile, deep=deep) for url in profile.rpc_urls]
     found = [judge(endpoint, profile, now) for endpoint in probed]
-    if any(endpoint.get("chain_id") == profile.chain_id for endpoint in probed):
-        return found
+    if serving := sum(endpoint.get("chain_id") == profile.chain_id for endpoint in probed):
+        return [*found, check_witnesses(profile, serving)]
     what = f"no endpoint of {profile.name} can be used: {'; '.join(one.what for one in found)}"
     remedy = (
         "devnet: intellect-node devnet up" if profile.name == "local" else "use another RPC in rpc_urls of the profile"
@@ -91,6 +91,34 @@ def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> Finding:
     if age > LAG:
         return warning("rpc", f"{told}: it lags, or the chain stands still", another, **endpoint)
     return ok("rpc", told, **endpoint)
+
+
+def check_witnesses(profile: NetworkProfile, serving: int | None = None) -> Finding:
+    """Whether two endpoints tell what money follows from. serving: of those in the profile, where they were asked."""
+    urls = len(profile.rpc_urls)
+    serving = urls if serving is None else serving
+    if serving > 1:
+        told = f"{serving} endpoints: two must agree on who judges, leads and is paid, and on events and receipts"
+        return ok("witnesses", told, endpoints=urls, serving=serving)
+    which = "one endpoint" if urls == 1 else f"one of {urls} endpoints serves this chain now, and it"
+    what = f"{which} alone says who judges, leads and is paid, what happened, and which contracts these are"
+    if profile.lan:
+        return ok("witnesses", f"{what}; it is on this machine or in this network", endpoints=urls, serving=serving)
+    return warning(
+        "witnesses",
+        f"{what}: nothing checks it",
+        "name a second one, run by somebody else, in rpc_urls of the network profile",
+        endpoints=urls,
+        serving=serving,
+    )
+
+
+def check_contracts(profile: NetworkProfile, other: Sequence[str]) -> Finding:
+    """Pure. other: contracts that have other code than this program's."""
+    if other:
+        error = OtherContracts(other, profile.name)
+        return failure("contracts", f"{error.what}: {error.why}", error.remedy, other=list(other))
+    return ok("contracts", "their code is that of this program's contracts, but for what was set at their birth")
 
 
 def _logs_from(line: Line, url: str, profile: NetworkProfile, head: int) -> int:

@@ -24,11 +24,13 @@ from node.guest.earning import by_speed
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.preflight.chain import (
     against_chain,
+    check_contracts,
     check_gas,
     check_invitation,
     check_pool,
     check_rpc,
     check_stake,
+    check_witnesses,
     look,
     look_at_door,
     read_powers,
@@ -72,6 +74,7 @@ from protocol.run import MODEL, RunSpec
 CODES = {
     "rpc": 4,
     "network": 4,
+    "contracts": 4,
     "pool": 4,
     "invitation": 4,
     "stake": 4,
@@ -180,6 +183,7 @@ class Survey:
             self._add(failure("pool", "neither --pool nor the network profile names a pool", "give --pool N"))
             return
         pool = await chain.pool(number, agreed=True)
+        self._add(check_contracts(chain.profile, chain.other_code))
         self._add(check_pool(pool, await chain.earnings(number)))
         role = self._role(pool)
         if role is None:
@@ -319,6 +323,7 @@ async def admit(
     block = await chain.block()
     public = is_public(chain.profile)
     found = [against_chain(block.timestamp, time.time(), rehearsal=not public)]
+    found.append(check_witnesses(chain.profile))
     found.append(check_pool(pool, await chain.earnings(pool.id)))
     found += await trio.to_thread.run_sync(examine_machine)
     where = announced(listen, config.announce)

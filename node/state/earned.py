@@ -1,7 +1,6 @@
 """What validators named in their roots of everybody, for the table of earnings. Blocking: through `Journal.do`."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from node.state.rows import Rows
 from protocol.earnings import Leaf
@@ -49,20 +48,27 @@ class EarnedBook:
         query = "SELECT epoch, validator, number, root, raw FROM roots WHERE epoch BETWEEN ? AND ? AND whole >= ?"
         return self._db.execute(query, (first, last, int(whole))).fetchall()
 
-    def earned_between(
-        self, epochs: Iterable[int], bench: Callable[[int], Iterable[Address]], quorum: int
-    ) -> dict[int, Counter[Address]]:
-        """Epoch -> node -> units of the works that a quorum of those who counted then named alike, and none refused."""
-        found: dict[int, Counter[Address]] = {}
-        for epoch in epochs:
-            counted = list(bench(epoch))
-            alike = (
-                f"SELECT node, units FROM earned WHERE epoch = ? AND validator IN ({', '.join('?' * len(counted))}) "  # noqa: S608 - places
-                "AND work NOT IN (SELECT work FROM refused) GROUP BY node, work, units HAVING count(*) >= ?"
-            )
-            for node, units in self._db.execute(alike, (epoch, *counted, quorum)):
-                found.setdefault(epoch, Counter())[node] += units
-        return found
+    def read(self, epoch: int) -> tuple[object, ...]:
+        """What is known of an epoch: as long as this stands, so does what counts in it."""
+        roots = self._db.execute(
+            "SELECT validator, number FROM roots WHERE epoch = ? AND whole ORDER BY validator, number", (epoch,)
+        ).fetchall()
+        refused = self._db.execute("SELECT count(*) FROM refused WHERE epoch = ?", (epoch,)).fetchone()[0]
+        return (refused, *roots)
+
+    def counted(self, epoch: int, bench: Iterable[Address], quorum: int) -> list[tuple[Address, bytes, int]]:
+        """(node, work, units) of those that a quorum of the bench named alike, and none refused."""
+        counted = list(bench)
+        alike = (
+            f"SELECT node, work, units FROM earned WHERE epoch = ? AND validator IN ({', '.join('?' * len(counted))}) "  # noqa: S608 - places
+            "AND work NOT IN (SELECT work FROM refused) GROUP BY node, work, units HAVING count(*) >= ?"
+        )
+        return self._db.execute(alike, (epoch, *counted, quorum)).fetchall()
+
+    def named_by(self, epoch: int, validators: Iterable[Address]) -> dict[Address, set[bytes]]:
+        """The works that each of these named."""
+        query = "SELECT work FROM earned WHERE epoch = ? AND validator = ?"
+        return {one: {work for (work,) in self._db.execute(query, (epoch, one))} for one in validators}
 
     def refuse(self, work: bytes, epoch: int, proof: bytes) -> bool:
         """A quorum refused a work, with the proof; whether that is news."""

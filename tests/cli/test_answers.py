@@ -1,7 +1,16 @@
 """The five answers themselves: what is wrong, and for how long that is told."""
 
 from cli.status import NOTHING_WRONG, answers, is_member, troubles
-from node.status_schema import ClockPart, DaemonStatus, EventPart, NetworkPart, NodePart, PhasePart, RunPart
+from node.status_schema import (
+    ClockPart,
+    DaemonStatus,
+    EndpointPart,
+    EventPart,
+    NetworkPart,
+    NodePart,
+    PhasePart,
+    RunPart,
+)
 
 WELL = DaemonStatus(node=NodePart(state="working", role="worker"), network=NetworkPart(name="n", pool=1, rpc_ok=True))
 
@@ -36,3 +45,20 @@ def test_a_node_that_waits_for_its_stake_is_not_in_and_is_not_blamed_for_a_silen
     assert told["am I in"][0] == "not yet"
     assert told["doing"] == ["waits for its stake, for 5 s", "intellect-node keys new provider"]
     assert not any("-1" in line for line in told["doing"])
+
+
+def test_an_endpoint_that_differs_from_others_is_named_and_one_alone_is_told_as_such() -> None:
+    def status(*endpoints: EndpointPart) -> DaemonStatus:
+        network = NetworkPart(name="n", pool=1, rpc_ok=True, endpoints=list(endpoints))
+        return DaemonStatus(node=WELL.node, network=network)
+
+    one, two = EndpointPart("http://one", in_use=True), EndpointPart("http://two")
+    assert any("one endpoint alone" in line for line in dict(answers(status(one), 0.0))["am I in"])
+    assert not any("one endpoint alone" in line for line in dict(answers(status(one, two), 0.0))["am I in"])
+    assert troubles(status(one, two), 0.0) == []
+    liar = EndpointPart("http://liar", contradicted=3, disagreed=1)
+    assert troubles(status(one, liar), 0.0) == [
+        "http://liar told something else than two others, 3 times: see rpc_urls"
+    ]
+    slow = EndpointPart("http://slow", lags=True, disagreed=2)
+    assert len(troubles(status(one, slow), 0.0)) == 2

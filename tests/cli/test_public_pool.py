@@ -222,6 +222,29 @@ def test_the_sources_are_what_is_deployed_and_the_commands_say_how_it_was_made(r
     assert "chainid=84532" in handing_in(84532, Deployed("Chair", places.chair, None, ""), tmp_path)[1]
 
 
+def test_a_contract_of_another_version_is_named_by_each_command_with_what_to_do(
+    road: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told and not refused: who has a stake in an older deployment takes it out with this program."""
+    place = load_profile(NETWORK, home=road.home).contracts.payroll
+    true = road.rpc("eth_getCode", place, "latest")
+    dry = ["contract", "pool", "end", "1", "--key", "owner", "--network", NETWORK, "--dry-run"]
+    try:
+        assert main(dry) == 0 and "another version" not in capsys.readouterr().err, "the control"
+        road.rpc("anvil_setCode", place, true[:-2] + "fe")
+        told = road.look("source", "--out", str(tmp_path / "source.json"), "--verify")
+        assert [one["name"] for one in told["contracts"] if not one["same"]] == ["Payroll"]
+        assert main(dry) == 0
+        error = " ".join(capsys.readouterr().err.split())
+        assert "payroll of the network base-sepolia" in error and "source --out source.json --verify" in error
+        road.rpc("anvil_setCode", place, "0x600160005260206000f3")  # its answers have another form
+        assert main(["contract", "earnings", "show", "1", "--network", NETWORK]) == 4
+        error = " ".join(capsys.readouterr().err.split())
+        assert "of another version" in error and "payroll" in error and "form of the contract's ABI" not in error
+    finally:
+        road.rpc("anvil_setCode", place, true)
+
+
 def test_what_would_let_in_nobody_is_not_signed(road: Road) -> None:
     folder = road.folder
     assert "whom?" in road.invite(code=2)["errors"]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from node.chain.blocks import Block
 from node.chain.follower import EventStore
 from node.chain.outbox import Fate, Outbox, Pending
 from node.chain.profile import Addresses, NetworkProfile, write_profile
-from node.chain.views import Block
 from node.state.bundle import write_bundle
 from node.state.directory import StateDir, check_owner, journal_of
 from node.state.journal import Journal

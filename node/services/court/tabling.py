@@ -30,7 +30,15 @@ from node.status_schema import TablePart
 from node.swarm.ballots import FileState
 from node.swarm.facts import LeavesRead, WorkTouched
 from node.swarm.membership import is_cut_off, voices
-from protocol.earnings import MAX_LEAVES_BYTES, Leaf, Refusal, all_leaves, decode_leaves, refusal_of
+from protocol.earnings import (
+    MAX_LEAVES_BYTES,
+    Leaf,
+    Refusal,
+    all_leaves,
+    decode_leaves,
+    refusal_of,
+    unpaid_judgements,
+)
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.messages import EarningsSigned, EpochRootSigned, Signed, of_kind, open_envelope
@@ -78,6 +86,8 @@ class Tabling(Keeping):
         self._quorum = context.quorum
         self._first = 0
         """The first epoch that no posted table covers."""
+        self._counted: dict[int, tuple[object, Counter[Address]]] = {}
+        """Epoch -> what it was reckoned from, and units of each node."""
         self._frozen = -1
         """Through this epoch works are taken from other validators' tables alone."""
         self._heard_since = context.clock.monotonic()
@@ -179,6 +189,9 @@ class Tabling(Keeping):
         """One look at what is to be tabled, signed, compared, carried."""
         pool, first = seen.pool, seen.first
         self._pause = min(max(pool.window / 40, PAUSES[0]), PAUSES[1])
+        if not self._is_one_time(pool):
+            self.waiting = "the pool's judges are not those of the newest event: endpoints are at different blocks"
+            return self._pause
         await self._learn_bench(pool, first)
         if first != self._first:
             # A new table was posted: what was signed or compared for the old one counts no more.
@@ -196,6 +209,12 @@ class Tabling(Keeping):
             await self._sign(table)
             await self._carry(pool)
         return self._pause
+
+    def _is_one_time(self, pool: PoolInfo) -> bool:
+        """Whether the pool as it was read has the judges that events told of, some struck perhaps: who counts follows
+        from both, and an endpoint may keep a new bench back."""
+        benches = self._ledger.benches
+        return not benches or set(pool.validators) <= set(benches[-1].validators)
 
     async def _learn_bench(self, pool: PoolInfo, first: int) -> None:
         """Who may have certified works of epochs from `first` on. Who has left has no stake here any more, so it counts
@@ -243,8 +262,7 @@ class Tabling(Keeping):
         # overturn it long after this table
         # Their own two signatures prove it, so nothing can give them their pay back.
         convicted = self._ledger.convicted
-        given = (range(first, last + 1), self._bench.of, self._quorum)
-        earned = await self._journal.do(self._journal.earned.earned_between, *given)
+        earned = {epoch: await self._earned(epoch) for epoch in range(first, last + 1)}
         for epoch, units in earned.items():
             for node in convicted & units.keys():
                 del units[node]
@@ -267,6 +285,26 @@ class Tabling(Keeping):
         if table is None and more:
             self.waiting = f"{more} units are certified, and the pool can pay for {most} now"
         return table
+
+    async def _earned(self, epoch: int) -> Counter[Address]:
+        """Node -> units of the works of an epoch that count."""
+        book, do = self._journal.earned, self._journal.do
+        given = (self._bench.of(epoch), self._quorum)
+        known = (await do(book.read, epoch), *given, frozenset(self._bench.last))
+        if epoch not in self._counted or self._counted[epoch][0] != known:
+            counted = await do(book.counted, epoch, *given)
+            judges = self._bench.last.keys() & {node for node, *_ in counted}
+            named = await do(book.named_by, epoch, judges)
+            works = [(node, work) for node, work, _ in counted]
+            unpaid = await trio.to_thread.run_sync(unpaid_judgements, self._pool, epoch, works, named)
+            if unpaid:
+                log.info("judgements.unpaid", epoch=epoch, judgements=len(unpaid))
+            units = Counter[Address]()
+            for node, work, more in counted:
+                units[node] += 0 if work in unpaid else more
+            self._counted = {at: one for at, one in self._counted.items() if at >= self._first}
+            self._counted[epoch] = known, units
+        return Counter({node: units for node, units in self._counted[epoch][1].items() if units})
 
     async def _doubt(self, seen: Seen, waiting: WaitingEarnings) -> None:
         """Tell, once, of a table that waits and is another one than this node would sign: the guardian may hold it."""

@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Any
 
+import msgspec
 import trio
 
 from contracts.bindings import (
@@ -101,7 +102,9 @@ class Events(Service):
 
     def status(self) -> dict[str, Any]:
         block = self._follower.block
-        return {"network": {"block": block.number if block else 0, "rpc_ok": self._follower.healthy}}
+        endpoints = [msgspec.structs.asdict(one) for one in self._follower.endpoints()]
+        told = {"checked": len(endpoints) > 1, "endpoints": endpoints}
+        return {"network": {"block": block.number if block else 0, "rpc_ok": self._follower.healthy, **told}}
 
     def _apply(self, event: Event) -> None:
         # First: what membership makes of a pardon depends on the ledger.

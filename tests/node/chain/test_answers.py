@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from node.chain.answers import MAX_NESTING, BadAnswer, parse_answer
+from node.chain.blocks import Block
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventStore
 from node.chain.refusals import Kind, Refused
 from node.chain.rpc import FallbackProvider
-from node.chain.views import Block
 
 
 def answer(result: Any) -> bytes:

@@ -22,10 +22,10 @@ from contracts.bindings import (
     topic_of,
 )
 from node.chain import follower as follower_module
+from node.chain.blocks import Block
 from node.chain.follower import AGAIN, KEPT_BLOCKS, Delivery, EventFollower, EventStore, RolledBack
 from node.chain.refusals import Kind, Refused
 from node.chain.simulate import Step
-from node.chain.views import Block
 from node.state.tables import SEAL
 from protocol.identity import Address
 

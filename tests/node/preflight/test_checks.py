@@ -31,6 +31,7 @@ from node.preflight.chain import (
     check_pool,
     check_rpc,
     check_stake,
+    check_witnesses,
     judge,
     next_steps,
 )
@@ -322,6 +323,24 @@ def test_a_dead_rpc_is_a_failure_and_its_credentials_are_not_shown() -> None:
     found = check_rpc(dead, 0.0)
     assert found[-1].level == "failure" and "rpc_urls" in found[-1].remedy
     assert "secret" not in str(found) and shown(dead.rpc_urls[0]) == "http://127.0.0.1:1/…"
+
+
+@pytest.mark.parametrize(
+    ("urls", "serving", "level", "words"),
+    [
+        (("https://rpc.example",), None, "warning", "one endpoint alone says who judges"),
+        (("https://rpc.example",), 1, "warning", "nothing checks it"),
+        (("http://127.0.0.1:8545",), 1, "ok", "on this machine"),
+        (("https://rpc.example", "https://other.example"), 2, "ok", "two must agree"),
+        (("https://rpc.example", "https://other.example"), 1, "warning", "one of 2 endpoints serves this chain now"),
+    ],
+)
+def test_what_no_second_endpoint_checks_is_said(
+    urls: tuple[str, ...], serving: int | None, level: str, words: str
+) -> None:
+    found = check_witnesses(NetworkProfile(name="t", chain_id=1, rpc_urls=urls), serving)
+    assert (found.level, found.name) == (level, "witnesses") and words in found.what
+    assert level == "ok" or "rpc_urls" in found.remedy
 
 
 def standing(**more: Any) -> Standing:

@@ -29,9 +29,9 @@ from contracts.bindings import (
     ValidatorsSet,
     WaitingEarnings,
 )
+from node.chain.blocks import Block
 from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
-from node.chain.views import Block
 from node.clock import Clock
 from node.progress import ProgressRecord
 from node.services.base import Crew

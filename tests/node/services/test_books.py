@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from contracts.bindings import Claimed, PoolFunded, PoolInfo, PostedEarnings
+from node.chain.blocks import Block
 from node.chain.ledger import Ledger
-from node.chain.views import Block
 from node.clock import Clock
 from node.recent import Recent
 from node.services.books import ANEW_SECONDS, Books

@@ -689,3 +689,28 @@ async def test_a_hostile_table_costs_the_others_little_and_delays_no_pay(
         assert world.blobs.fetched.count(info.root) <= own * (1 if what in ("another pool's", "not in order") else 16)
         assert len(world.blobs.sought) <= own * 16 * tabling.MISSES
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_no_table_is_made_by_judges_of_whom_no_event_tells(autojump_clock: Any, world: World, told: bool) -> None:
+    """An endpoint adds one to the bench, or keeps a new one back: who counts for a table follows from it. The control:
+    where an event tells the same, the table comes."""
+    stranger = NodeKey(bytes([77]) * 32)
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(10)
+        world.make(world.workers[0], 50)
+        await trio.sleep(120)
+        world.chain.validators.append(stranger.address)  # what the pool's view says
+        if told:
+            world.chain.seat([*VALIDATORS, stranger])
+        await trio.sleep(1200)
+        assert bool(world.chain.posts) is told
+        waiting = world.validators[0].tabling.waiting
+        assert told or "endpoints are at different blocks" in waiting
+        if not told:
+            world.chain.validators.remove(stranger.address)
+            await trio.sleep(200)
+            assert world.chain.posts, "once it tells what events tell, it goes on"
+        nursery.cancel_scope.cancel()

@@ -20,6 +20,7 @@ from contracts.bindings import (
 )
 from node.chain.errors import ChainError, RpcUnreachable
 from node.chain.follower import GRACE, RolledBack
+from node.chain.witnesses import EndpointRecord
 from node.config import NodeConfig, RelayOffer
 from node.network.errors import PeerUnavailable, RequestRefused
 from node.preflight.chain import Powers
@@ -53,6 +54,9 @@ class Follower:
             send.send_nowait(one)
         self.block, self.healthy = SimpleNamespace(number=12), True
         self.now = self.read_until = 0
+
+    def endpoints(self) -> list[EndpointRecord]:
+        return [EndpointRecord("http://one", in_use=True), EndpointRecord("http://two", contradicted=3)]
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -96,7 +100,9 @@ async def test_members_come_and_go_with_the_chain_and_with_its_second_thoughts(a
         members = membership()
         events = await heard_of(members, *deliveries)
         assert members.is_member(OTHER.address) is is_in
-        assert events.status() == {"network": {"block": 12, "rpc_ok": True}}
+        told = events.status()["network"]
+        assert (told["block"], told["rpc_ok"], told["checked"]) == (12, True, True)
+        assert [one["contradicted"] for one in told["endpoints"]] == [0, 3]
 
 
 async def heard_of(members: Membership, *deliveries: Any) -> Events:

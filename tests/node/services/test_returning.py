@@ -77,6 +77,9 @@ class Chain:
         self.silent = answers_after
         self.joined: list[str] = []
 
+    def require_own_code(self) -> None:
+        """They are those of this program."""
+
     async def connect(self) -> None:
         await trio.lowlevel.checkpoint()
         self.silent -= 1

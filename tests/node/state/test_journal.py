@@ -144,14 +144,20 @@ def test_what_a_quorum_of_those_who_counted_names_alike_is_earned_once_and_nothi
     book.note_leaves(6, "gone", 1, b"t" * 32, b"its", [leaf(5)])
     book.note_leaves(6, "one", 1, b"r" * 32, b"its own", [leaf(5)])
 
-    def bench(epoch: int) -> list[str]:
-        return ["one", "two"] if epoch == 6 else ["one", "two", "gone"]
+    def earned(epoch: int, quorum: int) -> int:
+        bench: Any = ["one", "two"] if epoch == 6 else ["one", "two", "gone"]
+        counted = book.counted(epoch, bench, quorum)
+        assert {node for node, *_ in counted} <= {NODE}
+        return sum(units for *_, units in counted)
 
-    counted: Any = bench
-    assert book.earned_between(range(5, 7), counted, 2) == {5: {NODE: 40}}, "the first word of each on a work"
-    assert book.earned_between(range(5, 7), counted, 3) == {}
+    assert (earned(5, 2), earned(6, 2)) == (40, 0), "the first word of each on a work"
+    assert earned(5, 3) == 0
+    before = book.read(5)
     assert book.refuse(leaf(2).work, 5, b"proof") and not book.refuse(leaf(2).work, 5, b"again")
-    assert book.earned_between([5], counted, 2) == {5: {NODE: 20}} and book.refusals(0, 9) == [b"proof"]
+    assert earned(5, 2) == 20 and book.refusals(0, 9) == [b"proof"]
+    assert before != book.read(5) != book.read(6), "what was reckoned is reckoned anew"
+    named: Any = ["one", "two"]
+    assert {who: len(works) for who, works in book.named_by(5, named).items()} == {"one": 4, "two": 4}
     assert [row[1:3] for row in book.roots(5, 5)] == [("one", 1), ("one", 2), ("two", 1)]
 
 
