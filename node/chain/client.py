@@ -17,6 +17,7 @@ from node.chain.sender import SendLimits
 from node.chain.views import Views
 from protocol.identity import Address, NodeKey
 from protocol.statements import Earnings, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
+from protocol.upkeep import Patience
 
 logger = structlog.get_logger()
 REGISTRATION_SECONDS = 3600
@@ -81,9 +82,11 @@ class ChainClient(Views):
     async def sweep(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write(f"sweep pool {pool}", self._contracts.sweep(pool), key)
 
-    async def join(self, pool: int, contact: str, *, key: NodeKey | None = None) -> Receipt:
+    async def join(
+        self, pool: int, contact: str, *, key: NodeKey | None = None, patience: Patience | None = None
+    ) -> Receipt:
         """Join, renew the lease, or tell a new contact."""
-        return await self._write(f"join pool {pool}", self._contracts.join(pool, contact), key)
+        return await self._write(f"join pool {pool}", self._contracts.join(pool, contact), key, patience)
 
     async def admit(self, node: Address, by: Invited, *, key: NodeKey | None = None) -> Receipt:
         """Let a node into its pool by an invitation; its `join` comes after that."""
@@ -101,11 +104,19 @@ class ChainClient(Views):
         return await self._write(f"post the earnings of epoch {earnings.epoch}", call, key)
 
     async def claim(
-        self, pool: int, node: Address, units: int, proof: Sequence[bytes], *, key: NodeKey | None = None
+        self,
+        pool: int,
+        node: Address,
+        units: int,
+        proof: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
+        patience: Patience | None = None,
     ) -> Receipt:
         """Pay the node's provider what its line of the newest table says and was not paid yet; of an evicted node, give
         it back to the pool. Anybody may."""
-        return await self._write(f"claim the pay of {node}", self._contracts.claim(pool, node, units, proof), key)
+        call = self._contracts.claim(pool, node, units, proof)
+        return await self._write(f"claim the pay of {node}", call, key, patience)
 
     async def expel(self, node: Address, *, key: NodeKey | None = None) -> Receipt:
         """Remove a node whose provider's stake no longer covers its nodes."""

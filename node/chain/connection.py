@@ -25,6 +25,7 @@ from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain
+from protocol.upkeep import Patience
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -192,7 +193,13 @@ class Connection:
             raise EndpointsDisagree(action, [endpoints.shown(place) for place, _ in told])
         return told[0][1] if told else function()
 
-    async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
+    async def _write(
+        self,
+        action: str,
+        call: ContractFunction | ContractConstructor,
+        key: NodeKey | None,
+        patience: Patience | None = None,
+    ) -> Receipt:
         signer = key or self.key
         if signer is None:
             raise ChainError(f"cannot {action}", "no key was given to sign with", "give the key to sign with")
@@ -200,7 +207,7 @@ class Connection:
         if not self._checked:
             await self._read("connect", lambda: None)
         try:
-            receipt = await self._sender.send(call, signer, action)
+            receipt = await self._sender.send(call, signer, action, patience)
         except RpcUnreachable:
             self.healthy = False
             raise
