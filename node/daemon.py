@@ -107,6 +107,7 @@ from node.web.front import Front
 from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
+from protocol.upkeep import renewal_due
 
 log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
@@ -468,7 +469,9 @@ class Daemon:
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         poll = self.config.chain_poll or (DEVNET_POLL if is_devnet(chain.profile) else POLL)
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=poll)
-        lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
+        # A devnet makes no block without work: its blocks do not tell the time.
+        clock = time.time if is_devnet(chain.profile) else lambda: 0.0
+        lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready, clock=clock)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay_offer)
         peers = Peers(member, directory)
@@ -532,8 +535,12 @@ class Daemon:
     async def _tell_where(
         self, chain: ChainClient, pool: PoolInfo, contact: str, own: Address, *, leaving: bool
     ) -> bool:
-        """Join, or renew the lease. Who only comes for its pay can do without: a pool that is over takes nobody in.
-        Whether it is a member."""
+        """Join, unless this node is a member whose lease runs: then a start needs no transaction. Those whom everybody
+        seeks tell where they are in any case. Who only comes for its pay can do without: a pool that is over takes
+        nobody in. Whether it is a member."""
+        known, now = await chain.standing(pool.id, own), (await chain.block()).timestamp
+        if now < renewal_due(known.lease_until, pool.lease_seconds) and own not in (*pool.trainers, *pool.validators):
+            return True
         try:
             door = await self._look_for_invitation(chain, pool, own)
             if door.by is not None:
@@ -580,8 +587,11 @@ class Daemon:
     async def _leave(
         self, chain: ChainClient, pool: int, membership: Membership, directory: Path, journal: Journal
     ) -> None:
-        """Tell the chain that this node leaves; a node that cannot is dropped when its heartbeats stop."""
-        if membership.evicted.is_set():
+        """Tell the chain that this node leaves. One that only stops stays a member for as long as its lease runs, and
+        comes back without a transaction: others do without whoever is not heard. A trainer with a seat leaves, so that
+        a standby takes its chair at once."""
+        seated = membership.terms.seated and membership.in_office(membership.own)
+        if membership.evicted.is_set() or not (seated or self.crew.left.is_set()):
             return
         # Shielded: this runs in the drain, when everything around it is cancelled already.
         with trio.move_on_after(LEAVE_DEADLINE, shield=True):

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from contracts.bindings import CaseState, PoolInfo
-from node.chain.errors import Reverted, tokens
+from node.chain.errors import FeeTooHigh, Reverted, tokens
 from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.books import Books, Keeping, Seen
@@ -26,12 +26,9 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import EpochRootSigned, Signed, of_kind, open_envelope
 from protocol.table import Head
+from protocol.upkeep import WEEK, Patience, slot_began
 
 log = structlog.get_logger()
-# a claim costs the same gas however many epochs it brings, and what stands in a table is owed: waiting loses nothing
-EPOCHS_TO_GATHER = 8
-MOST_TO_GATHER = 6 * 3600.0
-"""Seconds that pay may wait for more to come, so that one transaction brings several epochs."""
 EPOCHS_TOLD = 64
 """Epochs of ours whose pay the status tells, the newest."""
 WARN_EPOCHS = 3
@@ -144,14 +141,17 @@ class Warnings:
 
 
 class Settling(Keeping):
-    """gather: seconds that due pay may wait for more, None for what suits the pool's epochs."""
+    """gathers: whether due pay waits for more, until this node's time of the week: a claim costs the same gas however
+    many epochs it brings, and what stands in a table is owed."""
 
     name = "settling"
     trouble = "pay.not_claimed"
 
-    def __init__(self, books: Books, gather: float | None = None) -> None:
+    def __init__(self, books: Books, *, gathers: bool = True) -> None:
         super().__init__(books)
-        self._gather = gather
+        self._gathers = gathers
+        self._paid_at = (-1, 0)
+        """The block of the newest claim, and its time."""
         self._progress = self._context.progress
         self._provider: Address | None = None
         self._told_paid: int | None = None
@@ -224,7 +224,7 @@ class Settling(Keeping):
 
     async def hurry(self) -> None:
         """From now on pay waits for no more to come. Returns once all is looked at that was made before."""
-        self._gather = 0.0
+        self._gathers = False
         for _ in range(2):  # the first one may be under way, and may have asked the journal before
             looked = self.looked.next
             self._bell.ring()
@@ -236,11 +236,11 @@ class Settling(Keeping):
         if self._provider is None:
             self._provider = (await self._chain.node_info(self._own)).owner
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
-        await self._finish()
+        await self._finish(self._patience(seen))
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
         claimed = await self._chain.claimed(self._pool, self._own)
-        if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
-            await self._claim(share.units, share.proof)
+        if share and share.units and share.units > claimed and await self._is_time(seen):
+            await self._claim(share.units, share.proof, self._patience(seen))
             claimed = await self._chain.claimed(self._pool, self._own)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
@@ -261,19 +261,32 @@ class Settling(Keeping):
 
     # claiming
 
-    def _is_time(self, pool: PoolInfo, now: int) -> bool:
-        """Whether what is due has waited long enough for more: since the first table after the last pay."""
-        paid_at = self._ledger.claims[-1].block if self._ledger.claims else 0
-        first = next((table.epoch for table in self._ledger.tables if table.block > paid_at), None)
-        wanted = min(EPOCHS_TO_GATHER * pool.epoch_seconds, MOST_TO_GATHER) if self._gather is None else self._gather
-        return first is None or now - pool.maturity(first) >= wanted or pool.ended
+    async def _is_time(self, seen: Seen) -> bool:
+        """Whether what is due has waited long enough for more: once a week, at this node's own time in it."""
+        if not self._gathers or seen.is_last:
+            return True
+        return slot_began(self._own, seen.now) > await self._gathered_since(seen.pool)
 
-    async def _claim(self, units: int, proof: tuple[bytes, ...]) -> None:
+    async def _gathered_since(self, pool: PoolInfo) -> int:
+        """By the chain's events alone, so that no restart claims again: the last claim, or the first table."""
+        if self._ledger.claims:
+            block = self._ledger.claims[-1].block
+            if self._paid_at[0] != block:
+                self._paid_at = block, (await self._chain.block(block)).timestamp
+            return self._paid_at[1]
+        return pool.maturity(self._ledger.tables[0].epoch) if self._ledger.tables else 0
+
+    def _patience(self, seen: Seen) -> Patience | None:
+        """What is claimed of its week waits for a better price, until its next."""
+        began = slot_began(self._own, seen.now)
+        return Patience(began, began + WEEK) if self._gathers else None
+
+    async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.
         await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode((units, proof)))
-        await self._finish()
+        await self._finish(patience)
 
-    async def _finish(self) -> None:
+    async def _finish(self, patience: Patience | None) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
         on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
         kept = await self._journal.do(self._journal.recall, SENDING)
@@ -286,9 +299,10 @@ class Settling(Keeping):
             return await self._journal.do(self._journal.remember, SENDING, b"")
         units, proof = claim
         try:
-            await self._chain.claim(self._pool, self._own, units, proof)
+            await self._chain.claim(self._pool, self._own, units, proof, patience=patience)
             log.info("pay.claimed", units=units)
-        except Reverted as error:  # somebody else carried it, a newer table was posted, or its size allows no more yet
+        # Somebody else carried it, a newer table was posted, or its size allows no more yet; or it waits for a price.
+        except (Reverted, FeeTooHigh) as error:
             log.info("pay.not_due", units=units, why=error.why)
         await self._journal.do(self._journal.remember, SENDING, b"")
 

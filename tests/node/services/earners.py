@@ -29,7 +29,7 @@ from contracts.bindings import (
     ValidatorsSet,
     WaitingEarnings,
 )
-from node.chain.errors import ChainError, Reverted
+from node.chain.errors import ChainError, FeeTooHigh, Reverted
 from node.chain.ledger import Ledger
 from node.chain.views import Block
 from node.clock import Clock
@@ -72,6 +72,7 @@ from protocol.statements import (
     work_id,
 )
 from protocol.table import Line
+from protocol.upkeep import Patience
 from tests.attacks.validators.court import InlineJournal, court_run
 
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (21, 22, 23))
@@ -103,6 +104,8 @@ class Treasury:
         self.ledgers: list[Ledger] = []
         self.told: list[Any] = []
         self.down = self.loses_answers = self.claims_fail = False
+        self.dear = False
+        """Whether gas costs more than is paid for what can wait."""
         self.stopped_at = 0
         self.attested, self.most = False, 10**9
         self._tell(ValidatorsSet, block=START // 2, validators=tuple(self.validators), threshold=self.threshold)
@@ -246,12 +249,16 @@ class Treasury:
         given = {"number": earnings.number, "blob": earnings.blob, "counts_at": counts_at}
         self._tell(EarningsPosted, epoch=epoch, root=root, total=total, signers=tuple(signers), **given)
 
-    async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> None:
+    async def claim(
+        self, pool: int, node: Address, units: int, proof: Sequence[bytes], patience: Patience | None = None
+    ) -> None:
         await self._answer()
         if not verify(self.posted.root, Line(address_bytes(node), units).leaf(), proof):
             raise Reverted("claim", "BadProof", {})
         if node in self.slashed:
             raise Reverted("claim", "CaseNotFinal", {})
+        if self.dear and patience is not None:
+            raise FeeTooHigh(100, 2, waits=True)
         due = units - self.units.get(node, 0)
         if due <= 0 or self.claims_fail:
             raise Reverted("claim", "NothingToClaim", {})
@@ -513,7 +520,7 @@ class Node:
         )
         chain: Any = world.chain
         books = Books(context, chain, ledger)
-        self.paying, self.settling = Paying(books), Settling(books, 0.0)
+        self.paying, self.settling = Paying(books), Settling(books, gathers=world.gathers)
         self.crew = Crew()
         self.leaving = Leaving(context, self.settling, self.crew)
         services: list[Any] = [self.paying, self.settling, self.leaving]
@@ -557,6 +564,8 @@ class World:
             for key in keys:
                 self.nodes[key.address] = Node(self, key, role)
         self.made = 0
+        self.gathers = False
+        """Whether pay waits for its node's time of the week."""
         self.read_until = float("inf")
         """Of the chain's events, by everybody."""
         self.accepted: dict[Address, int] = {}
