@@ -1162,6 +1162,10 @@ class Contracts:
     def transfer(self, to: Address, amount: int) -> "ContractFunction":
         return self.token.functions.transfer(to, amount)
 
+    def transfer_from(self, owner: Address, to: Address, amount: int) -> "ContractFunction":
+        """As somebody whom the owner allows it."""
+        return self.token.functions.transferFrom(owner, to, amount)
+
     def bond(self, provider: Address, amount: int) -> "ContractFunction":
         return self.vault.functions.bond(provider, amount)
 

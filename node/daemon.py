@@ -37,7 +37,7 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
-from node.preflight.chain import check_invitation, look_at_door
+from node.preflight.chain import check_invitation, look_at_bond, look_at_door
 from node.preflight.early import check_metrics_log, chosen_pool
 from node.preflight.finding import PreflightFailed
 from node.preflight.guest import capped, refuse_guest
@@ -339,6 +339,9 @@ class Daemon:
             await self._look_for_invitation(chain, pool, key.address)
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
+            bond = await look_at_bond(chain, key.address, pool, self.config)
+            if bond is not None and bond.level == "warning":
+                self.progress.trouble(f"{bond.what}; {bond.remedy}")
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
         boot, here = await self._examine(journal, state.path, label, chain, number, key.address, answered)
         own = (profile, boot, bool(hardware.gpus))
@@ -471,7 +474,8 @@ class Daemon:
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=poll)
         # A devnet makes no block without work: its blocks do not tell the time.
         clock = time.time if is_devnet(chain.profile) else lambda: 0.0
-        lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready, clock=clock)
+        own = (member.pool, membership, contact, self.progress)
+        lease = Lease(chain, *own, joined=joined, ready=pen.ready, clock=clock)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay_offer)
         peers = Peers(member, directory)

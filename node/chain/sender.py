@@ -38,10 +38,10 @@ from node.chain.transactions import (
     FEE_BUMP,
     FEES,
     Call,
+    Price,
     call_of,
     fields_of,
     noop,
-    Price,
     price_now,
     price_paid,
     raise_fee,
@@ -53,8 +53,8 @@ from protocol.upkeep import Patience
 
 GAS_MARGIN = 1.25
 UNASKED_RAISES = 5
-"""Raises by an eighth of a fee that a block would take: there is another reason, and blocks that come late are no reason
-to pay more. One that no block takes is raised as often as the cap allows."""
+"""Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One that no
+block takes is raised as often as the cap allows."""
 LONGEST_RAISE = 600.0
 """Seconds between two raises at most; they grow from `bump_after` by twos, since each variant may be mined."""
 USUAL = 9
@@ -167,7 +167,7 @@ class Sender:
     async def send(
         self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str, patience: Patience | None = None
     ) -> Any:
-        """Returns web3's receipt of a successful transaction. patience: of what can wait for a better price, until when.
+        """Returns web3's receipt of a successful transaction. patience: until when it can wait for a better price.
 
         An unfinished equal call of an earlier process, or one that was given up waiting for, is taken up
         instead of being sent a second time. Raises Reverted, InsufficientStake, InsufficientFunds, FeeTooHigh (nothing

@@ -97,7 +97,8 @@ class Bringing(Keeping):
         if share is None or not share.units or share.units <= claimed:
             return claimed
         try:
-            patience = Patience(seen.now, seen.now + DAY)  # begun anew by each look: this waits for as long as gas is dear
+            # Begun anew by each look: another's claim waits for as long as gas is dear.
+            patience = Patience(seen.now, seen.now + DAY)
             await self._chain.claim(self._pool, node, share.units, share.proof, patience=patience)
         except (Reverted, FeeTooHigh) as error:  # its size allows no more yet, its case is open, or gas is dear
             log.info("pay.not_brought", node=node, why=error.why)

@@ -5,6 +5,7 @@ the chain itself before anything is sent. Times are those of blocks. Warns of wh
 that runs out, a slash that must be appealed with a key that is not here, new validators.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +16,7 @@ import structlog
 import trio
 
 from contracts.bindings import CaseState, PoolInfo
+from node.chain.bonds import read_bond
 from node.chain.errors import FeeTooHigh, Reverted, tokens
 from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
@@ -33,6 +35,8 @@ EPOCHS_TOLD = 64
 """Epochs of ours whose pay the status tells, the newest."""
 WARN_EPOCHS = 3
 """An escrow that lasts for fewer epochs like the last ones is told."""
+BOND_EVERY = 3600.0
+"""Seconds between two looks whether a validator has the bond of a case."""
 WARN_SHARE = 0.9
 """A newest table that paid less of what waited for it is told."""
 SENDING = "claiming"
@@ -69,10 +73,15 @@ class Account(msgspec.Struct, frozen=True):
 class Warnings:
     """What costs money if nobody acts. told: by name, as of the last look; bonded: wei that answer for this node."""
 
-    def __init__(self, books: Books, progress: ProgressRecord) -> None:
+    def __init__(self, books: Books, progress: ProgressRecord, *, bonds: bool) -> None:
+        """bonds: whether somebody must see that a slash's bond is there: a devnet gives it."""
         self.behind = 0
         """Units of all nodes that the newest table cannot pay."""
         self._chain, self._ledger, self._progress = books.chain, books.ledger, progress
+        self._own, self._bonds = books.context.key.address, bonds
+        self._clock = books.context.clock
+        self._bond: tuple[float, str] = (-math.inf, "")
+        """When it was looked at last, and what was wrong with it."""
         self.told: dict[str, str] = {}
         self.bonded = 0
 
@@ -80,6 +89,8 @@ class Warnings:
         """Tell what is new. certified: units that no table has yet; behind: those that the newest table owes."""
         self.behind = behind
         told = {**self._of_the_pool(seen, certified), **await self._of_cases(seen.now, provider)}
+        if self._bonds and self._own in seen.pool.validators and (lacking := await self._lacking(seen, provider)):
+            told["bond"] = lacking
         for name, text in told.items():
             if self.told.get(name) != text:
                 log.warning(f"pay.{name.split()[0]}", what=text)
@@ -115,6 +126,17 @@ class Warnings:
             told["validators"] = f"other validators may take office from {when(pool.validators_from)}: {names}"
         return told
 
+    async def _lacking(self, seen: Seen, provider: Address | None) -> str:
+        """What this validator lacks to carry a slash; empty if nothing."""
+        now = self._clock.monotonic()
+        if now >= self._bond[0] + BOND_EVERY:
+            read = partial(read_bond, node=self._own, provider=provider, slash=seen.pool.slash_amount)
+            bond = await self._chain.ask("read a bond", read)
+            remedy = "; then ".join(bond.steps())
+            text = f"a slash that this validator carries takes a bond: {bond.why}: {remedy}"
+            self._bond = now, "" if bond.is_there else text
+        return self._bond[1]
+
     async def _of_cases(self, now: int, provider: Address | None) -> dict[str, str]:
         """Stake of our provider that is lost unless somebody with its key acts in time."""
         if provider is None:
@@ -140,22 +162,54 @@ class Warnings:
         return told
 
 
+class Gathering:
+    """When due pay is claimed, and what is paid for that. on: whether it waits for more, until this node's time of the
+    week: a claim costs the same gas however many epochs it brings, and what stands in a table is owed."""
+
+    def __init__(self, books: Books, on: bool) -> None:
+        self._on = on
+        self._chain, self._ledger, self._own = books.chain, books.ledger, books.context.key.address
+        self._paid_at = (-1, 0)
+        """The block of the newest claim, and its time."""
+
+    async def is_time(self, seen: Seen) -> bool:
+        """Whether it has waited long enough."""
+        if not self._on or seen.is_last:
+            return True
+        return slot_began(self._own, seen.now) > await self._began(seen.pool)
+
+    async def _began(self, pool: PoolInfo) -> int:
+        """By the chain's events alone, so that no restart claims again: the last claim, or the first table."""
+        if self._ledger.claims:
+            block = self._ledger.claims[-1].block
+            if self._paid_at[0] != block:
+                self._paid_at = block, (await self._chain.block(block)).timestamp
+            return self._paid_at[1]
+        return pool.maturity(self._ledger.tables[0].epoch) if self._ledger.tables else 0
+
+    def patience(self, seen: Seen) -> Patience | None:
+        """What is claimed waits for a better price until this node's next time."""
+        began = slot_began(self._own, seen.now)
+        return Patience(began, began + WEEK) if self._on else None
+
+    def end(self) -> None:
+        """From now on nothing waits for more."""
+        self._on = False
+
+
 class Settling(Keeping):
-    """gathers: whether due pay waits for more, until this node's time of the week: a claim costs the same gas however
-    many epochs it brings, and what stands in a table is owed."""
+    """gathers: whether due pay waits for more (`Gathering`)."""
 
     name = "settling"
     trouble = "pay.not_claimed"
 
     def __init__(self, books: Books, *, gathers: bool = True) -> None:
         super().__init__(books)
-        self._gathers = gathers
-        self._paid_at = (-1, 0)
-        """The block of the newest claim, and its time."""
+        self.gathering = Gathering(books, gathers)
         self._progress = self._context.progress
         self._provider: Address | None = None
         self._told_paid: int | None = None
-        self._warnings = Warnings(books, self._progress)
+        self._warnings = Warnings(books, self._progress, bonds=gathers)
         self._waiting: dict[int, int] = {}
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
@@ -224,7 +278,7 @@ class Settling(Keeping):
 
     async def hurry(self) -> None:
         """From now on pay waits for no more to come. Returns once all is looked at that was made before."""
-        self._gathers = False
+        self.gathering.end()
         for _ in range(2):  # the first one may be under way, and may have asked the journal before
             looked = self.looked.next
             self._bell.ring()
@@ -236,11 +290,11 @@ class Settling(Keeping):
         if self._provider is None:
             self._provider = (await self._chain.node_info(self._own)).owner
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
-        await self._finish(self._patience(seen))
+        await self._finish(self.gathering.patience(seen))
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
         claimed = await self._chain.claimed(self._pool, self._own)
-        if share and share.units and share.units > claimed and await self._is_time(seen):
-            await self._claim(share.units, share.proof, self._patience(seen))
+        if share and share.units and share.units > claimed and await self.gathering.is_time(seen):
+            await self._claim(share.units, share.proof, self.gathering.patience(seen))
             claimed = await self._chain.claimed(self._pool, self._own)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
@@ -260,26 +314,6 @@ class Settling(Keeping):
         return self._seen
 
     # claiming
-
-    async def _is_time(self, seen: Seen) -> bool:
-        """Whether what is due has waited long enough for more: once a week, at this node's own time in it."""
-        if not self._gathers or seen.is_last:
-            return True
-        return slot_began(self._own, seen.now) > await self._gathered_since(seen.pool)
-
-    async def _gathered_since(self, pool: PoolInfo) -> int:
-        """By the chain's events alone, so that no restart claims again: the last claim, or the first table."""
-        if self._ledger.claims:
-            block = self._ledger.claims[-1].block
-            if self._paid_at[0] != block:
-                self._paid_at = block, (await self._chain.block(block)).timestamp
-            return self._paid_at[1]
-        return pool.maturity(self._ledger.tables[0].epoch) if self._ledger.tables else 0
-
-    def _patience(self, seen: Seen) -> Patience | None:
-        """What is claimed of its week waits for a better price, until its next."""
-        began = slot_began(self._own, seen.now)
-        return Patience(began, began + WEEK) if self._gathers else None
 
     async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.

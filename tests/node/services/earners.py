@@ -99,6 +99,8 @@ class Treasury:
         self.claims: list[tuple[Address, int]] = []
         self.slashed: set[Address] = set()
         self.posts: list[tuple[int, int]] = []
+        self.tokens: Counter[Address] = Counter()
+        self.lends: set[Address] = set()
         self.credits: Counter[Address] = Counter()
         self.collected: list[tuple[Address, int]] = []
         self.ledgers: list[Ledger] = []
@@ -199,6 +201,15 @@ class Treasury:
     async def claimed(self, pool: int, node: Address) -> int:
         await self._answer()
         return self.units.get(node, 0)
+
+    def case_bond(self, slash: int) -> int:
+        return 25
+
+    def token_balance(self, holder: Address) -> int:
+        return self.tokens[holder]
+
+    def allowance(self, owner: Address, spender: Address) -> int:
+        return self.tokens[owner] if owner in self.lends else 0
 
     def allowance_of(self, pool: int, node: Address) -> int:
         return 2**62

@@ -12,7 +12,7 @@ import trio
 from node.chain.errors import ChainError, FeeTooHigh
 from node.services.membership.participant import Lease
 from node.swarm.membership import Membership
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 from protocol.upkeep import DAY, LEASE_SECONDS, WEEK, Patience, margin
 from tests.memory_network import MemoryHub, MemoryNetwork
 
@@ -63,7 +63,7 @@ class Chain:
         self.until = now + self.lease
 
 
-def membership(*validators: str) -> Membership:
+def membership(*validators: Address) -> Membership:
     members: Any = Membership(OWN.address, MemoryNetwork(OWN, MemoryHub()), OTHER.address, validators)
     members.joined(OWN.address, "")
     return members

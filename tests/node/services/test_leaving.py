@@ -10,7 +10,7 @@ import trio
 
 from node.services import bringing
 from node.services.bringing import OWED
-from node.services.settling import when
+from node.services.settling import Gathering, when
 from node.state.leave import LEAVING, leaves
 from tests.node.services.earners import WORKERS, Node, World, inline
 
@@ -164,7 +164,9 @@ async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_wee
         gone, stays = world.workers[:2]
         world.make(gone, 40)
         world.make(stays, 5)
-        stays.settling._gathers = True  # it is there, and lets its pay gather: nobody claims for it
+        stays.settling.gathering = Gathering(
+            stays.settling._books, on=True
+        )  # it is there, and lets its pay gather: nobody claims for it
         await trio.sleep_until(200)
         gone.stop()
         await trio.sleep_until(1850)
