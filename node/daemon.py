@@ -75,7 +75,7 @@ from node.services.jury import Counting
 from node.services.leaving import Leaving
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
-from node.services.membership.participant import Lease, ensure_participant
+from node.services.membership.participant import Lease, ensure_participant, needs_no_join
 from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
 from node.services.mending import Mending
@@ -107,7 +107,6 @@ from node.web.front import Front
 from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
-from protocol.upkeep import renewal_due
 
 log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
@@ -542,8 +541,7 @@ class Daemon:
         """Join, unless this node is a member whose lease runs: then a start needs no transaction. Those whom everybody
         seeks tell where they are in any case. Who only comes for its pay can do without: a pool that is over takes
         nobody in. Whether it is a member."""
-        known, now = await chain.standing(pool.id, own), (await chain.block()).timestamp
-        if now < renewal_due(known.lease_until, pool.lease_seconds) and own not in (*pool.trainers, *pool.validators):
+        if await needs_no_join(chain, pool, own):
             return True
         try:
             door = await self._look_for_invitation(chain, pool, own)

@@ -1,9 +1,9 @@
 """Pay brought to those who are not there: a node that is away, or has left the pool, is claimed for by others.
 
 Anybody may carry a claim, and whoever does pays its gas: the contracts give no share of it. So validators and the
-trainer do it, in turns that follow from the claim, a week after they have seen a line that nobody claims: a node that
-is away for some days claims for itself when its time of the week comes. In a pool that is over they wait for a day.
-What is owed since when stands in the journal: a restart waits no day more.
+trainer do it, in turns that follow from the claim, a week after they have seen a line that nobody claims: a member that
+is away for some days claims for itself when its time of the week comes. Of who has left the pool, and in one that is
+over, they wait for a day. What is owed since when stands in the journal: a restart waits no day more.
 """
 
 from functools import partial
@@ -55,8 +55,7 @@ class Bringing(Keeping):
         if table is not None:
             before = await self._known()
             owed = self._owed(table, before, seen.now)
-            after = DAY if seen.pool.ended else WEEK
-            due = [name for name, (paid, since) in owed.items() if seen.now >= since + after + self._wait(name, paid)]
+            due = [name for name, (paid, since) in owed.items() if seen.now >= self._due(seen, name, paid, since)]
             for name in due[:MOST]:
                 owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
@@ -82,6 +81,11 @@ class Bringing(Keeping):
     def _is_there(self, node: Address) -> bool:
         heard = self._context.board.heard.get(node)
         return node == self._own or (heard is not None and self._context.clock.monotonic() - heard < SILENT)
+
+    def _due(self, seen: Seen, name: bytes, paid: int, since: int) -> int:
+        """A member comes back, and claims when its time of the week comes; who has left does not."""
+        comes = not seen.pool.ended and self._context.membership.is_member(address_from_bytes(name))
+        return since + (WEEK if comes else DAY) + self._wait(name, paid)
 
     def _wait(self, name: bytes, claimed: int) -> int:
         """Seconds that others act first; by what was paid, so that it is another one's turn each time."""

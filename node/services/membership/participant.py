@@ -31,7 +31,7 @@ from node.services.base import Service
 from node.state.keystore import load_key, load_or_create, read_password
 from node.swarm.membership import Membership
 from protocol.errors import IntellectError
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 from protocol.upkeep import Patience, look_every, margin, renewal_due
 
 log = structlog.get_logger()
@@ -112,6 +112,15 @@ def _provider_key(config: NodeConfig, directory: Path) -> NodeKey:
         return load_key(config.provider_key_file, password)
     # On a devnet only; elsewhere a provider's key never lies beside its node's.
     return load_or_create(directory / "provider-key.json", password)
+
+
+async def needs_no_join(chain: ChainClient, pool: PoolInfo, node: Address) -> bool:
+    """Whether a start sends nothing: the lease runs, and is not due yet. Those whom everybody seeks tell where they
+    are. Raises ChainError."""
+    if node in (*pool.trainers, *pool.validators):
+        return False
+    known, now = await chain.standing(pool.id, node), (await chain.block()).timestamp
+    return now < renewal_due(known.lease_until, pool.lease_seconds)
 
 
 TRY_EVERY = 5.0

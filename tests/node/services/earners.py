@@ -534,7 +534,7 @@ class Node:
         self.paying, self.settling = Paying(books), Settling(books, gathers=world.gathers)
         self.crew = Crew()
         self.leaving = Leaving(context, self.settling, self.crew)
-        services: list[Any] = [self.paying, self.settling, self.leaving]
+        services: list[Any] = [self.paying, self.settling, self.leaving, *world.more(self)]
         if self.role == "validator":
             self.certifying = Certifying(context)
             self.tabling, self.bringing = Tabling(books), Bringing(books)
@@ -575,6 +575,8 @@ class World:
             for key in keys:
                 self.nodes[key.address] = Node(self, key, role)
         self.made = 0
+        self.more: Callable[[Node], list[Any]] = lambda node: []
+        """Further services of a node."""
         self.gathers = False
         """Whether pay waits for its node's time of the week."""
         self.read_until = float("inf")
