@@ -210,7 +210,7 @@ async def look_up(
         *([lambda: chain.stake_of(whose)] if whose else []),
     )
     bonded = stake[0].bonded if stake else 0
-    day = daily_gas(max(DAY // max(pool.epoch_seconds, 1), 1)) * price
+    day = daily_gas(max(DAY // max(pool.delay, pool.epoch_seconds, 1), 1)) * price
     return Standing(node, provider, bonded, required, balances.coin, JOIN_GAS * price, day), found
 
 

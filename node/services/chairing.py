@@ -155,7 +155,8 @@ class Chairing(Service):
         seen = member.seen_at if member is not None else None
         patience = max(
             self._context.run.spec.chair.silence_seconds,
-            MISSED_UNHEALTHY * heartbeat_interval(members.present()),  # in a large pool everybody speaks seldom
+            # In a large pool everybody speaks seldom. Those that are dead keep their leases for days: they do not count.
+            MISSED_UNHEALTHY * heartbeat_interval(1 + len(members.live(now))),
         )
         return not term.ended and seen is not None and now - max(seen, term.at) > patience
 

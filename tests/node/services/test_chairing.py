@@ -35,12 +35,12 @@ SILENCE_SECONDS = RUN.chair.silence_seconds
 
 
 class Table(dict[Any, Any]):
-    """Of members. crowd: how many there are."""
+    """Of members. crowd: how many of them are heard, beside this node."""
 
     crowd = 4
 
-    def present(self) -> int:
-        return self.crowd
+    def live(self, now: float) -> range:
+        return range(self.crowd)
 
 
 class World:
