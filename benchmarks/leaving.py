@@ -153,9 +153,11 @@ async def leaving(folder: Path, how: str) -> dict[str, Any]:
         else:
             play.stop()
             await trio.sleep(1)  # it makes nothing more
+            play.world.gone |= {play.worker.key.address} if how == "now" else set()
         hours = (trio.current_time() - began) / HOUR
         last = play.told(f"leaves: {how}", hours=round(hours))
-        for _ in range(60):  # the others work on
+        # The others work on, and claim for it: a day after it has left, or a week after it was heard.
+        for _ in range(60 if how != "away" else 9 * 24):
             play.work()
             await trio.sleep(HOUR)
         own = play.worker.key.address

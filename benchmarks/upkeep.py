@@ -4,13 +4,13 @@
 
 A local EVM with the contracts, under a virtual clock. Lease, settling, bringing, paying, certifying, tabling and the
 chair are the product's services: they decide what is sent and when, and each transaction is mined with the time at
-which they send it. Boards, blobs and what a jury thinks are doubles. A fifth of the workers is stopped each night. Epochs
-are of an hour, the window a day, the delay six hours, a lease as long as by default, the chair's an hour.
+which they send it. Boards, blobs and what a jury thinks are doubles. A fifth of the workers is stopped each night.
+Epochs are of an hour, the window a day, the delay six hours, a lease as long as by default, the chair's an hour.
 
 In the first week the nodes join, one after the other; then two weeks are counted. The chair is played apart: with a
 leader that lives, and with one that falls silent each day for six hours, so that a quorum ends its term and a standby
-takes. Everything but the times at which services look (half an hour, for the chair a minute) is as in a daemon. Gas does
-not depend on the machine.
+takes. Everything but the times at which services look (half an hour, for the chair a minute) is as in a daemon. Gas
+does not depend on the machine.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ from web3 import Web3
 from web3.middleware import AttributeDictMiddleware
 
 from benchmarks.command import parser_of, save, silence_logs, tell
-from benchmarks.gas import BASE_MINIMUM_FEE, CONTACT, HOUR, WINDOW, Bench
+from benchmarks.gas import CONTACT, HOUR, WINDOW, Bench
 from cli.devnet import cache_directory
 from contracts.bindings import (
     Claimed,
@@ -82,6 +82,8 @@ NIGHT = 8 * HOUR
 NIGHTLY = 5
 """Each so many-th worker is off for a night."""
 AWAY = 6 * HOUR
+BASE_MINIMUM_FEE = 5_000_000
+"""Wei per gas on Base, February 2026; without the fee for L1 data."""
 BARS = {"without a chair": 3_000_000, "with the chair": 6_000_000}
 
 
@@ -247,6 +249,10 @@ class Door:
 
     async def end_term(self, silent: Any, signatures: Any) -> None:
         await self._chain.send("end a term", self._contracts.end_term(silent, signatures), self._key)
+
+    async def end_term_by_verdicts(self, term: int, commitment: Any, verdicts: Any, signatures: Any) -> None:
+        call = self._contracts.end_term_by_verdicts(term, commitment, verdicts, signatures)
+        await self._chain.send("end a term by verdicts", call, self._key)
 
 
 # the pool
@@ -459,7 +465,8 @@ def played(workers: int, weeks: int, away: int | None) -> list[tuple[float, str,
     with tempfile.TemporaryDirectory() as folder, local_chain(cache_directory()) as (provider, _), ExitStack() as stack:
         deployer = NodeKey.generate()
         provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        chain = prepare(Bench(Web3(provider, middleware=[AttributeDictMiddleware]), deployer), validators, trainers, others)
+        bench = Bench(Web3(provider, middleware=[AttributeDictMiddleware]), deployer)
+        chain = prepare(bench, validators, trainers, others)
         names = {"WORKERS": others, "VALIDATORS": validators, "POOL": POOL, "PRICE": PRICE, "START": chain.start}
         names["DOMAIN"] = Domain(CHAIN_ID, chain.contracts.addresses.swarm)
         stack.enter_context(patch.multiple(earners, **names))

@@ -155,7 +155,7 @@ class Chairing(Service):
         seen = member.seen_at if member is not None else None
         patience = max(
             self._context.run.spec.chair.silence_seconds,
-            # In a large pool everybody speaks seldom. Those that are dead keep their leases for days: they do not count.
+            # In a large pool everybody speaks seldom. The dead keep their leases for days, and do not count.
             MISSED_UNHEALTHY * heartbeat_interval(1 + len(members.live(now))),
         )
         return not term.ended and seen is not None and now - max(seen, term.at) > patience

@@ -467,7 +467,7 @@ class Membership:
         return node in self.evicted
 
     def is_member(self, node: Address) -> bool:
-        return node in self._world.nodes
+        return node in self._world.nodes and node not in self._world.gone
 
     def is_trainer(self, node: Address) -> bool:
         return node == TRAINER.address
@@ -575,6 +575,8 @@ class World:
             for key in keys:
                 self.nodes[key.address] = Node(self, key, role)
         self.made = 0
+        self.gone: set[Address] = set()
+        """Who has left the pool."""
         self.more: Callable[[Node], list[Any]] = lambda node: []
         """Further services of a node."""
         self.gathers = False

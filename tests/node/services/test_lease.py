@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from node.chain.errors import ChainError, FeeTooHigh
-from node.services.membership.participant import Lease
+from node.services.membership.participant import Lease, needs_no_join
 from node.swarm.membership import Membership
 from protocol.identity import Address, NodeKey
 from protocol.upkeep import DAY, LEASE_SECONDS, WEEK, Patience, margin
@@ -138,6 +138,22 @@ async def test_a_short_lease_has_a_minute_for_its_renewal(autojump_clock: Any) -
     chain = Chain(90)
     await live(chain, 400)
     assert [round(at / 45) for at, _ in chain.joins] == list(range(1, 1 + len(chain.joins))) and margin(90) == 45
+
+
+@pytest.mark.parametrize(
+    ("lasts", "office", "sends"),
+    [(LEASE_SECONDS, "", False), (DAY + 1, "", False), (DAY, "", True), (-START, "", True)]
+    + [(LEASE_SECONDS, office, True) for office in ("validator", "trainer")],
+)
+async def test_a_start_sends_nothing_while_the_lease_runs(
+    autojump_clock: Any, lasts: int, office: str, sends: bool
+) -> None:
+    """lasts: seconds from now on; of who has left or never joined the chain says 0."""
+    chain: Any = Chain()
+    chain.until = START + lasts
+    seats = {name: (OWN.address,) if name[:-1] == office else (OTHER.address,) for name in ("validators", "trainers")}
+    pool: Any = SimpleNamespace(id=1, lease_seconds=LEASE_SECONDS, **seats)
+    assert await needs_no_join(chain, pool, OWN.address) is not sends
 
 
 async def test_who_is_no_member_any_more_does_not_come_back_by_its_lease(autojump_clock: Any) -> None:

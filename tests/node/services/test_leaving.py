@@ -185,6 +185,30 @@ async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_wee
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_left_is_claimed_for_sooner_than_a_member_that_may_come_back(
+    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bringing, "DAY", 200)
+    monkeypatch.setattr(bringing, "WEEK", 1500)
+    monkeypatch.setattr(bringing, "TURN", 5)
+    async with trio.open_nursery() as nursery:
+        for node in [*world.validators, *world.workers[:2]]:
+            nursery.start_soon(node.live)
+        await trio.sleep(10)
+        left, away = world.workers[:2]
+        world.make(left, 40)
+        world.make(away, 30)
+        await trio.sleep(300)
+        left.stop()
+        away.stop()
+        world.gone.add(left.key.address)
+        await trio.sleep_until(1600)
+        assert world.paid() == {left.key.address: 40}
+        await trio.sleep_until(3200)
+        assert world.paid() == {left.key.address: 40, away.key.address: 30}
+        nursery.cancel_scope.cancel()
+
+
 async def test_who_is_slashed_is_claimed_for_by_nobody(
     autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
