@@ -208,7 +208,8 @@ class Lease(Service):
     async def _join_again(self) -> None:
         try:
             await self._chain.connect()
-            await self._chain.join(self._pool, self._contact())
+            if not await needs_no_join(self._chain, await self._chain.pool(self._pool), self._membership.own):
+                await self._chain.join(self._pool, self._contact())
         except IntellectError as error:
             log.info("pool.not_rejoined", why=error.why)
             await trio.sleep(TRY_EVERY)
