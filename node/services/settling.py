@@ -92,7 +92,8 @@ class Warnings:
         if self._bonds and self._own in seen.pool.validators and (lacking := await self._lacking(seen, provider)):
             told["bond"] = lacking
         for name, text in told.items():
-            if self.told.get(name) != text:
+            # Of a bond the amounts follow the provider's account: it is told once until it is there.
+            if self.told.get(name) != text and not (name in self.told and name == "bond"):
                 log.warning(f"pay.{name.split()[0]}", what=text)
                 self._progress.tell(TROUBLE, text)
         self.told = told

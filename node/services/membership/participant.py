@@ -18,6 +18,7 @@ from node.chain.errors import (
     FeeTooHigh,
     InsufficientFunds,
     InsufficientStake,
+    Reverted,
     RpcUnreachable,
     tokens,
 )
@@ -125,8 +126,9 @@ async def needs_no_join(chain: ChainClient, pool: PoolInfo, node: Address) -> bo
 
 TRY_EVERY = 5.0
 """Seconds between two tries of a node that is no member yet."""
-RETRY = 20.0
-"""Seconds after which a renewal that failed is tried again: the last eighth of a lease is time for many."""
+RETRY, REFUSED = 20.0, 300.0
+"""Seconds after which a renewal that failed is tried again: the last eighth of a lease is time for many. The second,
+at most, where the chain answers: a paused pool takes nobody in, and gas stays dear for a while."""
 
 
 class Lease(Service):
@@ -159,6 +161,8 @@ class Lease(Service):
         self._joined = joined
         self._ready = ready
         self._clock = clock
+        self._every = RETRY
+        """Seconds between two looks, as the pool's lease has it."""
         self._place = ""
         """Where the chain says that this node is, as far as this daemon told it."""
 
@@ -173,17 +177,17 @@ class Lease(Service):
             except FeeTooHigh as error:
                 # No owner need do anything: the price may fall, and what may be paid rises.
                 log.info("lease.waits", why=error.why)
-                pause = RETRY
+                pause = min(self._every, REFUSED)
             except IntellectError as error:
                 log.warning("lease.not_renewed", why=error.why)
                 self._progress.trouble(f"the membership was not renewed: {error.why}")
-                pause = RETRY
+                pause = min(self._every, REFUSED if isinstance(error, Reverted) else RETRY)
             await trio.sleep(pause)
 
     async def _look(self) -> float:
         """Renew if it is time; returns the seconds until the next look."""
         lease = (await self._chain.pool(self._pool)).lease_seconds
-        every = look_every(lease)
+        every = self._every = look_every(lease)
         if not self._membership.is_member(self._membership.own):
             return every
         now = max((await self._chain.block()).timestamp, self._clock())

@@ -31,6 +31,9 @@ async def test_a_validator_that_has_no_bond_says_so_until_its_provider_lends_one
         await trio.sleep(600)
         (warning,) = told(judge)
         assert f"intellect-node contract node lend {judge.key.address}" in warning and not told(worker)
+        world.chain.tokens[judge.key.address] = 3
+        await trio.sleep(3600)
+        assert told(judge) and told(judge) != [warning], "the amounts are those of now"
         assert len([one for one in judge.progress.events if "takes a bond" in one.text]) == 1
         world.chain.tokens[judge.key.address] = 100
         world.chain.lends.add(judge.key.address)
