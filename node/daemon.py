@@ -266,7 +266,7 @@ class Daemon:
                 draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
                 self.crew.become("draining")
-                self.progress.enter("draining", "finishing what is under way, then leaving the pool")
+                self.progress.enter("draining", "finishing what is under way")
                 self.supervision.stopping()
                 if self._opening is not None:
                     self._opening.give_up()
