@@ -495,8 +495,9 @@ def measure(workers: int, weeks: int) -> dict[str, Any]:
     """By part: what a day takes, by kind."""
     parts = {
         "pool": day_of(played(workers, weeks, None), WEEK, 7 * weeks),
-        "chair": day_of(played(0, weeks, 0), 60, 7 * weeks),
-        "contested chair": day_of(played(0, weeks, AWAY), 60, 7 * weeks),
+        # For a week: its trainers renew nothing here, and are members for eight days.
+        "chair": day_of(played(0, 1, 0), 60, 7),
+        "contested chair": day_of(played(0, 1, AWAY), 60, 7),
     }
     sums = {name: sum(gas for _, gas in kinds.values()) for name, kinds in parts.items()}
     totals = {
