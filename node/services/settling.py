@@ -180,8 +180,8 @@ class Gathering:
         return slot_began(self._own, seen.now) > await self._began(seen.pool)
 
     async def _began(self, pool: PoolInfo) -> int:
-        """By the chain's events alone, so that no restart claims again: the last claim, or the pool's first table, so that
-        a newcomer has its first pay at once."""
+        """By the chain's events alone, so that no restart claims again: the last claim; of a newcomer, the pool's first
+        table, so that it has its first pay at once."""
         if self._ledger.claims:
             block = self._ledger.claims[-1].block
             if self._paid_at[0] != block:
