@@ -2,8 +2,8 @@
 
     python -m benchmarks.gas [--json FILE]
 
-The reference is Prime Intellect's smart-contracts (a1156fe), measured with legacy code generation. Also says what one
-training day of 100 workers costs on Base at its minimum fee. Gas does not depend on the machine.
+The reference is Prime Intellect's smart-contracts (a1156fe), measured with legacy code generation. What a pool's day
+comes to, as its daemons send it, `benchmarks.upkeep` measures. Gas does not depend on the machine.
 """
 
 import math
@@ -33,12 +33,8 @@ from protocol.statements import (
 from tests.node.chain.chains import CHAIN_ID, local_chain
 
 HOUR, WINDOW = 3600, 24 * 3600
-WORKERS, DELAYED, TABLES_PER_DAY = 100, 6, 4
+WORKERS, DELAYED = 100, 6
 """DELAYED: epochs in a table, as many as it waits."""
-CLAIMS_PER_DAY = 15
-"""Of 100 workers that claim once a week."""
-BASE_MINIMUM_FEE = 5_000_000
-"""Wei per gas on Base, February 2026."""
 UNITS = 98_765
 CONTACT = "/ip4/203.0.113.7/tcp/4001/p2p/16Uiu2HAmPLe7Mzm8TsYUubgCAW1aJoeFScxrLj8ppHFivPo97bUZ"
 REFERENCE: dict[str, str] = {
@@ -254,14 +250,6 @@ def _params(manager: NodeKey, judges: list[NodeKey], threshold: int) -> PoolPara
     )
 
 
-def day_on_base(gas: dict[str, int]) -> tuple[int, int]:
-    """(gas, wei) of a day with WORKERS workers: a table each delay, weekly claims, daily leases; L2 execution only."""
-    leases = WORKERS * gas["renew a lease"]
-    claims = CLAIMS_PER_DAY * gas["claim"]
-    total = TABLES_PER_DAY * gas["post a table, later"] + claims + leases
-    return total, total * BASE_MINIMUM_FEE
-
-
 def main() -> None:
     options = parser_of(__doc__, "the same: all of it takes seconds").parse_args()
     with local_chain(cache_directory()) as (provider, _):
@@ -271,11 +259,7 @@ def main() -> None:
     print(f"{'':30} {'ours':>10} {'reference':>14}")
     for name, used in gas.items():
         print(f"{name:30} {used:>10,} {REFERENCE.get(name, '-'):>14}")
-    total, wei = day_on_base(gas)
-    print(f"\na day of {WORKERS} workers, {TABLES_PER_DAY} tables, {CLAIMS_PER_DAY} claims, a lease each:", end=" ")
-    print(f"{total / 1e6:.1f} M gas,", end=" ")
-    print(f"{wei / 1e18:.6f} ETH at {BASE_MINIMUM_FEE / 1e9} gwei (Base's minimum; without the fee for L1 data)")
-    save(options.json, {"gas": gas, "day": {"gas": total, "wei": wei}})
+    save(options.json, {"gas": gas})
 
 
 if __name__ == "__main__":

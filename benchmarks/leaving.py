@@ -153,9 +153,11 @@ async def leaving(folder: Path, how: str) -> dict[str, Any]:
         else:
             play.stop()
             await trio.sleep(1)  # it makes nothing more
+            play.world.gone |= {play.worker.key.address} if how == "now" else set()
         hours = (trio.current_time() - began) / HOUR
         last = play.told(f"leaves: {how}", hours=round(hours))
-        for _ in range(60):  # the others work on
+        # The others work on, and claim for it: a day after it has left, or a week after it was heard.
+        for _ in range(60 if how != "away" else 9 * 24):
             play.work()
             await trio.sleep(HOUR)
         own = play.worker.key.address
@@ -213,6 +215,7 @@ def live(directory: Path, nights: int, *, killed: bool) -> dict[str, Any]:
         node = shlex.split(back)[4]
         rewards = json.loads(_cli("contract", "rewards", node, *network, "--json"))
         works = json.loads(_cli("contributions", *place, "--limit", "10000", "--json"))["contributions"]
+        joins = _joins(json.loads(_cli("contract", "events", *pool, *network, "--json")), node)
         owner = rewards["claims"][0]["provider"]
         provider = json.loads(_cli("contract", "provider", "show", owner, *network, "--json"))
     made = [row for row in works if row["verdict"] != "rejected"]
@@ -223,6 +226,7 @@ def live(directory: Path, nights: int, *, killed: bool) -> dict[str, Any]:
     return {
         "play": f"live: {nights} nights, then {'killed, and ' if killed else ''}left when paid",
         **found,
+        "joins": joins,
         "paid_wei": rewards["paid_wei"],
         "balance_wei": provider["token_wei"],
         "waited_for": waiting,
@@ -232,6 +236,11 @@ def live(directory: Path, nights: int, *, killed: bool) -> dict[str, Any]:
         and sum(told.values()) == found["made"]
         and int(provider["token_wei"]) == int(rewards["paid_wei"]) == paid * LIVE_PRICE,
     }
+
+
+def _joins(told: dict[str, Any], node: str) -> int:
+    """How often it told the chain that it is there, whoever stopped and started it."""
+    return sum(one["event"] == "Joined" and one["node"] == node for one in told["events"])
 
 
 def _work(join: list[str], state: Path, seconds: float) -> "subprocess.Popen[bytes]":

@@ -45,7 +45,7 @@ EPOCH, WINDOW = 3000, 600
 SETTLES = 30.0
 """Seconds until each has read what was before."""
 DAY = 86_400
-_settling: Callable[[Books], Keeping] = lambda books: Settling(books, None)  # as a role opens it
+_settling: Callable[[Books], Keeping] = lambda books: Settling(books)  # as a role opens it
 ROLES: dict[str, tuple[Callable[[Books], Keeping], ...]] = {
     "worker": (_settling,),
     "validator": (_settling, Tabling, Bringing),

@@ -53,8 +53,8 @@ def economics(
     """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q.
 
     A slash takes no more than each of a provider's nodes bonds for itself, and a wrong one costs the judges who
-    signed it. Below it: what judging and training earn beside the workers, and the gas of a day (a lease, a claim, and
-    --epochs tables), which everybody pays for itself.
+    signed it. Below it: what judging and training earn beside the workers, and the gas of a day (a lease and a claim
+    a week, and --epochs tables), which everybody pays for itself.
     """
     from cli.demo.cast import quorum_of
     from cli.demo.prepare import OWN_RUN
@@ -175,4 +175,5 @@ def _show_posts(earned: "Posts", terms: "Terms", validators: int, tables: int, g
     )
     carried = f", {tables} tables of earnings" if tables else ""
     cost = f"{gas_wei / GWEI:,.0f} gwei of coin"
-    out.print(f"gas of a day, for each of them: {gas:,} ({cost}), a lease, a claim{carried}, out of its own pocket")
+    sends = f"a lease and a claim a week{carried}"
+    out.print(f"gas of a day, for each of them: {gas:,} ({cost}), {sends}, out of its own pocket")

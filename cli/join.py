@@ -182,7 +182,8 @@ def command(
 
     Makes the node's key, chooses a role, and checks everything that can fail. Says which stake and gas are missing,
     waits for them, and joins. Then it shows how far it is to the first accepted contribution.
-    SIGTERM or Ctrl-C drains: the node finishes its work, leaves and exits. A second one ends it at once.
+    SIGTERM or Ctrl-C drains: the node finishes its work and exits; it stays a member while its lease runs. A second one
+    ends it at once.
     """
     # By their names, as `service install` reads them: an option is a setting, or one of SETTINGS.
     config = config_of(context.params)

@@ -28,9 +28,10 @@ def command(
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that it may drain.")] = PATIENCE,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a daemon: it finishes what is under way, leaves the pool and exits; when that lasts too long it is cut.
+    """Stop a daemon: it finishes what is under way and exits; when that lasts too long it is cut.
 
-    Its stake, its pay and its keys stay as they are: `join` goes on with them. A service starts again at the next boot.
+    Its membership, stake, pay and keys stay: `join` goes on with them. A trainer with a seat gives up its chair. A
+    service starts again at the next boot. `leave` ends the membership.
     """
     say: Callable[[str], None] = (lambda _: None) if as_json else lambda text: console().print(text, soft_wrap=True)
     directory = chosen_directory(state_dir)

@@ -20,6 +20,7 @@ from contracts.asking import at_once
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
 from protocol.statements import Attestation, Earnings, EpochRoot, Invitation, TermSilent, Verdict, WorkCommitment
+from protocol.upkeep import LEASE_SECONDS
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
     from web3.contract.contract import Contract, ContractFunction
@@ -70,7 +71,7 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     delay: int = 0
     epoch_seconds: int
-    lease_seconds: int = 48 * 3600
+    lease_seconds: int = LEASE_SECONDS
     max_units_per_epoch: int = 10**9
     units_per_epoch: int = 10**12
     slash_amount: int
@@ -1142,6 +1143,10 @@ class Contracts:
 
     def transfer(self, to: Address, amount: int) -> "ContractFunction":
         return self.token.functions.transfer(to, amount)
+
+    def transfer_from(self, owner: Address, to: Address, amount: int) -> "ContractFunction":
+        """As somebody whom the owner allows it."""
+        return self.token.functions.transferFrom(owner, to, amount)
 
     def bond(self, provider: Address, amount: int) -> "ContractFunction":
         return self.vault.functions.bond(provider, amount)

@@ -37,7 +37,7 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
-from node.preflight.chain import check_invitation, look_at_door
+from node.preflight.chain import check_invitation, look_at_bond, look_at_door
 from node.preflight.early import check_metrics_log, chosen_pool
 from node.preflight.finding import PreflightFailed
 from node.preflight.guest import capped, refuse_guest
@@ -75,7 +75,7 @@ from node.services.jury import Counting
 from node.services.leaving import Leaving
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
-from node.services.membership.participant import Lease, ensure_participant
+from node.services.membership.participant import Lease, ensure_participant, needs_no_join
 from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
 from node.services.mending import Mending
@@ -266,7 +266,7 @@ class Daemon:
                 draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
                 self.crew.become("draining")
-                self.progress.enter("draining", "finishing what is under way, then leaving the pool")
+                self.progress.enter("draining", "finishing what is under way")
                 self.supervision.stopping()
                 if self._opening is not None:
                     self._opening.give_up()
@@ -338,6 +338,9 @@ class Daemon:
             await self._look_for_invitation(chain, pool, key.address)
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
+            bond = await look_at_bond(chain, key.address, pool, self.config)
+            if bond is not None and bond.level == "warning":
+                self.progress.trouble(f"{bond.what}; {bond.remedy}")
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
         boot, here = await self._examine(journal, state.path, label, chain, number, key.address, answered)
         own = (profile, boot, bool(hardware.gpus))
@@ -469,7 +472,10 @@ class Daemon:
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         poll = self.config.chain_poll or (DEVNET_POLL if is_devnet(chain.profile) else POLL)
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=poll)
-        lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined, ready=pen.ready)
+        # A devnet makes no block without work: its blocks do not tell the time.
+        clock = time.time if is_devnet(chain.profile) else lambda: 0.0
+        own = (member.pool, membership, contact, self.progress)
+        lease = Lease(chain, *own, joined=joined, ready=pen.ready, clock=clock)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay_offer)
         peers = Peers(member, directory)
@@ -533,8 +539,11 @@ class Daemon:
     async def _tell_where(
         self, chain: ChainClient, pool: PoolInfo, contact: str, own: Address, *, leaving: bool
     ) -> bool:
-        """Join, or renew the lease. Who only comes for its pay can do without: a pool that is over takes nobody in.
-        Whether it is a member."""
+        """Join, unless this node is a member whose lease runs: then a start needs no transaction. Those whom everybody
+        seeks tell where they are in any case. Who only comes for its pay can do without: a pool that is over takes
+        nobody in. Whether it is a member."""
+        if await needs_no_join(chain, pool, own):
+            return True
         try:
             door = await self._look_for_invitation(chain, pool, own)
             if door.by is not None:
@@ -581,8 +590,11 @@ class Daemon:
     async def _leave(
         self, chain: ChainClient, pool: int, membership: Membership, directory: Path, journal: Journal
     ) -> None:
-        """Tell the chain that this node leaves; a node that cannot is dropped when its heartbeats stop."""
-        if membership.evicted.is_set():
+        """Tell the chain that this node leaves. One that only stops stays a member for as long as its lease runs, and
+        comes back without a transaction: others do without whoever is not heard. A trainer with a seat leaves, so that
+        a standby takes its chair at once."""
+        seated = membership.terms.seated and membership.in_office(membership.own)
+        if membership.evicted.is_set() or not (seated or self.crew.left.is_set()):
             return
         # Shielded: this runs in the drain, when everything around it is cancelled already.
         with trio.move_on_after(LEAVE_DEADLINE, shield=True):

@@ -23,6 +23,7 @@ from cli.output import AsJson, console, duration, ether, print_facts, print_json
 from cli.run import tell_findings
 from node.errors import Finding, Findings
 from protocol.errors import IntellectError
+from protocol.upkeep import LEASE_SECONDS
 
 if TYPE_CHECKING:
     from cli.contract.public import Stretch
@@ -108,7 +109,7 @@ _FIELDS: dict[str, dict[str, tuple[Parser, Any]]] = {
         "window": (_TIME, None),
         "delay": (_TIME, None),
         "guardian": (_ADDRESS, None),
-        "lease": (_TIME, 86_400),
+        "lease": (_TIME, LEASE_SECONDS),
         "max_units": (_number(1, MAX_UNITS), 10**8),
         "units_per_epoch": (_number(1, MAX_TOTAL), 10**9),
         "invited": (_flag, False),

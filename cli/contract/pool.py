@@ -100,7 +100,7 @@ async def create(
             help="May hold a table that waits, once, for the arbiter to look at. Default: who opens the pool.",
         ),
     ] = None,
-    lease: Annotated[int, time_option("How long a membership lasts without a renewal.")] = "24h",  # type: ignore[assignment]
+    lease: Annotated[int, time_option("How long a membership lasts without a renewal.")] = "8d",  # type: ignore[assignment]
     max_units: Annotated[
         int, typer.Option(min=1, max=MAX_UNITS, help="Most units paid per node, epoch and declared unit.")
     ] = 10**8,

@@ -248,7 +248,8 @@ def _joining(quote: Quote) -> int:
 
 
 def _day(plan: Plan, quote: Quote) -> int:
-    tables = max(DAY // max(plan.pool["epoch"], 1), 1)
+    delay = plan.pool["delay"] or -(-plan.pool["window"] // 4)
+    tables = max(DAY // max(delay, plan.pool["epoch"], 1), 1)
     return quote.cost(daily_gas(tables), (tables + 4) * PLAIN_BYTES)
 
 

@@ -242,6 +242,27 @@ async def node_register(
     return Plan(says, f"node {node} registered under {me}", steps)
 
 
+@transaction(node_app, "lend", example="node lend 0xNode 100 --network base-sepolia --key provider")
+async def node_lend(chain: "ChainClient", me: "Address", node: NodeAddress, amount: Amount) -> Plan:
+    """Let a node put up bonds out of your account: a validator's daemon carries slashes, and each takes a bond.
+
+    The tokens stay yours until a case needs them. 0 takes the permission back.
+    """
+    owner = (await chain.node_info(node)).provider
+    if owner != me and amount:
+        why = f"its provider is {owner or 'nobody'}, the signer is {me}"
+        raise CommandError("this node is not yours", why, "sign with its key", CHAIN)
+    says = (
+        f"the node {node} may take up to {ether(amount)} tokens out of your account, to put them up for slashes that "
+        "it carries. Whoever has its key may take them for anything. What comes back of them stays with the node, for "
+        "its next case"
+        if amount
+        else f"the node {node} may take nothing out of your account any more"
+    )
+    done = f"{node} may put up {ether(amount)} tokens of yours"
+    return Plan(says, done, [step("approve tokens", chain.contracts.approve(node, amount))])
+
+
 @transaction(node_app, "remove", example="node remove 0xNode --network base-sepolia --key provider")
 async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
     """Remove a node of yours; what it earned is still paid, and its stake answers until the unbonding is over."""

@@ -38,10 +38,11 @@ def wei(text: str) -> int:
     try:
         # Decimal, not float: 0.1 tokens are to be 10^17 wei exactly.
         amount = Decimal(text)
-        exact = amount.is_finite() and amount * TOKEN == int(amount * TOKEN)
+        # The size first: as a whole number 1e999999 takes minutes.
+        exact = amount.is_finite() and 0 <= amount <= MAX_TOKENS and amount * TOKEN == int(amount * TOKEN)
     except (InvalidOperation, ValueError, OverflowError):
         exact, amount = False, Decimal(0)
-    if not exact or not 0 <= amount <= MAX_TOKENS:
+    if not exact:
         raise CommandError(
             f"{text[:40]!r} is no amount of tokens",
             f"it must be 0 to {MAX_TOKENS:,} with at most 18 digits after the point",

@@ -115,7 +115,6 @@ async def prepare(
         reward_per_unit=TOKEN // 1000,
         window=WINDOW_SECONDS,
         epoch_seconds=EPOCH_SECONDS,
-        lease_seconds=24 * 3600,
         units_per_epoch=UNITS_PER_EPOCH,
         slash_amount=100 * TOKEN,
         validators=named["validator"],

@@ -7,6 +7,7 @@ import structlog
 import trio
 
 from contracts.bindings import PoolCreated, PoolParams
+from node.chain.bonds import Bond, read_bond, require
 from node.chain.cases import Case, FileCase, write_case
 from node.chain.connection import Receipt
 from node.chain.errors import RpcRefused
@@ -17,6 +18,7 @@ from node.chain.sender import SendLimits
 from node.chain.views import Views
 from protocol.identity import Address, NodeKey
 from protocol.statements import Earnings, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
+from protocol.upkeep import Patience
 
 logger = structlog.get_logger()
 REGISTRATION_SECONDS = 3600
@@ -82,9 +84,11 @@ class ChainClient(Views):
     async def sweep(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write(f"sweep pool {pool}", self._contracts.sweep(pool), key)
 
-    async def join(self, pool: int, contact: str, *, key: NodeKey | None = None) -> Receipt:
+    async def join(
+        self, pool: int, contact: str, *, key: NodeKey | None = None, patience: Patience | None = None
+    ) -> Receipt:
         """Join, renew the lease, or tell a new contact."""
-        return await self._write(f"join pool {pool}", self._contracts.join(pool, contact), key)
+        return await self._write(f"join pool {pool}", self._contracts.join(pool, contact), key, patience)
 
     async def admit(self, node: Address, by: Invited, *, key: NodeKey | None = None) -> Receipt:
         """Let a node into its pool by an invitation; its `join` comes after that."""
@@ -102,11 +106,19 @@ class ChainClient(Views):
         return await self._write(f"post the earnings of epoch {earnings.epoch}", call, key)
 
     async def claim(
-        self, pool: int, node: Address, units: int, proof: Sequence[bytes], *, key: NodeKey | None = None
+        self,
+        pool: int,
+        node: Address,
+        units: int,
+        proof: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
+        patience: Patience | None = None,
     ) -> Receipt:
         """Pay the node's provider what its line of the newest table says and was not paid yet; of an evicted node, give
         it back to the pool. Anybody may."""
-        return await self._write(f"claim the pay of {node}", self._contracts.claim(pool, node, units, proof), key)
+        call = self._contracts.claim(pool, node, units, proof)
+        return await self._write(f"claim the pay of {node}", call, key, patience)
 
     async def expel(self, node: Address, *, key: NodeKey | None = None) -> Receipt:
         """Remove a node whose provider's stake no longer covers its nodes."""
@@ -130,19 +142,26 @@ class ChainClient(Views):
         return await self._write(case.action, case.call(self._contracts), key)
 
     async def _put_up(self, case: FileCase, key: NodeKey | None) -> None:
-        """Let the vault take the bond that a quorum's slash needs; on a devnet whoever carries one is given it."""
-        carrier, (amount, have) = key or self.key, await self._bond_of(case, key)
-        if carrier is not None and have < amount and is_devnet(self.profile):
-            await DevnetFaucet(self).fund(carrier.address, token=amount - have)
-        await self._approve(self.profile.contracts.vault, amount, key)
+        """Let the vault take the bond that a quorum's slash needs, out of what the carrier's provider lends it where it
+        has too little; on a devnet whoever carries one is given it."""
+        if (carrier := key or self.key) is None:
+            return  # the write that follows says so
+        bond = await self._bond_of(case, carrier.address)
+        if not bond.is_there and is_devnet(self.profile):
+            await DevnetFaucet(self).fund(carrier.address, token=bond.borrowed)
+        elif bond.borrowed:
+            require(bond)
+            assert bond.provider is not None, "it lends"
+            lent = self._contracts.transfer_from(bond.provider, carrier.address, bond.borrowed)
+            await self._write("take a bond of the provider's", lent, key)
+        await self._approve(self.profile.contracts.vault, bond.needed, key)
 
-    async def _bond_of(self, case: FileCase, key: NodeKey | None) -> tuple[int, int]:
-        """Token wei that the case needs, and that its carrier has."""
-        owner, contracts = key or self.key, self._contracts
+    async def _bond_of(self, case: FileCase, carrier: Address) -> Bond:
+        contracts, commitment = self._contracts, case.commitment
 
-        def read() -> tuple[int, int]:
-            amount = contracts.case_bond(contracts.slash_of(case.commitment.pool, case.commitment.node))
-            return amount, contracts.token_balance(owner.address) if owner else 0
+        def read() -> Bond:
+            slash = contracts.slash_of(commitment.pool, commitment.node)
+            return read_bond(contracts, carrier, contracts.node_info(carrier).provider, slash)
 
         return await self._read("read a bond", read)
 

@@ -29,6 +29,7 @@ from node.chain.simulate import Simulation, Step, simulate
 from node.chain.witnesses import EndpointRecord, Witnesses
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain
+from protocol.upkeep import Patience
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -201,7 +202,13 @@ class Connection:
         if self.other_code:
             raise OtherContracts(self.other_code, self.profile.name)
 
-    async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
+    async def _write(
+        self,
+        action: str,
+        call: ContractFunction | ContractConstructor,
+        key: NodeKey | None,
+        patience: Patience | None = None,
+    ) -> Receipt:
         signer = key or self.key
         if signer is None:
             raise ChainError(f"cannot {action}", "no key was given to sign with", "give the key to sign with")
@@ -209,7 +216,7 @@ class Connection:
         if not self._checked:
             await self._read("connect", lambda: None)
         try:
-            receipt = await self._sender.send(call, signer, action)
+            receipt = await self._sender.send(call, signer, action, patience)
         except RpcUnreachable:
             self.healthy = False
             raise

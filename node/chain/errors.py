@@ -93,14 +93,18 @@ class InsufficientFunds(ChainError):
 
 
 class FeeTooHigh(ChainError):
-    """The chain, or an endpoint that says so, asks for more per gas than the network profile allows. wei per gas."""
+    """The chain, or an endpoint that says so, asks for more per gas than the network profile allows, or than is paid
+    for what can still wait. wei per gas."""
 
-    def __init__(self, asked: int, cap: int) -> None:
-        super().__init__(
-            "gas costs too much now",
-            f"a block asks for {asked / 1e9:g} gwei per gas, max_fee_gwei of the network profile is {cap / 1e9:g}",
-            "wait; or raise max_fee_gwei in the network profile",
-        )
+    def __init__(self, asked: int, cap: int, *, waits: bool = False) -> None:
+        told = f"a block asks for {asked / 1e9:g} gwei per gas"
+        if waits:
+            remedy = "nothing is lost yet: it is tried again, and more is paid as its time runs out"
+            super().__init__("gas costs too much now", f"{told}, and {cap / 1e9:g} is paid for this now", remedy)
+        else:
+            why = f"{told}, max_fee_gwei of the network profile is {cap / 1e9:g}"
+            super().__init__("gas costs too much now", why, "wait; or raise max_fee_gwei in the network profile")
+        self.waits = waits
 
 
 class InsufficientStake(ChainError):

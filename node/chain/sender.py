@@ -8,6 +8,7 @@ or an answer that got lost never makes it two.
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from statistics import median
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -33,22 +34,34 @@ from node.chain.receipts import Receipts, count
 from node.chain.refusals import Kind, Refused
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import (
+    BASES,
     FEE_BUMP,
     FEES,
     Call,
-    base_and_tip,
+    Price,
     call_of,
     fields_of,
     noop,
+    price_now,
+    price_paid,
     raise_fee,
     sign_transaction,
 )
 from node.chain.witnesses import Witnesses
+from node.recent import Recent
 from protocol.identity import Address, NodeKey
+from protocol.upkeep import Patience
 
 GAS_MARGIN = 1.25
-# Each raises the fee by an eighth or more, and each variant is one more that may be mined.
-MAX_BUMPS = 5
+UNASKED_RAISES = 5
+"""Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One that no
+block takes is raised as often as the cap allows."""
+LONGEST_RAISE = 600.0
+"""Seconds between two raises at most; they grow from `bump_after` by twos, since each variant may be mined."""
+USUAL = 9
+"""Transactions of a key, the newest, whose middle price is what is usual."""
+RAISED = 1024
+"""Numbers of keys of which it is known how often their fee was raised."""
 # Another program with our key may be sending, too; it needs a moment to get its own through.
 NONCE_TRIES = 4
 FEE_TRIES = 4
@@ -109,6 +122,7 @@ class _Sent(msgspec.Struct):
     nonce: int
     fields: dict[str, Any]
     variants: list[Pending]
+    patience: Patience | None = None
     seen: bool = False
     replaced: bool = False
     unheard: int = 0
@@ -146,22 +160,26 @@ class Sender:
         self._locks: dict[str, trio.Lock] = {}
         self._own: set[tuple[str, int]] = set()
         """(sender, nonce) that a task of this process waits for."""
+        self._raises: Recent[tuple[str, int], tuple[int, float]] = Recent(RAISED)
+        """(sender, nonce) -> how often its fee was raised, and when it may be again (monotonic)."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
         self._receipts = Receipts(web3, outbox, witnesses, limits.confirmations, limits.lag)
 
-    async def send(self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str) -> Any:
-        """Returns web3's receipt of a successful transaction.
+    async def send(
+        self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str, patience: Patience | None = None
+    ) -> Any:
+        """Returns web3's receipt of a successful transaction. patience: until when it can wait for a better price.
 
         An unfinished equal call of an earlier process, or one that was given up waiting for, is taken up
-        instead of being sent a second time. Raises Reverted, InsufficientStake, InsufficientFunds (nothing was
-        sent), RpcUnreachable, RpcRefused, TransactionReplaced, or TransactionUnconfirmed (it stays in the outbox).
+        instead of being sent a second time. Raises Reverted, InsufficientStake, InsufficientFunds, FeeTooHigh (nothing
+        was sent), RpcUnreachable, RpcRefused, TransactionReplaced, or TransactionUnconfirmed (it stays in the outbox).
         """
         sender = key.address
         bare = call_of(call)
         async with self._locks.setdefault(sender, trio.Lock()):
             # Not abandoned at a cancellation: it may be between writing down and sending.
-            sent = await self._run(partial(self._submit, bare, key, action), abandon=False)
+            sent = await self._run(partial(self._submit, bare, key, action, patience), abandon=False)
             # Marked while the lock is held: `resume` must not take up what this task is about to wait for.
             self._own.add((sender, sent.nonce))
         try:
@@ -181,12 +199,13 @@ class Sender:
 
     # ---- in threads: putting out
 
-    def _submit(self, call: Call, key: NodeKey, action: str) -> _Sent:
+    def _submit(self, call: Call, key: NodeKey, action: str, patience: Patience | None) -> _Sent:
         try:
             # A crash between sending and hearing of the receipt must not pay twice for one intent.
             earlier = self._unfinished(call, key)
             if earlier is not None:
                 log.info("chain.taken_up", action=action, transaction=earlier.variants[-1].hash)
+                earlier.patience = patience
                 return earlier
             sender = Web3.to_checksum_address(key.address)
             asked: Any = {**call.fields(), "from": sender}
@@ -194,14 +213,14 @@ class Sender:
             _, gas, fees, have, nonce = at_once(
                 lambda: self._web3.eth.call(asked),
                 lambda: self._web3.eth.estimate_gas(asked),
-                self._fees,
+                lambda: self._fees(key.address, patience),
                 lambda: self._web3.eth.get_balance(sender),
                 lambda: self._nonce(key.address),
             )
             # State may move between the estimate and the block; what is not used is not paid.
             fields = {**call.fields(), "gas": int(gas * GAS_MARGIN), "chainId": self._chain_id, **fees, "nonce": nonce}
             _require_funds(have, key.address, fields, action)
-            return self._number_and_put_out(fields, key, action, call.intent)
+            return self._number_and_put_out(fields, key, action, call.intent, patience)
         except EXPECTED as error:
             raise translate(error, action) from error
 
@@ -216,13 +235,15 @@ class Sender:
                 found = _Sent(left.pending.nonce, fields_of(variants[-1]), variants)
         return found
 
-    def _number_and_put_out(self, fields: dict[str, Any], key: NodeKey, action: str, intent: str) -> _Sent:
+    def _number_and_put_out(
+        self, fields: dict[str, Any], key: NodeKey, action: str, intent: str, patience: Patience | None
+    ) -> _Sent:
         """fields: complete; after a refusal the number is asked for anew."""
         tries = 0
         for turn in range(NONCE_TRIES + FEE_TRIES):
             if turn:
                 fields["nonce"] = self._nonce(key.address)
-            sent = _Sent(fields["nonce"], fields, [])
+            sent = _Sent(fields["nonce"], fields, [], patience)
             try:
                 self._put_out(sent, key, action, intent)
             except _NonceTaken:
@@ -232,26 +253,33 @@ class Sender:
                 time.sleep(0.2 * tries)
                 continue
             except _Underpriced:
-                fields = self._raised({**fields, **self._fees()}, UNDERPRICED_FACTOR)
+                fees, most = self._fees(key.address, patience), self._most(key.address, patience)
+                fields = _raised({**fields, **fees}, most, UNDERPRICED_FACTOR)
                 continue
             return sent
         # Not for ever: behind this may be an endpoint that refuses whatever it is given.
         raise RpcRefused(action, f"its number or its fee was refused again and again ({key.address})")
 
-    def _fees(self) -> dict[str, Any]:
-        (base, told), cap = base_and_tip(self._web3), self._limits.max_fee
-        if base > cap:
-            raise FeeTooHigh(base, cap)
-        tip = min(told, cap // TIP_SHARE, cap - base)
-        if tip < told:
-            log.warning("chain.tip_capped", told=told, paid=tip)
-        # Twice the base fee outlasts five full blocks in a row, each of which raises it by an eighth.
-        return {"maxPriorityFeePerGas": tip, "maxFeePerGas": min(2 * base + tip, cap)}
+    def _fees(self, sender: Address, patience: Patience | None) -> dict[str, Any]:
+        price, cap = price_now(self._web3), self._limits.max_fee
+        most = self._most(sender, patience, price)
+        if price.base > most:
+            raise FeeTooHigh(price.base, most, waits=most < cap)
+        tip = min(price.tip, most // TIP_SHARE, most - price.base)
+        if tip < price.tip:
+            log.warning("chain.tip_capped", told=price.tip, paid=tip)
+        return {"maxPriorityFeePerGas": tip, "maxFeePerGas": min(BASES * price.base + tip, most)}
 
-    def _raised(self, fields: dict[str, Any], factor: float = FEE_BUMP) -> dict[str, Any]:
-        """The same transaction, paid better, but never above the cap."""
-        better = raise_fee(fields, factor)
-        return {**better, **{name: min(better[name], self._limits.max_fee) for name in FEES}}
+    def _most(self, sender: Address, patience: Patience | None, price: Price | None = None) -> int:
+        """Wei per gas that are not exceeded now: the owner's cap, or less for what can wait."""
+        cap = self._limits.max_fee
+        if patience is None:
+            return cap
+        price = price or price_now(self._web3)
+        mined = [row for row in self._outbox.history(sender) if row.fate is Fate.MINED][-USUAL:]
+        # Who has sent nothing yet knows no other price.
+        usual = int(median([price_paid(row) for row in mined])) if mined else price.base + price.tip
+        return patience.most(usual, cap, price.at)
 
     def _nonce(self, sender: Address) -> int:
         """The lowest number that neither the chain's pool nor an unfinished transaction of ours uses.
@@ -388,12 +416,21 @@ class Sender:
         return Recovered(last, Fate.PENDING)
 
     def _bump(self, sent: _Sent, key: NodeKey, action: str) -> None:
-        better = self._raised(sent.fields)
+        """Pay more, if it is time for that."""
+        raised, again_at = self._raises.get((key.address, sent.nonce), (0, 0.0))
+        if time.monotonic() < again_at:
+            return
+        price = price_now(self._web3)
+        if price.base <= sent.fields["maxFeePerGas"] and raised >= UNASKED_RAISES:
+            return
+        better = _raised(sent.fields, self._most(key.address, sent.patience, price))
         # The cap cut it: what pays less than a real raise is refused, and would only be noise.
         if better["maxFeePerGas"] < raise_fee(sent.fields)["maxFeePerGas"]:
             log.warning("chain.fee_at_cap", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])
             return  # no endpoint takes a replacement that pays less than a tenth more
-        fresh = self._fees()
+        fresh = self._fees(key.address, sent.patience)
+        pause = min(self._limits.bump_after * 2**raised, LONGEST_RAISE)
+        self._raises[key.address, sent.nonce] = raised + 1, time.monotonic() + pause
         sent.fields = {name: max(value, fresh[name]) if name in fresh else value for name, value in better.items()}
         log.info("chain.fee_raised", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])
         try:
@@ -407,8 +444,9 @@ class Sender:
         for left in self._resume(sender):
             if left.fate is Fate.PENDING and left.pending.nonce < sent.nonce:
                 variants = [p for p in self._outbox.pending(sender) if p.nonce == left.pending.nonce]
-                if variants and len(variants) <= MAX_BUMPS:
-                    stuck = _Sent(left.pending.nonce, fields_of(variants[-1]), variants)
+                if variants:
+                    # As patient as what waits behind it.
+                    stuck = _Sent(left.pending.nonce, fields_of(variants[-1]), variants, sent.patience)
                     self._bump(stuck, key, left.pending.action)
         self._fill_gap(sent, key)
 
@@ -419,7 +457,7 @@ class Sender:
             return
         # Some program of this key signed a number and lost it: everything behind waits until that number is used.
         log.warning("chain.gap_filled", nonce=gap, sender=key.address)
-        nothing = _Sent(gap, noop(key.address, gap, self._chain_id, self._fees()), [])
+        nothing = _Sent(gap, noop(key.address, gap, self._chain_id, self._fees(key.address, None)), [])
         try:
             self._put_out(nothing, key, f"fill the unused number {gap}", "")
         except (ChainError, _NonceTaken, _Underpriced) as error:
@@ -457,7 +495,7 @@ class Sender:
         def work() -> None:
             self._tend(sent, key)
             self._receipts.offer(sent.variants[-1])
-            if not sent.seen and not sent.unheard and len(sent.variants) <= MAX_BUMPS:
+            if not sent.seen and not sent.unheard:
                 self._bump(sent, key, action)
 
         try:
@@ -494,6 +532,12 @@ def _translated(function: Callable[[], T], action: str) -> T:
         return function()
     except EXPECTED as error:
         raise translate(error, action) from error
+
+
+def _raised(fields: dict[str, Any], most: int, factor: float = FEE_BUMP) -> dict[str, Any]:
+    """The same transaction, paid better, but no better than that."""
+    better = raise_fee(fields, factor)
+    return {**better, **{name: min(better[name], most) for name in FEES}}
 
 
 def _require_funds(have: int, sender: Address, fields: Any, action: str) -> None:

@@ -19,7 +19,7 @@ from contracts.asking import at_once
 from node.chain.errors import InsufficientFunds, RpcRefused, RpcUnreachable, from_revert, tokens, translate
 from node.chain.refusals import Refused, revert_of
 from node.chain.rpc import EXPECTED
-from node.chain.transactions import Call, base_and_tip, call_of
+from node.chain.transactions import BASES, Call, call_of, price_now
 from protocol.identity import Address
 
 GAS_PRICE_ORACLE = "0x420000000000000000000000000000000000000F"
@@ -77,8 +77,8 @@ def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: boo
     gas = _gas_of_many(web3, steps, calls, sender) if len(steps) > 1 else None
     gas = gas or [_gas_of_one(web3, steps[0], calls[0], sender), *([None] * (len(steps) - 1))]
     try:
-        (base, tip), have, layer1 = at_once(
-            lambda: base_and_tip(web3),
+        price, have, layer1 = at_once(
+            lambda: price_now(web3),
             lambda: int(web3.eth.get_balance(Web3.to_checksum_address(sender))),
             lambda: [l1_fee(web3, call) if l1_fees else 0 for call in calls],
         )
@@ -88,7 +88,7 @@ def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: boo
         Estimate(step.action, guess_gas(call) if used is None else used, used is not None, fee)
         for step, call, used, fee in zip(steps, calls, gas, layer1, strict=True)
     )
-    done = Simulation(estimates, base + tip, 2 * base + tip)
+    done = Simulation(estimates, price.base + price.tip, BASES * price.base + price.tip)
     if have < done.cost:
         why = f"{sender} has {tokens(have)} ETH, gas for this costs about {tokens(done.cost)}"
         raise InsufficientFunds(f"cannot {steps[0].action}", why, "send the account some of the chain's coin")

@@ -24,6 +24,8 @@ from protocol.identity import Address, NodeKey
 FEE_BUMP = 1.125
 """At least 10 % more is what nodes accept as a replacement."""
 NOOP_GAS = 21_000
+BASES = 2
+"""Base fees that a transaction offers: it outlasts five full blocks in a row, each of which raises one by an eighth."""
 FEES = ("maxFeePerGas", "maxPriorityFeePerGas")
 """Wei per gas: in all, and of it for whoever makes the block."""
 MAX_TIP = RPCEndpoint("eth_maxPriorityFeePerGas")
@@ -84,11 +86,26 @@ def noop(sender: Address, nonce: int, chain_id: int, fees: Mapping[str, Any]) ->
     return {"to": own, "data": b"", "value": 0, "gas": NOOP_GAS, "chainId": chain_id, "nonce": nonce, **fees}
 
 
-def base_and_tip(web3: Web3) -> tuple[int, int]:
-    """Wei per gas: what the newest block takes, and what an endpoint recommends to add."""
+class Price(msgspec.Struct, frozen=True):
+    """Wei per gas: what the newest block takes, and what an endpoint recommends to add. at: that block's time."""
+
+    base: int
+    tip: int
+    at: int
+
+
+def price_now(web3: Web3) -> Price:
+    """Asks an endpoint."""
     block, tip = at_once(lambda: web3.eth.get_block("latest"), lambda: _tip(web3))
     base = int(block.get("baseFeePerGas", 0))
-    return base, max(0, int(web3.eth.gas_price) - base) if tip is None else tip
+    return Price(base, max(0, int(web3.eth.gas_price) - base) if tip is None else tip, int(block["timestamp"]))
+
+
+def price_paid(pending: Pending) -> int:
+    """Wei per gas that a block took when this was signed, as `Sender` makes a fee of it, with the tip."""
+    fields = fields_of(pending)
+    most, tip = (int(fields[name]) for name in FEES)
+    return (most - tip) // BASES + tip
 
 
 def _tip(web3: Web3) -> int | None:

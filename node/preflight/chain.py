@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from statistics import median
@@ -12,8 +13,10 @@ import msgspec
 import trio
 
 from contracts.bindings import NOBODY, Contracts, PoolInfo, PostedEarnings
+from node.chain.bonds import Bond, read_bond
 from node.chain.endpoints import EndpointFailed, Line
 from node.chain.errors import ChainError, OtherContracts, RpcUnreachable, shown, tokens
+from node.chain.faucet import is_devnet
 from node.chain.invitations import OPEN_DOOR, Door
 from node.chain.invitations import look as look_for_invitation
 from node.chain.profile import NetworkProfile
@@ -235,7 +238,7 @@ async def look_up(
         *([lambda: chain.stake_of(whose)] if whose else []),
     )
     bonded = stake[0].bonded if stake else 0
-    day = daily_gas(max(DAY // max(pool.epoch_seconds, 1), 1)) * price
+    day = daily_gas(max(DAY // max(pool.delay, pool.epoch_seconds, 1), 1)) * price
     return Standing(node, provider, bonded, required, balances.coin, JOIN_GAS * price, day), found
 
 
@@ -266,6 +269,30 @@ def check_gas(standing: Standing) -> Finding:
         return warning("gas", what, send, **data)
     lasts = "for years" if days > 1000 else f"for {days:.0f} days"
     return ok("gas", f"the node's account has {coins(standing.coin)}: gas {lasts}", **data)
+
+
+def check_bond(bond: Bond, common: str) -> Finding:
+    """Pure. Of a validator: without it the slash that a quorum agrees on does not arrive. common: how a command names
+    the network and the provider's key."""
+    data = {"needed_wei": str(bond.needed), "own_wei": str(bond.own), "allowed_wei": str(bond.allowed)}
+    if bond.is_there:
+        return ok("bond", f"{tokens(bond.needed)} tokens are at hand for the bond of a case", **data)
+    what = f"this validator cannot carry a slash, which takes a bond for each unit of who is slashed: {bond.why}"
+    return warning("bond", what, "; then ".join(bond.steps(common)), **data)
+
+
+async def look_at_bond(chain: "ChainClient", node: Address, pool: PoolInfo, config: NodeConfig) -> Finding | None:
+    """None for who carries no slash, or has no stake yet, and on a devnet, which gives the bond. Raises ChainError."""
+    if node not in pool.validators or is_devnet(chain.profile):
+        return None
+    provider = (await chain.node_info(node)).provider
+    if provider is None:
+        return None
+    read = partial(read_bond, node=node, provider=provider, slash=pool.slash_amount)
+    file = provider_file(config)
+    key = FIRST_KEY if file is None else key_word(file, config)
+    common = f"--network {quote(network_word(config.network))} --key {quote(key)}"
+    return check_bond(await chain.ask("read a bond", read), common)
 
 
 def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
@@ -415,11 +442,16 @@ async def find_provider(chain: "ChainClient", config: NodeConfig) -> Provider | 
     file, address = provider_file(config), provider_address(config)
     if file is None or address is None:
         return None
-    key = file.stem if file.parent == config.home / "keys" else str(file)
+    key = key_word(file, config)
     balances, price, mintable = await together(
         lambda: chain.balances(address), chain.gas_price, lambda: _is_mintable(chain, address)
     )
     return Provider(key, address, balances.coin, balances.token, PROVIDER_GAS * price, mintable)
+
+
+def key_word(file: Path, config: NodeConfig) -> str:
+    """What a command calls the key in this keystore."""
+    return file.stem if file.parent == config.home / "keys" else str(file)
 
 
 def _address_in(file: Path, *, named: bool) -> Address | None:

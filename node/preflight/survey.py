@@ -32,6 +32,7 @@ from node.preflight.chain import (
     check_stake,
     check_witnesses,
     look,
+    look_at_bond,
     look_at_door,
     read_powers,
     who_takes_what,
@@ -218,6 +219,8 @@ class Survey:
             steps.insert(0, f"intellect-node keys new --state-dir {directory}")
         self._add(check_stake(standing, steps))
         self._add(check_gas(standing))
+        if (bond := await look_at_bond(chain, self._node, pool, config)) is not None:
+            self._add(bond)
         # Before it is ready the contract says no in any case, for a reason that was told already.
         if standing.ready and self._scope.joining and not door.shut:
             await self._rehearse(chain, pool, door)

@@ -70,6 +70,12 @@ class Seen(msgspec.Struct, frozen=True):
         return self.pool.ended and self.waiting is None and self.now >= self.pool.swept_from
 
     @property
+    def is_last(self) -> bool:
+        """Whether the pool is over, and its table has every epoch or none comes any more."""
+        last = self.pool.epoch_at(self.pool.stopped_at)
+        return self.pool.ended and (self.may_be_swept or self.first > last)
+
+    @property
     def lasts(self) -> int | None:
         """For how many epochs like those of the newest table the escrow lasts; None where there is none to go by."""
         price = self.pool.reward_per_unit

@@ -1,8 +1,9 @@
 """Pay brought to those who are not there: a node that is away, or has left the pool, is claimed for by others.
 
 Anybody may carry a claim, and whoever does pays its gas: the contracts give no share of it. So validators and the
-trainer do it, in turns that follow from the claim, a day after they have seen a line that nobody claims. What is owed
-since when stands in the journal: a restart waits no day more.
+trainer do it, in turns that follow from the claim, a week after they have seen a line that nobody claims: a member that
+is away for some days claims for itself when its time of the week comes. Of who has left the pool, and in one that is
+over, they wait for a day. What is owed since when stands in the journal: a restart waits no day more.
 """
 
 from functools import partial
@@ -11,16 +12,16 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from node.chain.errors import Reverted
+from node.chain.errors import FeeTooHigh, Reverted
 from node.services.books import Books, Keeping, Seen
 from node.services.court.turns import place
 from node.services.workplace import Workplace
 from node.state.kept import cached
 from protocol.identity import Address, address_from_bytes
 from protocol.table import Table
+from protocol.upkeep import DAY, WEEK, Patience
 
 log = structlog.get_logger()
-DAY = 86_400
 TURN = 600
 """Seconds that each keeper before this one is given."""
 SILENT = 900.0
@@ -54,7 +55,7 @@ class Bringing(Keeping):
         if table is not None:
             before = await self._known()
             owed = self._owed(table, before, seen.now)
-            due = [name for name, (paid, since) in owed.items() if seen.now >= since + DAY + self._wait(name, paid)]
+            due = [name for name, (paid, since) in owed.items() if seen.now >= self._due(seen, name, paid, since)]
             for name in due[:MOST]:
                 owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
@@ -81,6 +82,11 @@ class Bringing(Keeping):
         heard = self._context.board.heard.get(node)
         return node == self._own or (heard is not None and self._context.clock.monotonic() - heard < SILENT)
 
+    def _due(self, seen: Seen, name: bytes, paid: int, since: int) -> int:
+        """A member comes back, and claims when its time of the week comes; who has left does not."""
+        comes = not seen.pool.ended and self._context.membership.is_member(address_from_bytes(name))
+        return since + (WEEK if comes else DAY) + self._wait(name, paid)
+
     def _wait(self, name: bytes, claimed: int) -> int:
         """Seconds that others act first; by what was paid, so that it is another one's turn each time."""
         case = name + claimed.to_bytes(8)
@@ -95,8 +101,10 @@ class Bringing(Keeping):
         if share is None or not share.units or share.units <= claimed:
             return claimed
         try:
-            await self._chain.claim(self._pool, node, share.units, share.proof)
-        except Reverted as error:  # its size allows no more yet, or its case is open
+            # Begun anew by each look: another's claim waits for as long as gas is dear.
+            patience = Patience(seen.now, seen.now + DAY)
+            await self._chain.claim(self._pool, node, share.units, share.proof, patience=patience)
+        except (Reverted, FeeTooHigh) as error:  # its size allows no more yet, its case is open, or gas is dear
             log.info("pay.not_brought", node=node, why=error.why)
             return claimed
         self.brought += 1

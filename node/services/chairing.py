@@ -34,6 +34,9 @@ PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
 TURN = 5.0
 """Seconds that a standby leaves to each one before it to carry the validators' words."""
+HELD_WITH = 3
+"""The last part of a lease, in which it is held: so long, of an hour twenty minutes, a chain may be slow or silent
+before a standby may take the chair. Each hold costs gas, so it is not held sooner."""
 STALL_BATCHES = 8
 """Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand still: of
 one batch's files too many may be without a signal."""
@@ -152,7 +155,8 @@ class Chairing(Service):
         seen = member.seen_at if member is not None else None
         patience = max(
             self._context.run.spec.chair.silence_seconds,
-            MISSED_UNHEALTHY * heartbeat_interval(members.present()),  # in a large pool everybody speaks seldom
+            # In a large pool everybody speaks seldom. The dead keep their leases for days, and do not count.
+            MISSED_UNHEALTHY * heartbeat_interval(1 + len(members.live(now))),
         )
         return not term.ended and seen is not None and now - max(seen, term.at) > patience
 
@@ -222,8 +226,7 @@ class Chairing(Service):
     async def _act(self, candidate: Candidate) -> None:
         term, now = self._terms.now, self._context.time.now()
         if term.holder == self._context.key.address and not term.ended:
-            # Half of a lease is left for a chain that is slow, before a standby may take the chair.
-            if now > term.until - self._terms.lease / 2 and candidate.holds():
+            if now > term.until - self._terms.lease / HELD_WITH and candidate.holds():
                 await self._chain.hold_chair(self._context.pool, *candidate.at())
                 await self._until_changed(term)
             if candidate.holds():

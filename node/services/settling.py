@@ -5,6 +5,7 @@ the chain itself before anything is sent. Times are those of blocks. Warns of wh
 that runs out, a slash that must be appealed with a key that is not here, new validators.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +16,8 @@ import structlog
 import trio
 
 from contracts.bindings import CaseState, PoolInfo
-from node.chain.errors import Reverted, tokens
+from node.chain.bonds import read_bond
+from node.chain.errors import FeeTooHigh, Reverted, tokens
 from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.books import Books, Keeping, Seen
@@ -26,16 +28,15 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import EpochRootSigned, Signed, of_kind, open_envelope
 from protocol.table import Head
+from protocol.upkeep import WEEK, Patience, slot_began
 
 log = structlog.get_logger()
-# a claim costs the same gas however many epochs it brings, and what stands in a table is owed: waiting loses nothing
-EPOCHS_TO_GATHER = 8
-MOST_TO_GATHER = 6 * 3600.0
-"""Seconds that pay may wait for more to come, so that one transaction brings several epochs."""
 EPOCHS_TOLD = 64
 """Epochs of ours whose pay the status tells, the newest."""
 WARN_EPOCHS = 3
 """An escrow that lasts for fewer epochs like the last ones is told."""
+BOND_EVERY = 3600.0
+"""Seconds between two looks whether a validator has the bond of a case."""
 WARN_SHARE = 0.9
 """A newest table that paid less of what waited for it is told."""
 SENDING = "claiming"
@@ -72,10 +73,15 @@ class Account(msgspec.Struct, frozen=True):
 class Warnings:
     """What costs money if nobody acts. told: by name, as of the last look; bonded: wei that answer for this node."""
 
-    def __init__(self, books: Books, progress: ProgressRecord) -> None:
+    def __init__(self, books: Books, progress: ProgressRecord, *, bonds: bool) -> None:
+        """bonds: whether somebody must see that a slash's bond is there: a devnet gives it."""
         self.behind = 0
         """Units of all nodes that the newest table cannot pay."""
         self._chain, self._ledger, self._progress = books.chain, books.ledger, progress
+        self._own, self._bonds = books.context.key.address, bonds
+        self._clock = books.context.clock
+        self._bond: tuple[float, str] = (-math.inf, "")
+        """When it was looked at last, and what was wrong with it."""
         self.told: dict[str, str] = {}
         self.bonded = 0
 
@@ -83,8 +89,11 @@ class Warnings:
         """Tell what is new. certified: units that no table has yet; behind: those that the newest table owes."""
         self.behind = behind
         told = {**self._of_the_pool(seen, certified), **await self._of_cases(seen.now, provider)}
+        if self._bonds and self._own in seen.pool.validators and (lacking := await self._lacking(seen, provider)):
+            told["bond"] = lacking
         for name, text in told.items():
-            if self.told.get(name) != text:
+            # Of a bond the amounts follow the provider's account: it is told once until it is there.
+            if self.told.get(name) != text and not (name in self.told and name == "bond"):
                 log.warning(f"pay.{name.split()[0]}", what=text)
                 self._progress.tell(TROUBLE, text)
         self.told = told
@@ -118,6 +127,17 @@ class Warnings:
             told["validators"] = f"other validators may take office from {when(pool.validators_from)}: {names}"
         return told
 
+    async def _lacking(self, seen: Seen, provider: Address | None) -> str:
+        """What this validator lacks to carry a slash; empty if nothing."""
+        now = self._clock.monotonic()
+        if now >= self._bond[0] + BOND_EVERY:
+            read = partial(read_bond, node=self._own, provider=provider, slash=seen.pool.slash_amount)
+            bond = await self._chain.ask("read a bond", read)
+            remedy = "; then ".join(bond.steps())
+            text = f"a slash that this validator carries takes a bond: {bond.why}: {remedy}"
+            self._bond = now, "" if bond.is_there else text
+        return self._bond[1]
+
     async def _of_cases(self, now: int, provider: Address | None) -> dict[str, str]:
         """Stake of our provider that is lost unless somebody with its key acts in time."""
         if provider is None:
@@ -143,19 +163,55 @@ class Warnings:
         return told
 
 
+class Gathering:
+    """When due pay is claimed, and what is paid for that. on: whether it waits for more, until this node's time of the
+    week: a claim costs the same gas however many epochs it brings, and what stands in a table is owed."""
+
+    def __init__(self, books: Books, on: bool) -> None:
+        self._on = on
+        self._chain, self._ledger, self._own = books.chain, books.ledger, books.context.key.address
+        self._paid_at = (-1, 0)
+        """The block of the newest claim, and its time."""
+
+    async def is_time(self, seen: Seen) -> bool:
+        """Whether it has waited long enough."""
+        if not self._on or seen.is_last:
+            return True
+        return slot_began(self._own, seen.now) > await self._began(seen.pool)
+
+    async def _began(self, pool: PoolInfo) -> int:
+        """By the chain's events alone, so that no restart claims again: the last claim; of a newcomer, the pool's first
+        table, so that it has its first pay at once."""
+        if self._ledger.claims:
+            block = self._ledger.claims[-1].block
+            if self._paid_at[0] != block:
+                self._paid_at = block, (await self._chain.block(block)).timestamp
+            return self._paid_at[1]
+        return pool.maturity(self._ledger.tables[0].epoch) if self._ledger.tables else 0
+
+    def patience(self, seen: Seen) -> Patience | None:
+        """What is claimed waits for a better price until this node's next time."""
+        began = slot_began(self._own, seen.now)
+        return Patience(began, began + WEEK) if self._on else None
+
+    def end(self) -> None:
+        """From now on nothing waits for more."""
+        self._on = False
+
+
 class Settling(Keeping):
-    """gather: seconds that due pay may wait for more, None for what suits the pool's epochs."""
+    """gathers: whether due pay waits for more (`Gathering`)."""
 
     name = "settling"
     trouble = "pay.not_claimed"
 
-    def __init__(self, books: Books, gather: float | None = None) -> None:
+    def __init__(self, books: Books, *, gathers: bool = True) -> None:
         super().__init__(books)
-        self._gather = gather
+        self.gathering = Gathering(books, gathers)
         self._progress = self._context.progress
         self._provider: Address | None = None
         self._told_paid: int | None = None
-        self._warnings = Warnings(books, self._progress)
+        self._warnings = Warnings(books, self._progress, bonds=gathers)
         self._waiting: dict[int, int] = {}
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
@@ -224,7 +280,7 @@ class Settling(Keeping):
 
     async def hurry(self) -> None:
         """From now on pay waits for no more to come. Returns once all is looked at that was made before."""
-        self._gather = 0.0
+        self.gathering.end()
         for _ in range(2):  # the first one may be under way, and may have asked the journal before
             looked = self.looked.next
             self._bell.ring()
@@ -236,11 +292,11 @@ class Settling(Keeping):
         if self._provider is None:
             self._provider = (await self._chain.node_info(self._own)).owner
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
-        await self._finish()
+        await self._finish(self.gathering.patience(seen))
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
         claimed = await self._chain.claimed(self._pool, self._own)
-        if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
-            await self._claim(share.units, share.proof)
+        if share and share.units and share.units > claimed and await self.gathering.is_time(seen):
+            await self._claim(share.units, share.proof, self.gathering.patience(seen))
             claimed = await self._chain.claimed(self._pool, self._own)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
@@ -261,19 +317,12 @@ class Settling(Keeping):
 
     # claiming
 
-    def _is_time(self, pool: PoolInfo, now: int) -> bool:
-        """Whether what is due has waited long enough for more: since the first table after the last pay."""
-        paid_at = self._ledger.claims[-1].block if self._ledger.claims else 0
-        first = next((table.epoch for table in self._ledger.tables if table.block > paid_at), None)
-        wanted = min(EPOCHS_TO_GATHER * pool.epoch_seconds, MOST_TO_GATHER) if self._gather is None else self._gather
-        return first is None or now - pool.maturity(first) >= wanted or pool.ended
-
-    async def _claim(self, units: int, proof: tuple[bytes, ...]) -> None:
+    async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.
         await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode((units, proof)))
-        await self._finish()
+        await self._finish(patience)
 
-    async def _finish(self) -> None:
+    async def _finish(self, patience: Patience | None) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
         on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
         kept = await self._journal.do(self._journal.recall, SENDING)
@@ -286,9 +335,10 @@ class Settling(Keeping):
             return await self._journal.do(self._journal.remember, SENDING, b"")
         units, proof = claim
         try:
-            await self._chain.claim(self._pool, self._own, units, proof)
+            await self._chain.claim(self._pool, self._own, units, proof, patience=patience)
             log.info("pay.claimed", units=units)
-        except Reverted as error:  # somebody else carried it, a newer table was posted, or its size allows no more yet
+        # Somebody else carried it, a newer table was posted, or its size allows no more yet; or it waits for a price.
+        except (Reverted, FeeTooHigh) as error:
             log.info("pay.not_due", units=units, why=error.why)
         await self._journal.do(self._journal.remember, SENDING, b"")
 

@@ -197,7 +197,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def settling(self) -> Settling:
         """What this node's work comes to."""
         # On a devnet gas costs nothing, and pay waits for no more to come.
-        return Settling(self.books, 0.0 if is_devnet(self.chain.profile) else None)
+        return Settling(self.books, gathers=not is_devnet(self.chain.profile))
 
     @cached_property
     def tally(self) -> Tally:

@@ -1,7 +1,9 @@
 """The contract commands against a real chain that says it is Base Sepolia: the whole story, and what goes wrong."""
 
 import json
+import shlex
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from node.chain.errors import TransactionUnconfirmed
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.sender import SendLimits
 from node.chain.simulate import Step
+from node.config import NodeConfig
+from node.preflight.chain import look_at_bond
 from node.state.journal import Journal
 from node.state.keystore import load_key
 from protocol.identity import NodeKey
@@ -333,6 +337,43 @@ def test_the_chair_of_a_pool_is_its_managers_until_trainers_are_seated(scene: An
     assert "no member with a stake" in refused["errors"]
     assert scene.look("chair", "show", str(pool))["until"] == seated["until"]
     scene.send("me", "chair", "take", str(pool), "--step", "4", "--root", "33" * 32, "--dry-run", code=4)
+
+
+def test_what_doctor_prints_for_a_validator_without_a_bond_is_typed_as_it_is_and_helps(
+    scene: Any, tmp_path: Path
+) -> None:
+    node = scene.cli("keys", "new", "--state-dir", str(tmp_path / "judge"), "--json")["address"]
+    scene.send("me", "provider", "register")
+    scene.send("me", "node", "register", "--node-state", str(tmp_path / "judge"))
+    people = [
+        "--trainer",
+        "0x" + "22" * 20,
+        "--validator",
+        node,
+        "--slash",
+        "50",
+        "--fund",
+        "50",
+        "--run-root",
+        "ab" * 32,
+    ]
+    number = scene.send("me", "pool", "create", *people)["pool"]
+    config = NodeConfig(network=NETWORK, home=scene.home, provider_key_file=scene.home / "keys" / "me.json")
+
+    def looked_at(who: Any) -> Any:
+        async def look() -> Any:
+            with closing(ChainClient(load_profile(NETWORK, home=scene.home))) as chain:
+                return await look_at_bond(chain, who, await chain.pool(number), config)
+
+        return trio.run(look)
+
+    before = looked_at(node)
+    assert before.level == "warning" and "needs 12.5" in before.what
+    assert main([*shlex.split(before.remedy)[1:], "--yes"]) == 0
+    assert looked_at(node).level == "ok" and looked_at(scene.me) is None, "who carries none is not asked"
+    scene.send("me", "node", "lend", node, "0")
+    refused = scene.send("me", "node", "lend", "0x" + "11" * 20, "5", code=4)
+    assert "not yours" in refused["errors"]
 
 
 def test_the_way_back_to_a_nodes_stake_is_one_command_that_goes_on_where_it_was(

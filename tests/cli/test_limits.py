@@ -43,6 +43,8 @@ PEOPLE = ["--run-root", ROOT, "--trainer", NODE, "--validator", NODE]
         ["join", str(2**256)],
         ["stake", "-5"],
         ["stake", "1e400"],
+        ["stake", "1e999999"],
+        ["stake", "-1e999999"],
         ["stake", str(MAX_TOKENS + 1)],
         ["provider", "register", "--units", str(2**256)],
         ["pool", "create", *PEOPLE, "--max-units", str(MAX_UNITS + 1)],

@@ -152,6 +152,38 @@ def test_a_daemon_that_ends_closes_its_way_to_the_chain(
     assert said == ["opened", "closed"]
 
 
+@pytest.mark.parametrize(
+    ("who", "tells"),
+    [("stops", False), ("has left", True), ("has a seat", True), ("leads alone", False), ("is out", False)],
+)
+async def test_a_node_that_stops_stays_a_member_and_who_leaves_or_has_a_seat_tells_the_chain(
+    who: str, tells: bool, tmp_path: Path
+) -> None:
+    told: list[int] = []
+
+    class Chain:
+        async def leave(self, pool: int) -> None:
+            await trio.lowlevel.checkpoint()
+            told.append(pool)
+
+    node, journal = daemon.Daemon(NodeConfig(state_dir=tmp_path, home=tmp_path)), Journal(tmp_path / "j.sqlite")
+    evicted = trio.Event()
+    members = SimpleNamespace(
+        own="0xab",
+        evicted=evicted,
+        terms=SimpleNamespace(seated=who == "has a seat"),
+        in_office=lambda one: who in ("has a seat", "leads alone"),
+    )
+    if who == "has left":
+        node.crew.left.set()
+    if who == "is out":
+        evicted.set()
+    given: Any = (Chain(), 7, members, tmp_path, journal)
+    await node._leave(*given)
+    assert told == ([7] if tells else [])
+    journal.close()
+
+
 @pytest.mark.parametrize("when", ["at work", "while it starts", "before it was started"])
 async def test_who_leaves_ends_what_works_and_keeps_what_stays_until_it_has_left(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,16 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.chain.client import ChainClient
-from node.chain.errors import ChainError, DevnetError, InsufficientFunds, InsufficientStake, RpcUnreachable, tokens
+from node.chain.errors import (
+    ChainError,
+    DevnetError,
+    FeeTooHigh,
+    InsufficientFunds,
+    InsufficientStake,
+    Reverted,
+    RpcUnreachable,
+    tokens,
+)
 from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
@@ -23,7 +32,8 @@ from node.services.base import Service
 from node.state.keystore import load_key, load_or_create, read_password
 from node.swarm.membership import Membership
 from protocol.errors import IntellectError
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
+from protocol.upkeep import Patience, look_every, margin, renewal_due
 
 log = structlog.get_logger()
 LOOK_EVERY = 3.0
@@ -105,14 +115,29 @@ def _provider_key(config: NodeConfig, directory: Path) -> NodeKey:
     return load_or_create(directory / "provider-key.json", password)
 
 
-RENEWALS_PER_LEASE = 3
-UNKNOWN_LEASE = 20.0
+async def needs_no_join(chain: ChainClient, pool: PoolInfo, node: Address) -> bool:
+    """Whether a start sends nothing: the lease runs, and is not due yet. Those whom everybody seeks tell where they
+    are. Raises ChainError."""
+    if node in (*pool.trainers, *pool.validators):
+        return False
+    known, now = await chain.standing(pool.id, node), (await chain.block()).timestamp
+    return now < renewal_due(known.lease_until, pool.lease_seconds)
+
+
 TRY_EVERY = 5.0
+"""Seconds between two tries of a node that is no member yet."""
+RETRY, REFUSED = 20.0, 300.0
+"""Seconds after which a renewal that failed is tried again: the last eighth of a lease is time for many. The second,
+at most, where the chain answers: a paused pool takes nobody in, and gas stays dear for a while."""
 
 
 class Lease(Service):
-    """contact: where others reach this node now, as the chain tells them; joined: False for a node that came back
-    while the chain was silent, or in doubt, which joins again once the chain answers and it is ready."""
+    """Keeps this node a member: one renewal a lease, when the chain says that it is time.
+
+    contact: where others reach this node now, as the chain tells them; joined: False for a node that came back while
+    the chain was silent, or in doubt, which joins again once the chain answers and it is ready; clock: unix seconds of
+    a chain that makes no blocks without work, 0 where its blocks tell the time.
+    """
 
     name = "lease"
 
@@ -126,6 +151,7 @@ class Lease(Service):
         *,
         joined: bool = True,
         ready: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._chain = chain
         self._pool = pool
@@ -134,29 +160,60 @@ class Lease(Service):
         self._progress = progress or ProgressRecord()
         self._joined = joined
         self._ready = ready
+        self._clock = clock
+        self._every = RETRY
+        """Seconds between two looks, as the pool's lease has it."""
+        self._place = ""
+        """Where the chain says that this node is, as far as this daemon told it."""
 
     async def run(self) -> None:
         await self._ready()
         while not self._joined:
             await self._join_again()
+        self._place = self._contact()
         while True:
-            pause = UNKNOWN_LEASE
             try:
-                pool = await self._chain.pool(self._pool)
-                pause = pool.lease_seconds / RENEWALS_PER_LEASE
-                await trio.sleep(pause)
-                if self._membership.is_member(self._membership.own):
-                    await self._chain.join(self._pool, self._contact())
+                pause = await self._look()
+            except FeeTooHigh as error:
+                # No owner need do anything: the price may fall, and what may be paid rises.
+                log.info("lease.waits", why=error.why)
+                pause = min(self._every, REFUSED)
             except IntellectError as error:
                 log.warning("lease.not_renewed", why=error.why)
                 self._progress.trouble(f"the membership was not renewed: {error.why}")
-                # A third of the lease is spent, so there is time for several tries.
-                await trio.sleep(min(pause, UNKNOWN_LEASE))
+                pause = min(self._every, REFUSED if isinstance(error, Reverted) else RETRY)
+            await trio.sleep(pause)
+
+    async def _look(self) -> float:
+        """Renew if it is time; returns the seconds until the next look."""
+        lease = (await self._chain.pool(self._pool)).lease_seconds
+        every = self._every = look_every(lease)
+        if not self._membership.is_member(self._membership.own):
+            return every
+        now = max((await self._chain.block()).timestamp, self._clock())
+        # By the chain's word, whatever this daemon or one before it has sent: no start renews what runs.
+        until = (await self._chain.standing(self._pool, self._membership.own)).lease_until
+        due = renewal_due(until, lease)
+        if self._has_moved() and now >= until - lease + margin(lease):
+            due = int(now)
+        if now < due:
+            return min(every, due - now)
+        contact = self._contact()
+        await self._chain.join(self._pool, contact, patience=Patience(due, until))
+        self._place = contact
+        return every
+
+    def _has_moved(self) -> bool:
+        """Whether newcomers look for this node in the wrong place. Of members whom nobody seeks, heartbeats say it."""
+        own, members = self._membership.own, self._membership
+        sought = members.is_trainer(own) or members.may_validate(own)
+        return sought and self._contact() != self._place
 
     async def _join_again(self) -> None:
         try:
             await self._chain.connect()
-            await self._chain.join(self._pool, self._contact())
+            if not await needs_no_join(self._chain, await self._chain.pool(self._pool), self._membership.own):
+                await self._chain.join(self._pool, self._contact())
         except IntellectError as error:
             log.info("pool.not_rejoined", why=error.why)
             await trio.sleep(TRY_EVERY)

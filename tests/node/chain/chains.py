@@ -82,7 +82,8 @@ class Participants:
 
     def __init__(self, client: ChainClient) -> None:
         self.client = client
-        self.manager, self.provider, self.validator = (NodeKey.generate() for _ in range(3))
+        self.manager, self.provider, self.validator, self.house = (NodeKey.generate() for _ in range(4))
+        """house: the validator's provider."""
         assert client.key is not None
         self.node = client.key
         self.pool = 0
@@ -91,7 +92,7 @@ class Participants:
         faucet = DevnetFaucet(self.client)
         await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
         await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
-        await prepare_participant(self.client, faucet, NodeKey.generate(), self.validator, stake=100 * TOKEN)
+        await prepare_participant(self.client, faucet, self.house, self.validator, stake=100 * TOKEN)
         params = PoolParams(
             manager=self.manager.address,
             reward_per_unit=10**15,

@@ -43,6 +43,7 @@ from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
+from node.chain.simulate import Step
 from protocol.earnings import Leaf, proof_of
 from protocol.identity import NodeKey, address_bytes
 from protocol.pages import merkle_root
@@ -325,13 +326,41 @@ async def test_a_slash_needs_a_bond_and_who_has_too_little_is_told_how_much(
     verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
     mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
     case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
-    with monkeypatch.context() as elsewhere, pytest.raises(InsufficientFunds, match="0 tokens and needs 12.5"):
+    with (
+        monkeypatch.context() as elsewhere,
+        pytest.raises(InsufficientFunds, match="has 0 tokens, and may take 0 of its .* needs 12.5"),
+    ):
         elsewhere.setattr("node.chain.client.is_devnet", lambda profile: False)
         await client.carry(case, key=people.validator)
     await client.carry(case, key=people.validator)  # a devnet gives them
     info = await client.case(1)
     assert (info.bond, info.carrier) == (50 * TOKEN // 4, people.validator.address)
     assert (await client.balances(people.validator.address)).token == 0
+
+
+async def test_a_bond_is_taken_out_of_what_the_provider_lends_and_of_nothing_else(
+    people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vault takes it from the node's account, which has none; a provider's key lies elsewhere."""
+    client, pool, node, house = people.client, people.pool, people.validator, people.house
+    await client.join(pool, "x")
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
+    mine, theirs = sign(people.node, client.domain, c), sign(node, client.domain, verdict)
+    case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
+    await client.faucet(house.address, 20 * TOKEN)
+    monkeypatch.setattr("node.chain.client.is_devnet", lambda profile: False)
+    for allowed in (0, 12 * TOKEN):
+        await client.execute(Step("lend", client.contracts.approve(node.address, allowed)), house)
+        with pytest.raises(InsufficientFunds) as caught:
+            await client.carry(case, key=node)
+        assert caught.value.remedy == f"intellect-node contract node lend {node.address} 12.5"
+    assert (await client.balances(house.address)).token == 20 * TOKEN, "nothing moves for a case that does not come"
+    await client.execute(Step("lend", client.contracts.approve(node.address, 13 * TOKEN)), house)
+    await client.carry(case, key=node)
+    info = await client.case(1)
+    assert (info.bond, info.carrier) == (50 * TOKEN // 4, node.address)
+    assert (await client.balances(house.address)).token == 20 * TOKEN - info.bond
 
 
 async def test_a_revert_is_told_before_anything_is_sent(people: Any) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from contracts.bindings import PoolInfo, PostedEarnings
+from node.chain.bonds import Bond
 from node.chain.errors import shown
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
@@ -27,6 +28,7 @@ from node.preflight.chain import (
     Standing,
     against_chain,
     against_peers,
+    check_bond,
     check_gas,
     check_pool,
     check_rpc,
@@ -380,6 +382,22 @@ def test_what_is_missing_on_chain_comes_as_commands_to_be_copied() -> None:
 
 def steps_of(where: Standing, provider: Provider | None) -> list[str]:
     return next_steps(where, provider, "base", Path("/s"), 1)
+
+
+def test_a_validator_without_the_bond_of_a_case_is_told_what_its_provider_types() -> None:
+    token, common = 10**18, "--network base --key me"
+    empty = Bond(NODE, PROVIDER, needed=25 * token, own=0)
+    found = check_bond(empty, common)
+    send = f"send 25 of the network's tokens to {PROVIDER} (the provider)"
+    assert found.level == "warning" and "cannot carry a slash" in found.what
+    assert found.remedy == f"{send}; then intellect-node contract node lend {NODE} 25 {common}"
+    some = msgspec.structs.replace(empty, own=5 * token, provided=100 * token)
+    assert check_bond(some, common).remedy == f"intellect-node contract node lend {NODE} 20 {common}"
+    for enough in (
+        msgspec.structs.replace(some, allowed=20 * token),
+        msgspec.structs.replace(empty, own=25 * token),
+    ):
+        assert check_bond(enough, common).level == "ok"
 
 
 def test_stake_and_gas_are_judged_apart() -> None:

@@ -30,7 +30,7 @@ from contracts.bindings import (
     WaitingEarnings,
 )
 from node.chain.blocks import Block
-from node.chain.errors import ChainError, Reverted
+from node.chain.errors import ChainError, FeeTooHigh, Reverted
 from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.progress import ProgressRecord
@@ -72,6 +72,7 @@ from protocol.statements import (
     work_id,
 )
 from protocol.table import Line
+from protocol.upkeep import Patience
 from tests.attacks.validators.court import InlineJournal, court_run
 
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (21, 22, 23))
@@ -98,11 +99,15 @@ class Treasury:
         self.claims: list[tuple[Address, int]] = []
         self.slashed: set[Address] = set()
         self.posts: list[tuple[int, int]] = []
+        self.tokens: Counter[Address] = Counter()
+        self.lends: set[Address] = set()
         self.credits: Counter[Address] = Counter()
         self.collected: list[tuple[Address, int]] = []
         self.ledgers: list[Ledger] = []
         self.told: list[Any] = []
         self.down = self.loses_answers = self.claims_fail = False
+        self.dear = False
+        """Whether gas costs more than is paid for what can wait."""
         self.stopped_at = 0
         self.attested, self.most = False, 10**9
         self._tell(ValidatorsSet, block=START // 2, validators=tuple(self.validators), threshold=self.threshold)
@@ -197,6 +202,15 @@ class Treasury:
         await self._answer()
         return self.units.get(node, 0)
 
+    def case_bond(self, slash: int) -> int:
+        return 25
+
+    def token_balance(self, holder: Address) -> int:
+        return self.tokens[holder]
+
+    def allowance(self, owner: Address, spender: Address) -> int:
+        return self.tokens[owner] if owner in self.lends else 0
+
     def allowance_of(self, pool: int, node: Address) -> int:
         return 2**62
 
@@ -246,12 +260,16 @@ class Treasury:
         given = {"number": earnings.number, "blob": earnings.blob, "counts_at": counts_at}
         self._tell(EarningsPosted, epoch=epoch, root=root, total=total, signers=tuple(signers), **given)
 
-    async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> None:
+    async def claim(
+        self, pool: int, node: Address, units: int, proof: Sequence[bytes], patience: Patience | None = None
+    ) -> None:
         await self._answer()
         if not verify(self.posted.root, Line(address_bytes(node), units).leaf(), proof):
             raise Reverted("claim", "BadProof", {})
         if node in self.slashed:
             raise Reverted("claim", "CaseNotFinal", {})
+        if self.dear and patience is not None:
+            raise FeeTooHigh(100, 2, waits=True)
         due = units - self.units.get(node, 0)
         if due <= 0 or self.claims_fail:
             raise Reverted("claim", "NothingToClaim", {})
@@ -449,7 +467,7 @@ class Membership:
         return node in self.evicted
 
     def is_member(self, node: Address) -> bool:
-        return node in self._world.nodes
+        return node in self._world.nodes and node not in self._world.gone
 
     def is_trainer(self, node: Address) -> bool:
         return node == TRAINER.address
@@ -513,10 +531,10 @@ class Node:
         )
         chain: Any = world.chain
         books = Books(context, chain, ledger)
-        self.paying, self.settling = Paying(books), Settling(books, 0.0)
+        self.paying, self.settling = Paying(books), Settling(books, gathers=world.gathers)
         self.crew = Crew()
         self.leaving = Leaving(context, self.settling, self.crew)
-        services: list[Any] = [self.paying, self.settling, self.leaving]
+        services: list[Any] = [self.paying, self.settling, self.leaving, *world.more(self)]
         if self.role == "validator":
             self.certifying = Certifying(context)
             self.tabling, self.bringing = Tabling(books), Bringing(books)
@@ -557,6 +575,12 @@ class World:
             for key in keys:
                 self.nodes[key.address] = Node(self, key, role)
         self.made = 0
+        self.gone: set[Address] = set()
+        """Who has left the pool."""
+        self.more: Callable[[Node], list[Any]] = lambda node: []
+        """Further services of a node."""
+        self.gathers = False
+        """Whether pay waits for its node's time of the week."""
         self.read_until = float("inf")
         """Of the chain's events, by everybody."""
         self.accepted: dict[Address, int] = {}

@@ -10,7 +10,7 @@ import trio
 
 from node.services import bringing
 from node.services.bringing import OWED
-from node.services.settling import when
+from node.services.settling import Gathering, when
 from node.state.leave import LEAVING, leaves
 from tests.node.services.earners import WORKERS, Node, World, inline
 
@@ -151,11 +151,11 @@ async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, w
         nursery.cancel_scope.cancel()
 
 
-async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_day_later(
+async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_week_later(
     autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A day of a thousand seconds."""
-    monkeypatch.setattr(bringing, "DAY", 1000)
+    """A week of a thousand seconds."""
+    monkeypatch.setattr(bringing, "WEEK", 1000)
     monkeypatch.setattr(bringing, "TURN", 50)
     async with trio.open_nursery() as nursery:
         for node in [*world.validators, *world.workers[:2]]:
@@ -164,17 +164,19 @@ async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_day
         gone, stays = world.workers[:2]
         world.make(gone, 40)
         world.make(stays, 5)
-        stays.settling._gather = 10**6  # it is there, and lets its pay gather: nobody claims for it
+        stays.settling.gathering = Gathering(
+            stays.settling._books, on=True
+        )  # it is there, and lets its pay gather: nobody claims for it
         await trio.sleep_until(200)
         gone.stop()
         await trio.sleep_until(1850)
-        assert world.chain.posts and not world.chain.claims, "less than a day after its table"
+        assert world.chain.posts and not world.chain.claims, "less than a week after its table"
         restarted = world.validators[0]
         restarted.stop()
         await trio.sleep(1)
         nursery.start_soon(restarted.live)
         owed = msgspec.msgpack.decode(restarted.journal.recall(OWED) or b"", type=bringing.Owed)
-        assert list(owed) == [bytes.fromhex(WORKERS[0].address[2:])], "a restart waits no day more"
+        assert list(owed) == [bytes.fromhex(WORKERS[0].address[2:])], "a restart waits no week more"
         await trio.sleep(350)
         assert world.paid() == {WORKERS[0].address: 40}
         await trio.sleep(300)
@@ -183,10 +185,34 @@ async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_day
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_left_is_claimed_for_sooner_than_a_member_that_may_come_back(
+    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bringing, "DAY", 200)
+    monkeypatch.setattr(bringing, "WEEK", 1500)
+    monkeypatch.setattr(bringing, "TURN", 5)
+    async with trio.open_nursery() as nursery:
+        for node in [*world.validators, *world.workers[:2]]:
+            nursery.start_soon(node.live)
+        await trio.sleep(10)
+        left, away = world.workers[:2]
+        world.make(left, 40)
+        world.make(away, 30)
+        await trio.sleep(300)
+        left.stop()
+        away.stop()
+        world.gone.add(left.key.address)
+        await trio.sleep_until(1600)
+        assert world.paid() == {left.key.address: 40}
+        await trio.sleep_until(3200)
+        assert world.paid() == {left.key.address: 40, away.key.address: 30}
+        nursery.cancel_scope.cancel()
+
+
 async def test_who_is_slashed_is_claimed_for_by_nobody(
     autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bringing, "DAY", 100)
+    monkeypatch.setattr(bringing, "WEEK", 100)
     monkeypatch.setattr(bringing, "TURN", 5)
     async with trio.open_nursery() as nursery:
         worker = await begin(world, nursery)

@@ -26,7 +26,7 @@ from node.network.errors import PeerUnavailable, RequestRefused
 from node.preflight.chain import Powers
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
-from node.services.membership.participant import Lease, ensure_participant
+from node.services.membership.participant import ensure_participant
 from node.services.membership.reach import Reach
 from node.swarm.dialback import Look
 from node.swarm.membership import EXPIRED_AT_ONCE, Membership
@@ -61,28 +61,6 @@ class Follower:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         await trio.sleep_forever()
-
-
-class Chain:
-    """Refuses the first look at the pool."""
-
-    def __init__(self) -> None:
-        self.joined: list[float] = []
-        self.refusals = 1
-
-    async def _look(self) -> None:
-        await trio.lowlevel.checkpoint()
-        if self.refusals:
-            self.refusals -= 1
-            raise ChainError("no answer", "the endpoint is down", "wait")
-
-    async def pool(self, number: int) -> Any:
-        await self._look()
-        return SimpleNamespace(lease_seconds=90)
-
-    async def join(self, number: int, contact: str) -> None:
-        await trio.lowlevel.checkpoint()
-        self.joined.append(trio.current_time())
 
 
 def event(kind: type, **fields: Any) -> Any:
@@ -205,22 +183,6 @@ def test_ten_thousand_leases_that_end_at_once_leave_the_event_loop_in_between() 
     assert [members.expire(101) for _ in range(4)] == [True, True, True, False]
     assert members.addresses() == [OTHER.address] and contacts.dialled == {OTHER.address}
     assert len(members.table.all()) <= MAX_LEFT + 1
-
-
-async def test_the_lease_is_renewed_three_times_as_often_as_it_runs_out(autojump_clock: Any) -> None:
-    members = membership()
-    members.joined(OWN.address, "")
-    chain: Any = Chain()
-    with trio.move_on_after(115):
-        await Lease(chain, 1, members, lambda: CONTACT).run()
-    assert [round(second - chain.joined[0]) for second in chain.joined] == [0, 30, 60]
-
-
-async def test_who_is_no_member_any_more_does_not_come_back_by_its_lease(autojump_clock: Any) -> None:
-    chain: Any = Chain()
-    with trio.move_on_after(100):
-        await Lease(chain, 1, membership(), lambda: CONTACT).run()
-    assert chain.joined == []
 
 
 async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_for(

@@ -74,7 +74,7 @@ class Chain:
     """Answers from the given look on."""
 
     def __init__(self, answers_after: int) -> None:
-        self.silent = answers_after
+        self.silent, self.until = answers_after, 0
         self.joined: list[str] = []
 
     def require_own_code(self) -> None:
@@ -90,9 +90,18 @@ class Chain:
         await trio.lowlevel.checkpoint()
         return POOL
 
-    async def join(self, pool: int, contact: str) -> None:
+    async def block(self) -> Any:
+        await trio.lowlevel.checkpoint()
+        return SimpleNamespace(timestamp=1000)
+
+    async def standing(self, pool: int, node: str) -> Any:
+        await trio.lowlevel.checkpoint()
+        return SimpleNamespace(lease_until=self.until)
+
+    async def join(self, pool: int, contact: str, patience: Any = None) -> None:
         await trio.lowlevel.checkpoint()
         self.joined.append(contact)
+        self.until = 1000 + POOL.lease_seconds
 
 
 async def found(chain: Any, directory: Path) -> tuple[PoolInfo, bool]:
@@ -107,11 +116,15 @@ async def test_a_node_goes_on_by_what_it_knows_only_where_it_was_in_the_pool(tmp
     assert await found(Chain(9), tmp_path) == (POOL, False)
 
 
-async def test_the_chain_is_told_once_it_answers(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("until", [0, 2000])
+async def test_the_chain_is_told_once_it_answers_unless_the_lease_runs_still(autojump_clock: Any, until: int) -> None:
     chain, progress = Chain(3), ProgressRecord()
-    with trio.move_on_after(60):  # a lease is renewed after 200
-        await Lease(chain, POOL.id, None, lambda: "here now", progress, joined=False).run()  # type: ignore[arg-type]
-    assert chain.joined == ["here now"] and [event.name for event in progress.events] == ["joined"]
+    chain.until = until
+    members = Membership(NodeKey(b"\x03" * 32).address, MemoryNetwork(OWN, MemoryHub()), OTHER.address, ())
+    with trio.move_on_after(60):
+        await Lease(chain, POOL.id, members, lambda: "here now", progress, joined=False).run()  # type: ignore[arg-type]
+    assert chain.joined == ([] if until else ["here now"]) and chain.silent < 0
+    assert [event.name for event in progress.events] == ["joined"]
 
 
 @pytest.mark.parametrize(("unanswered", "others", "waits"), [(True, 1, False), (True, 0, True), (False, 1, True)])

@@ -1,0 +1,43 @@
+"""How often a pool's daemons send, counted on an EVM over two virtual weeks: what each of them decides costs gas."""
+
+from collections import Counter
+
+import pytest
+
+from benchmarks import upkeep
+from protocol.upkeep import DAY, WEEK
+
+HOLDS = 24 * 3 // 2
+"""An hour's lease is held in its last third."""
+
+
+def counted(sent: list[tuple[float, str, int]], since: float) -> Counter[str]:
+    return Counter(kind for at, kind, _ in sent if at >= since)
+
+
+@pytest.mark.timeout(300)
+def test_a_member_sends_a_lease_and_a_claim_a_week_and_the_pool_four_tables_a_day() -> None:
+    """Five workers, one of them off at night; three validators and three trainers earn, too."""
+    sent = upkeep.played(5, 1, None)
+    week = counted(sent, WEEK)
+    assert counted(sent, 0)["first join"] == 11
+    assert 11 <= week["lease"] <= 12, "a renewal at the edge of the week"
+    assert 8 <= week["claim"] <= 12, "who joined last has nothing in a table yet when its time comes"
+    assert 26 <= week["table"] <= 28 and week.keys() == {"lease", "claim", "table"}
+    lease = [gas for _, kind, gas in sent if kind == "lease"]
+    claim = [gas for _, kind, gas in sent if kind == "claim"]
+    assert max(lease) < 60_000 and sum(claim) / len(claim) < 130_000
+    hundred = (100 * (max(lease) + 100_000) / 7) + 4 * 131_000
+    assert hundred < upkeep.BARS["without a chair"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("away", [0, upkeep.AWAY])
+def test_a_chair_is_held_in_the_last_third_of_its_lease_and_changes_hands_once_a_day_where_its_leader_goes(
+    away: int,
+) -> None:
+    day = counted(upkeep.played(0, 1, away), 60)
+    assert 7 * HOLDS * 0.9 < day["hold"] <= 7 * HOLDS
+    assert day["lease"] == day["claim"] == 0
+    changes = 6 if away else 0
+    assert day["end a term"] == day["take"] == changes and DAY == 86_400
