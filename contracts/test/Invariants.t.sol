@@ -419,10 +419,33 @@ contract Crowd is Base {
         bytes memory own = _sign(_keyOf(c.node), Sign.commitment(c));
         (bytes[] memory verdicts, bool fair) = _heard(c.pool, Sign.verdict(c, 2, REASON), how);
         uint256 due = _due(c.pool, c.node);
-        court.slash(c, own, REASON, verdicts, _blank(verdicts), 0);
+        bytes32 judged = keccak256(abi.encode("judged", Sign.commitment(c)));
+        if (fair && !_once[judged] && _isReached(c.pool, c.node) && _canPutUp(due)) {
+            try court.slash(c, own, REASON, verdicts, _blank(verdicts), 0) {}
+            catch {
+                broken = "judges could not slash who answers to them";
+            }
+        } else {
+            court.slash(c, own, REASON, verdicts, _blank(verdicts), 0);
+        }
         if (vault.caseInfo(vault.caseCount()).amount != due) broken = "a case is not about all units of its node";
         if (!fair) broken = "somebody was slashed without a quorum";
-        _only(keccak256(abi.encode("judged", Sign.commitment(c))), "a work was judged twice");
+        _only(judged, "a work was judged twice");
+    }
+
+    /// By the rules: it was a member under these judges, until its last epoch as one is mature, and nobody had it slashed.
+    function _isReached(uint256 id, address node_) private view returns (bool) {
+        (uint64 until, PoolInfo memory info) = (swarm.memberInfo(id, node_).memberUntil, _poolInfo(id));
+        if (until == 0 || swarm.memberInfo(id, node_).slashedAt != 0) return false;
+        uint40 since = court.benchOf(id).since;
+        bool over = info.ended && block.timestamp >= _maturityOf(id, _epochAt(id, info.stoppedAt));
+        return !over && (since == 0 || until > since) && block.timestamp < _maturityOf(id, _epochAt(id, until));
+    }
+
+    /// Whether whoever carries cases here has what the vault asks of it.
+    function _canPutUp(uint256 due) private view returns (bool) {
+        uint256 put = due / 4 < 1 ether ? 1 ether : due / 4;
+        return token.balanceOf(address(this)) >= put && token.allowance(address(this), address(vault)) >= put;
     }
 
     /// What a slash of it is to take: the pool's price of each unit, as far as that is there.
