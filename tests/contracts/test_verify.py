@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contracts import verify
+from contracts import mutants, verify
 
 TABLE = """
 | Contract | Selector | Calls | Reverts | Discards |
@@ -40,3 +40,13 @@ def test_a_call_that_never_goes_through_fails_the_check(monkeypatch: pytest.Monk
     with pytest.raises(verify.CheckFailed) as caught:
         verify.check_forge()
     assert why in caught.value.why
+
+
+def test_a_trial_of_mutants_that_was_interrupted_goes_on_in_the_same_tree(tmp_path: Path) -> None:
+    path, mutant = tmp_path / "mutants.jsonl", mutants.everyone()[0]
+    mutants.Memory(path, "a tree").note(mutant, "killed")
+    with path.open("a") as file:
+        file.write('["half of a li')
+    assert mutants.Memory(path, "a tree").known == {mutant.name: "killed"}
+    assert mutants.Memory(path, "another tree").known == {}
+    assert mutants.state_of_the_tree() == mutants.state_of_the_tree() != ""
