@@ -198,8 +198,8 @@ def _is_statement(code: str) -> bool:
 
 
 class Memory:
-    """What became of which mutants, in a file: a run that was interrupted goes on, as long as all sources, artifacts and
-    tests are the same."""
+    """What became of which mutants, in a file: an interrupted run goes on, as long as all sources, artifacts and tests
+    are the same."""
 
     def __init__(self, path: Path, state: str) -> None:
         lines = path.read_text().splitlines() if path.is_file() else []
