@@ -107,12 +107,12 @@ class Scene:
         has = seen(receipts, addresses, now)
         lost = unkept(says, has)
         if lost:  # known afterwards, or before, and in no log
-            lost = unkept(says, self._known(has))
+            lost = unkept(says, self.known(has))
         if lost:
             raise RehearsalFailed(f"{' '.join(arguments)}: {says!r} names {lost}, which the chain has not")
         self.promised.append(" ".join(arguments))
 
-    def _known(self, has: Seen) -> Seen:
+    def known(self, has: Seen) -> Seen:
         """With what is known of the pools and cases that a command was about, and the contracts' times."""
         facts = [self.look("params")["parameters"]]
         facts += [self.look("case", "show", str(one)) for kind, one in has.about if kind == "case"]
