@@ -19,7 +19,9 @@ RATE = re.compile(r"at (\d[\d,]*(?:\.\d+)?) per (\d+) units")
 RUN = re.compile(r"\brun ([0-9a-f]{16})\b")
 ACCOUNT = re.compile(r"0x[0-9a-f]{40}", re.IGNORECASE)
 NUMBER = re.compile(r"(pool|case|epoch|term|policy) (\d+)|(?<!per )(?<!\d)(\d[\d,]*) unit(?:\(s\)|s?\b)")
-SPAN = re.compile(r"(?:in|within|after|for|now|lasts|counts) (\d+ d \d\d h|\d+ h \d\d min|\d+ days|[\d.]+ h)")
+SPAN = re.compile(
+    r"(?:in|within|after|for|now|lasts|counts) (\d+ d \d\d h|\d+ h \d\d min|\d+ min \d\d s|\d+ days|[\d.]+ h)"
+)
 
 
 class Seen(msgspec.Struct, frozen=True):
