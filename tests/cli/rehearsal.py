@@ -36,7 +36,7 @@ from node.state.pay import PAY, PayRecord
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
 from protocol.table import Line, Table, encode_head
-from tests.cli.promises import ACCOUNT, Seen, seen, unkept
+from tests.cli.promises import ACCOUNT, Seen, leaves, seen, unkept
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
@@ -117,7 +117,7 @@ class Scene:
         facts = [self.look("params")["parameters"]]
         facts += [self.look("case", "show", str(one)) for kind, one in has.about if kind == "case"]
         pools = [self.look("pool", "show", str(one))["pool"] for kind, one in has.about if kind == "pool"]
-        values = [str(value) for fact in facts + pools for value in fact.values()]
+        values = [str(value) for value in leaves(facts + pools)]
         found = {int(value) for value in values if value.isdigit()}
         worth = {units * int(pool["reward_per_unit_wei"]) for pool in pools for units in has.numbers}
         numbers = has.numbers | found | worth | {2 * seconds for seconds in found}
