@@ -68,6 +68,13 @@ contract Crowd is Base {
         reader.read(vm.getRecordedLogs());
     }
 
+    /// A later second, after what was told until now has been read.
+    function _until(uint256 time) private {
+        if (time <= block.timestamp) return;
+        reader.read(vm.getRecordedLogs());
+        vm.warp(time);
+    }
+
     function setUp() public override {
         vm.recordLogs();
         super.setUp();
@@ -158,10 +165,6 @@ contract Crowd is Base {
         if (block.timestamp < stake.withdrawableAt) broken = "a stake was withdrawn too early";
     }
 
-    function _until(uint256 time) private {
-        if (time > block.timestamp) vm.warp(time);
-    }
-
     /// A provider takes out all that its nodes do not need, and one of them convicts itself where it works: what is left
     /// does not cover the others.
     function ruin(uint8 which, uint8 seldom) external told {
@@ -172,7 +175,7 @@ contract Crowd is Base {
             vm.prank(owner);
             vault.unbond(spare);
         }
-        vm.warp(block.timestamp + UNBONDING);
+        _until(block.timestamp + UNBONDING);
         if (vault.stakeOf(owner).unbonding > 0) {
             vm.prank(owner);
             vault.withdraw();
@@ -564,7 +567,7 @@ contract Crowd is Base {
             return;
         }
         (address next, uint64 from) = (vault.successor(), vault.successorFrom());
-        if (how % 4 == 1 && block.timestamp < from) vm.warp(from);
+        if (how % 4 == 1) _until(from);
         vm.prank(how % 16 == 3 || next == address(0) ? _stranger : next);
         vault.acceptArbiter();
         if (how % 16 == 3 || block.timestamp < from || next == address(0)) broken = "an arbiter came that may not";
