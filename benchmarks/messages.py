@@ -147,7 +147,8 @@ class Chain:
     def ledger(self, own: Address) -> Ledger:
         ledger = Ledger(own)
         given = {"block": 1, "transaction": "0x", "log_index": 0, "pool": POOL}
-        ledger.apply(ValidatorsSet(**given, validators=self._validators, threshold=QUORUM))  # type: ignore[arg-type]
+        seated = ValidatorsSet(**given, number=1, validators=self._validators, threshold=QUORUM)  # type: ignore[arg-type]
+        ledger.apply(seated)
         return ledger
 
     async def pool(self, pool: int) -> PoolInfo:

@@ -14,6 +14,7 @@ _TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_a
 _NAMED = ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact", "case_id")
 _NAMED += ("holder", "term", "from_step", "step")
 _AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "compensation")
+_AMOUNTS += ("bond", "reward_per_unit", "slash_amount")
 
 
 async def event_rows(chain: "ChainClient") -> list[dict[str, Any]]:
@@ -44,10 +45,16 @@ def pool_topics(pool: int | None) -> list[str]:
 
 
 def event_row(event: Any) -> dict[str, Any]:
-    """One event: its name, then its fields; amounts in wei as strings, roots in hex."""
-    row: dict[str, Any] = {"event": type(event).__name__}
-    for name in event.__struct_fields__:
-        value = getattr(event, name)
+    """One event: its name, then its fields, those of a pool's terms among them; amounts in wei as strings, roots in
+    hex."""
+    row: dict[str, Any] = {"event": type(event).__name__, **_fields(event)}
+    return row | _fields(row.pop("params")) if "params" in row else row
+
+
+def _fields(struct: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
         if isinstance(value, bytes):
             value = value.hex()
         # `from` is a word of Python's, so the field is `from_`.

@@ -358,9 +358,11 @@ class PoolEvent(Event, frozen=True, kw_only=True):
 
 
 class PoolCreated(PoolEvent, frozen=True, kw_only=True):
+    """params: all terms, as the opener gave them; the guardian is the opener if they name nobody."""
+
     manager: Address
-    run_root: bytes
-    run_uri: str
+    opener: Address
+    params: PoolParams
 
 
 class PoolFunded(PoolEvent, frozen=True, kw_only=True):
@@ -500,7 +502,14 @@ class ValidatorsProposed(PoolEvent, frozen=True, kw_only=True):
     from_: int
 
 
+class InvitationsRevoked(PoolEvent, frozen=True, kw_only=True):
+    invitees: tuple[Address, ...]
+
+
 class ValidatorsSet(PoolEvent, frozen=True, kw_only=True):
+    """number: of the bench, from 1 on."""
+
+    number: int
     validators: tuple[Address, ...]
     threshold: int
 
@@ -579,9 +588,11 @@ class Withdrawn(Event, frozen=True, kw_only=True):
 
 
 class StakeSlashed(Event, frozen=True, kw_only=True):
-    """Stake that is gone for ever. burned: how much of the amount; the treasury has the rest."""
+    """Stake that is gone for ever. case_id: the vault's case that is final, 0 where evidence took it; burned: how much
+    of the amount; its carrier and the treasury have the rest."""
 
     provider: Address
+    case_id: int
     amount: int
     burned: int
 
@@ -656,17 +667,17 @@ class _EventForm(msgspec.Struct, frozen=True):
     kind: type[Event]
     topic: bytes
     indexed: tuple[tuple[str, str], ...]
-    plain: tuple[tuple[str, str], ...]
+    plain: tuple[Mapping[str, Any], ...]
 
 
 def _event_form(kind: type[Event], entry: Mapping[str, Any]) -> _EventForm:
-    inputs = [(_snake(part["name"]), part["type"], part["indexed"]) for part in entry["inputs"]]
-    signature = f"{entry['name']}({','.join(abi for _, abi, _ in inputs)})"
+    inputs = entry["inputs"]
+    signature = f"{entry['name']}({','.join(_abi_type(part) for part in inputs)})"
     return _EventForm(
         kind=kind,
         topic=keccak(signature.encode()),
-        indexed=tuple((name, abi) for name, abi, indexed in inputs if indexed),
-        plain=tuple((name, abi) for name, abi, indexed in inputs if not indexed),
+        indexed=tuple((_snake(part["name"]), part["type"]) for part in inputs if part["indexed"]),
+        plain=tuple(part for part in inputs if not part["indexed"]),
     )
 
 
@@ -719,12 +730,13 @@ def _log_values(form: _EventForm, log: RawLog) -> dict[str, Any]:
     if len(log.topics) != len(form.indexed) + 1 or len(log.data) > MAX_LOG_BYTES:
         raise ValueError("wrong number of topics, or too much data")
     indexed = zip(form.indexed, log.topics[1:], strict=True)
-    values = {name: _topic_value(abi, topic) for (name, abi), topic in indexed}
-    # a string is whatever bytes its sender chose: one member's bad UTF-8 must not hide the others
-    plain = abi_decode(["bytes" if abi == "string" else abi for _, abi in form.plain], log.data)
-    values |= {name: value for (name, _), value in zip(form.plain, plain, strict=True)}
-    kinds = dict(form.indexed + form.plain)
-    return {name: _python_value(kinds[name], value) for name, value in values.items()}
+    values = {name: _python_value(abi, _topic_value(abi, topic)) for (name, abi), topic in indexed}
+    plain = abi_decode([_abi_type(part, "bytes") for part in form.plain], log.data)
+    values |= {_snake(part["name"]): _view_value(part, told) for part, told in zip(form.plain, plain, strict=True)}
+    if form.kind is PoolCreated:
+        given = dict(zip(PoolParams.__struct_fields__, values["params"], strict=True))
+        values["params"] = PoolParams(**{**given, "bootnodes": tuple(given["bootnodes"].split())})
+    return values
 
 
 def _topic_value(abi: str, topic: bytes) -> Any:
@@ -867,11 +879,12 @@ def _view_forms(contract: str) -> dict[str, _ViewForm]:
     return forms
 
 
-def _decoded(part: Mapping[str, Any]) -> str:
-    """As what an output is decoded: a string is whatever bytes its author chose."""
+def _abi_type(part: Mapping[str, Any], text: str = "string") -> str:
+    """As signatures have it. text: "bytes" to decode it: a string is whatever bytes its author chose, and one
+    member's bad UTF-8 must not hide the others."""
     if part["type"].startswith("tuple"):
-        return f"({','.join(map(_decoded, part['components']))}){part['type'][5:]}"
-    return "bytes" if part["type"] == "string" else part["type"]
+        return f"({','.join(_abi_type(each, text) for each in part['components'])}){part['type'][5:]}"
+    return text if part["type"] == "string" else part["type"]
 
 
 def _view_value(part: Mapping[str, Any], value: Any) -> Any:
@@ -952,7 +965,7 @@ class Contracts:
             raise ValueError(f"{view} is not asked so: {error}") from error
         answer = bytes(self.web3.eth.call({"to": _hex(getattr(self.addresses, slot)), "data": data}))
         try:
-            found = abi_decode([_decoded(part) for part in form.outputs], answer)
+            found = abi_decode([_abi_type(part, "bytes") for part in form.outputs], answer)
         except ValueError as error:
             from web3.exceptions import BadFunctionCallOutput
 

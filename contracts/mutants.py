@@ -4,6 +4,7 @@ Knows how to change a line, how to compile the changed contract and which surviv
 artifacts, so only the changed contract is compiled anew, not the tests. The sources themselves are never written to.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -196,11 +197,41 @@ def _is_statement(code: str) -> bool:
     return plain.count("(") == plain.count(")") and not plain.startswith((")", "}"))
 
 
+class Memory:
+    """What became of which mutants, in a file: an interrupted run goes on, as long as all sources, artifacts and tests
+    are the same."""
+
+    def __init__(self, path: Path, state: str) -> None:
+        lines = path.read_text().splitlines() if path.is_file() else []
+        if lines[:1] != [state]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(state + "\n")
+            lines = []
+        self._path = path
+        # the last line may be half of one
+        self.known: dict[str, str] = dict(json.loads(line) for line in lines[1:] if line.endswith("]"))
+
+    def note(self, mutant: Mutant, fate: str) -> None:
+        self.known[mutant.name] = fate
+        with self._path.open("a") as file:
+            file.write(json.dumps([mutant.name, fate]) + "\n")
+
+
+def state_of_the_tree() -> str:
+    """A hash of all that decides what becomes of a mutant."""
+    hashed = hashlib.sha256()
+    for place in ("src", "test", "artifacts"):
+        for path in sorted((HERE / place).rglob("*.*")):
+            hashed.update(path.relative_to(HERE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return hashed.hexdigest()
+
+
 def run(forge: Path, environment: Mapping[str, str], folder: Path, only: str = "") -> list[str]:
     """The names of mutants that live and are not explained. Prints one line for each of them as it is found.
 
     `only` chooses those with this text in their name.
     """
+    memory = Memory(folder.with_suffix(".jsonl"), state_of_the_tree())
     rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     chosen = [mutant for mutant in everyone() if only in mutant.name]
@@ -211,10 +242,13 @@ def run(forge: Path, environment: Mapping[str, str], folder: Path, only: str = "
     if _fails(forge, environment, unchanged):
         return ["the tests fail without any change"]
     width = os.cpu_count() or 1
-    shares = [chosen[i::width] for i in range(width)]
+    waiting = [mutant for mutant in chosen if mutant.name not in memory.known]
+    shares = [waiting[i::width] for i in range(width)]
     with ThreadPoolExecutor(width) as pool:
-        jobs = [(forge, environment, folder / str(i), share) for i, share in enumerate(shares)]
-        fates = [fate for share in pool.map(lambda job: list(_fates(*job)), jobs) for fate in share]
+        jobs = [(forge, environment, folder / str(i), share, memory) for i, share in enumerate(shares)]
+        for found in [pool.submit(_try, *job) for job in jobs]:
+            found.result()
+    fates = [(mutant, memory.known[mutant.name]) for mutant in chosen]
     for file in dict.fromkeys(mutant.file for mutant in chosen):
         _report(file, [(mutant, fate) for mutant, fate in fates if mutant.file == file])
     living = {mutant.name for mutant, fate in fates if fate == "lives"}
@@ -228,16 +262,14 @@ def _report(file: str, fates: list[tuple[Mutant, str]]) -> None:
     print(f"{file}: {len(fates)} mutants: {said}")
 
 
-def _fates(
-    forge: Path, environment: Mapping[str, str], folder: Path, mutants: list[Mutant]
-) -> Iterator[tuple[Mutant, str]]:
-    """What becomes of each: `invalid` (it does not compile, or to the same code), `killed` or `lives`."""
+def _try(forge: Path, environment: Mapping[str, str], folder: Path, mutants: list[Mutant], memory: Memory) -> None:
+    """Notes what becomes of each: `invalid` (it does not compile, or to the same code), `killed` or `lives`."""
     with _Compiler() as compiler:
         for mutant in mutants:
             fate = _fate(forge, environment, folder, mutant, compiler)
             if fate == "lives":
                 print("lives, explained:" if mutant.name in EXPLAINED else "lives:", mutant.name, flush=True)
-            yield mutant, fate
+            memory.note(mutant, fate)
 
 
 def _fate(forge: Path, environment: Mapping[str, str], folder: Path, mutant: Mutant, compiler: "_Compiler") -> str:

@@ -9,6 +9,7 @@ virtual environment of its own in `.tools/`. What each check finds is its own bu
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ TOOLS = HERE / ".tools"
 # 0.11.6 cannot read the transient re-entrancy guard, and goes blind for contracts that inherit it: ours use storage
 SLITHER = "slither-analyzer==0.11.6"
 SECONDS = 1800
+CALLS = re.compile(r"^\| Crowd +\| (\w+) +\| (\d+) +\| (\d+) +\| (\d+) +\|$", re.MULTILINE)
+"""A row of forge's table: name, calls, reverts, discards."""
 _PACKAGES = {
     ("Linux", "x86_64"): "forge-linux-amd64",
     ("Darwin", "arm64"): "forge-darwin-arm64",
@@ -50,6 +53,13 @@ def find_forge() -> Path:
     return find_installed(HERE / "forge", HERE / "forge", f"@foundry-rs/{package}/bin/forge")
 
 
+def is_at_hand() -> bool:
+    """Whether `find_forge` and the compiler install nothing."""
+    package = _PACKAGES.get((platform.system(), platform.machine()), "")
+    ready = (HERE / "forge" / "node_modules" / "@foundry-rs" / package / "bin" / "forge").is_file()
+    return (ready or (not package and bool(shutil.which("forge")))) and (HERE / "node_modules" / "solc").is_dir()
+
+
 def environment(forge: Path) -> dict[str, str]:
     """With forge and node in PATH: slither calls the one, the compiler's wrapper the other."""
     path = [str(forge.parent), str(Path(node_command()[0]).parent), os.environ.get("PATH", "")]
@@ -65,12 +75,29 @@ def check_build() -> None:
     print(f"build: {len(artifacts)} artifacts are what the sources compile to")
 
 
-def check_forge() -> None:
-    """The Solidity tests, fuzzed, with invariants; on the checked-in artifacts."""
+def check_forge(short: bool = False) -> None:
+    """The Solidity tests, fuzzed, with invariants; on the checked-in artifacts. short: few runs of each, in which the
+    crowd need not come to everything."""
     forge = find_forge()
-    result = subprocess.run([str(forge), "test"], cwd=HERE, env=environment(forge), timeout=SECONDS, check=False)
+    runs = environment(forge) | (mutants.QUICK if short else {})
+    result = subprocess.run(
+        [str(forge), "test"], cwd=HERE, env=runs, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False
+    )
+    print(result.stdout)
     if result.returncode != 0:
         raise CheckFailed("a Solidity test failed", f"forge ended with {result.returncode}", "read the lines above")
+    calls = went_through(result.stdout)
+    print("forge: what the crowd did:", ", ".join(f"{name} {count}" for name, count in sorted(calls.items())))
+    idle = [name for name, count in calls.items() if not count]
+    if not calls or (idle and not short):
+        why = f"of {len(calls)} kinds of calls these never went through: {', '.join(idle) or 'all'}"
+        raise CheckFailed("the crowd does not do all that it can", why, "give them a chance in test/Invariants.t.sol")
+
+
+def went_through(said: str) -> dict[str, int]:
+    """How many calls of each kind changed something, in all runs of the invariants together: neither reverted nor put
+    aside. said: what forge printed."""
+    return {name: int(calls) - int(reverts) - int(aside) for name, calls, reverts, aside in CALLS.findall(said)}
 
 
 def check_slither() -> None:

@@ -177,14 +177,16 @@ async def drop(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     """As the arbiter: a table that is held is false. It never counts, and who signed it is slashed."""
     from contracts.bindings import EarningsPosted
 
-    waiting, info = await _required(chain, pool), await chain.pool(pool)
+    waiting = await _required(chain, pool)
     posted = [one for one in await events_of(chain, EarningsPosted, *pool_topics(pool)) if one.root == waiting.root]
     if not posted:
         raise CommandError("who signed it is not known", "the endpoint tells no event of it", "use another one", CHAIN)
     signers = posted[-1].signers
+    each = await chain.ask("read slashes", lambda contracts: [contracts.slash_of(pool, one) for one in signers])
+    lost = [f"{one} (up to {ether(price)} tokens of stake)" for one, price in zip(signers, each, strict=True)]
     says = (
-        f"{', '.join(signers)} lose their seats, their memberships, and up to {ether(info.slash_amount)} tokens of "
-        f"stake each; the table through epoch {waiting.epoch} of pool {pool} never counts, and the pool's money stays"
+        f"{', '.join(lost)} lose their seats, their memberships and that stake; the table through epoch "
+        f"{waiting.epoch} of pool {pool} never counts, and the pool's money stays"
     )
     call = chain.contracts.drop(pool, signers)
     return Plan(says, f"the table of pool {pool} is dropped", [step("drop a table", call)])

@@ -89,6 +89,7 @@ contract Chair {
     /// @notice The pool's trainers in the order of their turn, once, by who opened it or its manager, who leads without them.
     /// The first of them leads from the start.
     function seat(uint256 id, address[] calldata trainers, uint32 leaseSeconds, uint32 graceSeconds) external {
+        // slither-disable-next-line unused-return -- nobody waits for the first ones
         (address opener,) = swarm.openerOf(id);
         if (msg.sender != opener && msg.sender != swarm.managerOf(id)) revert OnlyOpener(msg.sender);
         if (_seatings[id].trainers.length != 0) revert AlreadySeated(id);

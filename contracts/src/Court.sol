@@ -81,7 +81,8 @@ contract Court is ICourt {
     event NodeAttested(uint256 indexed pool, address indexed node, uint32 units, uint64 madeAt, uint64 until);
     event Admitted(uint256 indexed pool, address indexed node, address indexed invitee);
     event ValidatorsProposed(uint256 indexed pool, address[] validators, uint8 threshold, uint64 from);
-    event ValidatorsSet(uint256 indexed pool, address[] validators, uint8 threshold);
+    event InvitationsRevoked(uint256 indexed pool, address[] invitees);
+    event ValidatorsSet(uint256 indexed pool, uint32 indexed number, address[] validators, uint8 threshold);
     event ValidatorStruck(uint256 indexed pool, address indexed validator);
 
     error OnlySwarm(address caller);
@@ -179,6 +180,7 @@ contract Court is ICourt {
         for (uint256 i = 0; i < invitees.length; ++i) {
             placesTaken[id][invitees[i]] = type(uint32).max;
         }
+        emit InvitationsRevoked(id, invitees);
     }
 
     function admits(uint256 id, address node) external view returns (bool) {
@@ -219,10 +221,11 @@ contract Court is ICourt {
     function punishTable(uint256 id, address[] calldata signers, bytes32 root) external {
         if (msg.sender != swarm.payroll()) revert OnlyPayroll(msg.sender);
         for (uint256 i = 0; i < signers.length; ++i) {
-            address signer = signers[i];
-            if (_seats[id][signer].bench != 0) _strike(id, signer);
+            if (_seats[id][signers[i]].bench != 0) _strike(id, signers[i]);
+        }
+        for (uint256 i = 0; i < signers.length; ++i) {
             // what it signed besides may have convicted it meanwhile
-            if (!swarm.payeeOf(id, signer).convicted) swarm.punishByEvidence(id, signer, REASON_FALSE_TABLE, root);
+            if (!swarm.payeeOf(id, signers[i]).convicted) swarm.punishByEvidence(id, signers[i], REASON_FALSE_TABLE, root);
         }
     }
 
@@ -483,7 +486,7 @@ contract Court is ICourt {
         for (uint256 i = 0; i < validators.length; ++i) {
             _seats[id][validators[i]] = Seat(number, uint8(i));
         }
-        emit ValidatorsSet(id, validators, threshold);
+        emit ValidatorsSet(id, number, validators, threshold);
     }
 
     function _strike(uint256 id, address validator) private {

@@ -28,7 +28,6 @@ abstract contract Nodes is ISwarm {
         uint64 freeAt;
     }
 
-
     uint32 internal constant MAX_NODE_UNITS = 1_000_000;
     bytes32 private constant _DOMAIN_TYPEHASH =
         keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");

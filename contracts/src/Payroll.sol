@@ -127,6 +127,7 @@ contract Payroll is ReentrancyGuard {
 
     /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for.
     function fund(uint256 id, uint256 amount) external nonReentrant {
+        // slither-disable-next-line unused-return -- whose pool it is does not matter to who pays
         (Counters times, uint256 rate,) = swarm.moneyOf(id);
         if (times.has(ENDED)) revert PoolOver(id);
         if (rate == 0) revert PoolWithoutPay(id);
@@ -146,10 +147,12 @@ contract Payroll is ReentrancyGuard {
     /// machine of the swarm.
     function sweep(uint256 id) external nonReentrant {
         Book storage book = _count(id);
+        // slither-disable-next-line unused-return -- what is left is no table's
         (Counters times,, uint256 stoppedAt, uint256 delay) = swarm.tableTerms(id);
         uint256 until = times.has(ENDED) ? _closesAt(times, stoppedAt) + delay : type(uint256).max;
         if (block.timestamp < until) revert PoolStillOpen(id, until);
         _requireNoneWaits(id);
+        // slither-disable-next-line unused-return -- its times are known
         (, uint256 rate, address opener) = swarm.moneyOf(id);
         uint256 amount = book.free * rate;
         if (amount == 0) revert ZeroAmount();

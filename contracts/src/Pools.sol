@@ -80,7 +80,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     mapping(uint256 pool => Counters) internal _counters;
     mapping(uint256 pool => Terms) internal _terms;
 
-    event PoolCreated(uint256 indexed pool, address indexed manager, bytes32 runRoot, string runURI);
+    event PoolCreated(uint256 indexed pool, address indexed manager, address indexed opener, PoolParams params);
     event PoolRunSet(uint256 indexed pool, bytes32 runRoot);
     event BootnodesSet(uint256 indexed pool, string bootnodes);
     event PoolPaused(uint256 indexed pool);
@@ -157,7 +157,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         terms.requirementRoot = params.requirementRoot;
         terms.runURI = params.runURI;
         terms.bootnodes = params.bootnodes;
-        emit PoolCreated(id, params.manager, params.runRoot, params.runURI);
+        emit PoolCreated(id, params.manager, msg.sender, params);
         court.seat(id, params.validators, params.threshold);
     }
 

@@ -123,7 +123,8 @@ contract StakeVault is ReentrancyGuard {
     event Unbonding(address indexed provider, uint256 amount, uint256 unbonding, uint64 withdrawableAt);
     event Rebonded(address indexed provider, uint256 amount, uint256 bonded);
     event Withdrawn(address indexed provider, uint256 amount);
-    event StakeSlashed(address indexed provider, uint256 amount, uint256 burned);
+    /// @param caseId the case that is final; zero where evidence took it
+    event StakeSlashed(address indexed provider, uint256 indexed caseId, uint256 amount, uint256 burned);
     event StakeFrozen(
         uint256 indexed caseId,
         address indexed provider,
@@ -285,7 +286,7 @@ contract StakeVault is ReentrancyGuard {
     function slash(address provider, uint256 amount) external onlySwarm returns (uint256 taken) {
         taken = _sum(_take(_stakes[provider], amount));
         taken += _sum(_take(_frozen[provider], amount - taken));
-        _spend(provider, taken, 0);
+        _spend(provider, 0, taken, 0);
     }
 
     /// @notice Takes up to `amount` out of the stake and keeps it until the case is final or overturned. What is
@@ -354,7 +355,7 @@ contract StakeVault is ReentrancyGuard {
         uint256 taken = _sum(_take(_frozen[provider], case_.amount));
         emit Finalized(caseId, provider, taken);
         uint256 share = taken * CARRIER_BPS / BPS;
-        _spend(provider, taken, share);
+        _spend(provider, caseId, taken, share);
         _credit(case_.carrier, share + (case_.appealed ? put + _lose(put) : put));
     }
 
@@ -409,10 +410,10 @@ contract StakeVault is ReentrancyGuard {
     }
 
     /// Burns what is taken or gives it to the treasury, but for `share`.
-    function _spend(address provider, uint256 amount, uint256 share) private {
+    function _spend(address provider, uint256 caseId, uint256 amount, uint256 share) private {
         uint256 rest = amount - share;
         uint256 burned = rest * burnBps / BPS;
-        emit StakeSlashed(provider, amount, burned);
+        emit StakeSlashed(provider, caseId, amount, burned);
         _credit(BURNED, burned);
         _credit(treasury, rest - burned);
     }

@@ -113,7 +113,7 @@ contract EdgesTest is Base {
         court.proposeValidators(pool, others, 1);
         vm.warp(block.timestamp + WINDOW);
         vm.expectEmit(address(court));
-        emit Court.ValidatorsSet(pool, others, 1);
+        emit Court.ValidatorsSet(pool, 2, others, 1);
         court.applyValidators(pool);
     }
 

@@ -89,7 +89,7 @@ contract EventsTest is Base {
         vm.expectEmit(address(vault));
         emit StakeVault.Finalized(1, provider, SLASH);
         vm.expectEmit(address(vault));
-        emit StakeVault.StakeSlashed(provider, SLASH, SLASH * 49 / 100);
+        emit StakeVault.StakeSlashed(provider, 1, SLASH, SLASH * 49 / 100);
         vm.expectEmit(address(vault));
         emit StakeVault.Credited(vault.BURNED(), SLASH * 49 / 100);
         vm.expectEmit(address(vault));
@@ -128,7 +128,7 @@ contract EventsTest is Base {
         _give(manager, 3 ether, address(payroll));
         uint256 id = pool + 1;
         vm.expectEmit(address(swarm));
-        emit Pools.PoolCreated(id, manager, params.runRoot, params.runURI);
+        emit Pools.PoolCreated(id, manager, manager, params);
         vm.prank(manager);
         swarm.createPool(params);
         vm.expectEmit(address(payroll));
@@ -167,6 +167,15 @@ contract EventsTest is Base {
         vm.expectEmit(address(payroll));
         emit Payroll.PoolSwept(pool, manager, ESCROW);
         payroll.sweep(pool);
+    }
+
+    function test_invitations_that_are_taken_back_are_told() public {
+        address[] memory invitees = new address[](2);
+        (invitees[0], invitees[1]) = (anybody, node);
+        vm.expectEmit(address(court));
+        emit Court.InvitationsRevoked(pool, invitees);
+        vm.prank(manager);
+        court.revokeInvitations(pool, invitees);
     }
 
     function test_a_swarm_tells_its_court() public {

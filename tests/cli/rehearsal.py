@@ -36,6 +36,7 @@ from node.state.pay import PAY, PayRecord
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
 from protocol.table import Line, Table, encode_head
+from tests.cli.promises import ACCOUNT, Seen, leaves, seen, unkept
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
@@ -59,6 +60,8 @@ class Scene:
     url: str
     confirmations: int
     rows: list[dict[str, Any]] = field(default_factory=list)
+    promised: list[str] = field(default_factory=list)
+    """Commands whose sentence was held against the chain."""
 
     def rpc(self, method: str, *params: Any) -> Any:
         with httpx.Client(timeout=30.0, verify=certificates()) as http:
@@ -85,10 +88,41 @@ class Scene:
         return told
 
     def send(self, signer: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-        """`intellect-node contract ...` by a key with that name, or by the node with that state directory."""
+        """`intellect-node contract ...` by a key with that name, or by the node with that state directory. What the
+        sentence that asks for consent says is what the chain then has."""
         state = self.home / "nodes" / signer
         who = ["--state-dir", str(state)] if state.exists() else ["--key", signer]
-        return self.cli("contract", *arguments, *who, "--network", NETWORK, "--yes", "--json", code=code)
+        command = ["contract", *arguments, *who, "--network", NETWORK, "--json"]
+        if code or "--dry-run" in arguments:
+            return self.cli(*command, "--yes", code=code)
+        planned = self.cli(*command, "--dry-run")
+        told = self.cli(*command, "--yes")
+        self._hold_to(arguments, planned["says"], told)
+        return told
+
+    def _hold_to(self, arguments: tuple[str, ...], says: str, told: dict[str, Any]) -> None:
+        receipts = [self.rpc("eth_getTransactionReceipt", one) for one in told["transactions"]]
+        now = int(self.rpc("eth_getBlockByNumber", receipts[-1]["blockNumber"], False)["timestamp"], 16)
+        addresses = load_profile(NETWORK, home=self.home).contracts
+        has = seen(receipts, addresses, now)
+        lost = unkept(says, has)
+        if lost:  # known afterwards, or before, and in no log
+            lost = unkept(says, self.known(has))
+        if lost:
+            raise RehearsalFailed(f"{' '.join(arguments)}: {says!r} names {lost}, which the chain has not")
+        self.promised.append(" ".join(arguments))
+
+    def known(self, has: Seen) -> Seen:
+        """With what is known of the pools and cases that a command was about, and the contracts' times."""
+        facts = [self.look("params")["parameters"]]
+        facts += [self.look("case", "show", str(one)) for kind, one in has.about if kind == "case"]
+        pools = [self.look("pool", "show", str(one))["pool"] for kind, one in has.about if kind == "pool"]
+        values = [str(value) for value in leaves(facts + pools)]
+        found = {int(value) for value in values if value.isdigit()}
+        worth = {units * int(pool["reward_per_unit_wei"]) for pool in pools for units in has.numbers}
+        numbers = has.numbers | found | worth | {2 * seconds for seconds in found}
+        accounts = has.accounts | {value.lower() for value in values if ACCOUNT.fullmatch(value)}
+        return msgspec.structs.replace(has, numbers=numbers, accounts=accounts)
 
     def look(self, *arguments: str) -> dict[str, Any]:
         return self.cli("contract", *arguments, "--network", NETWORK, "--json")

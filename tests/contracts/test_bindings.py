@@ -6,7 +6,19 @@ import msgspec
 import pytest
 from eth_abi.abi import encode as abi_encode
 
-from contracts.bindings import ContractError, Joined, parse_log, parse_revert, raw_log, topic_of
+from contracts.bindings import (
+    ContractError,
+    Contracts,
+    Event,
+    Joined,
+    PoolCreated,
+    PoolEvent,
+    artifact,
+    parse_log,
+    parse_revert,
+    raw_log,
+    topic_of,
+)
 from protocol.statements import _FIELDS, type_string
 from tests.contracts.conftest import WINDOW, Refused
 
@@ -31,6 +43,30 @@ def test_the_epochs_are_the_same_on_both_sides(world: Any, pool: Any) -> None:
         assert caught.value.revert is not None and caught.value.revert.name == "NotMature", caught.value
         assert caught.value.revert.args["mature_at"] == info.maturity(epoch) == info.epoch_end(epoch) + WINDOW
     assert [info.epoch_at(info.started_at + after) for after in (-9, 0, 99, 100, 12_345)] == [0, 0, 0, 1, 123]
+
+
+def test_every_event_of_the_contracts_is_known_with_all_that_it_says() -> None:
+    told = {
+        entry["name"]: len(entry["inputs"])
+        for contract in set(Contracts.SLOTS.values()) - {"TestToken"}
+        for entry in artifact(contract)["abi"]
+        if entry["type"] == "event"
+    }
+    kinds = [kind for family in (Event, PoolEvent) for kind in family.__subclasses__() if kind is not PoolEvent]
+    place = len(Event.__struct_fields__)
+    known = {kind.__name__: len(kind.__struct_fields__) - place for kind in kinds}
+    births = {"SwarmSet", "CourtSet"}  # what the deployer sets once; no daemon follows them
+    assert {name: parts for name, parts in told.items() if name not in births} == known
+
+
+def test_a_new_pool_tells_all_its_terms(world: Any) -> None:
+    opener, manager, guardian = world.person(), world.person(), world.person()
+    terms = {"run_uri": "https://run", "requirement_root": b"\x44" * 32, "bootnodes": ("/ip4/1.2.3.4/tcp/1", "/dns/b")}
+    terms |= {"delay": WINDOW // 3, "invited": True, "attested": True, "guardian": guardian.address}
+    params = world.params(manager, world.validators(2), **terms, threshold=2)
+    created = world.events(world.send(world.contracts.create_pool(params), opener))[0]
+    assert isinstance(created, PoolCreated)
+    assert (created.manager, created.opener, created.params) == (manager.address, opener.address, params)
 
 
 def joined(world: Any, pool: Any) -> Any:

@@ -171,7 +171,7 @@ def test_a_slash_by_judgement_freezes_and_is_final_after_the_appeal(world: Any, 
         world.send(finalize, anybody, at=frozen.final_at - 1)
     receipt = world.send(finalize, anybody, at=frozen.final_at)
     (gone,) = [event for event in world.events(receipt) if isinstance(event, StakeSlashed)]
-    assert (gone.amount, gone.burned) == (50 * TOKEN, 0)
+    assert (gone.case_id, gone.amount, gone.burned) == (frozen.case_id, 50 * TOKEN, 0)
     assert world.contracts.case(frozen.case_id).state == CaseState.FINAL
     with refused("CaseClosed"):
         world.send(finalize, anybody)

@@ -20,7 +20,7 @@ def test_a_pool_is_as_its_creator_said(world: Any) -> None:
     event, seated = world.events(receipt)
     assert isinstance(seated, ValidatorsSet) and seated.validators == params.validators
     assert isinstance(event, PoolCreated)
-    assert (event.pool, event.manager, event.run_root) == (number, manager.address, params.run_root)
+    assert (event.pool, event.manager, event.params.run_root) == (number, manager.address, params.run_root)
     info = world.contracts.pool(number)
     assert (info.validators, info.threshold, info.run_uri) == (params.validators, 16, params.run_uri)
     assert (info.window, info.epoch_seconds, info.slash_amount) == (300, 100, 50 * TOKEN)

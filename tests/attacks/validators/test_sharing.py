@@ -153,8 +153,8 @@ async def test_running_nodes_heed_a_new_bench(autojump_clock: Any, eight: None) 
     chains = [Events(none, seat.membership) for seat in everybody]
     keys = [key.address for key in EIGHT[:4]]
     where = {"pool": POOL, "transaction": "0x", "log_index": 0}
-    before = ValidatorsSet(block=1, validators=tuple(keys[:2]), threshold=2, **where)
-    after = ValidatorsSet(block=2, validators=tuple(keys[1:]), threshold=3, **where)
+    before = ValidatorsSet(block=1, number=1, validators=tuple(keys[:2]), threshold=2, **where)
+    after = ValidatorsSet(block=2, number=2, validators=tuple(keys[1:]), threshold=3, **where)
 
     async def speak(index: int) -> set[str]:
         id = await court.commit(index=index)

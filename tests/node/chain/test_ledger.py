@@ -113,7 +113,7 @@ def test_a_slash_counts_until_it_is_overturned_and_again_when_that_is_taken_back
 
 def test_cases_and_benches_are_remembered_and_taken_back_with_their_block() -> None:
     ledger = Ledger(OWN)
-    seated = [ValidatorsSet(**place(n), validators=(OTHER,), threshold=1) for n in (1, 2)]
+    seated = [ValidatorsSet(**place(n), number=n, validators=(OTHER,), threshold=1) for n in (1, 2)]
     for event in (*seated, slashed(3, 1), slashed(4, 0), slashed(5, 2)):
         ledger.apply(event)
     assert ledger.cases == [1, 2] and list(ledger.benches) == seated
