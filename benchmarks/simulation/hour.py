@@ -338,6 +338,7 @@ class Hour:
             "kB of books": round(kept / 1e3),
             "kB a work": round(kept / 1e3 / max(works, 1), 2),
             "muted or refused": node.board.counts["muted"] + node.board.counts["refused"],
+            **{name: many for name, many in node.board.counts.items() if name.startswith(("refused.", "over_budget."))},
             **dict(states),
         }
 
