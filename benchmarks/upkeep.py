@@ -46,10 +46,10 @@ from contracts.bindings import (
     raw_log,
 )
 from contracts.deploy import TOKEN
+from node.chain.blocks import Block
 from node.chain.errors import translate
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import call_of
-from node.chain.views import Block
 from node.progress import ProgressRecord
 from node.services.chairing import Chairing, Ready
 from node.services.context import Context
