@@ -20,12 +20,13 @@ from node.state.made import FileRecord, read_records
 from node.state.pay import PAY, PayBook, PayRecord, Sums
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
+from protocol.earnings import Line
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.pages import pages_of, read_page
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
-from protocol.table import Line, Owed, Share, checked_head
+from protocol.table import Owed, Share, checked_head
 
 T = TypeVar("T")
 _SMALLEST_IMAGE = 64

@@ -33,9 +33,10 @@ from node.state.directory import FACT
 from node.state.journal import TABLE, Journal
 from node.state.keystore import load_key, read_password
 from node.state.pay import PAY, PayRecord
+from protocol.earnings import Line
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
-from protocol.table import Line, Table, encode_head
+from protocol.table import Table, encode_head
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
