@@ -179,6 +179,12 @@ class PoolInfo(msgspec.Struct, frozen=True):
         return self.filings or Filings(0, 0, 0, self.closes_at, ends, ends + self.delay)
 
     @property
+    def left(self) -> int:
+        """Token wei of the escrow that nobody has filed: what a sweep brings once its time has come."""
+        waits = 0 if self.filing.aside else self.filing.filed
+        return max(self.escrow - waits * self.reward_per_unit, 0) if self.ended else 0
+
+    @property
     def swept_from(self) -> int:
         """Of a pool that has ended: from then on what no table has promised and nobody has filed goes back."""
         return self.filing.redeems if self.filing.filed else self.filing.ends

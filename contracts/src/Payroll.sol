@@ -93,20 +93,11 @@ contract Payroll is ReentrancyGuard {
     event PoolSwept(uint256 indexed pool, address indexed opener, uint256 amount);
     /// @param blob names the file of the lines' files
     event EarningsPosted(
-        uint256 indexed pool,
-        uint64 indexed epoch,
-        uint64 number,
-        bytes32 root,
-        uint64 total,
-        bytes32 blob,
-        uint64 countsAt,
-        address[] signers
+        uint256 indexed pool, uint64 indexed epoch, uint64 number, bytes32 root, uint64 total, bytes32 blob, uint64 countsAt, address[] signers
     );
     event EarningsHeld(uint256 indexed pool, uint64 indexed epoch, uint64 countsAt);
     event EarningsDropped(uint256 indexed pool, uint64 indexed epoch, bytes32 root);
-    event Claimed(
-        uint256 indexed pool, address indexed node, address indexed provider, uint64 units, uint256 amount
-    );
+    event Claimed(uint256 indexed pool, address indexed node, address indexed provider, uint64 units, uint256 amount);
     event GivenBack(uint256 indexed pool, address indexed node, uint64 units);
     event Filed(uint256 indexed pool, address indexed node, uint64 indexed epoch, uint64 units);
     event FilingsHeld(uint256 indexed pool, uint64 until);
@@ -201,11 +192,8 @@ contract Payroll is ReentrancyGuard {
         _requireNoneWaits(id);
         uint256 delay = _checkTable(book, table);
         uint64 countsAt = uint64(block.timestamp + delay);
-        _waiting[id] =
-            Waiting(table.root, table.total, table.epoch + 1, countsAt, false, keccak256(abi.encode(signers)));
-        emit EarningsPosted(
-            id, table.epoch, table.number, table.root, table.total, table.blob, countsAt, signers
-        );
+        _waiting[id] = Waiting(table.root, table.total, table.epoch + 1, countsAt, false, keccak256(abi.encode(signers)));
+        emit EarningsPosted(id, table.epoch, table.number, table.root, table.total, table.blob, countsAt, signers);
     }
 
     /// @notice The pool's guardian doubts the table that waits: it waits for the vault's `appealSeconds` from now, and counts
@@ -214,16 +202,20 @@ contract Payroll is ReentrancyGuard {
     function hold(uint256 id) external {
         if (msg.sender != swarm.guardianOf(id)) revert OnlyGuardian(msg.sender);
         Waiting storage waiting = _waiting[id];
-        bool table = block.timestamp < waiting.countsAt;
-        (Filings memory filings, uint256 from, uint256 until, uint256 redeemable) = filingsOf(id);
-        if (!table && (block.timestamp < from || block.timestamp >= redeemable)) revert NoTableWaits(id);
-        if (table ? waiting.held : filings.heldUntil != 0) revert AlreadyHeld(id);
-        if (table || until < block.timestamp) until = block.timestamp;
-        until += vault.appealSeconds();
-        if (table) (waiting.held, waiting.countsAt) = (true, uint64(until));
-        else _filings[id].heldUntil = uint40(until);
-        if (table) emit EarningsHeld(id, waiting.epochs - 1, uint64(until));
-        else emit FilingsHeld(id, uint64(until));
+        uint256 until = block.timestamp;
+        if (until < waiting.countsAt) {
+            if (waiting.held) revert AlreadyHeld(id);
+            until += vault.appealSeconds();
+            (waiting.held, waiting.countsAt) = (true, uint64(until));
+            emit EarningsHeld(id, waiting.epochs - 1, uint64(until));
+            return;
+        }
+        (Filings memory filings, uint256 from, uint256 ends, uint256 redeemable) = filingsOf(id);
+        if (until < from || until >= redeemable) revert NoTableWaits(id);
+        if (filings.heldUntil != 0) revert AlreadyHeld(id);
+        until = (until < ends ? ends : until) + vault.appealSeconds();
+        _filings[id].heldUntil = uint40(until);
+        emit FilingsHeld(id, uint64(until));
     }
 
     /// @notice The vault's arbiter finds a table that is held false. It never counts, and whoever signed it loses its slash,
@@ -309,11 +301,7 @@ contract Payroll is ReentrancyGuard {
 
     /// @notice What was filed; when filing begins and ends, and from when it is redeemed: never in a pool that goes on. A
     /// table that is posted late or held puts it off.
-    function filingsOf(uint256 id)
-        public
-        view
-        returns (Filings memory filings, uint256 from, uint256 until, uint256 redeemable)
-    {
+    function filingsOf(uint256 id) public view returns (Filings memory filings, uint256 from, uint256 until, uint256 redeemable) {
         filings = _filings[id];
         (Counters times,, uint256 stoppedAt, uint256 delay) = swarm.tableTerms(id);
         if (!times.has(ENDED)) return (filings, type(uint256).max, type(uint256).max, type(uint256).max);
@@ -331,15 +319,8 @@ contract Payroll is ReentrancyGuard {
         Waiting storage waiting = _waiting[id];
         if (!_counts(id)) return book;
         uint64 more = waiting.total - book.total;
-        book = Book(
-            book.free - more,
-            book.owed + more,
-            waiting.total,
-            waiting.epochs,
-            waiting.root,
-            more,
-            waiting.epochs - book.epochs
-        );
+        (book.free, book.owed, book.total, book.root) = (book.free - more, book.owed + more, waiting.total, waiting.root);
+        (book.lastUnits, book.lastEpochs, book.epochs) = (more, waiting.epochs - book.epochs, waiting.epochs);
     }
 
     /// @notice The table that does not count yet; all zeros where none waits.

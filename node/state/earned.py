@@ -58,8 +58,10 @@ class EarnedBook:
             "SELECT epoch, validator, number, units, proof, raw FROM lines WHERE epoch BETWEEN ? AND ? "
             "ORDER BY epoch, validator, number"
         )
-        rows = self._db.execute(query, (first, last)).fetchall()
-        return [OwnLine(*row[:4], tuple(row[4][i : i + 32] for i in range(0, len(row[4]), 32)), row[5]) for row in rows]
+        return [
+            OwnLine(epoch, validator, number, units, tuple(way[i : i + 32] for i in range(0, len(way), 32)), raw)
+            for epoch, validator, number, units, way, raw in self._db.execute(query, (first, last))
+        ]
 
     def roots_of(self, validator: Address) -> dict[int, list[bytes]]:
         """Epoch -> envelopes of a validator's roots, of epochs that are not covered."""

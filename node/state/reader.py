@@ -14,6 +14,7 @@ import msgspec
 
 from node.errors import StateError
 from node.state.directory import FACT, JOURNAL_NAME
+from node.state.earned import EarnedBook, OwnLine
 from node.state.journal import FORM, TABLE
 from node.state.kept import kept
 from node.state.made import FileRecord, read_records
@@ -108,6 +109,10 @@ class StateFiles:
         except (KeyError, ProtocolError):  # an older table, or files of others' lines alone
             return None
         return table.share(node, lines, owed)
+
+    def lines(self, first: int, last: int) -> list[OwnLine]:
+        """This node's lines under validators' roots of these epochs."""
+        return self._journal(lambda journal: EarnedBook(_Rows(journal)).lines(first, last))
 
     def contributions(self, most: int, since: float) -> list[FileRecord]:
         """The newest of what this node did, newest first. since: Unix seconds."""
