@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from node.chain.errors import Reverted, tokens
+from node.chain.simulate import Step
 from node.progress import ProgressRecord
 from node.services.books import Books, Seen
 from node.state.earned import OwnLine
@@ -146,7 +147,9 @@ class OwnFiling:
         filings = cached(f"the journal's {SENDING}", partial(msgspec.msgpack.decode, kept, type=list[Filing]))
         try:
             if filings:
-                await self._chain.file(self._pool, self._own, filings)
+                what = f"file {len(filings)} epochs of {self._own}"
+                call = self._chain.contracts.file(self._pool, self._own, filings)
+                await self._chain.execute(Step(what, call), self._context.key)
                 units = sum(filing.units for filing in filings)
                 log.info("pay.filed", epochs=[filing.epoch for filing in filings], units=units)
                 self._progress.tell("filed", f"{units:,} units that no table has are filed, and redeemed later")
@@ -157,7 +160,8 @@ class OwnFiling:
 
     async def _redeem(self) -> None:
         try:
-            await self._chain.redeem(self._pool, self._own)
+            call = self._chain.contracts.redeem(self._pool, self._own)
+            await self._chain.execute(Step(f"redeem what {self._own} filed", call), self._context.key)
         except Reverted as error:  # somebody else carried it, or a case about this node is open
             log.info("pay.not_redeemed", why=error.why)
             return
