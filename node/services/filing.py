@@ -5,6 +5,7 @@ table may come any more they go to the chain, and once what everybody filed is k
 """
 
 from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
@@ -70,6 +71,12 @@ class OwnFiling:
         if not self.filed.over:
             return "certified"
         return "redeemed" if epoch in self.filed.epochs and self._ledger.redeemed else "missed"
+
+    def facts(self, seen: Seen) -> dict[str, Any]:
+        """As a PayRecord has them."""
+        filed, redeems_at = tuple(sorted(self.filed.epochs)), seen.pool.filing.redeems if seen.pool.ended else 0
+        redeemed = bool(self._ledger.redeemed)
+        return {"filed": filed, "redeems_at": redeems_at, "redeemed": redeemed, "over": self.filed.over}
 
     def open(self, certified: int) -> int:
         """Of so many units that no table has, those that may still be tabled or filed."""
