@@ -109,7 +109,12 @@ EXPLAINED: dict[str, str] = {
     "Payroll.sol: until = (until < ends ? ends : until) + vault.appealSeconds(); => "
     "until = (until <= ends ? ends : until) + vault.appealSeconds();": _SAME,
     "Payroll.sol: function drop(uint256 id, address[] calldata who) external nonReentrant { => "
-    "function drop(uint256 id, address[] calldata who) external {": "what it calls moves no token, so nobody calls back",
+    "function drop(uint256 id, address[] calldata who) external {": "what it calls moves no token, and calls nobody",
+    "Payroll.sol: if (book.free < most) most = book.free; => if (book.free <= most) most = book.free;": _SAME,
+    "Payroll.sol: if (units > most) units = most; => if (units >= most) units = most; (2)": _SAME,
+    "Payroll.sol: if (until > from) from = until; => if (until >= from) from = until;": _SAME,
+    "Payroll.sol: if (filings.heldUntil > redeemable) redeemable = filings.heldUntil; => "
+    "if (filings.heldUntil >= redeemable) redeemable = filings.heldUntil;": _SAME,
     "Payroll.sol: if (due > book.owed) due = book.owed; => if (due >= book.owed) due = book.owed;": _SAME,
     "Payroll.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
     "Payroll.sol: if (paid.unusedFrom > from) from = paid.unusedFrom; => "
