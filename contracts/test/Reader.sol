@@ -61,6 +61,11 @@ contract Reader {
     mapping(uint256 pool => Payroll.Book) private _books;
     mapping(uint256 pool => Payroll.Waiting) private _waiting;
     mapping(uint256 pool => mapping(address node => Payroll.Paid)) private _paid;
+    mapping(uint256 pool => Payroll.Filings) private _filings;
+    /// since when the newest table that was posted counts, or was dropped
+    mapping(uint256 pool => uint64) private _tabledAt;
+    mapping(uint256 pool => mapping(address node => mapping(uint64 epoch => uint64))) private _filedOf;
+    mapping(uint256 pool => mapping(address node => uint64)) private _epochFiled;
     // of the Chair
     mapping(uint256 pool => Chair.Term) private _terms_;
     mapping(uint256 pool => Chair.Seating) private _seatings;
@@ -83,7 +88,7 @@ contract Reader {
             if (by == address(vault)) known = _ofStake(logs[i]) || _ofCase(logs[i]);
             if (by == address(swarm)) known = _ofNode(logs[i]) || _ofMember(logs[i]) || _ofPool(logs[i]);
             if (by == address(court)) known = _ofCourt(logs[i]);
-            if (by == address(payroll)) known = _ofTable(logs[i]) || _ofPay(logs[i]);
+            if (by == address(payroll)) known = _ofTable(logs[i]) || _ofPay(logs[i]) || _ofFiling(logs[i]);
             if (by == address(chair)) known = _ofChair(logs[i]);
             if (!known) revert Unknown(logs[i].topics[0]);
         }
@@ -351,9 +356,12 @@ contract Reader {
                 abi.decode(log.data, (uint64, bytes32, uint64, bytes32, uint64, address[]));
             uint64 epochs = uint64(uint256(log.topics[2])) + 1;
             _waiting[id] = Payroll.Waiting(root, total, epochs, countsAt, false, keccak256(abi.encode(signers)));
+            _tabledAt[id] = countsAt;
         } else if (kind == Payroll.EarningsHeld.selector) {
-            (_waiting[id].held, _waiting[id].countsAt) = (true, abi.decode(log.data, (uint64)));
+            _tabledAt[id] = abi.decode(log.data, (uint64));
+            (_waiting[id].held, _waiting[id].countsAt) = (true, _tabledAt[id]);
         } else if (kind == Payroll.EarningsDropped.selector) {
+            _tabledAt[id] = uint64(block.timestamp);
             delete _waiting[id];
         } else {
             return false;
@@ -370,14 +378,13 @@ contract Reader {
             (uint256 amount,) = abi.decode(log.data, (uint256, uint256));
             book.free += uint64(amount / _terms[id].rewardPerUnit);
         } else if (kind == Payroll.PoolSwept.selector) {
+            _setAside(id);
             book.free -= uint64(abi.decode(log.data, (uint256)) / _terms[id].rewardPerUnit);
         } else if (kind == Payroll.Claimed.selector) {
             address who = _who(log, 2);
             (uint64 units,) = abi.decode(log.data, (uint64, uint256));
-            uint256 capacity = _capacity(id, who);
-            (, uint64 from) = _unused(id, who);
+            _use(id, who, units);
             _paid[id][who].claimed += units;
-            _paid[id][who].unusedFrom = from + uint64((units + capacity - 1) / capacity);
             book.owed -= units;
         } else if (kind == Payroll.GivenBack.selector) {
             uint64 units = abi.decode(log.data, (uint64));
@@ -388,6 +395,57 @@ contract Reader {
             return false;
         }
         return true;
+    }
+
+    function _ofFiling(Vm.Log calldata log) private returns (bool) {
+        bytes32 kind = log.topics[0];
+        uint256 id = _id(log);
+        Payroll.Filings storage filings = _filings[id];
+        if (kind == Payroll.FilingsHeld.selector) {
+            filings.heldUntil = uint40(abi.decode(log.data, (uint64)));
+            return true;
+        }
+        address who = _who(log, 2);
+        Payroll.Paid storage paid = _paid[id][who];
+        if (kind == Payroll.Filed.selector) {
+            uint64 units = abi.decode(log.data, (uint64));
+            _use(id, who, units);
+            _epochFiled[id][who] = uint64(uint256(log.topics[3]));
+            _filedOf[id][who][_epochFiled[id][who]] += units;
+            paid.filed += units;
+            filings.filed += units;
+        } else if (kind == Payroll.FilingDropped.selector) {
+            filings.filed -= abi.decode(log.data, (uint64));
+            paid.filed = 0;
+        } else if (kind == Payroll.Redeemed.selector) {
+            _setAside(id);
+            (uint64 filed, uint64 units, uint256 amount) = abi.decode(log.data, (uint64, uint64, uint256));
+            (filings.filed, filings.aside, paid.filed) = (filings.filed - filed, filings.aside - units, 0);
+            // of an evicted node: it went back to the pool
+            if (amount == 0) _books[id].free += units;
+        } else {
+            return false;
+        }
+        return true;
+    }
+
+    /// Uses up as many epochs of the node's size as the units take.
+    function _use(uint256 id, address who, uint64 units) private {
+        uint256 capacity = _capacity(id, who);
+        (, uint64 from) = _unused(id, who);
+        _paid[id][who].unusedFrom = from + uint64((units + capacity - 1) / capacity);
+    }
+
+    /// Of what is free the filed part, and no more than the epochs that no table has allow.
+    function _setAside(uint256 id) private {
+        Payroll.Filings storage filings = _filings[id];
+        uint256 units = filings.filed;
+        if (units == 0 || filings.aside != 0) return;
+        Payroll.Book storage book = _books[id];
+        uint256 most = uint256(_terms[id].unitsPerEpoch) * (_epochAt(id, _terms[id].stoppedAt) + 1 - book.epochs);
+        if (book.free < most) most = book.free;
+        if (units > most) units = most;
+        (book.free, filings.aside) = (book.free - uint64(units), uint64(units));
     }
 
     /// A table that has waited long enough counts.
@@ -411,6 +469,18 @@ contract Reader {
 
     function _waitingOf(uint256 id) private view returns (Payroll.Waiting memory waiting) {
         if (block.timestamp < _waiting[id].countsAt) waiting = _waiting[id];
+    }
+
+    /// From when until when nodes file, and from when they redeem; never in a pool that goes on.
+    function _filingTimes(uint256 id) private view returns (uint256 from, uint256 until, uint256 redeemable) {
+        Times memory t = _times[id];
+        if (t.flags & ENDED == 0) return (type(uint256).max, type(uint256).max, type(uint256).max);
+        uint256 epochs = _epochAt(id, _terms[id].stoppedAt) + 1;
+        from = t.startedAt + epochs * t.epochSeconds + 2 * uint256(t.window);
+        if (from < _tabledAt[id]) from = _tabledAt[id];
+        until = from + t.window;
+        redeemable = until + _terms[id].delay;
+        if (redeemable < _filings[id].heldUntil) redeemable = _filings[id].heldUntil;
     }
 
     function _capacity(uint256 id, address who) private view returns (uint256) {
@@ -522,8 +592,16 @@ contract Reader {
         _same("a bench", abi.encode(_benches[id]), abi.encode(court.benchOf(id)));
         _same("a book", abi.encode(_bookOf(id)), abi.encode(payroll.bookOf(id)));
         _same("what waits", abi.encode(_waitingOf(id)), abi.encode(payroll.waitingOf(id)));
+        _checkFilings(id);
         _same("a term", abi.encode(_terms_[id]), abi.encode(chair.termOf(id)));
         _same("trainers", abi.encode(_seatings[id]), abi.encode(chair.seatingOf(id)));
+    }
+
+    function _checkFilings(uint256 id) private view {
+        (Payroll.Filings memory filings, uint256 from, uint256 until, uint256 redeemable) = payroll.filingsOf(id);
+        _same("what was filed", abi.encode(_filings[id]), abi.encode(filings));
+        (uint256 ownFrom, uint256 ownUntil, uint256 ownRedeemable) = _filingTimes(id);
+        _same("when is filed", abi.encode(ownFrom, ownUntil, ownRedeemable), abi.encode(from, until, redeemable));
     }
 
     function _checkMember(uint256 id, address who) private view {
@@ -536,6 +614,9 @@ contract Reader {
         _same("a member", abi.encode(_memberInfo(id, who)), abi.encode(swarm.memberInfo(id, who)));
         _same("a payee", abi.encode(_members[id][who].joinedAt, _members[id][who].convictedAt != 0),
             abi.encode(swarm.payeeOf(id, who).joinedAt, swarm.payeeOf(id, who).convicted));
+        uint64 epoch = _epochFiled[id][who];
+        _same("a filing", abi.encode(_paid[id][who].filed, _filedOf[id][who][epoch]),
+            abi.encode(payroll.filedBy(id, who), payroll.filedOf(id, who, epoch)));
         (uint256 epochs,) = _unused(id, who);
         _same("pay", abi.encode(_capacity(id, who), _paid[id][who].claimed, epochs * _capacity(id, who)),
             abi.encode(swarm.capacityOf(id, who), payroll.claimedOf(id, who), payroll.allowanceOf(id, who)));

@@ -299,7 +299,9 @@ def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
     """Pure. posted: its newest table, where that is known."""
     data = {"pool": pool.id, "ended": pool.ended, "paused": pool.paused, "invited": pool.invited}
     if pool.ended:
-        return failure("pool", f"pool {pool.id} has ended", "choose another: intellect-node contract pool list", **data)
+        remedy = "choose another: intellect-node contract pool list"
+        remedy += "; who worked here is paid by: intellect-node leave --when-paid"
+        return failure("pool", f"pool {pool.id} has ended", remedy, **data)
     if pool.paused:
         return failure(
             "pool", f"pool {pool.id} is paused", "wait until its owner resumes it, or choose another", **data
@@ -374,7 +376,7 @@ def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
         f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
         f"the manager {pool.manager} pauses the pool and invites",
         f"the opener {pool.opener} names other validators and trainers {_time(pool.window)} ahead, ends the pool, and "
-        "gets what no table says that anybody has earned",
+        "gets what no table has and nobody filed, three windows after the last epoch at the soonest",
         f"no pool here pays sooner than {_time(powers.min_window)} after an epoch",
     ]
 
