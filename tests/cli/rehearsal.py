@@ -37,7 +37,7 @@ from protocol.earnings import Accepted, Line, leaves_of, own_line
 from protocol.identity import NodeKey
 from protocol.messages import EpochRootSigned, seal
 from protocol.statements import Domain, Earnings, EpochRoot, Outcome, Verdict, WorkCommitment, sign
-from protocol.table import Line, Table, encode_head
+from protocol.table import Table, encode_head
 from tests.cli.promises import ACCOUNT, Seen, leaves, seen, unkept
 
 NETWORK = "base-sepolia"

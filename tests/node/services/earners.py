@@ -74,7 +74,6 @@ from protocol.statements import (
     signer_of,
     work_id,
 )
-from protocol.table import Line
 from protocol.upkeep import Patience
 from tests.attacks.validators.court import InlineJournal, court_run
 
