@@ -17,11 +17,13 @@ from benchmarks.command import parser_of, save
 from cli.devnet import cache_directory
 from contracts.bindings import Contracts, PoolParams
 from contracts.deploy import TOKEN, DeployParams, deploy
+from protocol.filing import Filing, RootLine
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.statements import (
     Domain,
     Earnings,
+    EpochRoot,
     NodeRegistration,
     Outcome,
     Statement,
@@ -122,6 +124,7 @@ def measure(bench: Bench) -> dict[str, int]:
     _earnings(bench, nodes[0], judges, gas)
     _full_bench(bench, manager, gas)
     _chair(bench, nodes, judges, manager, gas)
+    _ending(bench, nodes[0], judges, manager, gas)
     _faults(bench, nodes[1:], judges, gas)
     gas["remove a node"] = bench.send(contracts.remove_node(nodes[0].address), provider)
     bench.wait_until(contracts.node_info(nodes[0].address).free_at)
@@ -205,6 +208,35 @@ def _full_bench(bench: Bench, manager: NodeKey, gas: dict[str, int]) -> None:
     gas["hold a table"] = bench.send(contracts.hold(2), manager)
     signers = [judge.address for judge in judges[:11]]
     gas["drop a table, 11 of 16"] = bench.send(contracts.drop(2, signers), bench.deployer)
+
+
+def _ending(bench: Bench, node: NodeKey, judges: list[NodeKey], manager: NodeKey, gas: dict[str, int]) -> None:
+    """A pool whose quorum falls silent; roots over the works of WORKERS nodes."""
+    contracts = bench.contracts
+    bench.send(contracts.create_pool(_params(manager, judges, 2)), manager)
+    bench.send(contracts.fund_pool(3, 10**3 * TOKEN), manager)
+    bench.send(contracts.join(3, CONTACT), node)
+    bench.wait_until(contracts.pool(3).epoch_end(5))
+    bench.send(contracts.end_pool(3), manager)
+    times = contracts.pool(3).filing
+    bench.wait_until(times.starts)
+    filings = [_filing(bench, node, judges, epoch) for epoch in range(5)]
+    gas["file an epoch, 2 of 3"] = bench.send(contracts.file(3, node.address, filings[:1]), node)
+    gas["file four epochs, 2 of 3"] = bench.send(contracts.file(3, node.address, filings[1:]), node)
+    gas["hold what was filed"] = bench.send(contracts.hold(3), manager)
+    bench.wait_until(contracts.pool(3).filing.redeems)
+    gas["redeem"] = bench.send(contracts.redeem(3, node.address), node)
+    gas["sweep"] = bench.send(contracts.sweep(3), node)
+
+
+def _filing(bench: Bench, node: NodeKey, judges: list[NodeKey], epoch: int) -> Filing:
+    root, path = _table(node.address, UNITS)
+    said = EpochRoot(3, epoch, 1, root, UNITS * WORKERS, bytes(32))
+    lines = [
+        RootLine(seat, said, sign(judge, bench.domain, said), UNITS, tuple(path))
+        for seat, judge in enumerate(judges[:2])
+    ]
+    return Filing(epoch, 1, 2, tuple(judge.address for judge in judges), tuple(lines))
 
 
 def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict[str, int]) -> None:

@@ -275,6 +275,8 @@ def _amounts(pay: PayPart) -> Lines:
         f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
         f"{ether(int(pay.waiting_wei))} certified{until}",
     ]
+    if (filed := int(pay.filed_wei)) and pay.filing:
+        lines.append(f"{ether(filed)} filed, as no table has it, and redeemed from {date(pay.filing.redeems)} on")
     if pay.units.waiting:
         lines.append(f"{pay.units.waiting:,} units of these are in a table that waits, and may still be held")
     held = pay.units.in_table - pay.units.claimable

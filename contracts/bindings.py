@@ -18,6 +18,7 @@ from eth_hash.auto import keccak
 
 from contracts.asking import at_once
 from protocol.errors import IntellectError
+from protocol.filing import Filing
 from protocol.identity import Address, address_bytes, parse_address
 from protocol.statements import Attestation, Earnings, EpochRoot, Invitation, TermSilent, Verdict, WorkCommitment
 
@@ -80,13 +81,27 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     threshold: int = 1
 
 
+class Filings(msgspec.Struct, frozen=True):
+    """What nodes filed of a pool that has ended. filed: units that were neither redeemed nor dropped; aside: what is
+    left of the free units that were set aside for them; held_until: unix seconds, 0 if the guardian does not hold them;
+    starts, ends: when filing begins and is over; redeems: from when what was filed is paid."""
+
+    filed: int
+    aside: int
+    held_until: int
+    starts: int
+    ends: int
+    redeems: int
+
+
 class PoolInfo(msgspec.Struct, frozen=True):
     """One pool as the chain knows it. Amounts in token wei, times in seconds.
 
     opener: who opened it, may end it, and gets what is left; stopped_at: since when it is paused or over, 0 while it
     runs; has_members: whether anybody ever joined; escrow: what no table of earnings has promised; owed: what one has
     promised and nobody was paid yet; validators_from: when the proposed ones may take office, 0 without; seated: the
-    chair's trainers, if it has any; delay: how long a table waits before it counts; guardian: may hold one.
+    chair's trainers, if it has any; delay: how long a table waits before it counts; guardian: may hold one; filings:
+    None before the pool has ended.
     """
 
     id: int
@@ -119,6 +134,7 @@ class PoolInfo(msgspec.Struct, frozen=True):
     guardian: Address
     delay: int
     seated: tuple[Address, ...] = ()
+    filings: Filings | None = None
 
     @property
     def trainers(self) -> tuple[Address, ...]:
@@ -157,9 +173,21 @@ class PoolInfo(msgspec.Struct, frozen=True):
         return self.maturity(self.epoch_at(self.stopped_at)) + self.window
 
     @property
+    def filing(self) -> Filings:
+        """Of a pool that has ended."""
+        ends = self.closes_at + self.window
+        return self.filings or Filings(0, 0, 0, self.closes_at, ends, ends + self.delay)
+
+    @property
+    def left(self) -> int:
+        """Token wei of the escrow that nobody has filed: what a sweep brings once its time has come."""
+        waits = 0 if self.filing.aside else self.filing.filed
+        return max(self.escrow - waits * self.reward_per_unit, 0) if self.ended else 0
+
+    @property
     def swept_from(self) -> int:
-        """Of a pool that has ended: from then on what no table has promised goes back."""
-        return self.closes_at + self.delay
+        """Of a pool that has ended: from then on what no table has promised and nobody has filed goes back."""
+        return self.filing.redeems if self.filing.filed else self.filing.ends
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -461,6 +489,38 @@ class GivenBack(PoolEvent, frozen=True, kw_only=True):
 
     node: Address
     units: int
+
+
+class Filed(PoolEvent, frozen=True, kw_only=True):
+    """Units of an epoch that a node showed where no table came."""
+
+    node: Address
+    epoch: int
+    units: int
+
+
+class FilingsHeld(PoolEvent, frozen=True, kw_only=True):
+    """The guardian doubts what was filed. until: unix seconds; the arbiter may drop it till then."""
+
+    until: int
+
+
+class FilingDropped(PoolEvent, frozen=True, kw_only=True):
+    """The arbiter found false what a node filed."""
+
+    node: Address
+    units: int
+
+
+class Redeemed(PoolEvent, frozen=True, kw_only=True):
+    """What a node filed was paid: of the `filed` units those that were free, for `amount` token wei; 0 for a node that
+    was evicted, whose units the pool has again."""
+
+    node: Address
+    provider: Address
+    filed: int
+    units: int
+    amount: int
 
 
 class Slashed(PoolEvent, frozen=True, kw_only=True):
@@ -993,10 +1053,11 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        (terms, counters), book, bench, chair = at_once(
+        (terms, counters), book, bench, (filings, *times), chair = at_once(
             lambda: self._ask("swarm", "poolInfo", pool),
             lambda: self._ask("payroll", "bookOf", pool),
             lambda: self._ask("court", "benchOf", pool),
+            lambda: self._ask("payroll", "filingsOf", pool),
             lambda: self.chair_of(pool),
         )
         manager, reward, slash, units, stopped_at, delay, opener, guardian, *about = terms
@@ -1039,6 +1100,7 @@ class Contracts:
             guardian=guardian,
             delay=delay,
             seated=chair.trainers if chair else (),
+            filings=Filings(*filings, *times) if ended else None,
         )
 
     def chair_of(self, pool: int) -> ChairInfo | None:
@@ -1097,6 +1159,14 @@ class Contracts:
     def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool."""
         return self._ask("payroll", "claimedOf", pool, node)
+
+    def filed_of(self, pool: int, node: Address, epoch: int) -> int:
+        """Units of an epoch that the node has filed, redeemed and dropped ones too."""
+        return self._ask("payroll", "filedOf", pool, node, epoch)
+
+    def filed_by(self, pool: int, node: Address) -> int:
+        """Units that the node filed, and that were neither redeemed nor dropped."""
+        return self._ask("payroll", "filedBy", pool, node)
 
     def allowance_of(self, pool: int, node: Address) -> int:
         """How many units the node's size allows to be paid now, whatever it has earned."""
@@ -1313,12 +1383,30 @@ class Contracts:
         return self.payroll.functions.post(_words(earnings), list(signatures))
 
     def hold(self, pool: int) -> "ContractFunction":
-        """As the pool's guardian: the table that waits."""
+        """As the pool's guardian: the table that waits, or all that was filed."""
         return self.payroll.functions.hold(pool)
 
-    def drop(self, pool: int, signers: Sequence[Address]) -> "ContractFunction":
-        """As the arbiter: the table that is held. signers: as its event told them."""
-        return self.payroll.functions.drop(pool, list(signers))
+    def drop(self, pool: int, who: Sequence[Address]) -> "ContractFunction":
+        """As the arbiter: the table that is held, by its signers as its event told them; or what these nodes filed."""
+        return self.payroll.functions.drop(pool, list(who))
+
+    def file(self, pool: int, node: Address, filings: Sequence[Filing]) -> "ContractFunction":
+        """As the node or its provider: what validators named of it in epochs that no table has."""
+        words = [
+            (
+                filing.epoch,
+                filing.bench,
+                filing.threshold,
+                list(filing.validators),
+                [(line.seat, _words(line.root), line.signature, line.units, list(line.proof)) for line in filing.lines],
+            )
+            for filing in filings
+        ]
+        return self.payroll.functions.file(pool, node, words)
+
+    def redeem(self, pool: int, node: Address) -> "ContractFunction":
+        """What the node filed, or its share of what is free, is its provider's."""
+        return self.payroll.functions.redeem(pool, node)
 
     def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> "ContractFunction":
         """units: the node's line of the newest table; proof: from it to the table's root."""

@@ -146,8 +146,8 @@ class StakePart(msgspec.Struct, frozen=True):
 
 class EpochPart(msgspec.Struct, frozen=True):
     """What a quorum certified of one epoch of this node's work. state: certified, waiting (a table has it that does
-    not count yet), in the table, claimed, missed, or unclear; missed_units: not in its table; unclear_units: of which
-    nobody can say whether it has them; claimable_at: when it can be claimed, by the chain."""
+    not count yet), filed, redeemed, in the table, claimed, missed, or unclear; missed_units: not in its table;
+    unclear_units: of which nobody can say whether it has them; claimable_at: when it can be claimed, by the chain."""
 
     epoch: int
     state: str = ""
@@ -161,7 +161,8 @@ class EpochPart(msgspec.Struct, frozen=True):
 class PaidUnitsPart(msgspec.Struct, frozen=True):
     """This node's units: claimed, payable by a posted table, certified and in none yet, missed; owed: in a table, and
     payable once the pool can; made and not decided, accepted and not certified, claimable now of the payable ones, such
-    as nobody can tell of, and waiting: of the certified ones those that a table has which does not count yet."""
+    as nobody can tell of, waiting: of the certified ones those that a table has which does not count yet, and filed
+    after the pool's end, and not redeemed yet."""
 
     claimed: int = 0
     in_table: int = 0
@@ -173,6 +174,17 @@ class PaidUnitsPart(msgspec.Struct, frozen=True):
     claimable: int = 0
     unclear: int = 0
     waiting: int = 0
+    filed: int = 0
+
+
+class FilingPart(msgspec.Struct, frozen=True):
+    """Of a pool that has ended, by the chain's time: when what no table has can be filed, and is redeemed; held_until:
+    by the guardian, 0 for not at all."""
+
+    starts: int
+    ends: int
+    redeems: int
+    held_until: int = 0
 
 
 class PayPart(msgspec.Struct, frozen=True):
@@ -181,7 +193,7 @@ class PayPart(msgspec.Struct, frozen=True):
     a table has it; provider: to whom it goes; waiting_until: the chain's time, or 0; table_epoch: the last one that is
     tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts; escrow_wei, reward_per_unit_wei: of
     the pool; unit_worth_wei: what a unit came to in the newest table; brought: claims for nodes that are away; last_at:
-    when the last of what is made can be claimed.
+    when the last of what is made can be claimed; filed: after the pool's end, and not redeemed yet.
     """
 
     provider: str = ""
@@ -203,6 +215,8 @@ class PayPart(msgspec.Struct, frozen=True):
     epochs: list[EpochPart] = []
     brought: int = 0
     last_at: int = 0
+    filed_wei: str = "0"
+    filing: FilingPart | None = None
 
 
 class PathPart(msgspec.Struct, frozen=True):

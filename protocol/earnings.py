@@ -1,10 +1,12 @@
 """What counts for pay: works, the leaves in which a validator names them, and why one counts no more.
 
 After an epoch each validator signs one root over its leaves (`statements.EpochRoot`). Whoever wants a node's finds them
-in one file of the tree. Validators make the table from the leaves of all (`table.py`).
+in one file of the tree. Validators make the table from the leaves of all (`table.py`). Beside the works the tree has a
+line for each node, the sum of its works: what a node shows of the root on chain where no table came (`Payroll.file`).
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -24,6 +26,7 @@ MAX_REFUSALS = 4_096
 MAX_SIGNATURES = 16
 """Of one work: a pool has no more validators."""
 
+Units = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=65, max_length=65)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 WorkUnits = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
@@ -110,24 +113,68 @@ class Leaf(Row, frozen=True):
         return keccak(b"\x04" + self.node + self.work + self.units.to_bytes(8, "big"))
 
 
-class Leaves(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The file beside a root: those in which its leaves are, by node, then work."""
+class Line(Row, frozen=True):
+    """Units of one node: those of its works under a root, or in a table those since the pool began, as far as they can
+    be paid."""
 
-    pages: Annotated[tuple[Page, ...], msgspec.Meta(min_length=1, max_length=MAX_LEAF_PAGES)]
+    units: Units
+    what: ClassVar[str] = "lines of a root or table"
+
+    def leaf(self) -> bytes:
+        """keccak(0x00 | node | units as uint64): in the contracts `Statements.leaf`."""
+        return keccak(b"\x00" + self.node + self.units.to_bytes(8, "big"))
+
+
+LeafPages = Annotated[tuple[Page, ...], msgspec.Meta(min_length=1, max_length=MAX_LEAF_PAGES)]
+
+
+class Leaves(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The file beside a root: those in which its leaves are, by node, then work, and those of its lines."""
+
+    pages: LeafPages
+    lines: LeafPages
+
+    def tops(self) -> list[bytes]:
+        return [page.top for page in (*self.pages, *self.lines)]
 
     def root(self) -> bytes:
-        return merkle_root([page.top for page in self.pages])
+        return merkle_root(self.tops())
+
+    def proof_of_line(self, number: int, rows: Sequence[Line], line: Line) -> tuple[bytes, ...]:
+        """From a line among the rows of the file of lines with this number up to the root."""
+        own = proof([row.leaf() for row in rows], rows.index(line))
+        return own + proof(self.tops(), len(self.pages) + number)
+
+
+def lines_of(leaves: Iterable[Leaf]) -> list[Line]:
+    """What the works of each node come to, by node."""
+    sums = Counter[bytes]()
+    for leaf in leaves:
+        sums[leaf.node] += leaf.units
+    return [Line(node, sums[node]) for node in sorted(sums)]
 
 
 def leaves_of(works: Sequence[Accepted]) -> tuple[Leaves, list[bytes]]:
-    """The file of a root over these works (some, each once), and those that it names."""
+    """The file of a root over these works (some, each once), and those that it names: of works, then of lines."""
     rows = sorted((Leaf(address_bytes(one.node), one.work, one.units) for one in works), key=lambda row: row.key)
-    files = paged(rows)
-    return Leaves(tuple(page for page, _ in files)), [data for _, data in files]
+    files, lines = paged(rows), paged(lines_of(rows))
+    found = Leaves(tuple(page for page, _ in files), tuple(page for page, _ in lines))
+    return found, [data for _, data in (*files, *lines)]
 
 
-def all_leaves(said: EpochRoot, files: Sequence[Sequence[Leaf]]) -> tuple[Leaf, ...]:
-    """Of a root with all its files; raises ProtocolError where they are not as `leaves_of` makes them."""
+def own_line(found: Leaves, works: Sequence[Accepted], node: Address) -> tuple[int, tuple[bytes, ...]] | None:
+    """Of a root that `leaves_of` made of these works: units of the node's line and the way up; None without one."""
+    lines = lines_of(Leaf(address_bytes(one.node), one.work, one.units) for one in works)
+    for at, line in enumerate(lines):
+        if line.node == address_bytes(node):
+            number = at // PAGE_ROWS
+            return line.units, found.proof_of_line(number, lines[number * PAGE_ROWS : (number + 1) * PAGE_ROWS], line)
+    return None
+
+
+def all_leaves(said: EpochRoot, found: Leaves, files: Sequence[Sequence[Leaf]]) -> tuple[Leaf, ...]:
+    """Of a root with all its files of works; raises ProtocolError where they or its lines are not as `leaves_of` makes
+    them."""
     what = "malformed leaves of a root"
     if any(len(rows) != PAGE_ROWS for rows in files[:-1]):
         raise ProtocolError(what, "a file that is not the last one is not full")
@@ -135,6 +182,8 @@ def all_leaves(said: EpochRoot, files: Sequence[Sequence[Leaf]]) -> tuple[Leaf, 
     check_order(leaves)
     if sum(one.units for one in leaves) != said.total:
         raise ProtocolError(what, "they come to another total")
+    if [page.top for page, _ in paged(lines_of(leaves))] != [page.top for page in found.lines]:
+        raise ProtocolError(what, "its lines are not what the works of each node come to")
     return leaves
 
 
@@ -143,14 +192,16 @@ def proof_of(leaves: Sequence[Leaf], leaf: Leaf) -> tuple[bytes, ...]:
     at = leaves.index(leaf)
     page, place = divmod(at, PAGE_ROWS)
     own = [one.leaf() for one in leaves[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]]
-    return proof(own, place) + proof([each.top for each, _ in paged(leaves)], page)
+    files = (*paged(leaves), *paged(lines_of(leaves)))
+    return proof(own, place) + proof([each.top for each, _ in files], page)
 
 
 def decode_leaves(data: bytes, said: EpochRoot) -> Leaves:
     """Parse a stranger's; raises ProtocolError, also where it is of another root."""
     what = "malformed leaves of a root"
     found = decode_msgpack(data, Leaves, limit=MAX_LEAVES_BYTES, error=ProtocolError, what=what)
-    check_pages(found.pages, what)
+    for pages in (found.pages, found.lines):
+        check_pages(pages, what)
     if found.root() != said.root:
         raise ProtocolError("wrong leaves of a root", "they do not hash to it")
     return found

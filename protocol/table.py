@@ -15,7 +15,7 @@ import msgspec
 from eth_hash.auto import keccak
 
 from protocol.codec import decode_msgpack
-from protocol.earnings import MAX_REFUSALS, Epoch, Refusal
+from protocol.earnings import MAX_REFUSALS, Epoch, Line, Refusal, Units
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.pages import Page, Pages, Row, check_order, check_pages, merkle_root, paged, pages_of, proof
@@ -26,19 +26,7 @@ OWED_EPOCHS = 32
 """Epochs that are told apart in what is owed; the newest ones beyond are owed together."""
 _WHAT = "malformed table of earnings"
 
-Units = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Sum = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-class Line(Row, frozen=True):
-    """What one node has earned since the pool began, as far as it can be paid."""
-
-    units: Units
-    what: ClassVar[str] = "lines of a table of earnings"
-
-    def leaf(self) -> bytes:
-        """keccak(0x00 | node | units as uint64): what the contract reads."""
-        return keccak(b"\x00" + self.node + self.units.to_bytes(8, "big"))
 
 
 class Owed(Row, frozen=True):

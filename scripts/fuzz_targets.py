@@ -18,7 +18,7 @@ from protocol.contribution import MAX_TOKENS, ContributionHeader, Expected, deco
 from protocol.delta import PatchError, apply_patch, encode_patch
 from protocol.disputes import compare as compare_verdicts
 from protocol.disputes import values_complete
-from protocol.earnings import Accepted, Leaf, all_leaves, decode_leaves, leaves_of
+from protocol.earnings import Accepted, Leaf, Line, all_leaves, decode_leaves, leaves_of
 from protocol.envelope import ProofSubject, open_envelope, seal
 from protocol.errors import ProtocolError
 from protocol.exchange import ContributionError, Form, form_of
@@ -67,7 +67,7 @@ from protocol.statements import (
     signer_of,
     work_id,
 )
-from protocol.table import Line, Owed, Table, decode_head, encode_head
+from protocol.table import Owed, Table, decode_head, encode_head
 from protocol.text import StreamHeader, TextError, tokens_of
 
 K, ROWS = 8, 4
@@ -284,7 +284,7 @@ _VERDICT = messages.VerdictIssued(
     verifier="cpu/float32/sdpa",
 )
 VERDICT = messages.signed(_VERDICT, KEY, DOMAIN)
-_LEAVES, (LEAVES,) = leaves_of([Accepted(1, NODE, 1, bytes([n]) * 32, 12) for n in (1, 2)])
+_LEAVES, (LEAVES, _) = leaves_of([Accepted(1, NODE, 1, bytes([n]) * 32, 12) for n in (1, 2)])
 _ROOTED = EpochRoot(1, 1, 9, _LEAVES.root(), 24, ROOT)
 STATED = PolicyStatement(1, 0, 1, 0, ROOT, ROOT, ROOT, ROOT)
 _EARNED = Earnings(1, 1, 7, ROOT, 12, ROOT)
@@ -392,7 +392,7 @@ def root(data: bytes) -> None:
 
 def leaves(data: bytes) -> None:
     try:
-        all_leaves(_ROOTED, [read_page(data, _LEAVES.pages[0], Leaf)])
+        all_leaves(_ROOTED, _LEAVES, [read_page(data, _LEAVES.pages[0], Leaf)])
     except ProtocolError:
         return
 

@@ -53,7 +53,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.rounds.states",
         "node.services.rounds.votes",
     ),
-    ("node.services.rounds.applying", "node.services.training.groups", "node.services.settling"),
+    ("node.services.rounds.applying", "node.services.training.groups", "node.services.filing"),
+    ("node.services.settling",),
     ("node.services.rounds.batches",),
     ("node.services.workplace", "node.services.membership", "node.status"),
     (

@@ -1,4 +1,5 @@
-"""Earnings: the table that a quorum signed, putting it on chain, and claiming what a node's line says."""
+"""Earnings: the table that a quorum signed, putting it on chain, and claiming what a node's line says; after a pool's
+end, filing and redeeming what no table has."""
 
 import shlex
 from pathlib import Path
@@ -18,6 +19,8 @@ from cli.places import chosen_directory, state_dir_option
 if TYPE_CHECKING:
     from contracts.bindings import WaitingEarnings
     from node.chain.client import ChainClient
+    from node.state.earned import OwnLine
+    from protocol.filing import Filing
     from protocol.identity import Address
 
 Node = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
@@ -46,6 +49,37 @@ class Line(msgspec.Struct, frozen=True):
     proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=32)]
 
 
+class ShownLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node's line under a validator's root. seat: the validator's place on its bench; proof: up to the root."""
+
+    seat: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    number: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    root: Word
+    total: Total
+    blob: Word
+    signature: Signature
+    units: Total
+    proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=32)]
+
+
+class ShownFiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a quorum named of a node in one epoch. bench: the number of the one that sat when the epoch began."""
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    bench: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+    threshold: Annotated[int, msgspec.Meta(ge=1, le=255)]
+    validators: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)]
+    lines: Annotated[tuple[ShownLine, ...], msgspec.Meta(min_length=1, max_length=256)]
+
+
+class ShownFilings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node can file, as `earnings filing` writes it."""
+
+    pool: Annotated[int, msgspec.Meta(ge=1, le=MAX_POOL)]
+    node: str
+    filings: Annotated[tuple[ShownFiling, ...], msgspec.Meta(min_length=1, max_length=4096)]
+
+
 @question(earnings_app, "show", example="earnings show 7 0xNode --network base-sepolia --json")
 async def show(
     chain: "ChainClient",
@@ -56,7 +90,8 @@ async def show(
 ) -> tuple[dict[str, Any], Rows]:
     """The newest table of earnings of a pool: until which epoch, how much, what is owed; and what a node was paid.
 
-    Also the one that waits: what it adds, until when it can be held, and whether it is.
+    Also the one that waits: what it adds, until when it can be held, and whether it is. Of a pool that has ended: until
+    when what no table has can be filed, from when it is redeemed, and what the node filed.
     """
     info, posted, now = await chain.pool(pool), await chain.earnings(pool), (await chain.block()).timestamp
     waiting = await chain.waiting(pool)
@@ -66,7 +101,9 @@ async def show(
     facts: dict[str, Any] = {"pool": pool, "epoch": posted.epoch, "root": posted.root.hex(), "total": posted.total}
     facts |= {"owed_wei": str(info.owed), "free_wei": str(info.escrow), "next_at": info.next_table(after + 1)}
     facts["waiting"] = _waiting(waiting) if waiting else None
-    facts |= {"node": node, "claimed": paid, "allowed_now": allowed} if node else {}
+    filed = await chain.ask("read what was filed", lambda c: c.filed_by(pool, node)) if node else 0
+    facts["filing"] = msgspec.to_builtins(info.filing) if info.ended else None
+    facts |= {"node": node, "claimed": paid, "allowed_now": allowed, "filed": filed} if node else {}
     rows: list[tuple[str, Any]] = [("pool", pool)]
     if posted.epoch is None:
         rows.append(("table", "none yet"))
@@ -77,8 +114,14 @@ async def show(
         held = f"the guardian {info.guardian} holds it; " if waiting.held else ""
         more = f"{waiting.total - posted.total:,} units more, through epoch {waiting.epoch}"
         rows.append(("waits", f"{more}; {held}it counts {when(waiting.counts_at, now)}"))
-    else:
+    elif not info.ended or now < info.filing.starts:
         rows.append(("next table", f"of epoch {after + 1}, {when(info.next_table(after + 1), now)} or later"))
+    if info.ended:
+        times = info.filing
+        rows += [("filing", f"of what no table has: {when(times.starts, now)} to {when(times.ends, now)}")]
+        rows += [("redeemed", f"{times.filed:,} units, from {when(times.redeems, now)} on")]
+    if node and filed:
+        rows.append(("filed", f"{filed:,} units of {node}"))
     if node:
         worth = ether(paid * info.reward_per_unit)
         rows += [("node", node), ("claimed", f"{paid:,} units, {worth} tokens"), ("at once", f"{allowed:,} units")]
@@ -162,9 +205,21 @@ async def post(
 
 @transaction(earnings_app, "hold", example="earnings hold 7 --network base-sepolia --key guardian")
 async def hold(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As the pool's guardian: have the table that waits decided on by the arbiter. Once a table; silence pays it."""
-    waiting = await _required(chain, pool)
+    """As the pool's guardian: have the table that waits decided on by the arbiter. Once a table; silence pays it.
+
+    Where no table may come any more: the same of all that nodes file, once a pool.
+    """
+    waiting, info, now = await chain.waiting(pool), await chain.pool(pool), (await chain.block()).timestamp
     hours = await chain.ask("read a parameter", lambda c: c.appeal_seconds()) / 3600
+    if waiting is None and info.ended and now >= info.filing.starts:
+        says = (
+            f"what nodes file of pool {pool}, {info.filing.filed:,} units by now, is redeemed {hours:g} h after filing "
+            f"is over ({when(info.filing.ends, now)}) at the soonest; until then the arbiter may drop it. Nobody is "
+            "punished, and no money moves"
+        )
+        calls = [step("hold what was filed", chain.contracts.hold(pool))]
+        return Plan(says, f"what was filed of pool {pool} is held", calls)
+    waiting = await _required(chain, pool)
     says = (
         f"the table through epoch {waiting.epoch} of pool {pool} counts {hours:g} h from now at the soonest; until "
         "then the arbiter may drop it, and who signed it loses its stake. No money moves"
@@ -173,10 +228,28 @@ async def hold(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 
 
 @transaction(earnings_app, "drop", example="earnings drop 7 --network base-sepolia --key arbiter")
-async def drop(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As the arbiter: a table that is held is false. It never counts, and who signed it is slashed."""
+async def drop(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    filed_by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", help="Instead, once filing is over: what this node filed is false; repeatable."),
+    ] = None,
+) -> Plan:
+    """As the arbiter: a table that is held is false. It never counts, and who signed it is slashed.
+
+    With --filed-by: what these nodes filed, which the guardian holds, is false. They are paid none of it, and nobody is
+    punished.
+    """
     from contracts.bindings import EarningsPosted
 
+    if filed_by:
+        nodes = [address(one) for one in filed_by]
+        who = ", ".join(nodes)
+        says = f"what {who} filed of pool {pool} is not paid; the money stays, and nobody is punished"
+        calls = [step("drop what was filed", chain.contracts.drop(pool, nodes))]
+        return Plan(says, f"what {len(nodes)} node(s) filed is dropped", calls)
     waiting = await _required(chain, pool)
     posted = [one for one in await events_of(chain, EarningsPosted, *pool_topics(pool)) if one.root == waiting.root]
     if not posted:
@@ -227,6 +300,167 @@ async def claim(
     return Plan(says, f"the pay of {node} is claimed", [step("claim pay", call)])
 
 
+@question(earnings_app, "filing", example="earnings filing 7 0xNode --state-dir ~/nodes/a --network base-sepolia")
+async def filing(
+    chain: "ChainClient",
+    pool: Pool,
+    node: Node,
+    state_dir: Annotated[Path | None, state_dir_option("The node's own: it keeps what validators named of it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File that is written. Default: filing-POOL-NODE.json.")] = None,
+) -> tuple[dict[str, Any], Rows]:
+    """Write what a node can file after its pool's end: what validators named of it in epochs that no table has.
+
+    For `contract earnings file`. (The node's daemon files it by itself, if it runs.)
+    """
+    from node.state.files import write_whole
+    from node.state.reader import StateFiles
+
+    directory = chosen_directory(state_dir)
+    info, posted, now = await chain.pool(pool), await chain.earnings(pool), (await chain.block()).timestamp
+    _ended(info)
+    first, last = 0 if posted.epoch is None else posted.epoch + 1, info.epoch_at(info.stopped_at)
+    lines = StateFiles(directory).lines(first, last)
+    found = await _filings(chain, info, lines)
+    found = [one for one in found if one.units > await _filed(chain, pool, node, one.epoch)]
+    if not found:
+        raise CommandError(
+            f"{node} has nothing to file of pool {pool}",
+            f"of epochs {first} to {last} no quorum named works that {directory} has and that are not filed yet",
+            "the directory must be the node's own: --state-dir",
+            CHAIN,
+        )
+    path = out or Path(f"filing-{pool}-{node}.json")
+    shown = ShownFilings(pool, node, tuple(_shown(one) for one in found))
+    write_whole(path, msgspec.json.encode(shown))
+    units = sum(one.units for one in found)
+    facts = {"pool": pool, "node": node, "units": units, "epochs": [one.epoch for one in found], "file": str(path)}
+    command = f"intellect-node contract earnings file {shlex.quote(str(path))}"
+    times = info.filing
+    rows: Rows = [
+        ("units", f"{units:,} of {len(found)} epochs"),
+        ("written", str(path)),
+        ("filed", f"from {when(times.starts, now)} until {when(times.ends, now)}"),
+        f"file it: {command} and the node's or its provider's --key",
+    ]
+    return facts | {"files_from": times.starts, "files_until": times.ends}, rows
+
+
+@transaction(earnings_app, "file", example="earnings file filing.json --network base-sepolia --key provider")
+async def file(
+    chain: "ChainClient",
+    me: "Address",
+    filing: Annotated[Path, typer.Argument(metavar="FILE", help="As `earnings filing` has written it.")],
+) -> Plan:
+    """As a node or its provider, after the pool's end: file what validators named and no table has. Redeem it later."""
+    from protocol.filing import in_turn
+
+    given = read_json(filing, ShownFilings, "cannot be used", FORM)
+    info, now = await chain.pool(given.pool), (await chain.block()).timestamp
+    _ended(info)
+    times = info.filing
+    if not times.starts <= now < times.ends:
+        raise CommandError(
+            f"nothing can be filed of pool {given.pool} now",
+            f"filing begins {when(times.starts, now)} and is over {when(times.ends, now)}",
+            "a table that is posted late or held puts it off: contract earnings show",
+            CHAIN,
+        )
+    node, left = address(given.node), [_read(given.pool, one) for one in given.filings]
+    units, steps = sum(one.units for one in left), list[Any]()
+    while left:
+        part = in_turn(left)
+        left = left[len(part) :]
+        what = f"file {len(part)} epochs from {part[0].epoch} on"
+        steps.append(step(what, chain.contracts.file(given.pool, node, part)))
+    says = (
+        f"{units:,} units of {node} that no table of pool {given.pool} has are filed, up to "
+        f"{ether(units * info.reward_per_unit)} tokens; they are redeemed from {when(times.redeems, now)} on. No money "
+        "moves"
+    )
+    return Plan(says, f"{units:,} units are filed", steps)
+
+
+@transaction(earnings_app, "redeem", example="earnings redeem 7 0xNode --network base-sepolia --key anybody")
+async def redeem(chain: "ChainClient", me: "Address", pool: Pool, node: Node) -> Plan:
+    """Pay a node's provider what the node filed, or its share of what is free. Anybody may. (Its daemon does.)"""
+    info, now = await chain.pool(pool), (await chain.block()).timestamp
+    _ended(info)
+    filed = await chain.ask("read what was filed", lambda c: c.filed_by(pool, node))
+    if not filed:
+        why = "it filed nothing, or that was redeemed or dropped"
+        raise CommandError(f"{node} has nothing to redeem of pool {pool}", why, "see: contract earnings show", CHAIN)
+    if now < info.filing.redeems:
+        why = f"all that is filed shares what is free, from {when(info.filing.redeems, now)} on"
+        raise CommandError(f"nothing of pool {pool} is redeemed yet", why, "come back then", CHAIN)
+    provider = (await chain.node_info(node)).owner
+    says = f"up to {ether(filed * info.reward_per_unit)} tokens of pool {pool} go to {provider}, the provider of {node}"
+    return Plan(says, f"what {node} filed is redeemed", [step("redeem", chain.contracts.redeem(pool, node))])
+
+
+def _ended(info: Any) -> None:
+    if not info.ended:
+        raise CommandError(
+            f"pool {info.id} has not ended",
+            "as long as tables may come, what validators named goes into the next one",
+            f"see: contract earnings show {info.id}",
+            CHAIN,
+        )
+
+
+async def _filed(chain: "ChainClient", pool: int, node: "Address", epoch: int) -> int:
+    return await chain.ask("read what was filed", lambda c: c.filed_of(pool, node, epoch))
+
+
+async def _filings(chain: "ChainClient", info: Any, lines: "list[OwnLine]") -> "list[Filing]":
+    """What a quorum of the bench of each epoch named."""
+    from contracts.bindings import ValidatorsSet
+    from protocol.filing import Seated, filings_of, read_line
+
+    events = await events_of(chain, ValidatorsSet, *pool_topics(info.id))
+    benches = [
+        Seated(number, (await chain.block(one.block)).timestamp, one.threshold, tuple(one.validators))
+        for number, one in enumerate(events, 1)
+    ]
+    read = [read_line(chain.domain, info.id, line.raw, line.units, line.proof) for line in lines]
+    return filings_of(read, benches, lambda epoch: info.epoch_end(epoch - 1))
+
+
+def _shown(filing: "Filing") -> ShownFiling:
+    lines = [
+        ShownLine(
+            line.seat,
+            line.root.number,
+            line.root.root.hex(),
+            line.root.total,
+            line.root.blob.hex(),
+            line.signature.hex(),
+            line.units,
+            tuple(word.hex() for word in line.proof),
+        )
+        for line in filing.lines
+    ]
+    return ShownFiling(filing.epoch, filing.bench, filing.threshold, filing.validators, tuple(lines))
+
+
+def _read(pool: int, shown: ShownFiling) -> "Filing":
+    from node.chain.cases import unhex
+    from protocol.filing import Filing, RootLine
+    from protocol.statements import EpochRoot
+
+    lines = [
+        RootLine(
+            one.seat,
+            EpochRoot(pool, shown.epoch, one.number, unhex(one.root), one.total, unhex(one.blob)),
+            unhex(one.signature),
+            one.units,
+            tuple(unhex(word) for word in one.proof),
+        )
+        for one in shown.lines
+    ]
+    validators = tuple(address(one) for one in shown.validators)
+    return Filing(shown.epoch, shown.bench, shown.threshold, validators, tuple(lines))
+
+
 @question(app, "rewards", example="rewards 0xAb.. --network base-sepolia --json")
 async def rewards(
     chain: "ChainClient",
@@ -264,11 +498,13 @@ def _table_row(table: dict[str, Any], now: int) -> tuple[str, str]:
 
 
 async def claims_of(chain: "ChainClient", who: "Address", pool: int | None) -> list[dict[str, Any]]:
-    """Every pay of somebody who is, or works for, `who`; JSON-ready, oldest first."""
-    from contracts.bindings import Claimed
+    """Every pay of somebody who is, or works for, `who`, by tables and by filings; JSON-ready, oldest first."""
+    from contracts.bindings import Claimed, Redeemed
 
     # Only the pool is asked for: the account may be the node or the provider, which are two topics.
-    events = await events_of(chain, Claimed, *pool_topics(pool))
+    claimed = await events_of(chain, Claimed, *pool_topics(pool))
+    redeemed = [one for one in await events_of(chain, Redeemed, *pool_topics(pool)) if one.amount]
+    events = sorted([*claimed, *redeemed], key=lambda one: (one.block, one.log_index))
     return [
         {
             "pool": event.pool,

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from cli.contract.frame import Plan, Rows, app, pool_app, question, step, transaction, when
@@ -283,20 +284,40 @@ async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 @transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key opener")
 async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     """As who opened it: end the pool for ever. What was worked is still paid."""
-    info = await chain.pool(pool)
+    info, now = await chain.pool(pool), (await chain.block()).timestamp
+    # As if it ended now: a table that is posted late or held puts all but the first off.
+    times = msgspec.structs.replace(info, stopped_at=now).filing
     says = (
         f"pool {pool} ends for ever. {ether(info.owed)} tokens are owed and stay claimable; {ether(info.escrow)} are "
-        f"free: `pool sweep` returns to {info.opener} what no table has promised once none can come any more."
+        f"free. Tables may come until {when(times.starts, now)}. What no table has, nodes file until "
+        f"{when(times.ends, now)}, and redeem from {when(times.redeems, now)} on. `pool sweep` returns the rest to "
+        f"{info.opener}: from {when(times.ends, now)} on, or from {when(times.redeems, now)} on if anybody files."
     )
-    return Plan(says, f"pool {pool} has ended", [step(f"end pool {pool}", chain.contracts.end_pool(pool))])
+    return Plan(
+        says,
+        f"pool {pool} has ended",
+        [step(f"end pool {pool}", chain.contracts.end_pool(pool))],
+        lambda _: {"tables_until": times.starts, "files_until": times.ends, "redeems_from": times.redeems},
+    )
 
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
 async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """Give what no table of earnings promises back to who opened the pool: two windows and a table's delay after its
-    last epoch."""
-    info = await chain.pool(pool)
-    says = f"{ether(info.escrow)} tokens that nobody earned go to {info.opener}"
+    """Give what no table of earnings promises and no node has filed back to who opened the pool.
+
+    Three windows after its last epoch, and a table's delay later if anybody filed: `pool show` has the dates.
+    """
+    info, now = await chain.pool(pool), (await chain.block()).timestamp
+    if info.ended and now < info.swept_from:
+        raise CommandError(
+            f"pool {pool} may not be swept yet",
+            f"what no table has can be filed until {when(info.filing.ends, now)}, and is redeemed from "
+            f"{when(info.filing.redeems, now)} on",
+            f"sweep it {when(info.swept_from, now)}",
+            CHAIN,
+        )
+    filed = f"; {info.filing.filed:,} units that nodes filed stay" if info.filing.filed else ""
+    says = f"{ether(info.left)} tokens that nobody earned go to {info.opener}{filed}"
     return Plan(says, f"pool {pool} is swept", [step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
 
 
@@ -404,8 +425,6 @@ def _lines_of(pool: Any, members: int) -> list[str]:
 @question(pool_app, "show", example="pool show 1 --network local --json")
 async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows]:
     """A pool's rules, money and members."""
-    import msgspec
-
     from node.preflight.chain import read_powers, who_takes_what
 
     posted, powers = await chain.earnings(number), await chain.ask("read the parameters", read_powers)
@@ -435,6 +454,8 @@ async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows
     rows.append(
         ("most per epoch", f"{pool.units_per_epoch:,} units in all, {pool.max_units_per_epoch:,} per unit of a node")
     )
+    if pool.ended:
+        rows += _ending(pool, now)
     if pool.proposed:
         rows.append(("proposed", f"{', '.join(pool.proposed)}, from {when(pool.validators_from, now)} on"))
     rows += [("bootnode", node) for node in pool.bootnodes]
@@ -442,6 +463,18 @@ async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows
     lines += [f"  {one.node}  {_state_of(one, now)}  {clean(one.contact)}" for one in members]
     told = {"pool": facts, "now": now, "members": [msgspec.to_builtins(member) for member in members]}
     return told, [*rows, *lines]
+
+
+def _ending(pool: Any, now: int) -> list[tuple[str, Any]]:
+    """What becomes of a pool's money after its end."""
+    times = pool.filing
+    held = f", as {pool.guardian} holds it" if times.held_until else ""
+    return [
+        ("tables until", when(times.starts, now)),
+        ("filed", f"{times.filed:,} units that no table has, until {when(times.ends, now)}"),
+        ("redeemed", f"from {when(times.redeems, now)} on{held}"),
+        ("swept", f"{ether(pool.left)} tokens, from {when(pool.swept_from, now)} on"),
+    ]
 
 
 def _state_of(member: Any, now: int) -> str:
@@ -457,9 +490,12 @@ def _facts(pool: Any) -> dict[str, Any]:
         value = getattr(pool, name)
         if name in ("escrow", "owed", "reward_per_unit", "slash_amount"):
             facts[f"{name}_wei"] = str(value)
+        elif name == "filings":
+            facts[name] = msgspec.to_builtins(value)
         else:
             facts[name] = value.hex() if isinstance(value, bytes) else value
-    return facts | {"state": _state(pool)}
+    more = {"swept_from": pool.swept_from, "left_wei": str(pool.left)} if pool.ended else {}
+    return facts | more | {"state": _state(pool)}
 
 
 def _state(pool: Any) -> str:

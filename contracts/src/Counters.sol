@@ -25,6 +25,7 @@ using {
     with,
     without,
     epochAt,
+    beginning,
     maturity
 } for Counters global;
 
@@ -80,7 +81,11 @@ function epochAt(Counters c, uint256 timestamp) pure returns (uint64) {
     return uint64((timestamp - c.startedAt()) / c.epochSeconds());
 }
 
+function beginning(Counters c, uint256 epoch) pure returns (uint256) {
+    return c.startedAt() + epoch * c.epochSeconds();
+}
+
 /// From when on a table may have an epoch.
 function maturity(Counters c, uint64 epoch) pure returns (uint256) {
-    return c.startedAt() + (uint256(epoch) + 1) * c.epochSeconds() + c.window();
+    return c.beginning(uint256(epoch) + 1) + c.window();
 }

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
-import {Judgement, Statements, Tally, WorkCommitment, WorkLeaf} from "./Statements.sol";
+import {Filing, Judgement, RootLine, Statements, Tally, WorkCommitment, WorkLeaf} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
 /// @title Court
@@ -30,6 +30,12 @@ contract Court is ICourt {
     struct Seat {
         uint32 bench;
         uint8 place;
+    }
+
+    /// A bench that took office, for what its validators signed: since when, and a hash of its list and threshold.
+    struct Sat {
+        uint40 since;
+        bytes27 list;
     }
 
     /// An Invitation, as it is shown.
@@ -70,6 +76,7 @@ contract Court is ICourt {
 
     mapping(uint256 pool => Bench) private _benches;
     mapping(uint256 pool => mapping(address validator => Seat)) private _seats;
+    mapping(uint256 pool => mapping(uint256 bench => Sat)) private _sat;
     /// what a quorum has had somebody slashed for: overturned or not, it is not judged again
     mapping(bytes32 work => bool) private _judged;
 
@@ -106,6 +113,8 @@ contract Court is ICourt {
     error BadValues(uint256 values, uint256 signatures);
     error AlreadyJudged(bytes32 root);
     error NoContradiction();
+    error OtherBench(uint256 pool, uint32 bench);
+    error BadLine(uint256 line);
 
     constructor(Swarm swarm_) {
         swarm = swarm_;
@@ -335,6 +344,26 @@ contract Court is ICourt {
         return _benches[id].threshold;
     }
 
+    /// @notice What a quorum's roots of an epoch come to for a node: the least of what each of them named, in roots of
+    /// different numbers. Of the bench that sat in the second `began`: neither its seats nor its stakes now are asked, so
+    /// that who is convicted, unbonds or is replaced voids nobody's work.
+    function leastOf(uint256 id, address node, uint256 began, Filing calldata filing) external view returns (uint256 least) {
+        Sat memory sat = _sat[id][filing.bench];
+        uint256 until = _sat[id][uint256(filing.bench) + 1].since;
+        bool sits = sat.since != 0 && sat.since <= began && (until == 0 || began < until);
+        if (!sits || sat.list != _hashOf(filing.validators, filing.threshold)) revert OtherBench(id, filing.bench);
+        (uint256 seats, uint256 sum, uint256 last) = (0, type(uint256).max, 0);
+        least = type(uint256).max;
+        for (uint256 i = 0; i < filing.lines.length; ++i) {
+            uint256 place = _placeOf(id, node, filing, i);
+            if (place <= last) revert BadLine(i);
+            if (place >> 64 != last >> 64) (least, seats, sum) = (sum < least ? sum : least, seats + 1, 0);
+            (last, sum) = (place, sum + filing.lines[i].units);
+        }
+        if (seats < filing.threshold) revert QuorumMissing(seats, filing.threshold);
+        if (sum < least) least = sum;
+    }
+
     /// @notice Who signed a statement; reverts unless they are a quorum.
     function signersOf(uint256 id, bytes32 statement, bytes[] calldata signatures)
         external
@@ -478,9 +507,24 @@ contract Court is ICourt {
         }
     }
 
+    /// Of a line that its signer's root leads to: the signer's seat, then the root's number.
+    function _placeOf(uint256 id, address node, Filing calldata filing, uint256 i) private view returns (uint256) {
+        RootLine calldata line = filing.lines[i];
+        Tally calldata root = line.root;
+        _requireSigner(Statements.hashTally(Statements.EPOCH_ROOT_TYPEHASH, root), line.signature, filing.validators[line.seat]);
+        bool fits = root.pool == id && root.epoch == filing.epoch && line.proof.length <= 32;
+        if (!fits || Statements.climb(Statements.leaf(node, line.units), line.proof) != root.root) revert BadLine(i);
+        return (uint256(line.seat) + 1) << 64 | root.number;
+    }
+
+    function _hashOf(address[] memory validators, uint8 threshold) private pure returns (bytes27) {
+        return bytes27(keccak256(abi.encode(validators, threshold)));
+    }
+
     function _seat(uint256 id, address[] memory validators, uint8 threshold) private {
         Bench storage bench = _benches[id];
         uint32 number = ++bench.number;
+        _sat[id][number] = Sat(uint40(block.timestamp), _hashOf(validators, threshold));
         bench.threshold = threshold;
         bench.validators = validators;
         for (uint256 i = 0; i < validators.length; ++i) {

@@ -7,7 +7,7 @@ import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol
 import {Counters, ENDED} from "./Counters.sol";
 import {Court} from "./Court.sol";
 import {StakeVault} from "./StakeVault.sol";
-import {Statements, Tally} from "./Statements.sol";
+import {Filing, Statements, Tally} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
 /// @title Payroll
@@ -19,6 +19,9 @@ import {Swarm} from "./Swarm.sol";
 /// A posted table waits for the pool's `delay` in one place, and counts then. While it waits the pool's guardian may hold
 /// it, once: then it waits for `appealSeconds`, in which the vault's arbiter may drop it, and whoever signed it is
 /// slashed. Silence pays: nobody who holds or decides gets anything, and none of them can keep pay back for longer.
+///
+/// When a pool has ended and no table may come any more, nodes file what validators named of the epochs that no table has,
+/// for a window. A delay later all that was filed shares what is free, and the rest goes back to the opener.
 ///
 /// Money is counted in work units: a unit is worth `rewardPerUnit` of the pool, for ever.
 contract Payroll is ReentrancyGuard {
@@ -45,7 +48,7 @@ contract Payroll is ReentrancyGuard {
         bytes32 root;
         uint64 total;
         uint64 epochs;
-        /// from when it counts; zero where none waits
+        /// from when it counts, or when it was dropped
         uint64 countsAt;
         bool held;
         /// hash of those who signed it, in the order of their signatures
@@ -57,6 +60,18 @@ contract Payroll is ReentrancyGuard {
         uint64 claimed;
         /// the first epoch whose pay it has not used up, if that is later than the one in which it joined
         uint64 unusedFrom;
+        /// units that it filed, and that were neither redeemed nor dropped
+        uint64 filed;
+    }
+
+    /// What all nodes filed of a pool that has ended.
+    struct Filings {
+        /// units that were neither redeemed nor dropped
+        uint128 filed;
+        /// what is left of the free units that the first `redeem` or `sweep` set aside for them
+        uint64 aside;
+        /// until when the guardian holds them; zero if it does not
+        uint40 heldUntil;
     }
 
     uint256 private constant MAX_PROOF_LENGTH = 32;
@@ -70,26 +85,27 @@ contract Payroll is ReentrancyGuard {
     mapping(uint256 pool => Book) private _books;
     mapping(uint256 pool => Waiting) private _waiting;
     mapping(uint256 pool => mapping(address node => Paid)) private _paid;
+    mapping(uint256 pool => Filings) private _filings;
+    /// @notice Units of an epoch that a node has filed, redeemed and dropped ones too.
+    mapping(uint256 pool => mapping(address node => mapping(uint64 epoch => uint64))) public filedOf;
 
     event PoolFunded(uint256 indexed pool, address indexed payer, uint256 amount, uint256 escrow);
     event PoolSwept(uint256 indexed pool, address indexed opener, uint256 amount);
     /// @param blob names the file of the lines' files
     event EarningsPosted(
-        uint256 indexed pool,
-        uint64 indexed epoch,
-        uint64 number,
-        bytes32 root,
-        uint64 total,
-        bytes32 blob,
-        uint64 countsAt,
-        address[] signers
+        uint256 indexed pool, uint64 indexed epoch, uint64 number, bytes32 root, uint64 total, bytes32 blob, uint64 countsAt, address[] signers
     );
     event EarningsHeld(uint256 indexed pool, uint64 indexed epoch, uint64 countsAt);
     event EarningsDropped(uint256 indexed pool, uint64 indexed epoch, bytes32 root);
-    event Claimed(
-        uint256 indexed pool, address indexed node, address indexed provider, uint64 units, uint256 amount
-    );
+    event Claimed(uint256 indexed pool, address indexed node, address indexed provider, uint64 units, uint256 amount);
     event GivenBack(uint256 indexed pool, address indexed node, uint64 units);
+    event Filed(uint256 indexed pool, address indexed node, uint64 indexed epoch, uint64 units);
+    event FilingsHeld(uint256 indexed pool, uint64 until);
+    event FilingDropped(uint256 indexed pool, address indexed node, uint64 units);
+    /// @param units of the `filed` ones that were free
+    event Redeemed(
+        uint256 indexed pool, address indexed node, address indexed provider, uint64 filed, uint64 units, uint256 amount
+    );
 
     error ZeroAmount();
     error TokenTakesFee(uint256 sent, uint256 received);
@@ -115,6 +131,11 @@ contract Payroll is ReentrancyGuard {
     error CapacityUsed(uint256 pool, address node, uint64 epoch);
     error CaseNotFinal(uint256 caseId);
     error NotMember(uint256 pool, address node);
+    error NotNow(uint256 from, uint256 until);
+    error NotYourNode(address node, address provider);
+    error EpochNotToFile(uint64 epoch, uint64 first, uint64 last);
+    error NothingToFile(uint64 epoch, uint256 units, uint64 filed);
+    error NothingFiled(uint256 pool, address node);
 
     constructor(Court court_) {
         court = court_;
@@ -142,16 +163,15 @@ contract Payroll is ReentrancyGuard {
         _pull(units * rate);
     }
 
-    /// @notice Pays whoever opened the pool what no table has promised, once no table may come and none waits any more. What
-    /// is owed stays; what goes back to the pool later can be swept later. Not the manager: its key signs policies on a
+    /// @notice Pays whoever opened the pool what no table has promised and nobody has filed, once neither may come any more.
+    /// What is owed stays; what goes back to the pool later can be swept later. Not the manager: its key signs policies on a
     /// machine of the swarm.
     function sweep(uint256 id) external nonReentrant {
         Book storage book = _count(id);
-        // slither-disable-next-line unused-return -- what is left is no table's
-        (Counters times,, uint256 stoppedAt, uint256 delay) = swarm.tableTerms(id);
-        uint256 until = times.has(ENDED) ? _closesAt(times, stoppedAt) + delay : type(uint256).max;
+        (Filings memory filings,, uint256 until, uint256 redeemable) = filingsOf(id);
+        if (filings.filed != 0) until = redeemable;
         if (block.timestamp < until) revert PoolStillOpen(id, until);
-        _requireNoneWaits(id);
+        _setAside(id);
         // slither-disable-next-line unused-return -- its times are known
         (, uint256 rate, address opener) = swarm.moneyOf(id);
         uint256 amount = book.free * rate;
@@ -174,37 +194,50 @@ contract Payroll is ReentrancyGuard {
         _requireNoneWaits(id);
         uint256 delay = _checkTable(book, table);
         uint64 countsAt = uint64(block.timestamp + delay);
-        _waiting[id] =
-            Waiting(table.root, table.total, table.epoch + 1, countsAt, false, keccak256(abi.encode(signers)));
-        emit EarningsPosted(
-            id, table.epoch, table.number, table.root, table.total, table.blob, countsAt, signers
-        );
+        _waiting[id] = Waiting(table.root, table.total, table.epoch + 1, countsAt, false, keccak256(abi.encode(signers)));
+        emit EarningsPosted(id, table.epoch, table.number, table.root, table.total, table.blob, countsAt, signers);
     }
 
     /// @notice The pool's guardian doubts the table that waits: it waits for the vault's `appealSeconds` from now, and counts
-    /// unless the arbiter drops it. Once a table.
+    /// unless the arbiter drops it. Once a table. Or, where no table may come any more, what nodes file: all of it waits as
+    /// long from the end of filing, or from now if that is later, and is redeemed but for what the arbiter drops. Once.
     function hold(uint256 id) external {
-        address guardian = swarm.guardianOf(id);
-        if (msg.sender != guardian) revert OnlyGuardian(msg.sender);
-        Waiting storage waiting = _requireWaits(id);
-        if (waiting.held) revert AlreadyHeld(id);
-        uint64 countsAt = uint64(block.timestamp) + vault.appealSeconds();
-        (waiting.held, waiting.countsAt) = (true, countsAt);
-        emit EarningsHeld(id, waiting.epochs - 1, countsAt);
+        if (msg.sender != swarm.guardianOf(id)) revert OnlyGuardian(msg.sender);
+        Waiting storage waiting = _waiting[id];
+        uint256 until = block.timestamp;
+        if (until < waiting.countsAt) {
+            if (waiting.held) revert AlreadyHeld(id);
+            until += vault.appealSeconds();
+            (waiting.held, waiting.countsAt) = (true, uint64(until));
+            emit EarningsHeld(id, waiting.epochs - 1, uint64(until));
+            return;
+        }
+        (Filings memory filings, uint256 from, uint256 ends, uint256 redeemable) = filingsOf(id);
+        if (until < from || until >= redeemable) revert NoTableWaits(id);
+        if (filings.heldUntil != 0) revert AlreadyHeld(id);
+        until = (until < ends ? ends : until) + vault.appealSeconds();
+        _filings[id].heldUntil = uint40(until);
+        emit FilingsHeld(id, uint64(until));
     }
 
     /// @notice The vault's arbiter finds a table that is held false. It never counts, and whoever signed it loses its slash,
-    /// its seat and its membership. The pool's money stays where it is, and the next table may come at once.
-    /// @param signers as `EarningsPosted` told them
-    function drop(uint256 id, address[] calldata signers) external nonReentrant {
+    /// its seat and its membership. The pool's money stays where it is, and the next table may come at once. Or it finds
+    /// false what nodes filed, once filing is over: they are paid none of it, and nobody is punished.
+    /// @param who of a table the signers as `EarningsPosted` told them; else the nodes
+    function drop(uint256 id, address[] calldata who) external nonReentrant {
         if (msg.sender != vault.arbiter()) revert OnlyArbiter(msg.sender);
-        Waiting storage waiting = _requireWaits(id);
-        if (!waiting.held) revert NotHeld(id);
-        if (keccak256(abi.encode(signers)) != waiting.signers) revert OtherSigners(id);
-        bytes32 root = waiting.root;
-        emit EarningsDropped(id, waiting.epochs - 1, root);
-        waiting.countsAt = 0;
-        court.punishTable(id, signers, root);
+        Waiting storage waiting = _waiting[id];
+        if (block.timestamp < waiting.countsAt) {
+            if (!waiting.held) revert NotHeld(id);
+            if (keccak256(abi.encode(who)) != waiting.signers) revert OtherSigners(id);
+            emit EarningsDropped(id, waiting.epochs - 1, waiting.root);
+            (waiting.countsAt, waiting.epochs) = (uint64(block.timestamp), 0);
+            return court.punishTable(id, who, waiting.root);
+        }
+        (Filings memory filings,, uint256 until, uint256 redeemable) = filingsOf(id);
+        if (block.timestamp < until || block.timestamp >= redeemable) revert NoTableWaits(id);
+        if (filings.heldUntil == 0) revert NotHeld(id);
+        for (uint256 i = 0; i < who.length; ++i) emit FilingDropped(id, who[i], _takeFiled(id, who[i]));
     }
 
     /// @notice Pays the node's provider what its line of the newest table says and was not paid yet; anybody may carry
@@ -223,9 +256,7 @@ contract Payroll is ReentrancyGuard {
         if (due > book.owed) due = book.owed;
         if (due == 0) revert NothingToClaim(units, claimed);
         if (payee.evicted) {
-            // its own signatures leave nothing to appeal against; a case that is being opened has no number yet
-            bool open = payee.caseId == 0 || !vault.isFinal(payee.caseId);
-            if (!payee.convicted && open) revert CaseNotFinal(payee.caseId);
+            if (!_isLost(payee)) revert CaseNotFinal(payee.caseId);
             paid.claimed = claimed + uint64(due);
             book.owed -= uint64(due);
             book.free += uint64(due);
@@ -235,34 +266,78 @@ contract Payroll is ReentrancyGuard {
         }
     }
 
+    // ------------------------------------------------------- after a pool's end
+
+    /// @notice A node, or its provider, files what quorums named of it in epochs that no table has, at most what its size
+    /// allows; of an epoch again only what is more.
+    function file(uint256 id, address node, Filing[] calldata filings) external {
+        _count(id);
+        (, uint256 from, uint256 until,) = filingsOf(id);
+        if (block.timestamp < from || block.timestamp >= until) revert NotNow(from, until);
+        Swarm.Payee memory payee = swarm.payeeOf(id, node);
+        if (msg.sender != node && msg.sender != payee.provider) revert NotYourNode(node, payee.provider);
+        if (payee.joinedAt == 0 || _isLost(payee)) revert NotMember(id, node);
+        for (uint256 i = 0; i < filings.length; ++i) _file(id, node, payee, filings[i]);
+    }
+
+    /// @notice Pays the node's provider what it filed, or its share of what is free; anybody may carry it. What an evicted
+    /// node would have got goes back to the pool, as in `claim`.
+    function redeem(uint256 id, address node) external nonReentrant {
+        Book storage book = _count(id);
+        (,,, uint256 from) = filingsOf(id);
+        if (block.timestamp < from) revert NotNow(from, type(uint256).max);
+        _setAside(id);
+        Swarm.Payee memory payee = swarm.payeeOf(id, node);
+        if (payee.evicted && !_isLost(payee)) revert CaseNotFinal(payee.caseId);
+        (uint256 aside, uint256 all) = (_filings[id].aside, _filings[id].filed);
+        uint64 filed = _takeFiled(id, node);
+        // rounded down, and what that leaves is the others'
+        uint64 units = uint64(filed * aside / all);
+        _filings[id].aside = uint64(aside) - units;
+        if (payee.evicted) (book.free, payee.rewardPerUnit) = (book.free + units, 0);
+        emit Redeemed(id, node, payee.provider, filed, units, units * payee.rewardPerUnit);
+        token.safeTransfer(payee.provider, units * payee.rewardPerUnit);
+    }
+
     // ------------------------------------------------------------------ views
+
+    /// @notice What was filed; when filing begins and ends, and from when it is redeemed: never in a pool that goes on. A
+    /// table that is posted late or held puts it off.
+    function filingsOf(uint256 id) public view returns (Filings memory filings, uint256 from, uint256 until, uint256 redeemable) {
+        filings = _filings[id];
+        (Counters times,, uint256 stoppedAt, uint256 delay) = swarm.tableTerms(id);
+        if (!times.has(ENDED)) return (filings, type(uint256).max, type(uint256).max, type(uint256).max);
+        (from, until) = (_closesAt(times, stoppedAt), _waiting[id].countsAt);
+        if (until > from) from = until;
+        until = from + times.window();
+        redeemable = until + delay;
+        if (filings.heldUntil > redeemable) redeemable = filings.heldUntil;
+    }
 
     /// @notice What is free and owed, and the newest table that counts: of everything through epoch `epochs` - 1; no table
     /// yet if `epochs` is zero.
     function bookOf(uint256 id) public view returns (Book memory book) {
         book = _books[id];
         Waiting storage waiting = _waiting[id];
-        if (!_counts(waiting)) return book;
+        if (!_counts(id)) return book;
         uint64 more = waiting.total - book.total;
-        book = Book(
-            book.free - more,
-            book.owed + more,
-            waiting.total,
-            waiting.epochs,
-            waiting.root,
-            more,
-            waiting.epochs - book.epochs
-        );
+        (book.free, book.owed, book.total, book.root) = (book.free - more, book.owed + more, waiting.total, waiting.root);
+        (book.lastUnits, book.lastEpochs, book.epochs) = (more, waiting.epochs - book.epochs, waiting.epochs);
     }
 
     /// @notice The table that does not count yet; all zeros where none waits.
     function waitingOf(uint256 id) external view returns (Waiting memory waiting) {
-        if (_waiting[id].countsAt != 0 && !_counts(_waiting[id])) waiting = _waiting[id];
+        if (block.timestamp < _waiting[id].countsAt) waiting = _waiting[id];
     }
 
     /// @notice Units of the node that were paid, or went back to the pool.
     function claimedOf(uint256 id, address node) external view returns (uint64) {
         return _paid[id][node].claimed;
+    }
+
+    /// @notice Units that the node filed, and that were neither redeemed nor dropped.
+    function filedBy(uint256 id, address node) external view returns (uint64) {
+        return _paid[id][node].filed;
     }
 
     /// @notice How many units the node's size allows to be paid now, whatever it has earned.
@@ -277,25 +352,17 @@ contract Payroll is ReentrancyGuard {
     /// Moves over the table that has waited long enough.
     function _count(uint256 id) private returns (Book storage book) {
         book = _books[id];
-        if (_counts(_waiting[id])) {
-            _books[id] = bookOf(id);
-            _waiting[id].countsAt = 0; // the rest is written over by the next one
-        }
+        if (_counts(id)) _books[id] = bookOf(id);
     }
 
-    function _counts(Waiting storage waiting) private view returns (bool) {
-        uint64 countsAt = waiting.countsAt;
-        return countsAt != 0 && block.timestamp >= countsAt;
+    /// Whether a table has waited long enough, and was not moved over.
+    function _counts(uint256 id) private view returns (bool) {
+        return block.timestamp >= _waiting[id].countsAt && _waiting[id].epochs > _books[id].epochs;
     }
 
     function _requireNoneWaits(uint256 id) private view {
         uint64 countsAt = _waiting[id].countsAt;
-        if (countsAt != 0) revert TableWaits(id, countsAt);
-    }
-
-    function _requireWaits(uint256 id) private view returns (Waiting storage waiting) {
-        waiting = _waiting[id];
-        if (waiting.countsAt == 0 || _counts(waiting)) revert NoTableWaits(id);
+        if (block.timestamp < countsAt) revert TableWaits(id, countsAt);
     }
 
     /// @return delay how long it waits
@@ -319,12 +386,69 @@ contract Payroll is ReentrancyGuard {
         if (more > book.free) revert EscrowTooSmall(more, book.free);
     }
 
+    /// The last epoch of a pool that has ended.
+    function _lastOf(uint256 id) private view returns (uint64) {
+        (Counters times,, uint256 stoppedAt,) = swarm.tableTerms(id);
+        return times.epochAt(stoppedAt);
+    }
+
     /// Until when tables of a pool that has ended may come: a window after its last epoch is mature.
     function _closesAt(Counters times, uint256 stoppedAt) private pure returns (uint256) {
         return times.maturity(times.epochAt(stoppedAt)) + times.window();
     }
 
-    function _pay(uint256 id, address node, Swarm.Payee memory payee, uint256 units) private {
+    function _file(uint256 id, address node, Swarm.Payee memory payee, Filing calldata filing) private {
+        (uint64 epoch, uint64 first, uint64 last) = (filing.epoch, _books[id].epochs, _lastOf(id));
+        if (epoch < first || epoch > last) revert EpochNotToFile(epoch, first, last);
+        uint256 units = court.leastOf(id, node, payee.times.beginning(epoch), filing);
+        uint64 before = filedOf[id][node][epoch];
+        if (units <= before) revert NothingToFile(epoch, units, before);
+        uint64 more = _fit(id, node, payee, units - before);
+        filedOf[id][node][epoch] = before + more;
+        _paid[id][node].filed += more;
+        _filings[id].filed += more;
+        emit Filed(id, node, epoch, more);
+    }
+
+    /// Fixes what of the free units is for whoever filed: no more than all nodes can be paid for the epochs that no table has.
+    function _setAside(uint256 id) private {
+        Filings storage filings = _filings[id];
+        uint256 units = filings.filed;
+        if (units == 0 || filings.aside != 0) return;
+        Book storage book = _books[id];
+        (, uint256 perEpoch,,) = swarm.tableTerms(id);
+        uint256 most = perEpoch * (uint256(_lastOf(id)) + 1 - book.epochs);
+        if (book.free < most) most = book.free;
+        if (units > most) units = most;
+        book.free -= uint64(units);
+        filings.aside = uint64(units);
+    }
+
+    /// @return units that the node had filed: it has no more
+    function _takeFiled(uint256 id, address node) private returns (uint64 units) {
+        units = _paid[id][node].filed;
+        if (units == 0) revert NothingFiled(id, node);
+        _paid[id][node].filed = 0;
+        _filings[id].filed -= units;
+    }
+
+    /// Whether nothing can undo that the node is evicted: its own signatures leave nothing to appeal against; a case that is
+    /// being opened has no number yet.
+    function _isLost(Swarm.Payee memory payee) private view returns (bool) {
+        return payee.convicted || (payee.caseId != 0 && vault.isFinal(payee.caseId));
+    }
+
+    function _pay(uint256 id, address node, Swarm.Payee memory payee, uint256 due) private {
+        uint64 units = _fit(id, node, payee, due);
+        _paid[id][node].claimed += units;
+        _books[id].owed -= units;
+        uint256 amount = units * payee.rewardPerUnit;
+        emit Claimed(id, node, payee.provider, units, amount);
+        token.safeTransfer(payee.provider, amount);
+    }
+
+    /// As many of the units as the node's size allows, which uses up epochs of it.
+    function _fit(uint256 id, address node, Swarm.Payee memory payee, uint256 units) private returns (uint64) {
         Paid storage paid = _paid[id][node];
         (uint256 epochs, uint64 from) = _unused(payee, paid);
         uint256 capacity = payee.capacity;
@@ -332,13 +456,9 @@ contract Payroll is ReentrancyGuard {
         // slither-disable-next-line incorrect-equality -- a product of counts, no balance; nothing is divided below it
         if (most == 0) revert CapacityUsed(id, node, from);
         if (units > most) units = most;
-        // only as many epochs as this pay takes: whoever carries an early claim costs the node nothing
+        // only as many epochs as this takes: whoever carries an early claim costs the node nothing
         paid.unusedFrom = from + uint64((units + capacity - 1) / capacity);
-        paid.claimed += uint64(units);
-        _books[id].owed -= uint64(units);
-        uint256 amount = units * payee.rewardPerUnit;
-        emit Claimed(id, node, payee.provider, uint64(units), amount);
-        token.safeTransfer(payee.provider, amount);
+        return uint64(units);
     }
 
     /// How many epochs no pay has used up, and the first of them.

@@ -199,7 +199,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     function endPool(uint256 id) external {
         if (msg.sender != _terms[id].opener) revert OnlyOpener(msg.sender);
         Counters pool = _openPool(id);
-        if (!pool.has(PAUSED)) _terms[id].stoppedAt = uint40(block.timestamp);
+        // also where it was paused before: whoever was a member still has worked since
+        _terms[id].stoppedAt = uint40(block.timestamp);
         _counters[id] = pool.with(ENDED);
         emit PoolEnded(id);
     }

@@ -47,6 +47,27 @@ struct WorkLeaf {
     bytes32[] proof;
 }
 
+/// @notice A node's line under an EpochRoot: the units of all its works there.
+struct RootLine {
+    /// the signer's place in the bench's list
+    uint8 seat;
+    Tally root;
+    bytes signature;
+    uint64 units;
+    bytes32[] proof;
+}
+
+/// @notice What validators named of a node in one epoch, as it is filed after a pool's end.
+struct Filing {
+    uint64 epoch;
+    /// the number of the bench that sat when the epoch began, its threshold and its list
+    uint32 bench;
+    uint8 threshold;
+    address[] validators;
+    /// by seat, then by the root's number
+    RootLine[] lines;
+}
+
 /// @title Statements
 /// @notice EIP-712 struct hashes of what nodes, managers and validators sign off chain, and the Merkle leaf of
 /// a table of earnings. `protocol/statements.py` and `protocol/earnings.py` hold the same definitions for Python.
@@ -153,7 +174,7 @@ library Statements {
         if (signer != expected) revert WrongSigner(signer, expected);
     }
 
-    /// @notice The leaf of one node's line: its units since the pool began.
+    /// @notice The leaf of one node's line: its units under an EpochRoot, or in a table those since the pool began.
     function leaf(address node, uint64 units) internal pure returns (bytes32) {
         return keccak256(abi.encodePacked(bytes1(0x00), node, units));
     }

@@ -163,7 +163,7 @@ contract EventsTest is Base {
         emit Pools.PoolEnded(pool);
         vm.prank(manager);
         swarm.endPool(pool);
-        vm.warp(_matures(0) + WINDOW + DELAY);
+        vm.warp(_matures(0) + 2 * WINDOW);
         vm.expectEmit(address(payroll));
         emit Payroll.PoolSwept(pool, manager, ESCROW);
         payroll.sweep(pool);

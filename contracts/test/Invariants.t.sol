@@ -7,7 +7,7 @@ import {Payroll} from "../src/Payroll.sol";
 import {Nodes} from "../src/Nodes.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {Judgement, Tally, WorkCommitment} from "../src/Statements.sol";
+import {Filing, Judgement, RootLine, Tally, WorkCommitment} from "../src/Statements.sol";
 import {Swarm} from "../src/Swarm.sol";
 import {Base, Sign} from "./Base.sol";
 import {Reader} from "./Reader.sol";
@@ -33,6 +33,13 @@ contract Crowd is Base {
         address[] signers;
     }
 
+    /// Who took office in the pool that ends, and when.
+    struct Sat {
+        uint256 since;
+        uint8 threshold;
+        address[] validators;
+    }
+
     uint256 private constant WORKERS = 6;
     uint256 private constant JUDGES = 4;
     uint8 private constant REASON = 5;
@@ -48,6 +55,9 @@ contract Crowd is Base {
     mapping(uint256 pool => uint256) private _funded;
     mapping(uint256 pool => uint256) private _paid;
     mapping(uint256 pool => uint256) private _swept;
+    Sat[] private _sat;
+    /// of the pool that ends: what each filed and neither redeemed nor lost
+    mapping(address worker => uint256) private _filedBy;
     address private _stranger = address(0x57A6);
     mapping(bytes32 what => bool) private _once;
     /// of the pool with attestations: by worker, when the last one was made
@@ -88,6 +98,7 @@ contract Crowd is Base {
         _bond(_providers[3], 60 ether);
         _pools.push(pool);
         _pools.push(_second());
+        _noteBench();
         _pools.push(_third());
         _funded[pool] = ESCROW;
         _pay(_pools[1], 3 ether); // soon short
@@ -296,19 +307,27 @@ contract Crowd is Base {
 
     /// By the guardian, or now and then by somebody else.
     function hold(uint8 where, uint8 how) external told {
-        uint256 id = _whose(where, false);
-        bool again = _next[id].held || _next[id].from == 0;
+        uint256 id = how % 8 == 5 ? _pools[1] : _whose(where, false);
+        _move(id);
+        bool again = _next[id].held;
+        if (_next[id].from == 0) again = !_mayHold(id);
         vm.prank(how % 8 == 3 ? manager : guardian);
         payroll.hold(id);
+        if (_next[id].from == 0) {
+            if (again || how % 8 == 3) broken = "what was filed was held twice, at another time, or by somebody else";
+            return;
+        }
         if (again || how % 8 == 3) broken = "a table was held twice, or by somebody else";
         (_next[id].held, _next[id].from) = (true, block.timestamp + APPEAL);
     }
 
     function drop(uint8 where, uint8 how) external told {
         vm.assume(how % 2 == 1);
-        uint256 id = _whose(where, true);
+        uint256 id = how % 16 == 13 ? _pools[1] : _whose(where, true);
+        _move(id);
         (bool held, uint256 escrow) = (_next[id].held && _next[id].from != 0, _poolInfo(id).escrow);
         address[] memory signers = _next[id].signers;
+        if (_next[id].from == 0) return _dropFiled(how);
         vm.prank(how % 32 == 1 ? guardian : arbiter);
         payroll.drop(id, signers);
         if (!held || how % 32 == 1) broken = "a table was dropped that nobody held, or by somebody else";
@@ -409,6 +428,119 @@ contract Crowd is Base {
         proof[0] = leaves[which ^ 1];
         if (which < 4) (proof[1], proof[2]) = (pairs[which / 2 ^ 1], pairs[2]);
         else proof[1] = _both(pairs[0], pairs[1]);
+    }
+
+    // ---- after the end of the second pool
+
+    function _noteBench() private {
+        Court.Bench memory bench = court.benchOf(_pools[1]);
+        _sat.push(Sat(block.timestamp, bench.threshold, bench.validators));
+    }
+
+    function _mayHold(uint256 id) private view returns (bool) {
+        (Payroll.Filings memory filings, uint256 from,, uint256 redeemable) = payroll.filingsOf(id);
+        return filings.heldUntil == 0 && from <= block.timestamp && block.timestamp < redeemable;
+    }
+
+    function _dropFiled(uint8 how) private {
+        address[] memory nodes = new address[](1);
+        nodes[0] = _worker(how / 32);
+        (Payroll.Filings memory filings,, uint256 until, uint256 redeemable) = payroll.filingsOf(_pools[1]);
+        if (how % 8 == 1 && block.timestamp < until && filings.heldUntil != 0) vm.warp(until);
+        bool fair = filings.heldUntil != 0 && until <= block.timestamp && block.timestamp < redeemable;
+        vm.prank(how % 32 == 1 ? guardian : arbiter);
+        payroll.drop(_pools[1], nodes);
+        if (!fair || how % 32 == 1) broken = "what was filed was dropped that nobody held, or by somebody else";
+        _filedBy[nodes[0]] = 0;
+    }
+
+    /// Mostly what the bench of the epoch would have signed, in time, of who was a member. Now and then by too few, by the
+    /// bench of today, of any epoch, or of what somebody else earned.
+    function file(uint8 which, uint8 when, uint16[2] calldata units, uint8 how) external told {
+        uint256 id = _pools[1];
+        while (which < 250 && swarm.memberInfo(id, _worker(which)).provider == address(0)) ++which;
+        address worker = _worker(which);
+        _move(id);
+        if (when % 32 == 13 && !_poolInfo(id).ended) {
+            vm.prank(manager);
+            swarm.endPool(id);
+        }
+        (, uint256 from, uint256 until,) = payroll.filingsOf(id);
+        if (how % 4 != 3 && block.timestamp < from && from != type(uint256).max) vm.warp(from);
+        uint64 epoch = payroll.bookOf(id).epochs + when % 8;
+        uint256 number = how % 16 == 5 ? _sat.length : _benchAt(_beginning(id, epoch));
+        Filing[] memory filings = new Filing[](1);
+        filings[0] = _named(epoch, number, how % 16 == 9 ? _worker(which + 1) : worker, units, how % 16 == 13);
+        uint64 before = payroll.filedOf(id, worker, epoch);
+        vm.prank(how % 16 == 7 ? _stranger : worker);
+        payroll.file(id, worker, filings);
+        if (how % 16 == 7 || how % 16 == 9 || how % 16 == 13) broken = "something was filed that no quorum named of it";
+        if (number != _benchAt(_beginning(id, epoch))) broken = "a bench named works of an epoch that it did not sit in";
+        if (block.timestamp < from || block.timestamp >= until) broken = "something was filed out of time";
+        if (epoch > _epochAt(id, _poolInfo(id).stoppedAt)) broken = "something was filed of an epoch after the end";
+        if (payroll.filedOf(id, worker, epoch) > units[0] % 3000) broken = "more was filed than the least of the words";
+        _filedBy[worker] += payroll.filedOf(id, worker, epoch) - before;
+    }
+
+    /// Each of the bench's first seats: the first says least.
+    function _named(uint64 epoch, uint256 number, address worker, uint16[2] calldata units, bool few)
+        private
+        view
+        returns (Filing memory)
+    {
+        Sat memory sat = _sat[number - 1];
+        RootLine[] memory lines = new RootLine[](few ? sat.threshold - 1 : sat.threshold);
+        for (uint256 i = 0; i < lines.length; ++i) {
+            uint64 said = units[0] % 3000 + (i > 0 ? units[1] % 100 : 0);
+            Tally memory root = Tally(_pools[1], epoch, 1, _line(worker, said), said, ROOT);
+            bytes memory signature = _sign(judgeKeys[_judgeOf(sat.validators[i])], Sign.tally(Sign.EPOCH_ROOT, root));
+            lines[i] = RootLine(uint8(i), root, signature, said, new bytes32[](0));
+        }
+        return Filing(epoch, uint32(number), sat.threshold, sat.validators, lines);
+    }
+
+    function _beginning(uint256 id, uint64 epoch) private view returns (uint256) {
+        return _poolInfo(id).startedAt + epoch * _poolInfo(id).epochSeconds;
+    }
+
+    /// The number of the bench that sat then.
+    function _benchAt(uint256 second) private view returns (uint256 number) {
+        while (number < _sat.length && _sat[number].since <= second) ++number;
+    }
+
+    /// Carried by a stranger; now and then at once.
+    function redeem(uint8 which, uint8 how) external told {
+        _move(_pools[1]);
+        (,,, uint256 from) = payroll.filingsOf(_pools[1]);
+        if (how % 4 != 3 && block.timestamp < from && from != type(uint256).max) vm.warp(from);
+        _redeemFor(which % WORKERS);
+    }
+
+    function _redeemFor(uint256 which) private {
+        (uint256 id, address worker) = (_pools[1], _worker(which));
+        (Payroll.Filings memory before,,, uint256 from) = payroll.filingsOf(id);
+        uint256 aside = before.aside == 0 ? _toSetAside(id) : before.aside;
+        address owner = swarm.nodeInfo(worker).provider;
+        uint256 had = token.balanceOf(owner);
+        vm.prank(_stranger);
+        payroll.redeem(id, worker);
+        uint256 got = token.balanceOf(owner) - had;
+        bool evicted = swarm.memberInfo(id, worker).evicted;
+        uint256 share = _filedBy[worker] * aside / before.filed * _poolInfo(id).rewardPerUnit;
+        if (got != (evicted ? 0 : share)) broken = "not its share was redeemed";
+        if (block.timestamp < from) broken = "something was redeemed too early";
+        (_filedBy[worker], _paid[id]) = (0, _paid[id] + got);
+    }
+
+    /// The least of what was filed, what is free, and what the pool pays of the epochs that no table has.
+    function _toSetAside(uint256 id) private view returns (uint256 units) {
+        (Payroll.Filings memory filings,,,) = payroll.filingsOf(id);
+        Payroll.Book memory book = payroll.bookOf(id);
+        units = filings.filed;
+        if (units == 0) return 0;
+        uint256 most = (_epochAt(id, _poolInfo(id).stoppedAt) + 1 - book.epochs) * uint256(_poolInfo(id).unitsPerEpoch);
+        if (most < units) units = most;
+        if (book.free < units) units = book.free;
     }
 
     // ---- judgement
@@ -756,6 +888,7 @@ contract Crowd is Base {
 
     function install(uint8 where) external told {
         court.applyValidators(_pool(where));
+        if (_pool(where) == _pools[1]) _noteBench();
     }
 
     function proposeTrainers(uint8 mask) external told {
@@ -842,10 +975,14 @@ contract Crowd is Base {
         if (how % 2 == 0 && info.ended) _until(from);
         _move(id);
         uint256 owed = _poolInfo(id).owed;
+        (Payroll.Filings memory filings,, uint256 until, uint256 redeemable) = payroll.filingsOf(id);
+        uint256 aside = filings.aside == 0 ? _toSetAside(id) : filings.aside;
         payroll.sweep(id);
         _swept[id] += token.balanceOf(manager) - before;
         if (_poolInfo(id).owed != owed || _next[id].from != 0) broken = "what a table promised was swept";
-        if (!info.ended || block.timestamp < from) broken = "a pool was swept too early";
+        if (block.timestamp < (filings.filed == 0 ? until : redeemable)) broken = "it was swept too early";
+        (filings,,,) = payroll.filingsOf(id);
+        if (filings.aside != aside) broken = "what was filed was swept";
     }
 
     function _pay(uint256 id, uint256 amount) private {
@@ -886,11 +1023,16 @@ contract Crowd is Base {
         uint256 held = 0;
         for (uint256 i = 0; i < _pools.length; ++i) {
             PoolInfo memory info = _poolInfo(_pools[i]);
-            held += info.escrow + info.owed;
-            eq(info.escrow + info.owed + _paid[_pools[i]] + _swept[_pools[i]], _funded[_pools[i]]);
+            uint256 there = info.escrow + info.owed + _filings(_pools[i]).aside * uint256(info.rewardPerUnit);
+            held += there;
+            eq(there + _paid[_pools[i]] + _swept[_pools[i]], _funded[_pools[i]]);
         }
         eq(token.balanceOf(address(payroll)), held);
         eq(token.totalSupply(), owned + staked + held);
+        uint256 filed = 0;
+        for (uint256 i = 0; i < WORKERS; ++i) filed += _filedBy[_worker(i)];
+        eq(_filings(_pools[1]).filed, filed);
+        yes(_filings(_pools[1]).aside <= filed, "more is set aside than was filed");
     }
 
     /// What is owed is what tables have promised and nobody was paid or lost, and what waits is there.
@@ -962,6 +1104,10 @@ contract Crowd is Base {
         }
     }
 
+    function _filings(uint256 id) private view returns (Payroll.Filings memory filings) {
+        (filings,,,) = payroll.filingsOf(id);
+    }
+
     /// In the end whoever has a line and was not evicted is paid all of it, as far as its pool owes that much.
     function checkNothingIsStranded() external told {
         vm.warp(block.timestamp + 3000 days);
@@ -979,6 +1125,11 @@ contract Crowd is Base {
             bool whole = _gone[id][_worker(which)] == _tables[id].units[which];
             yes(whole || _poolInfo(id).owed == 0, "a line was not paid");
         }
+        for (uint256 i = 0; i < WORKERS; ++i) {
+            if (_filedBy[_worker(i)] != 0) _redeemFor(i);
+        }
+        yes(bytes(broken).length == 0, broken);
+        eq(_filings(_pools[1]).aside, 0);
     }
 
     // ---- who and what
@@ -1049,7 +1200,7 @@ contract InvariantsTest {
 
     /// What happens often stands here more than once.
     function targetSelectors() public view returns (FuzzSelector[] memory targets) {
-        bytes4[57] memory all = [
+        bytes4[62] memory all = [
             Crowd.wait_.selector,
             Crowd.wait_.selector,
             Crowd.wait_.selector,
@@ -1096,6 +1247,11 @@ contract InvariantsTest {
             Crowd.pause.selector,
             Crowd.resume.selector,
             Crowd.end.selector,
+            Crowd.file.selector,
+            Crowd.file.selector,
+            Crowd.file.selector,
+            Crowd.redeem.selector,
+            Crowd.redeem.selector,
             Crowd.sweep.selector,
             Crowd.ruin.selector,
             Crowd.succeed.selector,

@@ -5,7 +5,7 @@ import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol
 import {TestToken} from "../src/TestToken.sol";
 import {Payroll} from "../src/Payroll.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {WorkCommitment} from "../src/Statements.sol";
+import {Filing, RootLine, Tally, WorkCommitment} from "../src/Statements.sol";
 import {Base, Sign} from "./Base.sol";
 
 /// A token that calls whom it moves money to and from, in the middle of the move.
@@ -187,11 +187,33 @@ contract ReentrancyTest is Base {
         _fund(pool, ESCROW);
         vm.prank(manager);
         swarm.endPool(pool);
-        vm.warp(_matures(0) + WINDOW + DELAY);
+        vm.warp(_matures(0) + 2 * WINDOW);
         attacker.arm(address(payroll), abi.encodeCall(payroll.sweep, (pool)));
         payroll.sweep(pool);
         _blocked();
         eq(token.balanceOf(manager), ESCROW);
+    }
+
+    function test_redeeming_while_redeeming() public {
+        vm.prank(manager);
+        swarm.endPool(pool);
+        vm.warp(_matures(0) + WINDOW);
+        RootLine[] memory lines = new RootLine[](2);
+        for (uint8 i = 0; i < 2; ++i) {
+            Tally memory root = Tally(pool, 0, 1, _line(node, 1000), 1000, ROOT);
+            bytes memory signature = _sign(judgeKeys[i], Sign.tally(Sign.EPOCH_ROOT, root));
+            lines[i] = RootLine(i, root, signature, 1000, new bytes32[](0));
+        }
+        Filing[] memory filings = new Filing[](1);
+        filings[0] = Filing(0, 1, 2, _signers(), lines);
+        vm.prank(node);
+        payroll.file(pool, node, filings);
+        vm.warp(_matures(0) + 2 * WINDOW + DELAY);
+        attacker.arm(address(payroll), abi.encodeCall(payroll.sweep, (pool)));
+        payroll.redeem(pool, node);
+        _blocked();
+        eq(token.balanceOf(provider), 1 ether);
+        eq(_info().escrow, ESCROW - 1 ether);
     }
 
     function test_a_token_that_keeps_a_fee_is_refused() public {

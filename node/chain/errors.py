@@ -212,7 +212,10 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     # pools
     "PoolUnknown": ("there is no such pool", "check the pool's number: intellect-node contract pool list"),
     "PoolOver": ("the pool has ended", "choose another pool"),
-    "PoolStillOpen": ("a last table of earnings may still come", "wait until then"),
+    "PoolStillOpen": (
+        "what no table has may still be tabled, filed or redeemed",
+        "wait until then; see: contract pool show",
+    ),
     "PoolIsPaused": ("the pool is paused", "wait, or choose another pool"),
     "PoolNotPaused": ("the pool is not paused", "nothing to do"),
     "OnlyManager": ("only the pool's manager may do that", "use the manager's key"),
@@ -271,13 +274,25 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "TooMuchForEpochs": ("the table says more than the pool pays in so many epochs", "compute the table anew"),
     "TooFewEpochs": ("a table covers at least the time that it waits", "wait for more epochs"),
     "TableWaits": ("another table waits until it counts", "wait until then"),
-    "NoTableWaits": ("no table waits in this pool", "see: intellect-node contract earnings show"),
-    "OnlyGuardian": ("only the pool's guardian may hold a table", "use the guardian's key"),
-    "AlreadyHeld": ("the table is held already, and once is all", "wait for the arbiter"),
+    "NoTableWaits": (
+        "no table waits in this pool, nor anything that was filed",
+        "see: intellect-node contract earnings show",
+    ),
+    "OnlyGuardian": ("only the pool's guardian may hold a table, or what was filed", "use the guardian's key"),
+    "AlreadyHeld": ("it is held already, and once is all", "wait for the arbiter"),
     "NotHeld": ("the arbiter drops only what the guardian holds", "have the guardian hold it first"),
     "OtherSigners": ("these are not the signers of the table that waits", "take them from its event, in order"),
     "NothingToClaim": ("all of it was paid", "nothing to do: wait for the next table"),
     "CapacityUsed": ("the node was paid all that its size allows until now", "claim the rest in later epochs"),
+    "NotNow": ("that has another time", "see: intellect-node contract earnings show"),
+    "EpochNotToFile": ("a table has this epoch, or it came after the pool's end", "file the others only"),
+    "NothingToFile": ("as much of this epoch is filed already", "nothing to do: redeem it later"),
+    "NothingFiled": ("the node filed nothing, or that was redeemed or dropped", "nothing to do"),
+    "OtherBench": ("these did not sit when the epoch began", "see: intellect-node contract earnings filing"),
+    "BadLine": (
+        "a line is not under its root, which is another pool's or epoch's, or stands in another order",
+        "write the file anew: intellect-node contract earnings filing",
+    ),
     "CaseNotFinal": ("the node was slashed, and that may still be overturned", "finalize its case first, or wait"),
     # judging
     "BadProof": (

@@ -17,6 +17,7 @@ from contracts.bindings import (
     Left,
     NodeAttested,
     PoolFunded,
+    Redeemed,
     Slashed,
     SlashOverturned,
     TermHeld,
@@ -55,8 +56,12 @@ class Ledger:
         """As they were posted, the newest last, which may not count yet; without those that were dropped."""
         self.benches: deque[ValidatorsSet] = deque(maxlen=MOST_BENCHES)
         """Who took office, the newest last."""
+        self.seated = 0
+        """How many benches took office: the number of the newest."""
         self.claims: list[Claimed] = []
-        """What our own node was paid, the newest last."""
+        """What our own node was paid by tables, the newest last."""
+        self.redeemed: list[Redeemed] = []
+        """What it was paid of what it filed."""
         self.told = 0
         """Events that came or were taken back: as long as it stands, the pool's terms do. That members come, go, are
         paid or hold the chair changes none of them."""
@@ -64,7 +69,7 @@ class Ledger:
     # from the chain
 
     def apply(self, event: Event) -> None:
-        self.told += not isinstance(event, Joined | Left | Claimed | NodeAttested | TermHeld)
+        self.told += not isinstance(event, Joined | Left | Claimed | Redeemed | NodeAttested | TermHeld)
         match event:
             case EarningsPosted():
                 self.tables.append(event)
@@ -74,6 +79,9 @@ class Ledger:
                 self._attested.setdefault(node, []).append(event)
             case ValidatorsSet():
                 self.benches.append(event)
+                self.seated += 1
+            case Redeemed(node=node) if node == self._own:
+                self.redeemed.append(event)
             case PoolFunded(block=block, amount=amount):
                 self._money.append((block, amount, 0))
             case Claimed(block=block, node=node, units=units):
@@ -100,8 +108,12 @@ class Ledger:
                 self.tables.append(self._dropped.pop(event))
             case NodeAttested(node=node):
                 self._attested[node].remove(event)
-            case ValidatorsSet() if event in self.benches:
-                self.benches.remove(event)
+            case ValidatorsSet():
+                self.seated -= 1
+                if event in self.benches:
+                    self.benches.remove(event)
+            case Redeemed() if event in self.redeemed:
+                self.redeemed.remove(event)
             case PoolFunded(block=block, amount=amount):
                 self._money.remove((block, amount, 0))
             case Claimed(block=block, node=node, units=units):
@@ -144,7 +156,7 @@ class Ledger:
     @property
     def paid(self) -> int:
         """Token wei that our node's provider got, since the pool began."""
-        return sum(claim.amount for claim in self.claims)
+        return sum(one.amount for one in (*self.claims, *self.redeemed))
 
     @property
     def slashed(self) -> dict[Address, Slashed]:

@@ -319,7 +319,7 @@ def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
         f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
         f"the manager {pool.manager} pauses the pool and invites",
         f"the opener {pool.opener} names other validators and trainers {_time(pool.window)} ahead, ends the pool, and "
-        "gets what no table says that anybody has earned",
+        "gets what no table has and nobody filed, three windows after the last epoch at the soonest",
         f"no pool here pays sooner than {_time(powers.min_window)} after an epoch",
     ]
 

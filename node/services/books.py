@@ -21,12 +21,12 @@ from node.services.base import Service
 from node.services.context import Context
 from node.state.journal import TABLE
 from protocol.blobs import describe
-from protocol.earnings import MAX_LEAVES_BYTES, Accepted, Leaf, decode_leaves
-from protocol.errors import IntellectError
+from protocol.earnings import MAX_LEAVES_BYTES, Accepted, Leaf, Leaves, Line, decode_leaves
+from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.messages import EarningsSigned, EpochRootSigned, M, Signed
 from protocol.pages import Page, Row, pages_of, read_page
-from protocol.table import MAX_HEAD_BYTES, Head, Line, Owed, Share, Table, checked_head, whole
+from protocol.table import MAX_HEAD_BYTES, Head, Owed, Share, Table, checked_head, whole
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -62,11 +62,19 @@ class Seen(msgspec.Struct, frozen=True):
     def claimable(self, epoch: int) -> int:
         """From this second on what was earned in an epoch can be claimed, as far as is known."""
         waiting = self.waiting
-        return waiting.counts_at if waiting and epoch <= waiting.epoch else self.pool.countable(epoch)
+        if waiting and epoch <= waiting.epoch:
+            return waiting.counts_at
+        return self.pool.filing.redeems if self.may_be_filed else self.pool.countable(epoch)
+
+    @property
+    def may_be_filed(self) -> bool:
+        """Whether the pool is over, and no table can come or wait any more: what none has is filed, as long as that
+        goes."""
+        return self.pool.ended and self.waiting is None and self.now >= self.pool.filing.starts
 
     @property
     def may_be_swept(self) -> bool:
-        """Whether the pool is over, and no table can come or wait any more."""
+        """Whether the pool is over, and nothing can be tabled or filed any more, or waits to be redeemed."""
         return self.pool.ended and self.waiting is None and self.now >= self.pool.swept_from
 
     @property
@@ -251,13 +259,29 @@ class Books:
             rows = await self.fetch(page.root, page.size, holders, partial(read_page, page=page, kind=Leaf))
             own = [row for row in rows if row.node == name]
             found += [Accepted(said.pool, self.context.key.address, said.epoch, row.work, row.units) for row in own]
-        await self._journal.do(self._note, signed, found)
+        line = await self._line(leaves, holders) if found else None
+        if line is not None and line[0] != sum(one.units for one in found):
+            raise ProtocolError("useless root", "this node's line is not what its works come to")
+        await self._journal.do(self._note, signed, found, line)
 
-    def _note(self, signed: Signed[EpochRootSigned], works: list[Accepted]) -> None:
+    async def _line(self, leaves: Leaves, holders: Sequence[Address]) -> tuple[int, tuple[bytes, ...]]:
+        """Units of this node's line under a root, and the way up; raises ProtocolError where it has none."""
+        name = address_bytes(self.context.key.address)
+        for number in pages_of(leaves.lines, name):
+            page = leaves.lines[number]
+            rows = await self.fetch(page.root, page.size, holders, partial(read_page, page=page, kind=Line))
+            for line in [row for row in rows if row.node == name]:
+                return line.units, leaves.proof_of_line(number, rows, line)
+        raise ProtocolError("useless root", "it has works of this node, and no line")
+
+    def _note(
+        self, signed: Signed[EpochRootSigned], works: list[Accepted], line: tuple[int, tuple[bytes, ...]] | None
+    ) -> None:
         """In the journal's thread."""
         said = signed.message.statement
         self._journal.pay.take_leaves(signed.author, said.number, works, MOST)
-        if works:
+        if line is not None:
+            self._journal.earned.note_line(said.epoch, signed.author, said.number, *line, signed.raw)
             self._journal.earned.note_root(said.epoch, signed.author, said.number, said.root, signed.raw, whole=False)
 
     async def block_before(self, at: int) -> int:

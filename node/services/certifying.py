@@ -21,7 +21,7 @@ from node.services.context import Context
 from node.swarm.ballots import FileState
 from node.swarm.facts import PolicyFollowed
 from node.swarm.register import BACKLOG_SECONDS, Work, WorkId
-from protocol.earnings import Accepted, leaves_of, of_file, of_judgement, of_policy, policy_units
+from protocol.earnings import Accepted, leaves_of, of_file, of_judgement, of_policy, own_line, policy_units
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.lots import unpack_groups
@@ -317,11 +317,16 @@ class Certifying(Service):
             pool=said.pool, statement=said, signature=sign(self._context.key, self._context.domain, said)
         )
         raw = seal(self._context.key, self._context.domain, message)
-        await self._journal.promise(self._signed, said, works, raw)
+        own = await trio.to_thread.run_sync(own_line, leaves, works, self._own)
+        await self._journal.promise(self._signed, said, works, raw, own)
         log.info("epoch.rooted", epoch=epoch, number=number, works=len(works), total=total)
 
-    def _signed(self, said: EpochRoot, works: Sequence[Accepted], raw: bytes) -> None:
+    def _signed(
+        self, said: EpochRoot, works: Sequence[Accepted], raw: bytes, own: tuple[int, tuple[bytes, ...]] | None
+    ) -> None:
         """In the journal's thread, before anybody hears it."""
         self._journal.say(ROOT, said.epoch.to_bytes(8) + said.number.to_bytes(8), raw)
         self._journal.pay.signed(self._own, works, said.number)
         self._journal.earned.note_root(said.epoch, self._own, said.number, said.root, raw, whole=False)
+        if own is not None:
+            self._journal.earned.note_line(said.epoch, self._own, said.number, *own, raw)

@@ -86,8 +86,8 @@ class Clearing(Keeping):
     async def sweep(self, seen: Seen) -> None:
         """What no table promised of a pool that is over, once none can come or wait any more."""
         pool = seen.pool
-        if pool.escrow and seen.may_be_swept:
-            await self._try(self._chain.sweep(self._pool), "pool.swept", pool=self._pool, escrow=str(pool.escrow))
+        if pool.left and seen.may_be_swept:
+            await self._try(self._chain.sweep(self._pool), "pool.swept", pool=self._pool, left=str(pool.left))
 
     async def _try(self, call: Awaitable[object], done: str, **facts: object) -> None:
         try:

@@ -67,15 +67,18 @@ class Leaving(Service):
         account, seen = self._settling.account, self._settling.seen
         if seen is None or not self._settling.settled or account.due:
             return False
+        if self._settling.filing.filed.over:
+            return True
         # What no quorum has certified by the end of its window never will be. A pool that was swept tables nothing.
-        waits = account.certified or account.owed
+        waits = account.certified or account.owed or account.filed
         return self._settling.swept or (not waits and seen.now >= account.open_until)
 
     def status(self) -> dict[str, Any]:
         if not self._wanted.is_set():
             return {}
         account = self._settling.account
-        return {"leaving": LeavingPart(_waiting(account) + account.due + account.owed, account.last_at, self.doing())}
+        left = _waiting(account) + account.due + account.owed + account.filed
+        return {"leaving": LeavingPart(left, account.last_at, self.doing())}
 
     def doing(self) -> str:
         """What it waits for, in words, with the date where there is one."""
@@ -90,7 +93,11 @@ class Leaving(Service):
             return f"leaving: {account.due:,} units of the table are paid as its size allows, more from {more} on"
         if account.due:
             return f"leaving: {account.due:,} units are claimed"
-        if waits := _waiting(account):
+        if account.filed:
+            return f"leaving: {account.filed:,} units are filed, and redeemed from {when(pool.filing.redeems)} on"
+        if (waits := _waiting(account)) and seen.may_be_filed:
+            return f"leaving: {waits:,} units that no table has are filed until {when(pool.filing.ends)}"
+        if waits:
             return f"leaving: {waits:,} units wait for the table of {when(account.last_at)}"
         if not account.owed:
             return "leaving: everything is paid"

@@ -19,9 +19,10 @@ from node.chain.errors import Reverted, tokens
 from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.books import Books, Keeping, Seen
+from node.services.filing import OwnFiling
 from node.state.kept import cached
 from node.state.pay import PAY, PayRecord, Tabled
-from node.status_schema import EpochPart, PaidUnitsPart, PayPart
+from node.status_schema import EpochPart, FilingPart, PaidUnitsPart, PayPart
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import EpochRootSigned, Signed, of_kind, open_envelope
@@ -47,11 +48,12 @@ _NONE_WAITS = {"waits_through": -1, "counts_at": 0}
 
 class Account(msgspec.Struct, frozen=True):
     """What a node's work comes to, in units. made: nobody has decided on it yet; accepted: not certified yet;
-    certified: by a quorum, and in no table that counts; waiting: of these, covered by the table that waits; due:
-    payable by the table that counts and not claimed, claimable: of it, what the contract pays now; owed: in the table,
-    for when the pool can pay; claimed: paid by now; missed: accepted, and in no table for ever; unclear: nobody can
-    say; until: when the next of what is certified can be claimed, by the chain; open_until: when what is not certified
-    by then never is; last_at: when the last of both can be claimed; paid: wei."""
+    certified: by a quorum, in no table that counts, and not filed; waiting: of these, covered by the table that
+    waits; due: payable by the table that counts and not claimed, claimable: of it, what the contract pays now;
+    owed: in the table, for when the pool can pay; claimed: paid by now; missed: accepted, and in no table for ever;
+    unclear: nobody can say; until: when the next of what is certified can be claimed, by the chain; open_until:
+    when what is not certified by then never is; last_at: when the last of both can be claimed; paid: wei; filed:
+    after the pool's end, and not redeemed yet."""
 
     made: int = 0
     accepted: int = 0
@@ -67,6 +69,7 @@ class Account(msgspec.Struct, frozen=True):
     open_until: int = 0
     last_at: int = 0
     paid: int = 0
+    filed: int = 0
 
 
 class Warnings:
@@ -156,6 +159,8 @@ class Settling(Keeping):
         self._provider: Address | None = None
         self._told_paid: int | None = None
         self._warnings = Warnings(books, self._progress)
+        self.filing = OwnFiling(books, self._progress)
+        """What no table has of it after the pool's end."""
         self._waiting: dict[int, int] = {}
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
@@ -180,7 +185,7 @@ class Settling(Keeping):
     def status(self) -> dict[str, Any]:
         account, seen = self.account, self._seen
         price = seen.pool.reward_per_unit if seen else 0
-        earned = account.paid + (account.due + account.owed + account.certified) * price
+        earned = account.paid + (account.due + account.owed + account.certified + account.filed) * price
         pay = PayPart(
             provider=self._provider or "",
             earned_wei=str(earned),
@@ -188,6 +193,8 @@ class Settling(Keeping):
             due_wei=str(account.due * price),
             owed_wei=str(account.owed * price),
             waiting_wei=str(account.certified * price),
+            filed_wei=str(account.filed * price),
+            filing=_filing(seen),
             waiting_until=account.until,
             last_at=account.last_at,
             missed_wei=str(account.missed * price),
@@ -209,7 +216,8 @@ class Settling(Keeping):
         seen = self._seen
         waits = seen.waiting.epoch if seen and seen.waiting else -1
         told += [
-            (epoch, "waiting" if epoch <= waits else "certified", units, 0, 0) for epoch, units in self._waiting.items()
+            (epoch, "waiting" if epoch <= waits else self.filing.state(epoch), units, 0, 0)
+            for epoch, units in self._waiting.items()
         ]
         price, at = (seen.pool.reward_per_unit, seen.claimable) if seen else (0, lambda epoch: 0)
         return [
@@ -242,6 +250,7 @@ class Settling(Keeping):
         if share and share.units and share.units > claimed and self._is_time(pool, seen.now):
             await self._claim(share.units, share.proof)
             claimed = await self._chain.claimed(self._pool, self._own)
+        await self.filing.look(seen)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
         await self._sum(seen, head, (line, share.rest if share else 0), claimed)
@@ -330,18 +339,19 @@ class Settling(Keeping):
         self.account = Account(
             made=sums.made,
             accepted=sums.accepted,
-            certified=sum(sums.certified.values()),
+            certified=self.filing.open(certified := sum(sums.certified.values())),
             waiting=sum(units for epoch, units in sums.certified.items() if epoch <= waits),
             due=due,
             owed=rest,
             claimable=min(due, allowed),
             claimed=claimed,
-            missed=sums.missed,
+            missed=sums.missed + self.filing.missed(certified),
             unclear=sums.unclear + sums.unread,
             until=seen.claimable(min(sums.certified)) if sums.certified else 0,
             open_until=pool.maturity(sums.undecided) if sums.undecided >= 0 else 0,
             last_at=seen.claimable(last) if (last := max([sums.undecided, *sums.certified])) >= 0 else 0,
             paid=self._ledger.paid,
+            filed=self.filing.filed.left,
         )
         if known is not None and len(self._ledger.tables) > 1:
             # The newest table may still be in a block that is replaced; what was not read may still be told apart.
@@ -480,8 +490,15 @@ class Settling(Keeping):
             self._progress.tell("certified", f"{waiting[epoch]:,} units of epoch {epoch}, claimable from {at} on")
 
 
+def _filing(seen: Seen | None) -> FilingPart | None:
+    if seen is None or not seen.pool.ended:
+        return None
+    times = seen.pool.filing
+    return FilingPart(times.starts, times.ends, times.redeems, times.held_until)
+
+
 def _units(account: Account) -> PaidUnitsPart:
-    told = (account.made, account.accepted, account.claimable, account.unclear, account.waiting)
+    told = (account.made, account.accepted, account.claimable, account.unclear, account.waiting, account.filed)
     return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, account.owed, *told)
 
 

@@ -2,10 +2,23 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from node.state.rows import Rows
 from protocol.earnings import Leaf
 from protocol.identity import Address, address_from_bytes
+
+
+class OwnLine(NamedTuple):
+    """What a validator's root names of this node. proof: from the line to the root; raw: the envelope of the signed
+    root."""
+
+    epoch: int
+    validator: Address
+    number: int
+    units: int
+    proof: tuple[bytes, ...]
+    raw: bytes
 
 
 class EarnedBook:
@@ -30,6 +43,25 @@ class EarnedBook:
             "ON CONFLICT DO UPDATE SET whole = max(whole, excluded.whole), raw = excluded.raw"
         )
         self._db.execute(insert, (epoch, validator, number, root, raw, int(whole)))
+
+    def note_line(
+        self, epoch: int, validator: Address, number: int, units: int, proof: Sequence[bytes], raw: bytes
+    ) -> None:
+        """This node's line under a validator's signed root, with its way up: what it files if no table comes. The first
+        root of a number counts."""
+        row = (epoch, validator, number, units, b"".join(proof), raw)
+        self._db.execute("INSERT OR IGNORE INTO lines VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def lines(self, first: int, last: int) -> list[OwnLine]:
+        """This node's, by epoch, validator and number."""
+        query = (
+            "SELECT epoch, validator, number, units, proof, raw FROM lines WHERE epoch BETWEEN ? AND ? "
+            "ORDER BY epoch, validator, number"
+        )
+        return [
+            OwnLine(epoch, validator, number, units, tuple(way[i : i + 32] for i in range(0, len(way), 32)), raw)
+            for epoch, validator, number, units, way, raw in self._db.execute(query, (first, last))
+        ]
 
     def roots_of(self, validator: Address) -> dict[int, list[bytes]]:
         """Epoch -> envelopes of a validator's roots, of epochs that are not covered."""

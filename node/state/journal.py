@@ -94,6 +94,11 @@ CREATE TABLE IF NOT EXISTS roots (
     {sealed("epoch, validator, number, root, raw, whole")},
     PRIMARY KEY (epoch, validator, number, root)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lines (
+    epoch INTEGER, validator TEXT, number INTEGER, units INTEGER, proof BLOB, raw BLOB,
+    {sealed("epoch, validator, number, units, proof, raw")},
+    PRIMARY KEY (epoch, validator, number)
+) WITHOUT ROWID;
 """
 """What nobody is paid for any more once its table is posted: made anew where a journal of before had other tables."""
 _DROPPED = "".join(f"DROP TABLE IF EXISTS {one};" for one in ("certificates", "sources", "earned", "leaves", "roots"))

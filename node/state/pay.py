@@ -276,5 +276,5 @@ class PayBook:
         with self._journal.at_once():
             self._journal.remember(COVERED, (through + 1).to_bytes(8))
             # What was said stays (`said`): it is what keeps a restarted node from signing twice.
-            for table in ("leaves", "earned", "roots", "refused"):
+            for table in ("leaves", "earned", "roots", "refused", "lines"):
                 self._db.execute(f"DELETE FROM {table} WHERE epoch <= ?", (through,))  # noqa: S608 - constants

@@ -14,18 +14,20 @@ import msgspec
 
 from node.errors import StateError
 from node.state.directory import FACT, JOURNAL_NAME
+from node.state.earned import EarnedBook, OwnLine
 from node.state.journal import FORM, TABLE
 from node.state.kept import kept
 from node.state.made import FileRecord, read_records
 from node.state.pay import PAY, PayBook, PayRecord, Sums
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
+from protocol.earnings import Line
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.pages import pages_of, read_page
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
-from protocol.table import Line, Owed, Share, checked_head
+from protocol.table import Owed, Share, checked_head
 
 T = TypeVar("T")
 _SMALLEST_IMAGE = 64
@@ -107,6 +109,10 @@ class StateFiles:
         except (KeyError, ProtocolError):  # an older table, or files of others' lines alone
             return None
         return table.share(node, lines, owed)
+
+    def lines(self, first: int, last: int) -> list[OwnLine]:
+        """This node's lines under validators' roots of these epochs."""
+        return self._journal(lambda journal: EarnedBook(_Rows(journal)).lines(first, last))
 
     def contributions(self, most: int, since: float) -> list[FileRecord]:
         """The newest of what this node did, newest first. since: Unix seconds."""

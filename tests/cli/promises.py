@@ -6,7 +6,7 @@ afterwards of the pool or the case that the logs are about.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -77,6 +77,15 @@ def _collect(value: Any, numbers: set[int], accounts: set[str], roots: set[str])
         numbers.add(value)
     elif isinstance(value, str) and ACCOUNT.fullmatch(value):
         accounts.add(value.lower())
+
+
+def leaves(told: Any) -> Iterator[Any]:
+    """All that stands somewhere in a JSON-ready answer."""
+    if isinstance(told, dict | list):
+        for each in told.values() if isinstance(told, dict) else told:
+            yield from leaves(each)
+    else:
+        yield told
 
 
 def unkept(says: str, has: Seen) -> list[str]:

@@ -33,10 +33,11 @@ from node.state.directory import FACT
 from node.state.journal import TABLE, Journal
 from node.state.keystore import load_key, read_password
 from node.state.pay import PAY, PayRecord
+from protocol.earnings import Line
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
-from protocol.table import Line, Table, encode_head
-from tests.cli.promises import ACCOUNT, Seen, seen, unkept
+from protocol.table import Table, encode_head
+from tests.cli.promises import ACCOUNT, Seen, leaves, seen, unkept
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
@@ -117,7 +118,7 @@ class Scene:
         facts = [self.look("params")["parameters"]]
         facts += [self.look("case", "show", str(one)) for kind, one in has.about if kind == "case"]
         pools = [self.look("pool", "show", str(one))["pool"] for kind, one in has.about if kind == "pool"]
-        values = [str(value) for fact in facts + pools for value in fact.values()]
+        values = [str(value) for value in leaves(facts + pools)]
         found = {int(value) for value in values if value.isdigit()}
         worth = {units * int(pool["reward_per_unit_wei"]) for pool in pools for units in has.numbers}
         numbers = has.numbers | found | worth | {2 * seconds for seconds in found}

@@ -21,10 +21,10 @@ from node.state.journal import TABLE, Journal
 from node.state.leave import LEAVING
 from node.state.pay import PAY, PayRecord
 from node.state.reader import StateFiles
-from protocol.earnings import Accepted
+from protocol.earnings import Accepted, Line
 from protocol.identity import NodeKey, address_bytes
 from protocol.pages import verify
-from protocol.table import Line, Table, encode_head
+from protocol.table import Table, encode_head
 
 KEY = NodeKey(b"k" * 32)
 

@@ -110,7 +110,7 @@ contract PayTest is Base {
         vm.warp(closes);
         vm.expectRevert(abi.encodeWithSelector(Payroll.PoolOver.selector, pool));
         this.post(3, 300);
-        vm.warp(closes + DELAY);
+        vm.warp(closes + WINDOW);
         vm.prank(anybody);
         payroll.sweep(pool);
         eq(token.balanceOf(manager), ESCROW - 300 * uint256(RATE));
@@ -119,13 +119,13 @@ contract PayTest is Base {
         eq(token.balanceOf(address(payroll)), 0);
     }
 
-    function test_sweeping_waits_until_no_table_can_come_or_wait_and_takes_nothing_owed() public {
+    function test_sweeping_waits_until_nothing_can_be_tabled_or_filed_and_takes_nothing_owed() public {
         _earn(0, 1000);
         vm.expectPartialRevert(Payroll.PoolStillOpen.selector);
         payroll.sweep(pool);
         vm.prank(manager);
         swarm.endPool(pool);
-        uint256 until = _matures(_epochAt(pool, block.timestamp)) + WINDOW + DELAY;
+        uint256 until = _matures(_epochAt(pool, block.timestamp)) + 2 * WINDOW;
         vm.warp(until - 1);
         vm.expectRevert(abi.encodeWithSelector(Payroll.PoolStillOpen.selector, pool, until));
         payroll.sweep(pool);

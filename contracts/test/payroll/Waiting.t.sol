@@ -109,10 +109,10 @@ contract WaitingTest is Base {
         _offer(0, _line(node, 1000), 1000);
         _hold();
         uint64 countsAt = payroll.waitingOf(pool).countsAt;
-        vm.warp(closes + DELAY);
-        vm.expectRevert(abi.encodeWithSelector(Payroll.TableWaits.selector, pool, countsAt));
+        vm.warp(countsAt + WINDOW - 1);
+        vm.expectRevert(abi.encodeWithSelector(Payroll.PoolStillOpen.selector, pool, countsAt + WINDOW));
         payroll.sweep(pool);
-        vm.warp(countsAt);
+        vm.warp(countsAt + WINDOW);
         payroll.sweep(pool); // moves it over first
         eq(token.balanceOf(manager), ESCROW - 1 ether);
         _claim(1000);

@@ -146,7 +146,7 @@ class Tabling(Keeping):
             await self._books.fetch(page.root, page.size, holders, partial(read_page, page=page, kind=Leaf))
             for page in found.pages
         ]
-        return await trio.to_thread.run_sync(all_leaves, said, files)
+        return await trio.to_thread.run_sync(all_leaves, said, found, files)
 
     # what is refused after all
 

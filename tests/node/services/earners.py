@@ -19,10 +19,12 @@ from contracts.bindings import (
     EarningsDropped,
     EarningsHeld,
     EarningsPosted,
+    Filings,
     NodeInfo,
     PoolFunded,
     PoolInfo,
     PostedEarnings,
+    Redeemed,
     Slashed,
     SlashOverturned,
     Stake,
@@ -47,7 +49,8 @@ from node.swarm.ballots import FileState
 from node.swarm.counts import COUNTS
 from node.swarm.facts import Facts, PolicyFollowed, WorkTouched
 from protocol.blobs import BlobInfo, describe
-from protocol.earnings import Accepted, leaves_of
+from protocol.earnings import Accepted, Line, leaves_of
+from protocol.filing import Filing
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import (
     EarningsSigned,
@@ -71,7 +74,6 @@ from protocol.statements import (
     signer_of,
     work_id,
 )
-from protocol.table import Line
 from tests.attacks.validators.court import InlineJournal, court_run
 
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (21, 22, 23))
@@ -96,6 +98,10 @@ class Treasury:
         self.received: Counter[Address] = Counter()
         """By provider, wei."""
         self.claims: list[tuple[Address, int]] = []
+        self.filed: dict[Address, dict[int, int]] = {}
+        self.redeemed: list[tuple[Address, int]] = []
+        self.held_filings = 0
+        self.files_sent = 0
         self.slashed: set[Address] = set()
         self.posts: list[tuple[int, int]] = []
         self.credits: Counter[Address] = Counter()
@@ -176,7 +182,7 @@ class Treasury:
         given |= {"escrow": self.free * PRICE, "owed": self.owed * PRICE, "reward_per_unit": PRICE}
         given |= {"units_per_epoch": self.per_epoch, "threshold": self.threshold, "validators": tuple(self.validators)}
         given |= {"stopped_at": self.stopped_at, "ended": bool(self.stopped_at)}
-        given |= {"attested": self.attested, "max_units_per_epoch": self.most}
+        given |= {"attested": self.attested, "max_units_per_epoch": self.most, "filings": self._filings()}
         return PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
 
     async def block(self, number: int | None = None) -> Block:
@@ -263,6 +269,60 @@ class Treasury:
         self._tell(Claimed, node=node, provider=provider_of(node), units=due, amount=due * PRICE)
         if self.loses_answers:
             raise ChainError("no answer", "lost on its way back", "wait")
+
+    def _filings(self) -> Filings | None:
+        if not self.stopped_at:
+            return None
+        starts = START + (self._last() + 1) * self.epoch + 2 * self.window
+        if self._waiting is not None:
+            starts = max(starts, self._waiting.counts_at)
+        ends = starts + self.window
+        left = sum(self.filed_by(POOL, node) for node in self.filed)
+        return Filings(left, 0, self.held_filings, starts, ends, max(ends + self.delay, self.held_filings))
+
+    def _last(self) -> int:
+        return (self.stopped_at - START) // self.epoch
+
+    def filed_of(self, pool: int, node: Address, epoch: int) -> int:
+        return self.filed.get(node, {}).get(epoch, 0)
+
+    def filed_by(self, pool: int, node: Address) -> int:
+        gone = node in [who for who, _ in self.redeemed]
+        return 0 if gone else sum(self.filed.get(node, {}).values())
+
+    async def file(self, pool: int, node: Address, filings: Sequence[Filing]) -> None:
+        """As the contract checks it."""
+        await self._answer()
+        times, seated = self._filings(), tuple(self.validators)
+        if times is None or not times.starts <= self.now() < times.ends or self._waiting is not None:
+            raise Reverted("file", "NotNow", {})
+        self.files_sent += 1
+        own = self.filed.setdefault(node, {})
+        for filing in filings:
+            assert (filing.bench, filing.threshold, filing.validators) == (1, self.threshold, seated)
+            assert self._first() <= filing.epoch <= self._last(), "a table has it"
+            places = [(line.seat, line.root.number) for line in filing.lines]
+            assert places == sorted(set(places)), "not in order"
+            for line in filing.lines:
+                assert (line.root.pool, line.root.epoch) == (POOL, filing.epoch)
+                assert signer_of(DOMAIN, line.root, line.signature) == seated[line.seat]
+                assert verify(line.root.root, Line(address_bytes(node), line.units).leaf(), line.proof)
+            if filing.units <= own.get(filing.epoch, 0):
+                raise Reverted("file", "NothingToFile", {})
+            own[filing.epoch] = filing.units
+        if self.loses_answers:
+            raise ChainError("no answer", "lost on its way back", "wait")
+
+    async def redeem(self, pool: int, node: Address) -> None:
+        await self._answer()
+        times, units = self._filings(), self.filed_by(pool, node)
+        if times is None or self.now() < times.redeems or not units:
+            raise Reverted("redeem", "NotNow", {})
+        units = min(units, self.free)
+        self.free -= units
+        self.redeemed.append((node, units))
+        self.received[provider_of(node)] += units * PRICE
+        self._tell(Redeemed, node=node, provider=provider_of(node), filed=units, units=units, amount=units * PRICE)
 
     def follow(self, ledger: Ledger) -> None:
         """A follower delivers the whole history at every start."""

@@ -17,11 +17,12 @@ from node.services.books import ANEW_SECONDS, Books
 from node.services.context import PoolTime
 from protocol import pages
 from protocol.blobs import describe
+from protocol.earnings import Line
 from protocol.identity import NodeKey, address_from_bytes
 from protocol.messages import EarningsSigned
 from protocol.pages import verify
 from protocol.statements import Earnings
-from protocol.table import Line, encode_head, table_after
+from protocol.table import encode_head, table_after
 from tests.attacks.validators.court import InlineJournal
 
 POOL, TIMES = 7, [0, 3, 3, 9, 12, 12, 12, 40, 41, 60]

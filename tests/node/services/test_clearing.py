@@ -13,9 +13,10 @@ from node.chain.ledger import Ledger
 from node.services import clearing as module
 from node.services.books import Seen
 from node.services.clearing import Clearing
+from protocol.earnings import Line
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.pages import verify
-from protocol.table import Line, Share, Table
+from protocol.table import Share, Table
 
 NODES = [NodeKey(bytes([n]) * 32).address for n in range(1, 6)]
 PROVIDER, POOL, WINDOW = NodeKey(bytes([9]) * 32).address, 7, 800

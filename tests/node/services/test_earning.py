@@ -15,11 +15,11 @@ import trio
 from cli.contributions import pay_state
 from node.services.court import tabling
 from node.state.pay import PAY, PayRecord
-from protocol.earnings import Accepted
+from protocol.earnings import Accepted, Line
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import EarningsSigned, EpochRootSigned, seal
 from protocol.statements import Earnings, EpochRoot, Outcome, sign
-from protocol.table import Line, Table, encode_head
+from protocol.table import Table, encode_head
 from tests.node.services.earners import (
     DOMAIN,
     POOL,

@@ -145,9 +145,12 @@ async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, w
         world.chain.stopped_at, world.chain.free = world.now(), 0
         await worker.leaving.leave()
         await trio.sleep(1500)
-        assert worker.lives, "until the pool may be swept a table may come"
+        assert worker.lives, "a table may come"
         await trio.sleep(400)
+        assert worker.lives and "40 units are filed" in worker.leaving.doing()
+        await trio.sleep(800)
         assert not worker.lives and not world.paid()
+        assert world.chain.redeemed == [(WORKERS[0].address, 0)], "there was no money any more"
         nursery.cancel_scope.cancel()
 
 
