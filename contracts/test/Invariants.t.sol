@@ -78,6 +78,13 @@ contract Crowd is Base {
         reader.read(vm.getRecordedLogs());
     }
 
+    /// A later second, after what was told until now has been read.
+    function _until(uint256 time) private {
+        if (time <= block.timestamp) return;
+        reader.read(vm.getRecordedLogs());
+        vm.warp(time);
+    }
+
     function setUp() public override {
         vm.recordLogs();
         super.setUp();
@@ -169,10 +176,6 @@ contract Crowd is Base {
         if (block.timestamp < stake.withdrawableAt) broken = "a stake was withdrawn too early";
     }
 
-    function _until(uint256 time) private {
-        if (time > block.timestamp) vm.warp(time);
-    }
-
     /// A provider takes out all that its nodes do not need, and one of them convicts itself where it works: what is left
     /// does not cover the others.
     function ruin(uint8 which, uint8 seldom) external told {
@@ -183,7 +186,7 @@ contract Crowd is Base {
             vm.prank(owner);
             vault.unbond(spare);
         }
-        vm.warp(block.timestamp + UNBONDING);
+        _until(block.timestamp + UNBONDING);
         if (vault.stakeOf(owner).unbonding > 0) {
             vm.prank(owner);
             vault.withdraw();
@@ -446,7 +449,7 @@ contract Crowd is Base {
         address[] memory nodes = new address[](1);
         nodes[0] = _worker(how / 32);
         (Payroll.Filings memory filings,, uint256 until, uint256 redeemable) = payroll.filingsOf(_pools[1]);
-        if (how % 8 == 1 && block.timestamp < until && filings.heldUntil != 0) vm.warp(until);
+        if (how % 8 == 1 && filings.heldUntil != 0) _until(until);
         bool fair = filings.heldUntil != 0 && until <= block.timestamp && block.timestamp < redeemable;
         vm.prank(how % 32 == 1 ? guardian : arbiter);
         payroll.drop(_pools[1], nodes);
@@ -461,13 +464,13 @@ contract Crowd is Base {
         while (which < 250 && swarm.memberInfo(id, _worker(which)).provider == address(0)) ++which;
         address worker = _worker(which);
         _move(id);
-        if (when % 32 == 13 && !_poolInfo(id).ended) {
+        if (when % 16 == 13 && !_poolInfo(id).ended) {
             vm.prank(manager);
             swarm.endPool(id);
         }
         (, uint256 from, uint256 until,) = payroll.filingsOf(id);
-        if (how % 4 != 3 && block.timestamp < from && from != type(uint256).max) vm.warp(from);
-        uint64 epoch = payroll.bookOf(id).epochs + when % 8;
+        if (how % 4 != 3 && from != type(uint256).max) _until(from);
+        uint64 epoch = payroll.bookOf(id).epochs + when % 4;
         uint256 number = how % 16 == 5 ? _sat.length : _benchAt(_beginning(id, epoch));
         Filing[] memory filings = new Filing[](1);
         filings[0] = _named(epoch, number, how % 16 == 9 ? _worker(which + 1) : worker, units, how % 16 == 13);
@@ -512,8 +515,11 @@ contract Crowd is Base {
     function redeem(uint8 which, uint8 how) external told {
         _move(_pools[1]);
         (,,, uint256 from) = payroll.filingsOf(_pools[1]);
-        if (how % 4 != 3 && block.timestamp < from && from != type(uint256).max) vm.warp(from);
-        _redeemFor(which % WORKERS);
+        if (how % 4 != 3 && from != type(uint256).max) _until(from);
+        // mostly of somebody who filed
+        uint256 whose = which % WORKERS;
+        while (how % 8 != 7 && _filedBy[_worker(whose)] == 0 && ++whose < 2 * WORKERS) {}
+        _redeemFor(whose % WORKERS);
     }
 
     function _redeemFor(uint256 which) private {
@@ -696,7 +702,7 @@ contract Crowd is Base {
             return;
         }
         (address next, uint64 from) = (vault.successor(), vault.successorFrom());
-        if (how % 4 == 1 && block.timestamp < from) vm.warp(from);
+        if (how % 4 == 1) _until(from);
         vm.prank(how % 16 == 3 || next == address(0) ? _stranger : next);
         vault.acceptArbiter();
         if (how % 16 == 3 || block.timestamp < from || next == address(0)) broken = "an arbiter came that may not";
