@@ -74,7 +74,7 @@ def row_of(record: "FileRecord", pay: "PayRecord | None", groups: int | None) ->
         "reason": record.why,
         "epoch": record.epoch,
         "pay": state,
-        "claimable_at": pay.claimable_at(record.epoch) if pay and state in ("certified", "waiting") else None,
+        "claimable_at": pay.claimable_at(record.epoch) if pay and state in ("certified", "waiting", "filed") else None,
     }
 
 
@@ -91,6 +91,10 @@ def pay_state(record: "FileRecord", pay: "PayRecord | None") -> str:
     if record.line is None:
         if record.named < pay.quorum:
             return "waits for roots"
+        if record.epoch in pay.filed:
+            return "redeemed" if pay.redeemed else "filed" if not pay.over else "missed"
+        if pay.over:
+            return "missed"
         return "waiting" if record.epoch <= pay.waits_through else "certified"
     if record.line <= 0:
         return "missed" if record.line == 0 else "unclear"

@@ -133,7 +133,7 @@ def _unpaid(directory: Path, files: "StateFiles", network: str, node: "Address")
         pay, units = status.pay, status.pay.units
         until = status.leaving.until if status.leaving else pay.last_at
         price = int(pay.reward_per_unit_wei or 0)
-        waiting = units.made + units.accepted + units.certified
+        waiting = units.made + units.accepted + units.certified + units.filed
         return Unpaid(waiting, units.in_table + units.owed, until, price)
     known = files.pay()
     if known is None:  # it never looked at its pay: it has made nothing
@@ -143,7 +143,7 @@ def _unpaid(directory: Path, files: "StateFiles", network: str, node: "Address")
     line = max(known.line, claimed)
     sums = files.sums(node, posted, line, known.quorum)
     last = max([sums.undecided, *sums.certified])
-    waiting = sums.made + sums.accepted + sum(sums.certified.values())
+    waiting = 0 if known.over else sums.made + sums.accepted + sum(sums.certified.values())
     return Unpaid(waiting, line - claimed, known.claimable_at(last) if last >= 0 else 0, price, evicted)
 
 

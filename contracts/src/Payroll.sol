@@ -305,6 +305,7 @@ contract Payroll is ReentrancyGuard {
     /// table that is posted late or held puts it off.
     function filingsOf(uint256 id) public view returns (Filings memory filings, uint256 from, uint256 until, uint256 redeemable) {
         filings = _filings[id];
+        // slither-disable-next-line unused-return -- what is filed is no table's
         (Counters times,, uint256 stoppedAt, uint256 delay) = swarm.tableTerms(id);
         if (!times.has(ENDED)) return (filings, type(uint256).max, type(uint256).max, type(uint256).max);
         (from, until) = (_closesAt(times, stoppedAt), _waiting[id].countsAt);
@@ -388,6 +389,7 @@ contract Payroll is ReentrancyGuard {
 
     /// The last epoch of a pool that has ended.
     function _lastOf(uint256 id) private view returns (uint64) {
+        // slither-disable-next-line unused-return -- when it is is all that is asked
         (Counters times,, uint256 stoppedAt,) = swarm.tableTerms(id);
         return times.epochAt(stoppedAt);
     }
@@ -416,6 +418,7 @@ contract Payroll is ReentrancyGuard {
         uint256 units = filings.filed;
         if (units == 0 || filings.aside != 0) return;
         Book storage book = _books[id];
+        // slither-disable-next-line unused-return -- `_lastOf` has asked for its times
         (, uint256 perEpoch,,) = swarm.tableTerms(id);
         uint256 most = perEpoch * (uint256(_lastOf(id)) + 1 - book.epochs);
         if (book.free < most) most = book.free;

@@ -15,7 +15,6 @@ from node.chain.invitations import Invited, admission
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.views import Views
-from protocol.filing import Filing
 from protocol.identity import Address, NodeKey
 from protocol.statements import Earnings, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
 
@@ -107,15 +106,6 @@ class ChainClient(Views):
         """Pay the node's provider what its line of the newest table says and was not paid yet; of an evicted node, give
         it back to the pool. Anybody may."""
         return await self._write(f"claim the pay of {node}", self._contracts.claim(pool, node, units, proof), key)
-
-    async def file(self, pool: int, node: Address, filings: Sequence[Filing], *, key: NodeKey | None = None) -> Receipt:
-        """As the node or its provider, after the end: what validators named of it in epochs that no table has."""
-        what = f"file {len(filings)} epochs of {node}"
-        return await self._write(what, self._contracts.file(pool, node, filings), key)
-
-    async def redeem(self, pool: int, node: Address, *, key: NodeKey | None = None) -> Receipt:
-        """Pay the node's provider what it filed, or its share of what is free. Anybody may."""
-        return await self._write(f"redeem what {node} filed", self._contracts.redeem(pool, node), key)
 
     async def expel(self, node: Address, *, key: NodeKey | None = None) -> Receipt:
         """Remove a node whose provider's stake no longer covers its nodes."""

@@ -244,7 +244,9 @@ def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
     """Pure. posted: its newest table, where that is known."""
     data = {"pool": pool.id, "ended": pool.ended, "paused": pool.paused, "invited": pool.invited}
     if pool.ended:
-        return failure("pool", f"pool {pool.id} has ended", "choose another: intellect-node contract pool list", **data)
+        remedy = "choose another: intellect-node contract pool list"
+        remedy += "; who worked here is paid by: intellect-node leave --when-paid"
+        return failure("pool", f"pool {pool.id} has ended", remedy, **data)
     if pool.paused:
         return failure(
             "pool", f"pool {pool.id} is paused", "wait until its owner resumes it, or choose another", **data

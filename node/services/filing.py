@@ -5,12 +5,14 @@ table may come any more they go to the chain, and once what everybody filed is k
 """
 
 from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
 import trio
 
 from node.chain.errors import Reverted, tokens
+from node.chain.simulate import Step
 from node.progress import ProgressRecord
 from node.services.books import Books, Seen
 from node.state.earned import OwnLine
@@ -69,6 +71,12 @@ class OwnFiling:
         if not self.filed.over:
             return "certified"
         return "redeemed" if epoch in self.filed.epochs and self._ledger.redeemed else "missed"
+
+    def facts(self, seen: Seen) -> dict[str, Any]:
+        """As a PayRecord has them."""
+        filed, redeems_at = tuple(sorted(self.filed.epochs)), seen.pool.filing.redeems if seen.pool.ended else 0
+        redeemed = bool(self._ledger.redeemed)
+        return {"filed": filed, "redeems_at": redeems_at, "redeemed": redeemed, "over": self.filed.over}
 
     def open(self, certified: int) -> int:
         """Of so many units that no table has, those that may still be tabled or filed."""
@@ -146,7 +154,9 @@ class OwnFiling:
         filings = cached(f"the journal's {SENDING}", partial(msgspec.msgpack.decode, kept, type=list[Filing]))
         try:
             if filings:
-                await self._chain.file(self._pool, self._own, filings)
+                what = f"file {len(filings)} epochs of {self._own}"
+                call = self._chain.contracts.file(self._pool, self._own, filings)
+                await self._chain.execute(Step(what, call), self._context.key)
                 units = sum(filing.units for filing in filings)
                 log.info("pay.filed", epochs=[filing.epoch for filing in filings], units=units)
                 self._progress.tell("filed", f"{units:,} units that no table has are filed, and redeemed later")
@@ -157,7 +167,8 @@ class OwnFiling:
 
     async def _redeem(self) -> None:
         try:
-            await self._chain.redeem(self._pool, self._own)
+            call = self._chain.contracts.redeem(self._pool, self._own)
+            await self._chain.execute(Step(f"redeem what {self._own} filed", call), self._context.key)
         except Reverted as error:  # somebody else carried it, or a case about this node is open
             log.info("pay.not_redeemed", why=error.why)
             return

@@ -362,7 +362,7 @@ class Settling(Keeping):
         """Keep where this node's works are, table by table."""
         known, posted, through = self._record, seen.posted, seen.first - 1
         if known is not None and known.root == posted.root:
-            times = {"delay": seen.pool.delay} | _waits(seen)
+            times = {"delay": seen.pool.delay} | _waits(seen) | self.filing.facts(seen)
             record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold, **times)
             if record != known:
                 await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
@@ -393,15 +393,25 @@ class Settling(Keeping):
                     record = self._recorded(seen, after, posted.root, through, line, claimed)
         await self._settle(record, head)
 
-    @staticmethod
     def _recorded(
-        seen: Seen, start: tuple[int, int, int], root: bytes, through: int, line: int, claimed: int
+        self, seen: Seen, start: tuple[int, int, int], root: bytes, through: int, line: int, claimed: int
     ) -> PayRecord:
         """start: the first epoch, the line before it, and the units in it of which nobody can say whose they are."""
         pool, (first, before, unclear) = seen.pool, start
         times = (pool.started_at, pool.epoch_seconds, pool.window)
         given = (*times, True, unclear, unclear, pool.delay)
-        return PayRecord(root, first, through, before, line, claimed, pool.threshold, *given, **_waits(seen))
+        return PayRecord(
+            root,
+            first,
+            through,
+            before,
+            line,
+            claimed,
+            pool.threshold,
+            *given,
+            **_waits(seen),
+            **self.filing.facts(seen),
+        )
 
     async def _settle_whole(self, record: PayRecord) -> PayRecord | None:
         """Settle where a table has all that was certified."""
@@ -502,7 +512,7 @@ def _units(account: Account) -> PaidUnitsPart:
     return PaidUnitsPart(account.claimed, account.due, account.certified, account.missed, account.owed, *told)
 
 
-def _waits(seen: Seen) -> dict[str, int]:
+def _waits(seen: Seen) -> dict[str, Any]:
     """As a PayRecord has it."""
     waiting = seen.waiting
     return {"waits_through": waiting.epoch, "counts_at": waiting.counts_at} if waiting else _NONE_WAITS

@@ -94,20 +94,22 @@ CREATE TABLE IF NOT EXISTS roots (
     {sealed("epoch, validator, number, root, raw, whole")},
     PRIMARY KEY (epoch, validator, number, root)
 ) WITHOUT ROWID;
+"""
+"""What nobody is paid for any more once its table is posted: made anew where a journal of before had other tables."""
+_DROPPED = "".join(f"DROP TABLE IF EXISTS {one};" for one in ("certificates", "sources", "earned", "leaves", "roots"))
+_LINES = f"""
 CREATE TABLE IF NOT EXISTS lines (
     epoch INTEGER, validator TEXT, number INTEGER, units INTEGER, proof BLOB, raw BLOB,
     {sealed("epoch, validator, number, units, proof, raw")},
     PRIMARY KEY (epoch, validator, number)
 ) WITHOUT ROWID;
 """
-"""What nobody is paid for any more once its table is posted: made anew where a journal of before had other tables."""
-_DROPPED = "".join(f"DROP TABLE IF EXISTS {one};" for one in ("certificates", "sources", "earned", "leaves", "roots"))
 
 FORM = Form(
     "the journal",
-    3,
-    _SCHEMA + _LEAVES,
-    {1: resealed(_SCHEMA), 2: _DROPPED + _LEAVES},
+    4,
+    _SCHEMA + _LEAVES + _LINES,
+    {1: resealed(_SCHEMA), 2: _DROPPED + _LEAVES, 3: "DROP TABLE IF EXISTS lines;" + _LINES},
     care="it prevents double signing: with an older copy in its place, or none, the node first asks the pool what its "
     "key has signed (docs/moving.md)",
     counts=("tallies",),

@@ -28,7 +28,9 @@ class PayRecord(msgspec.Struct, frozen=True):
     took what the node has earned since the pool began, payable or not, from `before` to `line`; clear: whether it is
     known which works it has; unclear: units that it and earlier tables have, and nobody can say of which works;
     unclear_before: the earlier ones alone; claimed: units; quorum, and the pool's times in seconds; waits_through,
-    counts_at: the last epoch of the table that does not count yet, and when it will, unix seconds."""
+    counts_at: the last epoch of the table that does not count yet, and when it will, unix seconds; filed: epochs that
+    no table has and that were filed after the pool's end, redeems_at: when they are redeemed, redeemed: whether they
+    were; over: whether nothing can be filed or redeemed any more."""
 
     root: bytes
     first: int
@@ -46,11 +48,17 @@ class PayRecord(msgspec.Struct, frozen=True):
     delay: int = 0
     waits_through: int = -1
     counts_at: int = 0
+    filed: tuple[int, ...] = ()
+    redeems_at: int = 0
+    redeemed: bool = False
+    over: bool = False
 
     def claimable_at(self, epoch: int) -> int:
         """From when on, by the chain's clock, what was earned in this epoch can be claimed."""
         if epoch <= self.waits_through:
             return self.counts_at
+        if epoch in self.filed:
+            return self.redeems_at
         return self.started_at + (epoch + 1) * self.epoch_seconds + self.window + self.delay
 
 

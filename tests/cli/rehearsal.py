@@ -33,9 +33,10 @@ from node.state.directory import FACT
 from node.state.journal import TABLE, Journal
 from node.state.keystore import load_key, read_password
 from node.state.pay import PAY, PayRecord
-from protocol.earnings import Line
+from protocol.earnings import Accepted, Line, leaves_of, own_line
 from protocol.identity import NodeKey
-from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
+from protocol.messages import EpochRootSigned, seal
+from protocol.statements import Domain, Earnings, EpochRoot, Outcome, Verdict, WorkCommitment, sign
 from protocol.table import Table, encode_head
 from tests.cli.promises import ACCOUNT, Seen, leaves, seen, unkept
 
@@ -299,6 +300,47 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
         raise RehearsalFailed(f"the earnings are {shown}")
 
 
+def _file(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """What two judges named of an epoch that no table has is filed and redeemed by hand, and not swept."""
+    worker, state, domain, units = scene.node("worker").address, scene.home / "nodes" / "worker", _domain(scene), 700
+    epoch = scene.look("earnings", "show", str(pool))["epoch"] + 1
+    works = [Accepted(pool, worker, epoch, bytes([n]) * 32, units // 2) for n in (1, 2)]
+    works.append(Accepted(pool, scene.node("cheat").address, epoch, bytes([3]) * 32, 5))
+    leaves, _ = leaves_of(works)
+    journal = Journal(state / "journal.sqlite")
+    for number, judge in enumerate((scene.node("judge-1"), scene.node("judge-2")), 1):
+        said = EpochRoot(pool, epoch, number, leaves.root(), units + 5, bytes(32))
+        message = EpochRootSigned(pool=pool, statement=said, signature=sign(judge, domain, said))
+        line = own_line(leaves, works, worker)
+        if line is None:
+            raise RehearsalFailed("the root has no line of the worker")
+        journal.earned.note_line(epoch, judge.address, number, *line, seal(judge, domain, message))
+    journal.close()
+    path = scene.home / "filing.json"
+    written = ["earnings", "filing", str(pool), worker, "--state-dir", str(state), "--out", str(path)]
+    if scene.look(*written)["units"] != units:
+        raise RehearsalFailed("not all of it can be filed")
+    scene.send("provider", "earnings", "file", str(path), code=4)  # a table may still come
+    scene.wait(2 * DAY + 2 * HOUR)
+    scene.send("owner", "earnings", "file", str(path), code=4)  # neither the node nor its provider
+    scene.send("provider", "earnings", "file", str(path))
+    scene.send("provider", "earnings", "file", str(path), code=4)
+    scene.cli("contract", *written, "--network", NETWORK, "--json", code=4)  # nothing more
+    scene.send("owner", "earnings", "redeem", str(pool), worker, code=4)
+    scene.send("owner", "pool", "sweep", str(pool), code=4)
+    shown = scene.look("earnings", "show", str(pool), worker)
+    if (shown["filed"], shown["filing"]["filed"]) != (units, units):
+        raise RehearsalFailed(f"the filings are {shown}")
+    scene.send("owner", "earnings", "hold", str(pool))
+    scene.send("deployer", "earnings", "drop", str(pool), "--filed-by", worker, code=4)  # filing goes on
+    scene.wait(4 * DAY)
+    before = int(scene.look("provider", "show", people["provider"])["token_wei"])
+    scene.send("owner", "earnings", "redeem", str(pool), worker)
+    if int(scene.look("provider", "show", people["provider"])["token_wei"]) - before != units * REWARD_PER_UNIT:
+        raise RehearsalFailed("not what was filed was redeemed")
+    scene.send("owner", "earnings", "redeem", str(pool), worker, code=4)
+
+
 def _remember(state: Path, name: str, value: bytes) -> None:
     """In a node's journal, as its daemon would."""
     journal = Journal(state / "journal.sqlite")
@@ -410,7 +452,8 @@ def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
         raise RehearsalFailed(f"a pool that is over was not left: {told}")
     if scene.cli(*leave)["steps"] != told["steps"]:
         raise RehearsalFailed("who leaves twice is told another way back")
-    scene.wait(8 * DAY)
+    _file(scene, people, pool)
+    scene.wait(2 * DAY)
     scene.send("owner", "pool", "sweep", str(pool))
     back = told["steps"][0].removeprefix("intellect-node contract ").split()
     scene.send("owner", *back, code=4)  # its provider's alone

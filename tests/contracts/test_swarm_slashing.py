@@ -209,7 +209,7 @@ def test_a_second_word_of_a_validator_convicts_it(world: Any, pool: Any, refused
 def test_a_root_that_contradicts_another_word_convicts_its_validator(world: Any, pool: Any, refused: Any) -> None:
     c = pool.commitment()
     works = [Accepted(pool.id, c.node, 3, id, 10) for id in (work_id(c), bytes(32), b"\xff" * 32)]
-    found, (file,) = leaves_of(works)
+    found, (file, _) = leaves_of(works)
     leaves = read_page(file, found.pages[0], Leaf)
     right, wrong = (EpochRoot(pool.id, 3, 7, found.root(), 30, bytes([n]) * 32) for n in (1, 2))
     own = next(one for one in leaves if one.work == work_id(c))

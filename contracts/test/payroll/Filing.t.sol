@@ -196,6 +196,16 @@ contract FilingTest is Base {
         eq(_filed(), 2);
     }
 
+    function fund(uint256 amount) external {
+        _fund(pool, amount);
+    }
+
+    function test_nobody_pays_into_a_pool_that_has_ended() public {
+        _end();
+        vm.expectRevert(abi.encodeWithSelector(Payroll.PoolOver.selector, pool));
+        this.fund(1 ether);
+    }
+
     /// Else a pool that its manager had paused for long would be over in the second in which it ends.
     function test_a_pool_that_was_paused_before_its_end_leaves_the_same_time() public {
         vm.prank(manager);

@@ -139,6 +139,25 @@ contract PayTest is Base {
         eq(token.balanceOf(provider), 1 ether);
     }
 
+    function fund(uint256 amount) external {
+        _fund(pool, amount);
+    }
+
+    /// Also once the table has been moved over.
+    function test_what_is_owed_counts_for_the_most_that_a_pool_holds() public {
+        Pools.PoolParams memory params = _params();
+        (params.rewardPerUnit, params.unitsPerEpoch) = (1, type(uint64).max);
+        _startIn(_open(params));
+        _fund(pool, type(uint56).max);
+        vm.warp(_matures(0));
+        _post(0, _line(node, 400), 1000);
+        _claim(400);
+        eq(_info().owed, 600);
+        vm.expectRevert(abi.encodeWithSelector(Payroll.EscrowTooLarge.selector, 401));
+        this.fund(401);
+        _fund(pool, 400);
+    }
+
     // ---- claiming
 
     function test_a_claim_pays_the_difference_once() public {

@@ -43,9 +43,8 @@ from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
-from protocol.earnings import Leaf, proof_of
+from protocol.earnings import Accepted, Leaf, leaves_of, proof_of
 from protocol.identity import NodeKey, address_bytes
-from protocol.pages import merkle_root
 from protocol.statements import Earnings, EpochRoot, Outcome, Verdict, WorkCommitment, sign, work_id
 from tests.contracts.conftest import table
 
@@ -476,7 +475,7 @@ async def test_evidence_is_kept_as_a_file_and_carried(people: Any, tmp_path: Pat
         Verdict(**msgspec.structs.asdict(c), outcome=outcome, reason=0, values=bytes([7]) * 32) for outcome in (0, 1)
     ]
     leaves = [Leaf(address_bytes(c.node), work, 10) for work in sorted((work_id(c), bytes(32), b"\xff" * 32))]
-    root = merkle_root([one.leaf() for one in leaves])
+    root = leaves_of([Accepted(pool, c.node, 0, one.work, one.units) for one in leaves])[0].root()
     roots = [EpochRoot(pool, 0, 1, root, total, bytes(32)) for total in (30, 31)]
     pairs: dict[str, Any] = {
         "commitments": (people.node, [c, msgspec.structs.replace(c, epoch=1)]),

@@ -201,11 +201,11 @@ async def test_what_somebody_else_did_is_not_done_again_after_its_revert(autojum
     assert [what for what, _ in asked] == ["expel", "sweep"]
 
 
-async def test_a_pool_is_swept_a_window_after_its_last_epoch_can_be_tabled(autojump_clock: Any, desk: Desk) -> None:
+async def test_a_pool_is_swept_a_window_after_its_last_table_may_have_come(autojump_clock: Any, desk: Desk) -> None:
     desk.chain.time = 10_000
     assert await desk.live(130) == [], "it runs"
     desk.chain.ended_at = 250
-    desk.chain.time = 300 + 2 * WINDOW - 1  # its last epoch ends at 300
+    desk.chain.time = 300 + 3 * WINDOW - 1  # its last epoch ends at 300
     assert await desk.live(130) == []
     desk.chain.time += 1
     assert await desk.live(300) == [("sweep", POOL)]

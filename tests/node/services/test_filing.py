@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import trio
 
+from cli.contributions import pay_state
 from protocol.earnings import Accepted
 from tests.node.services.earners import POOL, PRICE, VALIDATORS, WORKERS, Node, World, inline
 
@@ -69,6 +70,10 @@ async def test_what_a_silent_quorum_named_is_filed_once_and_redeemed_once(autoju
         assert (told.units.certified, told.units.filed, told.units.missed) == (0, 0, 0)
         assert {one.state for one in told.epochs} == {"redeemed"}
         assert int(told.paid_wei) == int(told.earned_wei) == 100 * PRICE
+        record = await worker.journal.do(worker.journal.pay.record)
+        assert record and (record.filed, record.redeemed, record.over) == ((0, 1), True, True)
+        files = worker.journal.files.records(10)
+        assert [pay_state(one, record) for one in files] == ["redeemed", "redeemed"]
         await restart(worker, nursery)
         await trio.sleep(300)
         assert len(world.chain.redeemed) == 1

@@ -185,7 +185,8 @@ class Bench:
         said = EpochRoot(POOL, 0, number, leaves.root(), units if total is None else total, bytes(32))
         message = EpochRootSigned(pool=POOL, statement=said, signature=sign(key, DOMAIN, said))
         await self.say(key, message)
-        rows = [row for file, page in zip(files, leaves.pages, strict=True) for row in read_page(file, page, Leaf)]
+        works_files = zip(files[: len(leaves.pages)], leaves.pages, strict=True)
+        rows = [row for file, page in works_files for row in read_page(file, page, Leaf)]
         for seat in self.court.seats:
             seat.context.facts.tell([LeavesRead(key.address, message, tuple(rows))])
         await trio.sleep(0.5)
