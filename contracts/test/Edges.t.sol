@@ -104,6 +104,17 @@ contract EdgesTest is Base {
         _contradict();
     }
 
+    function test_a_false_table_names_its_reason_and_its_root() public {
+        vm.warp(_matures(0));
+        _offer(0, ROOT, 5);
+        vm.prank(guardian);
+        payroll.hold(pool);
+        vm.expectEmit(address(swarm));
+        emit Swarm.Slashed(pool, vm.addr(judgeKeys[0]), address(0x5005), 202, SLASH, ROOT, 0);
+        vm.prank(arbiter);
+        payroll.drop(pool, _signers());
+    }
+
     function test_benches_are_announced_and_told() public {
         address[] memory others = new address[](1);
         others[0] = vm.addr(judgeKeys[1]);
