@@ -104,6 +104,18 @@ EXPLAINED: dict[str, str] = {
     "Payroll.sol: uint256 due = units > claimed ? units - claimed : 0; => "
     "uint256 due = units >= claimed ? units - claimed : 0;": _NOTHING_MOVES,
     "Payroll.sol: epochs = next > from ? next - from : 0; => epochs = next >= from ? next - from : 0;": _NOTHING_MOVES,
+    "Court.sol: if (place >> 64 != last >> 64) (least, seats, sum) = (sum < least ? sum : least, seats + 1, 0); => "
+    "if (place >> 64 != last >> 64) (least, seats, sum) = (sum <= least ? sum : least, seats + 1, 0);": _SAME,
+    "Court.sol: if (sum < least) least = sum; => if (sum <= least) least = sum;": _SAME,
+    "Payroll.sol: until = (until < ends ? ends : until) + vault.appealSeconds(); => "
+    "until = (until <= ends ? ends : until) + vault.appealSeconds();": _SAME,
+    "Payroll.sol: function drop(uint256 id, address[] calldata who) external nonReentrant { => "
+    "function drop(uint256 id, address[] calldata who) external {": "what it calls moves no token, and calls nobody",
+    "Payroll.sol: if (book.free < most) most = book.free; => if (book.free <= most) most = book.free;": _SAME,
+    "Payroll.sol: if (units > most) units = most; => if (units >= most) units = most; (2)": _SAME,
+    "Payroll.sol: if (until > from) from = until; => if (until >= from) from = until;": _SAME,
+    "Payroll.sol: if (filings.heldUntil > redeemable) redeemable = filings.heldUntil; => "
+    "if (filings.heldUntil >= redeemable) redeemable = filings.heldUntil;": _SAME,
     "Payroll.sol: if (due > book.owed) due = book.owed; => if (due >= book.owed) due = book.owed;": _SAME,
     "Payroll.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
     "Payroll.sol: if (paid.unusedFrom > from) from = paid.unusedFrom; => "

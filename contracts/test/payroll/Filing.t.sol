@@ -284,6 +284,17 @@ contract FilingTest is Base {
         eq(payroll.filedOf(pool, node, 1), 70);
     }
 
+    function test_a_way_up_has_32_siblings_at_most() public {
+        _over();
+        bytes32[] memory proof = new bytes32[](32);
+        bytes32 root = _line(node, 70);
+        for (uint256 i = 0; i < 32; ++i) root = Base._both(root, proof[i] = keccak256(abi.encode(i)));
+        RootLine[] memory lines = new RootLine[](2);
+        for (uint8 i = 0; i < 2; ++i) lines[i] = _under(i, Tally(pool, 1, 1, root, 100, ROOT), 70, proof);
+        file(node, _filing(1, lines));
+        eq(payroll.filedOf(pool, node, 1), 70);
+    }
+
     /// A14b of tables: nothing waits for lines that are not there.
     function test_a_total_above_its_lines_locks_nothing() public {
         _over();
