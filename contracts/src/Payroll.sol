@@ -172,6 +172,7 @@ contract Payroll is ReentrancyGuard {
         if (filings.filed != 0) until = redeemable;
         if (block.timestamp < until) revert PoolStillOpen(id, until);
         _setAside(id);
+        // slither-disable-next-line unused-return -- its times are known
         (, uint256 rate, address opener) = swarm.moneyOf(id);
         uint256 amount = book.free * rate;
         if (amount == 0) revert ZeroAmount();

@@ -310,7 +310,8 @@ contract Crowd is Base {
 
     /// By the guardian, or now and then by somebody else.
     function hold(uint8 where, uint8 how) external told {
-        uint256 id = _whose(where, false);
+        uint256 id = how % 8 == 5 ? _pools[1] : _whose(where, false);
+        _move(id);
         bool again = _next[id].held;
         if (_next[id].from == 0) again = !_mayHold(id);
         vm.prank(how % 8 == 3 ? manager : guardian);
@@ -325,7 +326,8 @@ contract Crowd is Base {
 
     function drop(uint8 where, uint8 how) external told {
         vm.assume(how % 2 == 1);
-        uint256 id = _whose(where, true);
+        uint256 id = how % 16 == 13 ? _pools[1] : _whose(where, true);
+        _move(id);
         (bool held, uint256 escrow) = (_next[id].held && _next[id].from != 0, _poolInfo(id).escrow);
         address[] memory signers = _next[id].signers;
         if (_next[id].from == 0) return _dropFiled(how);
@@ -447,7 +449,7 @@ contract Crowd is Base {
         address[] memory nodes = new address[](1);
         nodes[0] = _worker(how / 32);
         (Payroll.Filings memory filings,, uint256 until, uint256 redeemable) = payroll.filingsOf(_pools[1]);
-        if (how % 8 == 1 && block.timestamp < until && filings.heldUntil != 0) _until(until);
+        if (how % 8 == 1 && filings.heldUntil != 0) _until(until);
         bool fair = filings.heldUntil != 0 && until <= block.timestamp && block.timestamp < redeemable;
         vm.prank(how % 32 == 1 ? guardian : arbiter);
         payroll.drop(_pools[1], nodes);
@@ -462,13 +464,13 @@ contract Crowd is Base {
         while (which < 250 && swarm.memberInfo(id, _worker(which)).provider == address(0)) ++which;
         address worker = _worker(which);
         _move(id);
-        if (when % 32 == 13 && !_poolInfo(id).ended) {
+        if (when % 16 == 13 && !_poolInfo(id).ended) {
             vm.prank(manager);
             swarm.endPool(id);
         }
         (, uint256 from, uint256 until,) = payroll.filingsOf(id);
-        if (how % 4 != 3 && block.timestamp < from && from != type(uint256).max) _until(from);
-        uint64 epoch = payroll.bookOf(id).epochs + when % 8;
+        if (how % 4 != 3 && from != type(uint256).max) _until(from);
+        uint64 epoch = payroll.bookOf(id).epochs + when % 4;
         uint256 number = how % 16 == 5 ? _sat.length : _benchAt(_beginning(id, epoch));
         Filing[] memory filings = new Filing[](1);
         filings[0] = _named(epoch, number, how % 16 == 9 ? _worker(which + 1) : worker, units, how % 16 == 13);
@@ -513,8 +515,11 @@ contract Crowd is Base {
     function redeem(uint8 which, uint8 how) external told {
         _move(_pools[1]);
         (,,, uint256 from) = payroll.filingsOf(_pools[1]);
-        if (how % 4 != 3 && block.timestamp < from && from != type(uint256).max) _until(from);
-        _redeemFor(which % WORKERS);
+        if (how % 4 != 3 && from != type(uint256).max) _until(from);
+        // mostly of somebody who filed
+        uint256 whose = which % WORKERS;
+        while (how % 8 != 7 && _filedBy[_worker(whose)] == 0 && ++whose < 2 * WORKERS) {}
+        _redeemFor(whose % WORKERS);
     }
 
     function _redeemFor(uint256 which) private {
@@ -971,8 +976,9 @@ contract Crowd is Base {
     /// Now and then in the second in which it may at the soonest.
     function sweep(uint8 how) external told {
         (uint256 id, uint256 before) = (_pools[1], token.balanceOf(manager));
-        (,,, uint256 from) = payroll.filingsOf(id);
-        if (how % 2 == 0 && from != type(uint256).max) _until(from);
+        PoolInfo memory info = _poolInfo(id);
+        uint256 from = _maturityOf(id, _epochAt(id, info.stoppedAt)) + info.window + DELAY;
+        if (how % 2 == 0 && info.ended) _until(from);
         _move(id);
         uint256 owed = _poolInfo(id).owed;
         (Payroll.Filings memory filings,, uint256 until, uint256 redeemable) = payroll.filingsOf(id);

@@ -62,10 +62,8 @@ contract Reader {
     mapping(uint256 pool => Payroll.Waiting) private _waiting;
     mapping(uint256 pool => mapping(address node => Payroll.Paid)) private _paid;
     mapping(uint256 pool => Payroll.Filings) private _filings;
-    /// since when the newest table that was posted counts, or was dropped
-    mapping(uint256 pool => uint64) private _tabledAt;
     mapping(uint256 pool => mapping(address node => mapping(uint64 epoch => uint64))) private _filedOf;
-    mapping(uint256 pool => mapping(address node => uint64)) private _epochFiled;
+    mapping(uint256 pool => mapping(address node => uint64[])) private _filedEpochs;
     // of the Chair
     mapping(uint256 pool => Chair.Term) private _terms_;
     mapping(uint256 pool => Chair.Seating) private _seatings;
@@ -264,7 +262,7 @@ contract Reader {
             _times[id].flags &= ~PAUSED;
             terms.stoppedAt = 0;
         } else if (kind == Pools.PoolEnded.selector) {
-            if (_times[id].flags & PAUSED == 0) terms.stoppedAt = uint40(block.timestamp);
+            terms.stoppedAt = uint40(block.timestamp);
             _times[id].flags |= ENDED;
         } else if (kind == Pools.CourtSet.selector) {
             (_court, _payroll) = (_who(log, 1), _who(log, 2));
@@ -356,13 +354,10 @@ contract Reader {
                 abi.decode(log.data, (uint64, bytes32, uint64, bytes32, uint64, address[]));
             uint64 epochs = uint64(uint256(log.topics[2])) + 1;
             _waiting[id] = Payroll.Waiting(root, total, epochs, countsAt, false, keccak256(abi.encode(signers)));
-            _tabledAt[id] = countsAt;
         } else if (kind == Payroll.EarningsHeld.selector) {
-            _tabledAt[id] = abi.decode(log.data, (uint64));
-            (_waiting[id].held, _waiting[id].countsAt) = (true, _tabledAt[id]);
+            (_waiting[id].held, _waiting[id].countsAt) = (true, abi.decode(log.data, (uint64)));
         } else if (kind == Payroll.EarningsDropped.selector) {
-            _tabledAt[id] = uint64(block.timestamp);
-            delete _waiting[id];
+            (_waiting[id].countsAt, _waiting[id].epochs) = (uint64(block.timestamp), 0);
         } else {
             return false;
         }
@@ -405,61 +400,63 @@ contract Reader {
             filings.heldUntil = uint40(abi.decode(log.data, (uint64)));
             return true;
         }
-        address who = _who(log, 2);
-        Payroll.Paid storage paid = _paid[id][who];
+        address who = address(uint160(uint256(log.topics[2])));
         if (kind == Payroll.Filed.selector) {
             uint64 units = abi.decode(log.data, (uint64));
             _use(id, who, units);
-            _epochFiled[id][who] = uint64(uint256(log.topics[3]));
-            _filedOf[id][who][_epochFiled[id][who]] += units;
-            paid.filed += units;
+            uint64 epoch = uint64(uint256(log.topics[3]));
+            _filedEpochs[id][who].push(epoch);
+            _filedOf[id][who][epoch] += units;
+            _paid[id][who].filed += units;
             filings.filed += units;
         } else if (kind == Payroll.FilingDropped.selector) {
-            filings.filed -= abi.decode(log.data, (uint64));
-            paid.filed = 0;
+            filings.filed -= _paid[id][who].filed;
+            _paid[id][who].filed = 0;
         } else if (kind == Payroll.Redeemed.selector) {
             _setAside(id);
-            (uint64 filed, uint64 units, uint256 amount) = abi.decode(log.data, (uint64, uint64, uint256));
-            (filings.filed, filings.aside, paid.filed) = (filings.filed - filed, filings.aside - units, 0);
-            // of an evicted node: it went back to the pool
-            if (amount == 0) _books[id].free += units;
+            (, uint64 units, uint256 amount) = abi.decode(log.data, (uint64, uint64, uint256));
+            filings.filed -= _paid[id][who].filed;
+            _paid[id][who].filed = 0;
+            filings.aside -= units;
+            if (amount == 0) _books[id].free += units; // an evicted node's
         } else {
             return false;
         }
         return true;
     }
 
-    /// Uses up as many epochs of the node's size as the units take.
+    /// Once: the least of what was filed, what is free, and what the pool pays of the epochs that no table has.
+    function _setAside(uint256 id) private {
+        Payroll.Filings storage filings = _filings[id];
+        if (filings.filed == 0 || filings.aside != 0) return;
+        uint256 epochs = uint256(_epochAt(id, _terms[id].stoppedAt)) + 1 - _books[id].epochs;
+        uint256 units = epochs * _terms[id].unitsPerEpoch;
+        if (_books[id].free < units) units = _books[id].free;
+        if (filings.filed < units) units = filings.filed;
+        _books[id].free -= uint64(units);
+        filings.aside = uint64(units);
+    }
+
+    /// Units use up epochs of their node.
     function _use(uint256 id, address who, uint64 units) private {
         uint256 capacity = _capacity(id, who);
         (, uint64 from) = _unused(id, who);
         _paid[id][who].unusedFrom = from + uint64((units + capacity - 1) / capacity);
     }
 
-    /// Of what is free the filed part, and no more than the epochs that no table has allow.
-    function _setAside(uint256 id) private {
-        Payroll.Filings storage filings = _filings[id];
-        uint256 units = filings.filed;
-        if (units == 0 || filings.aside != 0) return;
-        Payroll.Book storage book = _books[id];
-        uint256 most = uint256(_terms[id].unitsPerEpoch) * (_epochAt(id, _terms[id].stoppedAt) + 1 - book.epochs);
-        if (book.free < most) most = book.free;
-        if (units > most) units = most;
-        (book.free, filings.aside) = (book.free - uint64(units), uint64(units));
-    }
-
     /// A table that has waited long enough counts.
     function _count(uint256 id) private {
-        Payroll.Waiting memory waiting = _waiting[id];
-        if (waiting.countsAt == 0 || block.timestamp < waiting.countsAt) return;
-        _books[id] = _bookOf(id);
-        delete _waiting[id];
+        if (_counts(id)) _books[id] = _bookOf(id);
+    }
+
+    function _counts(uint256 id) private view returns (bool) {
+        return block.timestamp >= _waiting[id].countsAt && _waiting[id].epochs > _books[id].epochs;
     }
 
     function _bookOf(uint256 id) private view returns (Payroll.Book memory book) {
         book = _books[id];
+        if (!_counts(id)) return book;
         Payroll.Waiting memory waiting = _waiting[id];
-        if (waiting.countsAt == 0 || block.timestamp < waiting.countsAt) return book;
         book.lastUnits = waiting.total - book.total;
         book.lastEpochs = waiting.epochs - book.epochs;
         book.free -= book.lastUnits;
@@ -471,16 +468,17 @@ contract Reader {
         if (block.timestamp < _waiting[id].countsAt) waiting = _waiting[id];
     }
 
-    /// From when until when nodes file, and from when they redeem; never in a pool that goes on.
+    /// When filing begins and ends, and from when it is redeemed.
     function _filingTimes(uint256 id) private view returns (uint256 from, uint256 until, uint256 redeemable) {
-        Times memory t = _times[id];
-        if (t.flags & ENDED == 0) return (type(uint256).max, type(uint256).max, type(uint256).max);
-        uint256 epochs = _epochAt(id, _terms[id].stoppedAt) + 1;
-        from = t.startedAt + epochs * t.epochSeconds + 2 * uint256(t.window);
-        if (from < _tabledAt[id]) from = _tabledAt[id];
-        until = from + t.window;
+        uint256 never = type(uint256).max;
+        if (_times[id].flags & ENDED == 0) return (never, never, never);
+        Times memory times = _times[id];
+        uint256 last = _epochAt(id, _terms[id].stoppedAt);
+        from = times.startedAt + (last + 1) * times.epochSeconds + 2 * uint256(times.window);
+        if (_waiting[id].countsAt > from) from = _waiting[id].countsAt;
+        until = from + times.window;
         redeemable = until + _terms[id].delay;
-        if (redeemable < _filings[id].heldUntil) redeemable = _filings[id].heldUntil;
+        if (_filings[id].heldUntil > redeemable) redeemable = _filings[id].heldUntil;
     }
 
     function _capacity(uint256 id, address who) private view returns (uint256) {
@@ -592,16 +590,15 @@ contract Reader {
         _same("a bench", abi.encode(_benches[id]), abi.encode(court.benchOf(id)));
         _same("a book", abi.encode(_bookOf(id)), abi.encode(payroll.bookOf(id)));
         _same("what waits", abi.encode(_waitingOf(id)), abi.encode(payroll.waitingOf(id)));
-        _checkFilings(id);
+        (uint256 from, uint256 until, uint256 redeemable) = _filingTimes(id);
+        _same("what was filed", abi.encode(_filings[id], from, until, redeemable), _filingsOf(id));
         _same("a term", abi.encode(_terms_[id]), abi.encode(chair.termOf(id)));
         _same("trainers", abi.encode(_seatings[id]), abi.encode(chair.seatingOf(id)));
     }
 
-    function _checkFilings(uint256 id) private view {
+    function _filingsOf(uint256 id) private view returns (bytes memory) {
         (Payroll.Filings memory filings, uint256 from, uint256 until, uint256 redeemable) = payroll.filingsOf(id);
-        _same("what was filed", abi.encode(_filings[id]), abi.encode(filings));
-        (uint256 ownFrom, uint256 ownUntil, uint256 ownRedeemable) = _filingTimes(id);
-        _same("when is filed", abi.encode(ownFrom, ownUntil, ownRedeemable), abi.encode(from, until, redeemable));
+        return abi.encode(filings, from, until, redeemable);
     }
 
     function _checkMember(uint256 id, address who) private view {
@@ -614,12 +611,13 @@ contract Reader {
         _same("a member", abi.encode(_memberInfo(id, who)), abi.encode(swarm.memberInfo(id, who)));
         _same("a payee", abi.encode(_members[id][who].joinedAt, _members[id][who].convictedAt != 0),
             abi.encode(swarm.payeeOf(id, who).joinedAt, swarm.payeeOf(id, who).convicted));
-        uint64 epoch = _epochFiled[id][who];
-        _same("a filing", abi.encode(_paid[id][who].filed, _filedOf[id][who][epoch]),
-            abi.encode(payroll.filedBy(id, who), payroll.filedOf(id, who, epoch)));
         (uint256 epochs,) = _unused(id, who);
-        _same("pay", abi.encode(_capacity(id, who), _paid[id][who].claimed, epochs * _capacity(id, who)),
-            abi.encode(swarm.capacityOf(id, who), payroll.claimedOf(id, who), payroll.allowanceOf(id, who)));
+        _same("pay", abi.encode(_capacity(id, who), _paid[id][who].claimed, _paid[id][who].filed, epochs * _capacity(id, who)),
+            abi.encode(swarm.capacityOf(id, who), payroll.claimedOf(id, who), payroll.filedBy(id, who), payroll.allowanceOf(id, who)));
+        for (uint256 i = 0; i < _filedEpochs[id][who].length; ++i) {
+            uint64 epoch = _filedEpochs[id][who][i];
+            _same("an epoch's filing", abi.encode(_filedOf[id][who][epoch]), abi.encode(payroll.filedOf(id, who, epoch)));
+        }
     }
 
     function _memberInfo(uint256 id, address who) private view returns (Members.MemberInfo memory info) {

@@ -13,7 +13,7 @@ from cli.contract import app
 from contracts.deploy import BURNED
 from node.chain.profile import load_profile
 from protocol.identity import NodeKey
-from protocol.statements import Domain, Earnings, sign
+from protocol.statements import Domain, Earnings, EpochRoot, sign
 from tests.cli.promises import Seen, unkept
 from tests.cli.rehearsal import CHAIN_ID, COIN, DAY, HOUR, NETWORK, TOKEN, Scene, light_keys, rehearse, stage
 
@@ -83,6 +83,7 @@ def _hold_offices(scene: Scene) -> None:
     scene.send("me", "pool", "validators", pool, "--apply")
     _judge_falsely(scene, int(pool), nodes)
     scene.send("lead", "leave", pool)
+    _file(scene, int(pool), nodes)
     _come_to_an_end(scene, nodes)
 
 
@@ -121,8 +122,7 @@ def _judge_falsely(scene: Scene, pool: int, nodes: dict[str, str]) -> None:
     """A table that the guardian holds and the arbiter drops: its signer loses the slash of both of its units."""
     epoch = scene.look("pool", "show", str(pool))["pool"]["epoch"] - 5
     root = keccak(b"\0" + bytes.fromhex(nodes["next"][2:]) + (9).to_bytes(8))
-    domain = Domain(CHAIN_ID, load_profile(NETWORK, home=scene.home).contracts.swarm)
-    signature = sign(scene.node("judge"), domain, Earnings(pool, epoch, 1, root, 9, bytes(32)))
+    signature = sign(scene.node("judge"), _domain(scene), Earnings(pool, epoch, 1, root, 9, bytes(32)))
     facts = {"pool": pool, "epoch": epoch, "number": 1, "root": root.hex(), "total": 9, "blob": bytes(32).hex()}
     table = scene.home / "table.json"
     table.write_text(json.dumps(facts | {"signatures": ["0x" + signature.hex()]}))
@@ -132,6 +132,28 @@ def _judge_falsely(scene: Scene, pool: int, nodes: dict[str, str]) -> None:
     scene.send("me", "earnings", "drop", str(pool))
     left = int(scene.look("provider", "show", _me(scene))["bonded_wei"])
     assert before[0] == 2 and int(before[1]["bonded_wei"]) - left == 200 * TOKEN
+
+
+def _file(scene: Scene, pool: int, nodes: dict[str, str]) -> None:
+    """What no table has is filed after the end, by a word of who was convicted since, and redeemed."""
+    scene.wait(2 * HOUR)
+    epoch = scene.look("pool", "show", str(pool))["pool"]["epoch"]
+    scene.send("me", "pool", "end", str(pool))
+    scene.wait(10 * HOUR)
+    leaf = keccak(b"\0" + bytes.fromhex(nodes["next"][2:]) + (5).to_bytes(8))
+    root, domain = EpochRoot(pool, epoch, 1, leaf, 5, bytes(32)), _domain(scene)
+    said = {"seat": 0, "number": 1, "root": leaf.hex(), "total": 5, "blob": bytes(32).hex(), "units": 5, "proof": []}
+    line = said | {"signature": "0x" + sign(scene.node("judge"), domain, root).hex()}
+    filing = {"epoch": epoch, "bench": 2, "threshold": 1, "validators": [nodes["judge"]], "lines": [line]}
+    path = scene.home / "filing.json"
+    path.write_text(json.dumps({"pool": pool, "node": nodes["next"], "filings": [filing]}))
+    scene.send("me", "earnings", "file", str(path))
+    scene.wait(6 * HOUR)
+    scene.send("me", "earnings", "redeem", str(pool), nodes["next"])
+
+
+def _domain(scene: Scene) -> Domain:
+    return Domain(CHAIN_ID, load_profile(NETWORK, home=scene.home).contracts.swarm)
 
 
 def _me(scene: Scene) -> str:

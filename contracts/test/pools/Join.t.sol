@@ -219,4 +219,21 @@ contract JoinTest is Base {
         vm.expectPartialRevert(Members.NotMember.selector);
         swarm.leavePool(0);
     }
+
+    function test_who_has_too_little_bonded_joins_nowhere() public {
+        (address poor, uint256 other) = (address(0x2009), _open(_params()));
+        _bond(poor, BASE + PER_UNIT);
+        nodeKey = 0xD00D;
+        node = vm.addr(nodeKey);
+        _register(poor, nodeKey, 1);
+        vm.prank(node);
+        swarm.join(pool, "");
+        _contradict();
+        vm.prank(node);
+        vm.expectRevert(abi.encodeWithSelector(Nodes.StakeTooLow.selector, poor, BASE, BASE + PER_UNIT));
+        swarm.join(other, "");
+        _bond(poor, PER_UNIT);
+        vm.prank(node);
+        swarm.join(other, "");
+    }
 }
