@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.command import parser_of, save
 from node.inference.answer_proofs import AnswerProof, look_again, model_root
-from node.inference.answering import Answerer, Question, opened
+from node.inference.answering import Answerer, AnswerQuestion, opened
 from node.inference.settings import EngineSettings
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine, build_model, image_names
@@ -77,7 +77,7 @@ def _answers(server: Answerer, name: str, count: int) -> list[AnswerProof]:
     found: list[AnswerProof] = []
     for seed in range(1000, 1000 + 20 * count):
         prompt = server.tokenizer.encode(f"{seed} = {ALPHABET[seed % 50 :][:6]}")
-        question = Question(prompt, LONGEST, name, seed=seed)
+        question = AnswerQuestion(prompt, LONGEST, name, seed=seed)
         (answer,) = server.answer(question, server.call())
         if len(answer.output) >= SHORTEST:
             found.append(msgspec.convert(server.proven(question, 0, answer), AnswerProof))

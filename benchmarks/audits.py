@@ -45,7 +45,7 @@ import msgspec
 from benchmarks.command import parser_of, tell
 from node.audit import desk
 from node.audit import step as audit_step
-from node.audit.findings import Audit, Finding, Says
+from node.audit.findings import Audit, AuditFinding, Says
 from node.environments.registry import load_environment
 from node.inference.tokenizer import LocalTokenizer
 from node.training.batch import Batch, BatchRow
@@ -231,8 +231,8 @@ def audit_steps(directory: Path, way: str, steps: int, direction_every: int) -> 
                 tell(f"{directory.name} audited by {way}: step {step} of {steps}")
 
 
-def _not_asked(*_: Any, **__: Any) -> Finding:
-    return Finding("direction", Says.UNDECIDED, "not asked")
+def _not_asked(*_: Any, **__: Any) -> AuditFinding:
+    return AuditFinding("direction", Says.UNDECIDED, "not asked")
 
 
 def _settings(directory: Path, step: int, way: str) -> TrainerSettings | None:

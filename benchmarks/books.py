@@ -22,7 +22,7 @@ from blake3 import blake3
 from benchmarks.command import parser_of, save, silence_logs
 from node.swarm.facts import Facts
 from node.swarm.membership import Membership
-from node.swarm.pool_state import Heard, Passed, PoolState
+from node.swarm.pool_state import Passed, PoolState, WordHeard
 from protocol.audit import AuditSpec, window_of
 from protocol.identity import Address, NodeKey
 from protocol.lots import RATE_ONE, LotPledge, secret_hash
@@ -33,7 +33,7 @@ from protocol.messages import (
     RolloutCommitted,
     Seal,
     Signed,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     seal_of,
 )
@@ -76,7 +76,7 @@ class Books:
         signature = b"" if isinstance(word, Judgement) else bytes(SIGNATURE)
         heard = msgspec.msgpack.decode(payload, type=type(word))  # no part of it is another word's, too
         signed = Signed(author, heard, msgspec.msgpack.encode(Envelope(payload, signature)))
-        self.facts.tell(self.state.apply(Heard(signed)))
+        self.facts.tell(self.state.apply(WordHeard(signed)))
 
     def policy(self, step: int) -> None:
         self.hear(self.leader, stated(step, 0))
@@ -100,7 +100,7 @@ class Books:
         word = msgspec.structs.replace(word, window=window_of(step, RUN.audit))
         for judge in self.judges:
             salted = msgspec.structs.replace(word, report_root=bytes(32), report_size=10**5)
-            self.hear(judge, ValidatorSaid(pool=POOL, seals=(Seal(id, seal_of(salted, judge)),)))
+            self.hear(judge, ValidatorBatch(pool=POOL, seals=(Seal(id, seal_of(salted, judge)),)))
         for judge in self.judges:
             self.hear(judge, msgspec.structs.replace(word, signature=bytes(SIGNATURE), report_root=bytes(32)))
 

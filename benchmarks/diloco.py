@@ -190,7 +190,7 @@ def _other(out: Path, rounds: int, order: int, threads: int) -> list[str]:
 
 def applied(out: Path, rounds: int, order: int) -> list[str]:
     """Roots of all rounds, from outer state 0 and contributions that arrive in an order of their own."""
-    from node.training.outer import StateFile, apply_round
+    from node.training.outer import OuterStateFile, apply_round
     from protocol.contribution import Expected, decode_contribution
     from protocol.exchange import form_of
     from protocol.rounds import chosen
@@ -199,7 +199,7 @@ def applied(out: Path, rounds: int, order: int) -> list[str]:
     run = decode_run((out / "spool/run.json").read_bytes(), desk=True)
     assert run.diloco
     folder, rules, source = out / "spool/rounds", run.diloco, random.Random(order)
-    state, roots = StateFile(folder / "outer-000000.safetensors"), list[str]()
+    state, roots = OuterStateFile(folder / "outer-000000.safetensors"), list[str]()
     with tempfile.TemporaryDirectory() as own:
         for round_ in range(rounds):
             roots.append(state.root.hex())
@@ -215,7 +215,7 @@ def applied(out: Path, rounds: int, order: int) -> list[str]:
             ids = chosen({one: one for one in given}, rules.max_contributions, state.root)
             target = Path(own) / f"{round_}.safetensors"
             apply_round(state, [given[one] for one in ids], rules, target)
-            state = StateFile(target)
+            state = OuterStateFile(target)
     return [*roots, state.root.hex()]
 
 
@@ -226,7 +226,7 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
     import torch
 
     from node.training.jobs import Check, Train
-    from node.training.outer import StateFile, apply_round
+    from node.training.outer import OuterStateFile, apply_round
 
     names = ("the same", "other micro-batches", "two threads")
     makers = {name: _peer(folder, folder / name, **ARITHMETICS[name][0]) for name in names}
@@ -261,7 +261,7 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
                     flush=True,
                 )
             done += 1
-        outer = StateFile(first._outer_path(round_))
+        outer = OuterStateFile(first._outer_path(round_))
         kept = [first._decoded(Path(path), outer) for path in paths[:PEERS]]
         apply_round(outer, kept, first._rules, first._outer_path(round_ + 1))
         round_ += 1
@@ -355,7 +355,7 @@ def distances(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
     """Of honest contributions from their replays, as the judge of another arithmetic sees them; beside half of the
     steps sold as all, and other rows."""
     from node.training.jobs import Train
-    from node.training.outer import StateFile, apply_round
+    from node.training.outer import OuterStateFile, apply_round
 
     rows = []
     for seed in range(seeds):
@@ -371,7 +371,7 @@ def distances(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
                 found: dict[str, list[float]] = {"half of the steps": [], "other rows": []}
                 for round_ in range(rounds):
                     paths = [first._do(Train(round_, seat, 4e9))["path"] for seat in range(peers)]
-                    outer = StateFile(first._outer_path(round_))
+                    outer = OuterStateFile(first._outer_path(round_))
                     made = [first._decoded(Path(path), outer) for path in paths]
                     found["other rows"].append(_apart(made[0], made[1]))
                     half = first._decoded(_half_of(first, Path(paths[0]), round_), outer)
@@ -431,7 +431,7 @@ def replayed(folder: str, out: str, name: str, kind: dict[str, Any], made: list[
 def _peer(folder: Path, out: Path, kind: dict[str, Any] | None = None, **settings: Any) -> Any:
     from node.run.file import compile_run, load_run_file
     from node.run.problems import place_files
-    from node.training.peer import Peer
+    from node.training.peer import TextPeer
     from node.training.settings import TrainerSettings
     from node.training.spool import Spool
     from node.training.world import join_world
@@ -444,7 +444,7 @@ def _peer(folder: Path, out: Path, kind: dict[str, Any] | None = None, **setting
     spool = Spool(out / "spool")
     spool.prepare(compiled.encoded, out / "assets")
     how = TrainerSettings(**settings)
-    return Peer(spool, compiled.spec, how, join_world(how))
+    return TextPeer(spool, compiled.spec, how, join_world(how))
 
 
 def _lend(owner: Any, other: Any, round_: int) -> None:
@@ -458,10 +458,10 @@ def _lend(owner: Any, other: Any, round_: int) -> None:
 def _half_of(peer: Any, path: Path, round_: int) -> Path:
     """The same seat's contribution of half of the steps, which says that it is of all."""
     from node.training.jobs import Train
-    from node.training.outer import StateFile
+    from node.training.outer import OuterStateFile
     from protocol.contribution import encode_contribution
 
-    whole, outer = path.with_suffix(".whole"), StateFile(peer._outer_path(round_))
+    whole, outer = path.with_suffix(".whole"), OuterStateFile(peer._outer_path(round_))
     said, steps = peer._decoded(path, outer).header, iter(range(1, 1 << 20))
     path.rename(whole)
     peer._is_over = lambda _: next(steps) >= peer._rules.inner_steps // 2
@@ -481,16 +481,16 @@ def _count(refused: dict[str, int], spec: Any, found: dict[str, Any]) -> None:
     """By the rules of a validator whose node holds the seat."""
     from types import SimpleNamespace
 
+    from node.bounded_dict import BoundedDict
     from node.inference.wire import Inspect
-    from node.recent import Recent
-    from node.services.rounds.judging import Looks
+    from node.services.rounds.judging import ContributionJudge
     from protocol.checks import Reason
     from protocol.identity import NodeKey
 
     node = NodeKey(bytes([2]) * 32).address
     context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=spec))
-    looks = Looks(context, None)  # type: ignore[arg-type]
-    looks._claims[node] = Recent(1)
+    looks = ContributionJudge(context, None)  # type: ignore[arg-type]
+    looks._claims[node] = BoundedDict(1)
     looks._claims[node][found.get("seat", 0)] = None
     order = Inspect(
         policy_root=bytes(32), node=node, pool=0, index=0, units=found.get("tokens", 0), path="", report_path="",

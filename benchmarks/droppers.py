@@ -18,13 +18,13 @@ import msgspec
 from blake3 import blake3
 
 from benchmarks.command import parser_of, save
-from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
-from node.swarm.policies import PolicyClock
-from node.swarm.terms import Terms
-from node.swarm.uses import UseBook
+from node.recipe.pool import Group, Origin, PoolSample, RolloutPool, Selection
+from node.swarm.batch_usage import BatchUsage
+from node.swarm.policies import PolicyIndex
+from node.swarm.terms import LeaderTerms
 from protocol.identity import Address, address_bytes, address_from_bytes
 from protocol.manifest import FED, ComposedBatch, PolicyStatement, UsedReport, UsedWork, lot_of, work_order
-from protocol.messages import DueSigned, PolicyAnnounced, Signed
+from protocol.messages import AcceptedList, PolicyAnnounced, Signed
 from protocol.recipe import Recipe
 from protocol.run import EnvironmentSpec, RunSpec
 from protocol.statements import WorkCommitment, work_id
@@ -71,7 +71,7 @@ class Swarm:
         self.used: dict[int, set[bytes]] = {}
         self.random = random.Random(seed)
         self.now = 0.0
-        self.policies = PolicyClock(lambda: self.now, Terms(TRAINER, lambda: self.now), lambda _: 2**62)
+        self.policies = PolicyIndex(lambda: self.now, LeaderTerms(TRAINER, lambda: self.now), lambda _: 2**62)
         self.nodes = [address_from_bytes(bytes([number]) * 20) for number in range(1, len(lags) + 1)]
         self.lags, self.keep = lags, keep
         rollout = msgspec.structs.replace(
@@ -82,7 +82,7 @@ class Swarm:
         self.pool = RolloutPool(msgspec.structs.replace(RUN, rollout=rollout, filters=filters, recipe=recipe))
         is_member, may_validate = set(self.nodes).__contains__, set(JUDGES).__contains__
         members: Any = SimpleNamespace(is_member=is_member, quorum=2, may_validate=may_validate)
-        self.book = UseBook(self.policies, members, 3, lambda: self.now, lambda id: True, keep_surplus=keep)
+        self.book = BatchUsage(self.policies, members, 3, lambda: self.now, lambda id: True, keep_surplus=keep)
         self.works: dict[bytes, WorkCommitment] = {}
         self.steps: dict[bytes, int] = {}
         self._coming: list[tuple[float, bytes]] = []
@@ -99,7 +99,7 @@ class Swarm:
             heard = self.now
             self.now += 0.01  # gossip
             works = self.book.cut(step) if one is JUDGES[0] else works  # noqa: F821 - the first judge binds it
-            self.book.heard(one, DueSigned(pool=1, step=step, works=works))
+            self.book.heard(one, AcceptedList(pool=1, step=step, works=works))
             self.now = heard
         accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))
         for at, number, index in accepted:
@@ -143,7 +143,7 @@ class Swarm:
         for _, id in [one for one in self._coming if one[0] <= self.now]:
             if self.works[id].node not in drops:
                 commitment, step = self.works[id], self.steps[id]
-                samples = (Sample(1, 0.0, 0.0, True), Sample(1, 1.0, 1.0, True))
+                samples = (PoolSample(1, 0.0, 0.0, True), PoolSample(1, 1.0, 1.0, True))
                 lot = lot_of(1, commitment.policy_root, commitment.node, commitment.index)
                 origin = Origin(commitment, 9, b"", bytes(32), 1)
                 self.pool.add([Group((id, 0), step, (1, 2), samples, order=(step, lot), origin=origin)])

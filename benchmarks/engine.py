@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 from benchmarks.command import Clock, clock_of, peak, reset_peak
 from node.inference import device_sampling
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Finished, Request
+from node.inference.engine import FinishedSequence, GenerationRequest
 from node.inference.fixed import model_for
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
@@ -99,7 +99,7 @@ def engine_run(model: LanguageModel, batch_tokens: int = 1 << 15) -> Run:
         decoder = TorchDecoder(model, frozenset(), batch_tokens, 1.0)
         drawn = np.random.default_rng(3)
         for prompt, count in zip(prompts(len(work), model.vocabulary), work, strict=True):
-            decoder.submit(Request(prompt, drawn.random(count)))
+            decoder.submit(GenerationRequest(prompt, drawn.random(count)))
         made = 0
         while len(decoder):
             made += sum(len(completion.output) for _, completion in decoder.step())
@@ -193,7 +193,7 @@ def cost_of_hooks(
         decoder = TorchDecoder(model, frozenset(), batch_tokens, 1.0)
         drawn = np.random.default_rng(3)
         for prompt in prompts(rows, model.vocabulary):
-            decoder.submit(Request(prompt, drawn.random(new)))
+            decoder.submit(GenerationRequest(prompt, drawn.random(new)))
         decoder.step()
         spent["sampler"], started, done = 0.0, clock(), []
         while len(decoder):
@@ -216,9 +216,9 @@ def read(model: LanguageModel, length: int, device: str = "cpu") -> dict[str, fl
     """One sequence, 512 tokens of it a prompt, once the device is awake."""
     clock, prefiller = clock_of(device), Prefiller(model, model.pass_tokens)
     tokens = np.random.default_rng(4).integers(2, model.vocabulary, size=length).tolist()
-    prefiller.prefill([Finished([1] * 8, [2] * 8)], 1.0)
+    prefiller.prefill([FinishedSequence([1] * 8, [2] * 8)], 1.0)
     before = reset_peak(device)
     started = clock()
-    prefiller.prefill([Finished(tokens[:512], tokens[512:])], 1.0)
+    prefiller.prefill([FinishedSequence(tokens[:512], tokens[512:])], 1.0)
     spent = clock() - started
     return {"tokens": length, "tokens_per_s": round(length / spent, 1), "peak_mib": round(peak(device) - before, 1)}

@@ -25,10 +25,10 @@ from protocol.statements import (
     Earnings,
     EpochRoot,
     NodeRegistration,
-    Outcome,
     Statement,
     TermSilent,
     Verdict,
+    VerdictOutcome,
     WorkCommitment,
     sign,
 )
@@ -137,7 +137,7 @@ def _chair(bench: Bench, trainers: list[NodeKey], judges: list[NodeKey], manager
     gas["hold the chair"] = bench.send(contracts.hold_chair(1, 7, root), trainers[0])
     bad = PolicyStatement(1, 0, 8, 0, root, root, root, root).commitment(trainers[0].address)
     words = {name: getattr(bad, name) for name in bad.__struct_fields__}
-    said = Verdict(**words, outcome=Outcome.SLASH, reason=30)
+    said = Verdict(**words, outcome=VerdictOutcome.SLASH, reason=30)
     convict = contracts.end_term_by_verdicts(0, bad, [said] * 2, bench.quorum(judges, said))
     gas["end a term by verdicts, 2 of 3"] = bench.send(convict, trainers[1])
     gas["take the chair"] = bench.send(contracts.take_chair(1, 1, 8, root), trainers[1])
@@ -247,7 +247,7 @@ def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict
     carrier = bench.person(100 * TOKEN)  # who puts up the bonds
     for node in (worker, wronged):
         file = WorkCommitment(1, node.address, b"\x11" * 32, 0, b"\x02" * 32, 1000, 0)
-        said = Verdict(1, file.node, file.policy_root, 0, file.file_root, 1000, Outcome.SLASH, 8)
+        said = Verdict(1, file.node, file.policy_root, 0, file.file_root, 1000, VerdictOutcome.SLASH, 8)
         own, signatures = sign(node, bench.domain, file), bench.quorum(judges, said)
         call = contracts.slash(file, own, 8, signatures, [bytes(32)] * 2, 0)
         gas["slash, 2 of 3"] = bench.send(call, carrier)

@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks.command import parser_of, save
 from benchmarks.proof_models import WORK, Subject, subjects
-from node.calibration.calibrate import Plan, calibrate, look_at_honest_work
+from node.calibration.calibrate import CalibrationPlan, calibrate, look_at_honest_work
 from node.inference.settings import EngineSettings
 from protocol.checks import check_activations, check_sampling
 from protocol.cuts import Cuts
-from protocol.decision import Decision, Evidence, Level, Likelihoods, SampleStatistics, proof_distance
+from protocol.decision import Decision, Evidence, Likelihoods, SampleStatistics, SuspicionLevel, proof_distance
 from protocol.run import VerificationSpec
 
 SAMPLES = {"small": 384, "large": 48}
@@ -40,7 +40,7 @@ def main() -> None:
     for subject in subjects(a.work, a.models.split(",")):
         for regime in REGIMES:
             samples = (a.samples or SAMPLES[subject.name]) // (4 if a.quick else 1)
-            plan = Plan(engines(subject, regime), samples, seed=7)
+            plan = CalibrationPlan(engines(subject, regime), samples, seed=7)
             looks = look_at_honest_work(subject.run, subject.model, subject.environment(), plan, lambda *_: None)
             verification = rules(subject, regime, a.work, a.quick)
             result["rows"] += [_row(subject, regime, name, seen, verification) for name, seen in looks.items()]
@@ -87,7 +87,7 @@ def _suspected(verification: VerificationSpec, evidence: list[Evidence]) -> int:
     for _ in range(WORKERS):
         worker = Decision(verification.decision)
         levels = [worker.update(evidence[int(i)]).level for i in random.integers(len(evidence), size=FILES_EACH)]
-        suspected += max(levels) >= Level.SUSPECT
+        suspected += max(levels) >= SuspicionLevel.SUSPECT
     return suspected
 
 
@@ -120,7 +120,7 @@ def rules(subject: Subject, regime: str, work: Path, quick: bool) -> Verificatio
         return msgspec.json.decode(path.read_bytes(), type=VerificationSpec)
     samples = LAB_SAMPLES[subject.name] // (2 if quick else 1)
     started = time.monotonic()
-    plan = Plan(engines(subject, regime), samples, seed=1000)
+    plan = CalibrationPlan(engines(subject, regime), samples, seed=1000)
     result, _ = calibrate(subject.run, subject.model, subject.environment(), plan, _say)
     path.write_bytes(msgspec.json.encode(result.verification))
     print(f"calibrated {subject.name}/{regime} in {time.monotonic() - started:.0f} s", file=sys.stderr)

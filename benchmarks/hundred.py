@@ -2,7 +2,7 @@
 
     python -m benchmarks.hundred [--nodes 100] [--rate 2] [--beat SECONDS] [--quick] [--json]
 
-Each is a process of the product's parts: network, board, members, peer book, probe and heartbeat, over libp2p on
+Each is a process of the product's parts: network, board, members, peer records, probe and heartbeat, over libp2p on
 loopback. The chain's part (who is a member, and where) is told here. All are forked from one process that has the
 imports, as the guardian does it, and post commitments at `rate` per second in all. `joined`: until the last one is on
 the network; `heard`: from then until everybody holds everybody alive by a signed heartbeat; `forgotten`: from the kill
@@ -32,13 +32,13 @@ import trio
 
 from benchmarks.command import parser_of, silence_logs
 from node.clock import Clock
-from node.member import Member, open_member
+from node.member import Participant, open_member
 from node.network.host import Libp2pNetwork
 from node.processes.guardian import die_with_parent
 from node.progress import ProgressRecord
-from node.services.base import Crew
-from node.services.heartbeat import Beating
-from node.services.membership.peers import Peers
+from node.services.base import ServiceManager
+from node.services.heartbeat import HeartbeatSender
+from node.services.membership.peers import PeerDialler
 from node.services.membership.reach import Reach
 from protocol.identity import Address, NodeKey
 from protocol.liveness import MISSED_DEAD
@@ -46,7 +46,7 @@ from protocol.messages import RolloutCommitted
 from protocol.statements import Domain, WorkCommitment, sign
 
 DOMAIN = Domain(31337, Address("0x" + "11" * 20))
-POLL = 0.25
+ASK_SECONDS = 0.25
 PATIENCE = 150.0
 """Seconds for a change, beside what missing heartbeats take (`MISSED_DEAD` of them)."""
 HEARD_PER_CORE = 100.0
@@ -62,7 +62,7 @@ FORK = multiprocessing.get_context("fork")
 class Seat:
     """A node: what it hears, and what it is asked."""
 
-    def __init__(self, member: Member, rate: float) -> None:
+    def __init__(self, member: Participant, rate: float) -> None:
         self.member = member
         self.rate = rate
         self.heard: set[tuple[Address, int]] = set()
@@ -103,7 +103,7 @@ async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
     async with opened as member, trio.open_nursery() as nursery:
         for address, contact in settings["members"].items():
             member.membership.joined(Address(address), contact)
-        await Peers(member, directory).start(nursery)
+        await PeerDialler(member, directory).start(nursery)
         nursery.start_soon(Reach(member, ProgressRecord()).run)
         nursery.start_soon(member.listen)
         nursery.start_soon(beating(member, settings["beat"]).run)
@@ -116,15 +116,15 @@ async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
             pipe.send_bytes(json.dumps(seat.state(*order)).encode())
 
 
-def beating(member: Member, seconds: float, pool: int = 1) -> Beating:
+def beating(member: Participant, seconds: float, pool: int = 1) -> HeartbeatSender:
     """The product's heartbeat, at a place with what it reads."""
     place: Any = SimpleNamespace(
         **{"key": member.key, "board": member.board, "membership": member.membership, "pool": pool},
         progress=ProgressRecord(),
         clock=Clock(),
-        shelf=SimpleNamespace(newest=None),
+        policy_cache=SimpleNamespace(newest=None),
     )
-    return Beating(place, Crew(), "worker", member.network.contacts, seconds)
+    return HeartbeatSender(place, ServiceManager(), "worker", member.network.contacts, seconds)
 
 
 def _begin(pipe: Connection, settings: dict[str, Any], parent: int) -> None:
@@ -222,7 +222,7 @@ def settle(swarm: Swarm) -> float:
             return (_now() - began) / 1000
         if _now() - began > 1000 * swarm.patience:
             raise TimeoutError("the swarm does not come together")
-        time.sleep(POLL)
+        time.sleep(ASK_SECONDS)
 
 
 def _now() -> int:
@@ -269,7 +269,7 @@ def kill_a_third(swarm: Swarm) -> dict[str, Any]:
             found["told"] = round(after - AFTER, 1)
         if after > swarm.patience:
             break
-        time.sleep(POLL)
+        time.sleep(ASK_SECONDS)
     return {"killed": len(victims), "said": len(said), **found}
 
 

@@ -35,15 +35,15 @@ from cli.demo.cast import Scene
 from cli.errors import CommandError
 from node.state.reader import StateFiles
 from node.status_schema import DaemonStatus
-from node.swarm.shelf import MAX_AGE
+from node.swarm.message_store import MAX_AGE
 from protocol.identity import Address, parse_address
 from tests.node.services.earners import PRICE, Node, World, inline, provider_of
 
 HOUR, DAY = 3600, 86_400
 POLLS = {
-    "certifying.POLL": 900.0,
-    "court.tabling.PAUSES": (900.0, 900.0),
-    "books.PAUSES": (900.0, 900.0),
+    "certifier.ROUND_SECONDS": 900.0,
+    "court.earnings_tabler.PAUSES": (900.0, 900.0),
+    "pool_accounting.PAUSES": (900.0, 900.0),
 }
 """A quarter of an epoch: the figures do not depend on them, and the play takes seconds."""
 NIGHT_LIVE, WORK_LIVE = 40.0, 25.0
@@ -80,7 +80,7 @@ class Play:
     def work(self) -> None:
         """An hour's files; of each fifth one validator alone hears."""
         self.world.make(self.other, self.dice.randint(1, 1000))
-        if self.worker.lives and not self.worker.crew.leaving.is_set():
+        if self.worker.lives and not self.worker.manager.leaving.is_set():
             self.number += 1
             units, heard = self.dice.randint(1, 1000), self.number % 5 != 0
             self.world.make(self.worker, units, None if heard else self.world.validators[:1])

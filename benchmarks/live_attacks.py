@@ -31,7 +31,7 @@ import trio
 from benchmarks.command import parser_of, save
 from cli.demo.cast import DemoOptions, Scene, cast, cheats, chosen, liars, quorum_of
 from cli.demo.prepare import MEASURED, OWN_RUN
-from cli.demo.snapshot import Participant, Row, Snapshot
+from cli.demo.snapshot import DemoMember, Snapshot, SwarmRow
 from cli.demo.story import run_demo
 from cli.demo.view import PlainView
 from cli.run_template import render_run
@@ -40,7 +40,7 @@ from node.preflight.engines import check_class
 from node.run.file import load_run_file
 from protocol.checks import reason_name
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued, VerdictRechecked, open_envelope
-from protocol.statements import Domain, Outcome, work_id
+from protocol.statements import Domain, VerdictOutcome, work_id
 from tests.cheats.catalogue import CHEATS
 
 WORK = Path("live-attacks")
@@ -100,7 +100,7 @@ class Played:
     """One swarm, after it was stopped. first_seen: a cheat's address -> wall clock when its slash was first told."""
 
     directory: Path
-    cast: tuple[Participant, ...]
+    cast: tuple[DemoMember, ...]
     last: Snapshot
     seconds: float
     finished: bool
@@ -173,7 +173,7 @@ def play(directory: Path, run: Path, validators: int, some: Sequence[str], lie: 
     return Played(directory, cast(options), view.last, time.monotonic() - began, finished, view.first_seen, rows)
 
 
-def _trouble(lie: str, parts: Iterable[Participant]) -> Callable[[Snapshot], None]:
+def _trouble(lie: str, parts: Iterable[DemoMember]) -> Callable[[Snapshot], None]:
     """Kills or freezes the last validator, with its engine, once the run is under way."""
     victim = [one.name for one in parts if one.role == "validator"][-1]
     hit: list[int] = []
@@ -204,7 +204,7 @@ class File:
 
     @property
     def refusing(self) -> list[VerdictIssued | VerdictRechecked]:
-        return [one for one in self.words.values() if one.verdict.outcome != Outcome.ACCEPT]
+        return [one for one in self.words.values() if one.verdict.outcome != VerdictOutcome.ACCEPT]
 
     def fate(self, quorum: int) -> str:
         """rejected, accepted or undecided, by the last words of those who spoke."""
@@ -261,7 +261,7 @@ def _judges(played: Played, *, honest: bool) -> list[str]:
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def cheat_row(played: Played, part: Participant) -> dict[str, Any]:
+def cheat_row(played: Played, part: DemoMember) -> dict[str, Any]:
     """What became of one cheat."""
     assert part.cheat
     name = cheats()[part.cheat]
@@ -322,7 +322,7 @@ def swarm_row(played: Played) -> dict[str, Any]:
 
 def liar_row(played: Played, lie: str) -> dict[str, Any]:
     """What became of a validator that lied or fell."""
-    row: Row = played.last.validators[0 if lie in liars() else -1]
+    row: SwarmRow = played.last.validators[0 if lie in liars() else -1]
     doubt = played.last.disbelief_in(row.participant)
     said = _said(Scene(played.directory.resolve()), row.participant.name, "verdict")
     cheats_ = [one for one in played.cast if one.role == "worker" and one.cheat]

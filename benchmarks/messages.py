@@ -32,14 +32,14 @@ from node.chain.blocks import Block
 from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.inference.wire import LoadPolicy, Reply, Request
-from node.services.books import Books
 from node.services.context import PoolTime
-from node.services.court.tabling import Tabling
+from node.services.court.earnings_tabler import EarningsTabler
 from node.services.judging.judge import Validator
-from node.services.paying import Paying
-from node.swarm.ballots import FileState
+from node.services.leaf_reader import LeafReader
+from node.services.pool_accounting import PoolAccounting
 from node.swarm.board import Board
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
+from node.swarm.vote_set import FileState
 from protocol import identity
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault
@@ -207,11 +207,11 @@ class OneAtATime(ReportingEngine):
         self._random = random.Random(seed * 100 + number)
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         async with self._lock:
             self.seconds = self._random.uniform(*LOOK)
-            return await super().ask(request, timeout=timeout, policy=policy, told=told)
+            return await super().ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
 
 
 class Play:
@@ -274,13 +274,13 @@ class Play:
     def _services(self, seat: Seat) -> Iterator[Any]:
         chain: Any = self._chain
         ledger = self._chain.ledger(seat.key.address)
-        books = Books(seat.context, chain, ledger)
-        yield Paying(books)
+        books = PoolAccounting(seat.context, chain, ledger)
+        yield LeafReader(books)
         if seat.role == "validator":
             certifying = self._court.certifying[self._court.seats.index(seat)]
             yield certifying
             yield SimpleNamespace(run=books.listen)
-            yield Tabling(books)
+            yield EarningsTabler(books)
 
     async def _work(self, keys: list[NodeKey]) -> None:
         """A step after the other: its policy, and a file of each worker."""
@@ -319,7 +319,7 @@ class Play:
             await trio.sleep(0.02)
             now = trio.current_time()
             for id, (made, seat) in self._made.items():
-                if id not in self._accepted and jury.state.ballots.state(id) is FileState.ACCEPTED:
+                if id not in self._accepted and jury.state.vote_set.state(id) is FileState.ACCEPTED:
                     self._accepted[id] = now - made
                     self._hand_over(id)
                 if id not in self._certified and id in self._accepted and _holds(seat, id):
@@ -327,7 +327,7 @@ class Play:
 
     def _hand_over(self, id: bytes) -> None:
         for seat in [self._court.trainer, *self._court.seats]:
-            work: Work | None = seat.jury.state.register.get(id)
+            work: RegisteredWork | None = seat.jury.state.register.get(id)
             if work is not None:
                 work.delivered = True
 

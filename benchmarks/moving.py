@@ -36,10 +36,18 @@ from benchmarks.faults import flip_run_files, said
 from cli.api import get_status_async, socket_of
 from cli.demo.cast import DemoOptions, Scene, cast, join_command
 from cli.demo.chain import DemoChain, open_chain
-from cli.demo.prepare import Stage, prepare
-from cli.demo.snapshot import Participant
+from cli.demo.prepare import DemoStage, prepare
+from cli.demo.snapshot import DemoMember
 from cli.demo.story import demo_environment
-from cli.demo.supervise import Process, Program, Spawn, Supervisor, last_error, open_zygote, run_to_end
+from cli.demo.supervise import (
+    Spawn,
+    SupervisedProcess,
+    SupervisedProgram,
+    Supervisor,
+    last_error,
+    open_zygote,
+    run_to_end,
+)
 from cli.demo.view import PlainView
 from cli.events import event_rows
 from node.state.directory import JOURNAL_NAME
@@ -58,24 +66,28 @@ COPY = "copy"
 class Swarm:
     """One demo's daemons, each of which may be stopped, changed and started."""
 
-    def __init__(self, scene: Scene, stage: Stage, chain: DemoChain, environment: dict[str, str], spawn: Spawn) -> None:
+    def __init__(
+        self, scene: Scene, stage: DemoStage, chain: DemoChain, environment: dict[str, str], spawn: Spawn
+    ) -> None:
         self.scene, self._stage, self._chain, self._environment = scene, stage, chain, environment
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, SupervisedProcess] = {}
         self._spawn = spawn
         self.supervisor = Supervisor(tell, spawn=self._started)
         self.password = scene.directory / "state-password"
         self.password.write_text("a password of the state file's own\n")
         self.password.chmod(0o600)
 
-    async def _started(self, program: Program) -> Process:
+    async def _started(self, program: SupervisedProgram) -> SupervisedProcess:
         process = self.processes[program.name] = await self._spawn(program)
         return process
 
     async def start(self, role: str, name: str) -> None:
-        command = list(join_command(Participant(name, role), self.scene, self._stage.profile, self._stage.pool))
+        command = list(join_command(DemoMember(name, role), self.scene, self._stage.profile, self._stage.pool))
         command += self.with_password(name)
         place = (self._environment, self.scene.log(name), self.scene.directory)
-        await self.supervisor.start(Program(name, command, *place, restart=name != COPY, optional=name == COPY))
+        await self.supervisor.start(
+            SupervisedProgram(name, command, *place, restart=name != COPY, optional=name == COPY)
+        )
 
     def with_password(self, name: str) -> list[str]:
         """Of a node that was imported: its key has the file's."""
@@ -103,7 +115,7 @@ class Swarm:
         """A command of ours."""
         log = self.scene.log("commands")
         command = [sys.executable, "-m", "cli", *words]
-        await run_to_end(Program(words[0], command, self._environment, log, self.scene.directory))
+        await run_to_end(SupervisedProgram(words[0], command, self._environment, log, self.scene.directory))
 
     async def status(self, name: str) -> DaemonStatus | None:
         return await get_status_async(socket_of(self.scene.state_dir(name)))

@@ -25,7 +25,7 @@ from typing import Any
 import trio
 
 from benchmarks.command import SKIPPED, Child, parser_of, silence_logs
-from node.member import Member, open_member
+from node.member import Participant, open_member
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord
 from node.services.membership.lan import Lan
@@ -161,13 +161,13 @@ async def be_node(host: str, directory: str) -> None:
         nursery.cancel_scope.cancel()
 
 
-def opened(place: str, directory: Path) -> AbstractAsyncContextManager[Member]:
+def opened(place: str, directory: Path) -> AbstractAsyncContextManager[Participant]:
     """The product's parts of a node that listens at `place`, a multiaddr."""
     key = NodeKey.generate()
     return open_member(key, Domain(1, NOBODY), POOL, Libp2pNetwork(key, place), directory, quota=1 << 32)
 
 
-async def beat(member: Member) -> None:
+async def beat(member: Participant) -> None:
     while True:
         await member.board.post(
             Heartbeat(
@@ -186,7 +186,7 @@ async def beat(member: Member) -> None:
         await trio.sleep(BEAT)
 
 
-async def obey(order: dict[str, Any], member: Member, reach: Reach) -> Any:
+async def obey(order: dict[str, Any], member: Participant, reach: Reach) -> Any:
     match order["do"]:
         case "meet":
             for address, contact in order["members"].items():

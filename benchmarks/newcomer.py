@@ -4,9 +4,10 @@
 
 A local chain gets the contracts, so many members, and so many `Joined` events, as renewals of leases make them, spread
 over so many blocks. A trainer and then a newcomer join that pool, each a process of its own made of the product's
-parts: chain client, follower, events, members, peer book, network, board, heartbeat. The trainer reads all of history
-too, without anybody else on the line. Then the newcomer is killed and started again with its `chain.sqlite`. None of
-the members but these two lives, and there are no bootnodes; --draws: so many newcomers, each with a key of its own.
+parts: chain client, follower, events, members, peer records, network, board, heartbeat. The trainer reads all of
+history too, without anybody else on the line. Then the newcomer is killed and started again with its `chain.sqlite`.
+None of the members but these two lives, and there are no bootnodes; --draws: so many newcomers, each with a key of
+its own.
 
 `in` counts from the first question to the chain until the newcomer holds the trainer alive; `stall` is the longest
 time for which its event loop did nothing else, `own` the CPU of the loop's thread in one step at most, `lock` what it
@@ -46,11 +47,11 @@ from node.chain.http import certificates
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider
 from node.chain.setup import prepare_participant
-from node.member import Member, open_member
+from node.member import Participant, open_member
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
-from node.services.membership.peers import Peers
+from node.services.membership.peers import PeerDialler
 from node.services.membership.reach import Reach
 from protocol.identity import NodeKey
 from protocol.statements import Domain, NodeRegistration, sign
@@ -267,7 +268,7 @@ class Newcomer:
                 await self._enter(member, chain)
             nursery.cancel_scope.cancel()
 
-    async def _enter(self, member: Member, chain: ChainClient) -> None:
+    async def _enter(self, member: Participant, chain: ChainClient) -> None:
         follower = EventFollower(chain, member.pool, self.directory / "chain.sqlite")
         events = Events(follower, member.membership)
         apply = events._apply
@@ -279,7 +280,7 @@ class Newcomer:
         events._apply = counted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             await events.start(nursery)
-            await Peers(member, self.directory).start(nursery)
+            await PeerDialler(member, self.directory).start(nursery)
             nursery.start_soon(Reach(member, ProgressRecord()).run)
             nursery.start_soon(member.listen)
             nursery.start_soon(beating(member, 1.0, member.pool).run)

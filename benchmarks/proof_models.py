@@ -16,7 +16,7 @@ import torch
 
 from node.environments.base import Environment, one_answer
 from node.environments.registry import load_environment
-from node.inference.engine import Finished, Request, generate
+from node.inference.engine import FinishedSequence, GenerationRequest, generate
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine, build_model
 from node.training.batch import BatchRow
@@ -171,10 +171,12 @@ def rollouts(
     problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=rollout.prompts_per_step)]
     drawn = uniforms(random.bytes(32), rollout.prompts_per_step * rollout.group_size * rollout.max_output_tokens)
     drawn = drawn.reshape(-1, rollout.max_output_tokens)
-    requests = [Request(environment.prompt_tokens(problems[i // rollout.group_size]), u) for i, u in enumerate(drawn)]
+    requests = [
+        GenerationRequest(environment.prompt_tokens(problems[i // rollout.group_size]), u) for i, u in enumerate(drawn)
+    ]
     completions = generate(engine, requests, rollout.temperature)
     checked = engine.prefill(
-        [Finished(r.prompt, c.output) for r, c in zip(requests, completions, strict=True)], rollout.temperature
+        [FinishedSequence(r.prompt, c.output) for r, c in zip(requests, completions, strict=True)], rollout.temperature
     )
     solved = [problems[i // rollout.group_size] for i in range(len(requests))]
     rewards = environment.score(solved, [one_answer(completion.output) for completion in completions])

@@ -3,9 +3,9 @@
     python -m benchmarks.questions [--seconds 600] [--endpoints 2] [--quick] [--json FILE]
 
 A local chain makes a block every two seconds. For each role the product's follower and the services that watch the
-pool's money (`Settling`, `Tabling`, `Bringing`, `Clearing`) look at it with their own pace, each role through endpoints
-of its own that count together what they are asked. Epochs are of 3,000 seconds, and nothing happens in the pool: what a
-transaction takes is not here, nor what a join takes. Printed are questions a day.
+pool's money (`Claimer`, `EarningsTabler`, `ClaimCarrier`, `PoolKeeper`) look at it with their own pace, each role
+through endpoints of its own that count together what they are asked. Epochs are of 3,000 seconds, and nothing happens
+in the pool: what a transaction takes is not here, nor what a join takes. Printed are questions a day.
 """
 
 import tempfile
@@ -26,13 +26,13 @@ from node.chain.client import ChainClient
 from node.chain.endpoints import rpc
 from node.chain.follower import EventFollower
 from node.chain.http import certificates
-from node.services.books import Books, Keeping
-from node.services.bringing import Bringing
-from node.services.clearing import Clearing
+from node.services.claim_carrier import ClaimCarrier
+from node.services.claimer import Claimer
 from node.services.context import PoolTime
-from node.services.court.tabling import Tabling
+from node.services.court.earnings_tabler import EarningsTabler
 from node.services.membership.events import Events
-from node.services.settling import Settling
+from node.services.pool_accounting import ChainPoller, PoolAccounting
+from node.services.pool_keeper import PoolKeeper
 from node.state.journal import Journal
 from protocol.identity import NodeKey
 from tests.memory_network import MemoryHub
@@ -45,11 +45,11 @@ EPOCH, WINDOW = 3000, 600
 SETTLES = 30.0
 """Seconds until each has read what was before."""
 DAY = 86_400
-_settling: Callable[[Books], Keeping] = lambda books: Settling(books)  # as a role opens it
-ROLES: dict[str, tuple[Callable[[Books], Keeping], ...]] = {
+_settling: Callable[[PoolAccounting], ChainPoller] = lambda books: Claimer(books)  # as a role opens it
+ROLES: dict[str, tuple[Callable[[PoolAccounting], ChainPoller], ...]] = {
     "worker": (_settling,),
-    "validator": (_settling, Tabling, Bringing),
-    "trainer": (_settling, Bringing, Clearing),
+    "validator": (_settling, EarningsTabler, ClaimCarrier),
+    "trainer": (_settling, ClaimCarrier, PoolKeeper),
 }
 
 
@@ -67,7 +67,7 @@ async def follow(
     context.time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
     events = Events(EventFollower(chain, people.pool, folder / f"{role}-chain.sqlite"), daemon.membership)
     await events.start(nursery)
-    books = Books(context, chain, events.ledger)
+    books = PoolAccounting(context, chain, events.ledger)
     for kind in ROLES[role]:
         nursery.start_soon(kind(books).run)
 

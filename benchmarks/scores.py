@@ -21,7 +21,7 @@ from node.environments.task_types.base import Truth
 from node.environments.task_types.shapes.base import Published
 from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
-from node.sandbox import Limits
+from node.sandbox import SandboxLimits
 
 BANK = Path(__file__).with_name("scores.jsonl")
 RIGHT_SHARE = 0.98
@@ -115,7 +115,7 @@ def main() -> None:
     rows = bank()
     if arguments.quick:
         rows = [one for one in rows if one.get("task") != "prime_rl_code"]
-    runner = ProgramRunner(opener_for(None), Limits())
+    runner = ProgramRunner(opener_for(None), SandboxLimits())
     kinds = judged(rows, runner)
     runner.close()
     print(f"{'kind':36} {'rows':>5} {'right paid':>12} {'wrong paid':>12} {'refused':>8} {'undecided':>9}")

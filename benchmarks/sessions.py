@@ -23,16 +23,16 @@ from typing import Any
 
 from benchmarks.command import parser_of
 from node.environments.guests import guest
-from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi, wire
+from node.sandbox import SandboxCall, SandboxLimits, Sessions, find_runtime, open_wasi, wire
 from node.sandbox.opening import _load
 from node.sandbox.runtime import cache_directory, compiled
 from node.sandbox.shelf import PACKAGES
-from node.sandbox.wasi.channel import Finished
+from node.sandbox.wasi.channel import GuestFinished
 from node.sandbox.wasi.engine import load_module
-from node.sandbox.wasi.host import Guest, _stack_is_enough
+from node.sandbox.wasi.host import GuestModule, _stack_is_enough
 from node.sandbox.wasi.settings import OPTIMISED, STACK_BYTES, Settings
 
-LIMITS = Limits(fuel=30_000_000, memory_mib=128, output_bytes=1 << 16, disk_bytes=1 << 18)
+LIMITS = SandboxLimits(fuel=30_000_000, memory_mib=128, output_bytes=1 << 16, disk_bytes=1 << 18)
 TURNS, SLICE, PAGE = 8, 100, 4096
 KINDS = (
     ("python", "x{0} = [i * {1} for i in range({2})]; print(sum(x{0}))"),
@@ -55,13 +55,13 @@ WAYS = {
 }
 
 
-def session(number: int, turns: int = TURNS) -> list[Call]:
+def session(number: int, turns: int = TURNS) -> list[SandboxCall]:
     choose = random.Random(number)
-    calls = [Call("begin", ({"m.py": "def f(x):\n    return x + 1\n"},))]
+    calls = [SandboxCall("begin", ({"m.py": "def f(x):\n    return x + 1\n"},))]
     for _ in range(turns):
         tool, text = choose.choice(KINDS)
         numbers = [choose.randrange(4), choose.randrange(1, 99), choose.randrange(1, 400)]
-        calls.append(Call("run", (tool, text.format(*numbers), 500)))
+        calls.append(SandboxCall("run", (tool, text.format(*numbers), 500)))
     return calls
 
 
@@ -88,9 +88,9 @@ def cost(count: int, kept: int) -> dict[str, float]:
     sessions, times = opened(kept=kept), []
     work = [("python", "x = [i * i for i in range(1000)]; print(sum(x))"), ("sh", "cat m.py; ls")] * (TURNS // 2)
     for number in range(count):
-        calls = [Call("begin", ({"m.py": f"n = {number}\n"},))]
+        calls = [SandboxCall("begin", ({"m.py": f"n = {number}\n"},))]
         for turn in work:
-            calls.append(Call("run", (*turn, 500)))
+            calls.append(SandboxCall("run", (*turn, 500)))
             started = time.perf_counter()
             sessions.outcome(calls)
             times.append((time.perf_counter() - started) * 1000)
@@ -115,13 +115,13 @@ def images(count: int) -> dict[str, float]:
     return {name: statistics.median(row[place] for row in sizes) / 1024 for place, name in enumerate(names)}
 
 
-def _images(calls: Sequence[Call]) -> list[bytes]:
+def _images(calls: Sequence[SandboxCall]) -> list[bytes]:
     """The machine's memory before the first of these calls and after the last that ended well. It plays here and not
     in a fork, so the first call that ends badly ends it."""
     place = compiled(find_runtime())
     load = _load({"intellect_session.py": guest("intellect_session")}, "intellect_session", LIMITS, str(place))
     waiting = [
-        wire.Request(json.dumps([one.function, list(one.arguments)]).encode(), b"", LIMITS.fuel, session=1)
+        wire.SandboxRequest(json.dumps([one.function, list(one.arguments)]).encode(), b"", LIMITS.fuel, session=1)
         for one in calls
     ]
     seen: list[bytes] = []
@@ -130,17 +130,17 @@ def _images(calls: Sequence[Call]) -> list[bytes]:
         now = bytes(machine._system._memory.view())
         seen[:] = [seen[0], now] if seen else [now]
 
-    def first() -> wire.Request:
+    def first() -> wire.SandboxRequest:
         look()
         return waiting.pop(0)
 
-    def following(_: wire.Ending) -> wire.Request:
+    def following(_: wire.GuestEnding) -> wire.SandboxRequest:
         look()
         if not waiting:
-            raise Finished
+            raise GuestFinished
         return waiting.pop(0)
 
-    machine = Guest(*load_module(place), load, first, following)
+    machine = GuestModule(*load_module(place), load, first, following)
     machine.run()
     return seen
 
@@ -173,7 +173,7 @@ def shelf_opens(count: int) -> dict[str, dict[str, float]]:
     here = [name for name, one in PACKAGES.items() if (cache_directory() / one.file).exists()]
     for name in ["none", *here] * count:
         line = "json" if name == "none" else name
-        limits = Limits(packages=() if name == "none" else (name,), memory_mib=512)
+        limits = SandboxLimits(packages=() if name == "none" else (name,), memory_mib=512)
         source = f"import {line}\n\n\ndef used():\n    import {line}\n\n    return 1\n"
         started = time.perf_counter()
         with open_wasi({"user.py": source.encode()}, "user", limits, runtime) as sandbox:

@@ -8,7 +8,7 @@ import time
 
 from node.inference import process, server
 from node.inference.produce import produce
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Produce, Produced
 
 
@@ -16,7 +16,7 @@ def main() -> None:
     """Serve, slowly."""
     rest = float(sys.argv.pop(1))
 
-    def produce_slowly(session: Session, order: Produce) -> Produced:
+    def produce_slowly(session: EngineSession, order: Produce) -> Produced:
         time.sleep(rest)
         return produce(session, order)
 

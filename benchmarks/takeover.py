@@ -41,7 +41,7 @@ from cli.demo.cast import DemoOptions, Scene, cast
 from cli.demo.chain import open_chain
 from cli.demo.prepare import prepare
 from cli.demo.story import demo_environment, program_of
-from cli.demo.supervise import Program, Supervisor, open_zygote
+from cli.demo.supervise import SupervisedProgram, Supervisor, open_zygote
 from cli.demo.view import PlainView
 from node.status_schema import DaemonStatus
 
@@ -52,7 +52,7 @@ LEADER, STANDBY = "trainer", "standby"
 CALM = "calm"
 
 
-ADDED = ("DueSigned", "StepObjected", "StepJudged", "CheckpointOffered", "SilenceSigned")
+ADDED = ("AcceptedList", "StepObjected", "StepVerdict", "CheckpointOffered", "LeaderSilent")
 """Kinds of message that came with audits, standbys and the chair."""
 STATEMENT = 240
 """Bytes of an announcement that are the statement's."""
@@ -61,7 +61,7 @@ STATEMENT = 240
 class Swarm(Watcher):
     """The daemons of one demo, and what they say."""
 
-    def __init__(self, scene: Scene, supervisor: Supervisor, programs: dict[str, Program]) -> None:
+    def __init__(self, scene: Scene, supervisor: Supervisor, programs: dict[str, SupervisedProgram]) -> None:
         super().__init__(scene, list(programs), EVERY)
         self.supervisor = supervisor
         self.programs = programs
@@ -208,10 +208,10 @@ async def play(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
     return {"seed": seed, **found}
 
 
-def _spawn_into(cut: "Cut | None", spawn: Any) -> Callable[[Program], Awaitable[Any]]:
+def _spawn_into(cut: "Cut | None", spawn: Any) -> Callable[[SupervisedProgram], Awaitable[Any]]:
     """The leader goes into the control group before it has a socket: one that is open already stays outside."""
 
-    async def start(program: Program) -> Any:
+    async def start(program: SupervisedProgram) -> Any:
         process = await spawn(program)
         if cut is not None and program.name == LEADER:
             cut.take_in(process.pid)

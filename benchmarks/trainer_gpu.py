@@ -26,9 +26,9 @@ from node.training.checkpoint import Checkpoints
 from node.training.determinism import as_deterministic_as_set
 from node.training.learner import Learner
 from node.training.performance import measured, peak_flops
-from node.training.planner import Card, Machine, Work, plan
+from node.training.planner import GpuCard, PlannedMachine, TrainingWork, plan
 from node.training.settings import TrainerSettings
-from node.training.sizing import GIB, Shape
+from node.training.sizing import GIB, DecoderShape
 from node.training.trainer import Stopwatch
 from node.training.world import join_world, leave_world
 from protocol.recipe import preset
@@ -143,19 +143,19 @@ def planned(size: str, longest: int, gib: float, *, tiny: bool) -> TrainerSettin
     """The planner's, for a learner alone on this card. gib: of its memory, 0 for all that is free. Raises
     NothingFits."""
     if tiny:
-        cards: tuple[Card, ...] = ()
+        cards: tuple[GpuCard, ...] = ()
     else:
         free, total = torch.cuda.mem_get_info()
-        cards = (Card("0", torch.cuda.get_device_name(), total, min(free, int(gib * GIB) or free)),)
-    work = Work(shape_of_size("tiny" if tiny else size), longest=longest, samples=False, evaluates=False)
-    found = plan(Machine(cards, limits.memory().total), work, {"dtype": "bfloat16"})
+        cards = (GpuCard("0", torch.cuda.get_device_name(), total, min(free, int(gib * GIB) or free)),)
+    work = TrainingWork(shape_of_size("tiny" if tiny else size), longest=longest, samples=False, evaluates=False)
+    found = plan(PlannedMachine(cards, limits.memory().total), work, {"dtype": "bfloat16"})
     print(f"plan: {found.line}", file=sys.stderr)
     return found.settings
 
 
-def shape_of_size(size: str) -> Shape:
+def shape_of_size(size: str) -> DecoderShape:
     hidden, layers, heads, key_heads, intermediate, vocabulary = SHAPES[size]
-    return Shape(
+    return DecoderShape(
         hidden=hidden,
         intermediate=intermediate,
         layers=layers,

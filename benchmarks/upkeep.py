@@ -32,9 +32,9 @@ from benchmarks.command import parser_of, save, silence_logs, tell
 from benchmarks.gas import CONTACT, HOUR, WINDOW, Bench
 from cli.devnet import cache_directory
 from contracts.bindings import (
+    ChainEvent,
     Claimed,
     EarningsPosted,
-    Event,
     Joined,
     PoolInfo,
     PoolParams,
@@ -51,12 +51,12 @@ from node.chain.errors import translate
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import call_of
 from node.progress import ProgressRecord
-from node.services.chairing import Chairing, Ready
+from node.services.chairing import Chairing, LeadFrom
 from node.services.context import Context
-from node.services.membership.participant import Lease, needs_no_join
+from node.services.membership.participant import LeaseRenewal, needs_no_join
 from node.swarm.facts import Facts, TermMoved
-from node.swarm.shelf import MAX_AGE
-from node.swarm.terms import Terms
+from node.swarm.message_store import MAX_AGE
+from node.swarm.terms import LeaderTerms
 from protocol.identity import Address, NodeKey
 from protocol.messages import Signed
 from protocol.statements import Domain, Earnings
@@ -72,9 +72,9 @@ TICK = 900
 """Seconds of virtual time between two blocks in which nothing was sent."""
 CHAIR_LEASE, CHAIR_GRACE = HOUR, 20
 POLLS = {
-    "certifying.POLL": 1800.0,
-    "court.tabling.PAUSES": (300.0, 300.0),
-    "books.PAUSES": (1800.0, 1800.0),
+    "certifier.ROUND_SECONDS": 1800.0,
+    "court.earnings_tabler.PAUSES": (300.0, 300.0),
+    "pool_accounting.PAUSES": (1800.0, 1800.0),
     "chairing.LOOK_EVERY": 60.0,
 }
 FILES_EVERY = 6 * HOUR
@@ -94,9 +94,9 @@ class Chain:
         self.bench, self.contracts, self.keys = bench, bench.contracts, keys
         self.start = bench.now() + 10
         self.sent: list[tuple[float, str, int]] = []
-        self.told: list[Event] = []
+        self.told: list[ChainEvent] = []
         self.ledgers: list[Any] = []
-        self.listeners: list[Callable[[Event], object]] = []
+        self.listeners: list[Callable[[ChainEvent], object]] = []
         self.epoch, self.window = HOUR, WINDOW
         self._last = Block(0, b"", 0)
         self._times: dict[int, int] = {}
@@ -314,9 +314,9 @@ class Play:
             may_validate=lambda one: one in self.officers,
         )
 
-    def _lease(self, node: Node) -> Lease:
+    def _lease(self, node: Node) -> LeaseRenewal:
         door: Any = Door(self.chain, node.key)
-        return Lease(door, POOL, self._members(node), lambda: CONTACT, node.progress)
+        return LeaseRenewal(door, POOL, self._members(node), lambda: CONTACT, node.progress)
 
     async def keep(self, node: Node, number: int, *, nightly: bool) -> None:
         """Its owner starts it, in the first week, and stops it at night."""
@@ -357,17 +357,17 @@ class Seats:
         self.chain, self.validators, self.trainers, self._away = chain, validators, trainers, away
         self.facts = Facts(trio.current_time)
         self.silent_since: dict[Address, float] = {}
-        self.nodes: list[Terms] = []
+        self.nodes: list[LeaderTerms] = []
         chain.listeners.append(self._hear)
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: ChainEvent) -> None:
         for terms in self.nodes:
             self._apply(terms, event)
         if isinstance(event, TermTaken | TermHeld | TermEnded) and self.nodes:
             self.facts.tell([TermMoved(self.nodes[0].now.holder, self.nodes[0].now)])
 
     @staticmethod
-    def _apply(terms: Terms, event: Event) -> None:
+    def _apply(terms: LeaderTerms, event: ChainEvent) -> None:
         match event:
             case TrainersSeated():
                 terms.seat(event.trainers, event.lease_seconds, event.grace_seconds)
@@ -385,7 +385,7 @@ class Seats:
         return int(trio.current_time()) // 600
 
     def _service(self, key: NodeKey) -> Chairing:
-        terms = Terms(self.trainers[0].address, trio.current_time)
+        terms = LeaderTerms(self.trainers[0].address, trio.current_time)
         for event in self.chain.told:
             self._apply(terms, event)
         self.nodes.append(terms)
@@ -422,7 +422,7 @@ class Seats:
         context.on_news = lambda *given, **more: Context.on_news(context, *given, **more)
         root = b"\x55" * 32
         candidate: Any = SimpleNamespace(
-            holds=lambda: True, ready=lambda: Ready(self._step() + 1, root), at=lambda: (self._step(), root)
+            holds=lambda: True, ready=lambda: LeadFrom(self._step() + 1, root), at=lambda: (self._step(), root)
         )
         return Chairing(context, Door(self.chain, key), None if key in self.validators else candidate)
 

@@ -18,7 +18,7 @@ from cli.errors import CommandError
 from node.status_schema import DaemonStatus
 
 PATIENCE = 300.0
-POLL = 0.05
+LOOK_SECONDS = 0.05
 STOP_SECONDS = 60.0
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Demo:
             self.check()
             if value := done():
                 return value
-            time.sleep(POLL)
+            time.sleep(LOOK_SECONDS)
         raise SystemExit("the swarm did not go on")
 
 

@@ -73,13 +73,13 @@ class Fickle:
         self._until = 0.0
         self.asked, self.fickle = 0, 0
 
-    def __call__(self, told: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, on_progress: dict[str, Any]) -> dict[str, Any]:
         self._until = self._until or time.monotonic() + self._seconds
         self.asked += 1
         if time.monotonic() > self._until:
-            return told
+            return on_progress
         self.fickle += 1
-        return told | {"data": told["data"] | {"reward": self._draw.random()}}
+        return on_progress | {"data": on_progress["data"] | {"reward": self._draw.random()}}
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def _from_run(file: Path, run: Path | None, sets: Sequence[str], policy: Path | 
     from node.services.judging.self_audit import audit_file
 
     assert run is not None  # the command has asked
-    compiled = compile_run(run, reach="whole", told=hear, sets=sets)
+    compiled = compile_run(run, reach="whole", on_progress=hear, sets=sets)
     start = next(path for name, path in sorted(compiled.files.items()) if name.endswith(".safetensors"))
     with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
         place_files(compiled, Path(folder))

@@ -19,7 +19,7 @@ from cli.output import AsJson, console, print_json
 from cli.places import complete_networks
 
 if TYPE_CHECKING:
-    from node.calibration.calibrate import Calibration, Measured, Outcome
+    from node.calibration.calibrate import Calibration, DecisionOutcome, Measured
     from node.chain.client import ChainClient
     from node.environments.base import Environment
     from node.inference.settings import EngineSettings
@@ -90,11 +90,13 @@ def command(
     # Typer calls the group's own function before a subcommand's.
     if context.invoked_subcommand:
         return
-    from node.calibration.calibrate import Plan, calibrate
+    from node.calibration.calibrate import CalibrationPlan, calibrate
 
     if run is None:
         raise CommandError("no run to measure", "--run is missing", "intellect-node calibrate --run run.toml", USAGE)
-    plan = Plan(_settings(dtypes, attentions, devices, parallel), samples, seed, previous, _makers(workers, dtypes))
+    plan = CalibrationPlan(
+        _settings(dtypes, attentions, devices, parallel), samples, seed, previous, _makers(workers, dtypes)
+    )
     with _measuring(run) as (spec, model, environment, progress):
         result, measured = calibrate(spec, model, environment, plan, progress)
     _conclude(result, measured, run, out, plot, dry_run=dry_run, as_json=as_json)
@@ -121,9 +123,9 @@ def export_(
 ) -> None:
     """Make work with this machine's engines, for others to look at: a file called by its root."""
     from node.calibration.between import export
-    from node.calibration.calibrate import Plan
+    from node.calibration.calibrate import CalibrationPlan
 
-    plan = Plan(_settings(dtypes, attentions, devices, parallel), samples, seed)
+    plan = CalibrationPlan(_settings(dtypes, attentions, devices, parallel), samples, seed)
     with _measuring(run, pool, network) as (spec, model, environment, progress):
         data = export(spec, model, environment, plan, progress, cheats=not honest_only)
     _keep(data, out, "work", as_json)
@@ -167,7 +169,7 @@ def merge_(
     from node.calibration.calibrate import derive
     from node.run.file import compile_run
 
-    spec = compile_run(run, reach="whole", told=hear).spec
+    spec = compile_run(run, reach="whole", on_progress=hear).spec
     measured = gather(spec, [read_file(path) for path in looks])
     with _progress() as progress:
         result = derive(spec, measured, seed, progress)
@@ -195,7 +197,7 @@ def _placed(run: Path, assets: Path) -> "tuple[RunSpec, Path]":
     from node.run.file import compile_run
     from node.run.problems import place_files
 
-    compiled = compile_run(run, reach="whole", told=hear)
+    compiled = compile_run(run, reach="whole", on_progress=hear)
     place_files(compiled, assets)
     return compiled.spec, assets
 
@@ -203,9 +205,9 @@ def _placed(run: Path, assets: Path) -> "tuple[RunSpec, Path]":
 def _asked(number: int, network: str, folder: Path) -> "tuple[RunSpec, Path]":
     """The run of a pool, from its members."""
     from cli.contract.frame import read
-    from node.preflight.reach import Visit, visit
+    from node.preflight.reach import ReachVisit, visit
 
-    async def ask(chain: "ChainClient") -> Visit:
+    async def ask(chain: "ChainClient") -> ReachVisit:
         return await visit(chain, await chain.pool(number), folder)
 
     visited = read(network, ask)
@@ -369,7 +371,7 @@ def _plain(name: str, result: "Calibration") -> str:
     return " > ".join(short(one) if "/" in one else one for one in name.split(">"))
 
 
-def _cells(outcome: "Outcome") -> list[str]:
+def _cells(outcome: "DecisionOutcome") -> list[str]:
     def files(value: float | None) -> str:
         return "never" if value is None else f"{value:g}"
 

@@ -13,7 +13,7 @@ from cli.options import Sets
 from cli.output import AsJson, console, ether, print_json
 
 if TYPE_CHECKING:
-    from protocol.economics import Balance, Posts, Terms
+    from protocol.economics import Balance, EconomicTerms, Posts
     from protocol.run import RunSpec
 
 TOKEN, GWEI = 10**18, 10**9
@@ -98,21 +98,21 @@ def economics(
 
 def terms_of(
     spec: "RunSpec", reward_per_unit: int, slash: int, workers: int, tokens: float | None, saving: float
-) -> "Terms":
+) -> "EconomicTerms":
     """What one worker does in an audit window of this run, and at which prices (wei)."""
-    from protocol.economics import Terms
+    from protocol.economics import EconomicTerms
 
     rollout = spec.rollout
     files = math.ceil(rollout.files_per_step / workers) * spec.audit.window
     groups = files * rollout.prompts_per_file
     per_sample = rollout.max_output_tokens if tokens is None else min(tokens, rollout.max_output_tokens)
     units = round(groups * rollout.group_size * per_sample)
-    return Terms(
+    return EconomicTerms(
         reward_per_unit=reward_per_unit, slash=slash, units_per_window=units, groups_per_window=groups, saving=saving
     )
 
 
-def as_dict(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec") -> dict[str, Any]:
+def as_dict(terms: "EconomicTerms", result: "Balance", only_pay: "Balance", spec: "RunSpec") -> dict[str, Any]:
     """For programs: wei as strings, since they do not fit a double."""
     audit = spec.audit
 
@@ -142,7 +142,7 @@ def as_dict(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSp
     }
 
 
-def _show(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec") -> None:
+def _show(terms: "EconomicTerms", result: "Balance", only_pay: "Balance", spec: "RunSpec") -> None:
     out = console()
     audit = spec.audit
     out.print(f"run [bold]{spec.name}[/], one worker, one audit window of {audit.window} policies")
@@ -165,7 +165,7 @@ def _show(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec
     out.print("  [dim]objective faults cost the stake and the pay of the window, statistical ones the pay[/]")
 
 
-def _show_posts(earned: "Posts", terms: "Terms", validators: int, tables: int, gas: int, gas_wei: int) -> None:
+def _show_posts(earned: "Posts", terms: "EconomicTerms", validators: int, tables: int, gas: int, gas_wei: int) -> None:
     out = console()
     rate = terms.reward_per_unit
     out.print(

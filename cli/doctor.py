@@ -19,7 +19,7 @@ from cli.places import complete_networks, state_dir_option
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
-    from node.preflight.finding import Finding
+    from node.preflight.finding import CheckFinding
     from node.preflight.survey import Scope
 
 LOG_BYTES = 256 * 1024
@@ -150,7 +150,7 @@ def command(
     raise typer.Exit(exit_code(findings))
 
 
-def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]":
+def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[CheckFinding]":
     """Make a survey, and show each finding as it comes; last what a running daemon says."""
     from node.guest.machine import keep_to_cores
     from node.processes.launch import ENGINE, launch
@@ -163,16 +163,16 @@ def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]
         server = launch(ENGINE) if scope.engine else None
     import trio
 
-    from node.preflight.survey import Survey
+    from node.preflight.survey import PreflightSurvey
     from node.processes.forkserver import ForkServer
 
     told = (lambda _: None) if quiet else show
 
-    async def survey() -> "list[Finding]":
+    async def survey() -> "list[CheckFinding]":
         children = ForkServer(server)
         async with trio.open_nursery() as nursery:
             await nursery.start(children.run)
-            found = await Survey(config, scope, told, children).run()
+            found = await PreflightSurvey(config, scope, told, children).run()
             nursery.cancel_scope.cancel()
         return found
 
@@ -185,7 +185,7 @@ def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]
     return [*found, *of_daemon]
 
 
-def ask_daemon(config: "NodeConfig") -> "list[Finding]":
+def ask_daemon(config: "NodeConfig") -> "list[CheckFinding]":
     """What the daemon of this state directory says of itself; nothing where none runs."""
     from cli import api
     from node.preflight.running import Running, check_running
@@ -216,7 +216,7 @@ def ask_daemon(config: "NodeConfig") -> "list[Finding]":
     return check_running(daemon)
 
 
-def show(finding: "Finding") -> None:
+def show(finding: "CheckFinding") -> None:
     """One finding; below it its remedy, each command on a line of its own."""
     out = console()
     mark, style = MARKS[finding.level]
@@ -227,7 +227,7 @@ def show(finding: "Finding") -> None:
         out.print(Text(f"                  {'$ ' if commands else 'do: '}{clean(line, 600)}"), soft_wrap=True)
 
 
-def as_dict(findings: "list[Finding]") -> dict[str, Any]:
+def as_dict(findings: "list[CheckFinding]") -> dict[str, Any]:
     """For programs."""
     import msgspec
 
@@ -236,7 +236,7 @@ def as_dict(findings: "list[Finding]") -> dict[str, Any]:
     return {"level": worst(findings), "findings": [msgspec.to_builtins(finding) for finding in findings]}
 
 
-def _conclude(findings: "list[Finding]", bundle: str | None) -> None:
+def _conclude(findings: "list[CheckFinding]", bundle: str | None) -> None:
     count = {level: sum(finding.level == level for finding in findings) for level in MARKS}
     out = console()
     out.print(f"{count['ok']} ok, {count['warning']} to look at, {count['failure']} wrong")

@@ -15,8 +15,8 @@ from cli.output import AsJson, clean, console, print_facts, print_json, quiet_lo
 from cli.places import StateDir, chosen_directory, state_dir_option
 
 if TYPE_CHECKING:
-    from node.environments.package.check import Finding, Report
-    from node.run.packages import Known
+    from node.environments.package.check import PackageFinding, PackageReport
+    from node.run.packages import KnownPackage
 
 SHOWN = 20
 app = typer.Typer(no_args_is_help=True, help="Environments: write one, check it, publish it, see which there are.")
@@ -190,7 +190,7 @@ def _print_table(rows: list[tuple[str, str, str]], title: str) -> None:
     console().print(table)
 
 
-def _kept(package: str) -> "Known":
+def _kept(package: str) -> "KnownPackage":
     """The package, as this user's copy."""
     from node.run.packages import named
 
@@ -264,7 +264,7 @@ def _show_offer(one: dict[str, Any]) -> None:
         console().print(f"  looks like {alike}: make sure which one you want", markup=False, soft_wrap=True)
 
 
-def _offer(known: "Known", state_dir: Path) -> None:
+def _offer(known: "KnownPackage", state_dir: Path) -> None:
     """By the node if it runs; else it holds the package, and offers nothing."""
     import msgspec
     import trio
@@ -278,7 +278,7 @@ def _offer(known: "Known", state_dir: Path) -> None:
         trio.run(put_into_store, known, state_dir)
 
 
-def _facts(known: "Known") -> dict[str, Any]:
+def _facts(known: "KnownPackage") -> dict[str, Any]:
     manifest = known.manifest
     return {
         "name": manifest.name,
@@ -291,10 +291,10 @@ def _facts(known: "Known") -> dict[str, Any]:
     }
 
 
-def _as_json(known: "Known", report: "Report", seed: str) -> dict[str, Any]:
+def _as_json(known: "KnownPackage", report: "PackageReport", seed: str) -> dict[str, Any]:
     import msgspec
 
-    def told(findings: "list[Finding]") -> list[dict[str, Any]]:
+    def told(findings: "list[PackageFinding]") -> list[dict[str, Any]]:
         return [{"row": one.row, "what": clean(one.what, 500), "remedy": one.remedy} for one in findings]
 
     return _facts(known) | {
@@ -313,7 +313,7 @@ def _as_json(known: "Known", report: "Report", seed: str) -> dict[str, Any]:
     }
 
 
-def _show(known: "Known", report: "Report", seed: str) -> None:
+def _show(known: "KnownPackage", report: "PackageReport", seed: str) -> None:
     out = console()
     fuel, seconds = report.fuel, report.seconds
     print_facts(

@@ -15,7 +15,7 @@ from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
-    from node.inference.evaluation import Answered
+    from node.inference.evaluation import EvaluatedAnswer
     from node.inference.settings import EngineSettings
     from node.run.file import CompiledRun
     from node.training.evaluator import Evaluator
@@ -101,7 +101,7 @@ def _compiled(file: Path, sets: Sequence[str], problems: int | None, seed: int |
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(file, desk=True, reach="whole", told=hear, sets=sets)
+    compiled = compile_run(file, desk=True, reach="whole", on_progress=hear, sets=sets)
     spec = compiled.spec
     if spec.pretraining is not None:
         why = f"{spec.name} learns from text"
@@ -197,14 +197,14 @@ def _all_answered(
     draws: int,
     settings: "TrainerSettings",
     folder: Path,
-) -> "dict[str, list[list[Answered]]]":
+) -> "dict[str, list[list[EvaluatedAnswer]]]":
     """Name -> what each draw was answered."""
     from rich.console import Console
     from rich.progress import Progress
 
     from node.training.evaluator import evaluation_engine
 
-    found, engine = dict[str, "list[list[Answered]]"](), evaluation_engine(settings)
+    found, engine = dict[str, "list[list[EvaluatedAnswer]]"](), evaluation_engine(settings)
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("loading", total=len(models) * draws * compiled.spec.evaluation.problems)
         for number, (name, (directory, image)) in enumerate(models.items()):
@@ -225,7 +225,7 @@ def _answered_beside(
     draws: int,
     settings: "TrainerSettings",
     folder: Path,
-) -> "tuple[dict[str, list[list[Answered]]], int]":
+) -> "tuple[dict[str, list[list[EvaluatedAnswer]]], int]":
     """Name -> what each draw was answered, of a model and of adapters to it; and the bytes that these take."""
     from rich.console import Console
     from rich.progress import Progress
@@ -246,9 +246,9 @@ def _answered_beside(
 
 
 def _evaluator(
-    compiled: "CompiledRun", model: Path, engine: "EngineSettings", assets: Path, told: Callable[[], object]
+    compiled: "CompiledRun", model: Path, engine: "EngineSettings", assets: Path, on_progress: Callable[[], object]
 ) -> "Evaluator":
-    """The run's files with this model in place of its own. told: hears of each answer."""
+    """The run's files with this model in place of its own. on_progress: hears of each answer."""
     from msgspec.structs import replace
 
     from node.run.problems import place_files
@@ -259,10 +259,10 @@ def _evaluator(
     assets.mkdir(exist_ok=True)
     # A link: a model's files may be many gigabytes, and are only read.
     (assets / "model").symlink_to(model.resolve(), target_is_directory=True)
-    return Evaluator(compiled.spec, assets, engine, told)
+    return Evaluator(compiled.spec, assets, engine, on_progress)
 
 
-def _row(name: str, draws: "Sequence[Sequence[Answered]]") -> dict[str, Any]:
+def _row(name: str, draws: "Sequence[Sequence[EvaluatedAnswer]]") -> dict[str, Any]:
     from node.inference.evaluation import lengths_of, mean_and_error
 
     answered = [one for draw in draws for one in draw]
@@ -279,7 +279,7 @@ def _row(name: str, draws: "Sequence[Sequence[Answered]]") -> dict[str, Any]:
     return row | (lengths_of(answered) if answered[0].target is not None else {})
 
 
-def _by_problem(draws: "Sequence[Sequence[Answered]]") -> dict[str, float]:
+def _by_problem(draws: "Sequence[Sequence[EvaluatedAnswer]]") -> dict[str, float]:
     """Mean reward of each problem: answers to one are not independent of each other."""
     rewards: dict[str, list[float]] = {}
     for one in (one for draw in draws for one in draw):
@@ -287,7 +287,7 @@ def _by_problem(draws: "Sequence[Sequence[Answered]]") -> dict[str, float]:
     return {name: sum(own) / len(own) for name, own in rewards.items()}
 
 
-def _pair(found: "dict[str, list[list[Answered]]]", first: str, second: str) -> dict[str, Any]:
+def _pair(found: "dict[str, list[list[EvaluatedAnswer]]]", first: str, second: str) -> dict[str, Any]:
     from node.inference.evaluation import mean_and_error
 
     before, after = _by_problem(found[first]), _by_problem(found[second])

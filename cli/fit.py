@@ -11,7 +11,7 @@ from cli.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
     from node.environments.base import Problem
-    from node.environments.dataset import Rows
+    from node.environments.dataset import DatasetRows
     from node.inference.tokenizer import LocalTokenizer
 
 STEP = 32
@@ -44,7 +44,7 @@ def fitted(
     model: str,
     dataset: str | None,
     base: Path,
-    told: Callable[[str], object],
+    on_progress: Callable[[str], object],
     *,
     rows: bool = True,
     said: Mapping[str, Any] = MappingProxyType({}),
@@ -56,11 +56,11 @@ def fitted(
     from node import hub
 
     try:
-        return _fitted(model, dataset, base, told, rows, said)
+        return _fitted(model, dataset, base, on_progress, rows, said)
     except hub.SilentError as error:
         if not later:
             raise
-        told(f"note: {error.what} ({error.why}): nothing is known of it yet, so its limits are guesses")
+        on_progress(f"note: {error.what} ({error.why}): nothing is known of it yet, so its limits are guesses")
         return Fit(model, dataset)
 
 
@@ -68,7 +68,7 @@ def _fitted(
     model: str,
     dataset: str | None,
     base: Path,
-    told: Callable[[str], object],
+    on_progress: Callable[[str], object],
     rows: bool,
     said: Mapping[str, Any],
 ) -> Fit:
@@ -78,7 +78,7 @@ def _fitted(
 
     source = hub.name_or_path(model, base, "model")
     if isinstance(source, hub.Name):
-        had = hub.have(source, "headers", told)
+        had = hub.have(source, "headers", on_progress)
         place, fit = had.directory, Fit(str(had.name), dataset)
     else:
         place, fit = source, Fit(model, dataset)
@@ -90,7 +90,7 @@ def _fitted(
         return fit
     data = hub.name_or_path(dataset, base, "dataset")
     if isinstance(data, hub.Name):
-        found = hub.have(data, "whole", told)
+        found = hub.have(data, "whole", on_progress)
         fit.dataset, files = str(found.name), sorted(found.directory.iterdir())
     else:
         files = _local(dataset, base)
@@ -141,13 +141,13 @@ def _fit_rows(fit: Fit, files: Sequence[Path], model: Path, said: Mapping[str, A
     _fit_lengths(fit, files, problems, tokenizer, positions_of(model))
 
 
-def _fit_share(fit: Fit, rows: "Rows") -> None:
+def _fit_share(fit: Fit, rows: "DatasetRows") -> None:
     count = len(rows.training) + len(rows.held_back)
     share = 0.05 if count * 0.05 >= FEW_HELD_BACK else round(min(0.3, FEW_HELD_BACK / count), 2)
     fit.arguments["held_back_share"] = (share, f"of {count:,} problems, for evaluation; never trained on")
 
 
-def _fit_instruction(fit: Fit, rows: "Rows", problems: "Sequence[Problem]") -> None:
+def _fit_instruction(fit: Fit, rows: "DatasetRows", problems: "Sequence[Problem]") -> None:
     """Where a mark is looked for and no prompt asks for one, a right answer among others would score 0. A model
     that is asked without a chat goes on with the text, and does as it was taught."""
     if not fit.chat:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-async def until_signalled(work: Callable[[], Awaitable[object]], told: Callable[[], None] | None = None) -> None:
+async def until_signalled(work: Callable[[], Awaitable[object]], on_progress: Callable[[], None] | None = None) -> None:
     """Do the work; SIGINT and SIGTERM cancel it, and its cleaning up is not cut short. told: called for each signal.
 
     Raises KeyboardInterrupt if there was one.
@@ -19,14 +19,14 @@ async def until_signalled(work: Callable[[], Awaitable[object]], told: Callable[
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
 
-            async def heed() -> None:
+            async def handle() -> None:
                 async for number in signals:
                     received.append(number)
-                    if told:
-                        told()
+                    if on_progress:
+                        on_progress()
                     nursery.cancel_scope.cancel()
 
-            nursery.start_soon(heed)
+            nursery.start_soon(handle)
             await work()
             # Work that ended by itself leaves the listener, which never ends.
             nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ from cli.config import build_config
 from cli.errors import CONFIGURATION, UNEXPECTED, USAGE, CommandError
 from cli.invocation import IMPORTING, own_command, without
 from cli.keyring import key_file
-from cli.logs import Level
+from cli.logs import LogLevel
 from cli.options import Sets
 from cli.output import clean, console, print_json
 from cli.places import NetworkName, PoolNumber, state_dir_option
@@ -170,7 +170,7 @@ def command(
     logs: Annotated[
         bool, typer.Option("--log", "--logs", help="Show the raw log instead of what the node is doing.")
     ] = False,
-    log_level: Annotated[Level | None, typer.Option("--log-level", help="Default: info.")] = None,
+    log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="Default: info.")] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="In the background: returns once it is in, or says why.")
     ] = False,
@@ -263,7 +263,7 @@ if TYPE_CHECKING:
 
 LONGEST_START, SETTLING = 120.0, 20.0
 """Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""
-POLL = 0.1
+ASK_SECONDS = 0.1
 UNDER_WAY = ("policy", "first-contribution", "working", "leaving")
 """Phases of a node that has its run and its engine, or needs none any more."""
 START_LOG = "start.log"
@@ -271,7 +271,7 @@ START_LOG = "start.log"
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedDaemon:
     """A daemon that answers. log: what it printed while it started."""
 
     pid: int
@@ -311,7 +311,7 @@ def join_in_background(words: Sequence[str], directory: Path, *, as_json: bool) 
         say(line)
 
 
-def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], None]) -> Started:
+def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], None]) -> StartedDaemon:
     """Run this program with `words` in the background. Raises CommandError with the daemon's own words if it fails."""
     from cli.stop import daemon_of
 
@@ -329,7 +329,7 @@ def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], N
     say(f"  - {IMPORTING}")
     status = _await(process, directory, log, say)
     process.returncode = 0  # it outlives us: nobody is to warn that we did not wait for it
-    return Started(process.pid, directory, log, status)
+    return StartedDaemon(process.pid, directory, log, status)
 
 
 def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -365,7 +365,7 @@ def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Ca
             raise CommandError(
                 "the daemon does not answer", f"nothing came within {LONGEST_START:g} s", f"read {log}", CONFIGURATION
             )
-        time.sleep(POLL)
+        time.sleep(ASK_SECONDS)
     raise _failed(process.returncode, log)
 
 

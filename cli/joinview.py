@@ -25,7 +25,7 @@ CLOSE_SECONDS = 1.0
 ERASE = "\r\x1b[2K"
 
 
-class Screen:
+class JoinScreen:
     """Lines that stay, and below them, on a terminal, one line that changes. dropped: lines that were left out.
 
     A thread writes them: a terminal that stalls (Ctrl-S, a lost ssh) must not stop a node that has a stake."""
@@ -100,7 +100,7 @@ QUIET = ("role", "joined", "engine", "policy", "verdict", "certified", "in the t
 class _View:
     """Looks at the record again and again, and shows on the screen what is new."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: JoinScreen) -> None:
         self._screen = screen
         self._phase = ""
         self._told = 0
@@ -122,7 +122,7 @@ class _View:
 class JoinView(_View):
     """live: on a terminal, one line below the others says what the node does now."""
 
-    def __init__(self, screen: Screen, *, live: bool) -> None:
+    def __init__(self, screen: JoinScreen, *, live: bool) -> None:
         super().__init__(screen)
         self._live = live
         self._over = 0
@@ -160,7 +160,7 @@ class JoinView(_View):
         self._screen.line(Text("  from now on one line for each event; intellect-node status; Ctrl-C to leave", "dim"))
 
 
-class JsonView(_View):
+class JoinJsonView(_View):
     """The same for programs: one object a line on standard output."""
 
     def look(self, progress: "ProgressRecord") -> None:
@@ -177,14 +177,14 @@ class JsonView(_View):
         self._screen.line(Text(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **value}).decode()))
 
 
-def open_json_view() -> JsonView:
-    return JsonView(Screen(sys.stdout, live=False))
+def open_json_view() -> JoinJsonView:
+    return JoinJsonView(JoinScreen(sys.stdout, live=False))
 
 
 def open_view(*, logs: bool) -> JoinView:
     """On standard error. logs: the log is written there too, so that no line may change."""
     live = sys.stderr.isatty() and not logs
-    return JoinView(Screen(sys.stderr, live=live), live=live)
+    return JoinView(JoinScreen(sys.stderr, live=live), live=live)
 
 
 def line_of(event: "Event") -> Text:

@@ -18,7 +18,7 @@ from cli.places import StateDir, chosen_directory, complete_networks
 from cli.stop import PATIENCE, daemon_of, stop
 
 if TYPE_CHECKING:
-    from contracts.bindings import MemberState, NodeInfo, Stake
+    from contracts.bindings import MembershipRecord, NodeInfo, Stake
     from node.chain.client import ChainClient
     from node.state.reader import StateFiles
     from node.status_schema import DaemonStatus
@@ -227,7 +227,7 @@ def _leave_when_paid(directory: Path, say: Callable[[str], None]) -> None:
     from node.state.reader import StateFiles
 
     status = _status(directory)
-    if status is None or "leaving" not in status.services:
+    if status is None or "departure" not in status.services:
         raise CommandError(
             "the daemon cannot be told yet",
             "it is still starting",
@@ -312,7 +312,7 @@ def _status(directory: Path) -> "DaemonStatus | None":
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LeaveOutcome:
     """How a node stands on chain after it has left. free: wei that can be unbonded once the node is removed; period:
     seconds of unbonding; now: the chain's; key: how the provider's key is named, with its password; brought: units that
     were claimed by this command; evicted: whether it was slashed, and nobody overturned it."""
@@ -378,7 +378,7 @@ class Outcome:
         return f"if you unstake now; {wait}" if self.free else wait
 
 
-def _leave(network: str, key: "NodeKey", directory: Path, pool: int, password_file: Path | None) -> Outcome:
+def _leave(network: str, key: "NodeKey", directory: Path, pool: int, password_file: Path | None) -> LeaveOutcome:
     """pool: the one that its journal names."""
     import trio
 
@@ -388,7 +388,7 @@ def _leave(network: str, key: "NodeKey", directory: Path, pool: int, password_fi
 
     profile = profile_of(network)
 
-    async def main() -> Outcome:
+    async def main() -> LeaveOutcome:
         with closing(ChainClient(profile, key, outbox=outbox_of(profile))) as chain:
             await chain.connect()
             # A daemon that was killed, or never ran, has told the chain nothing.
@@ -437,18 +437,18 @@ async def _claim(chain: "ChainClient", pool: int, node: "Address", directory: Pa
 
 async def _look(
     chain: "ChainClient", address: "Address", left: int, directory: Path, password_file: Path | None, brought: int = 0
-) -> Outcome:
+) -> LeaveOutcome:
     node, now = await chain.node_info(address), (await chain.block()).timestamp
     period = await chain.ask("read a parameter", lambda c: c.vault.functions.unbondingPeriod().call())
-    standing: MemberState | None = await chain.standing(left, address) if left else None
+    standing: MembershipRecord | None = await chain.standing(left, address) if left else None
     told = (brought, standing is not None and standing.evicted)
     if node.owner is None:
-        return Outcome(node, left, None, 0, period, now, [], *told)
+        return LeaveOutcome(node, left, None, 0, period, now, [], *told)
     stake = await chain.stake_of(node.owner)
     # As it will be once the node is removed, which is the first of the steps that are told.
     less = -node.units if node.registered else 0
     free = max(stake.bonded - await chain.required_stake(node.owner, less), 0)
-    return Outcome(node, left, stake, free, period, now, _key_of(node.owner, directory, password_file), *told)
+    return LeaveOutcome(node, left, stake, free, period, now, _key_of(node.owner, directory, password_file), *told)
 
 
 def _key_of(provider: "Address", directory: Path, password_file: Path | None) -> list[str]:

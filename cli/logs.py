@@ -19,7 +19,7 @@ from cli.places import StateDir, chosen_directory
 
 # A line without an end, as of a damaged file, is read in such pieces.
 MAX_LINE = 1 << 20
-POLL = 0.25
+LINE_SECONDS = 0.25
 """Seconds between two looks for new lines."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -70,7 +70,7 @@ class Follower:
         """Without end; `sleep` is called when there is nothing new."""
         while True:
             yield from self.new()
-            sleep(POLL)
+            sleep(LINE_SECONDS)
 
     def new(self) -> Iterator[Event]:
         """What was written since the last look."""
@@ -146,7 +146,7 @@ HEAD = ("timestamp", "level", "event", "exception")
 MOST_OF_A_VALUE, MOST_OF_A_TRACEBACK = 300, 40
 
 
-class Level(StrEnum):
+class LogLevel(StrEnum):
     """What goes to the log, or is shown of it."""
 
     debug = "debug"
@@ -161,7 +161,7 @@ def command(
     lines: Annotated[
         int, typer.Option("-n", "--lines", min=0, max=1_000_000, help="How many of the last events.")
     ] = 50,
-    level: Annotated[Level, typer.Option(help="Only events of this level and worse ones.")] = Level.debug,
+    level: Annotated[LogLevel, typer.Option(help="Only events of this level and worse ones.")] = LogLevel.debug,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object; with -f one for each event, as it comes.")
     ] = False,

@@ -95,7 +95,7 @@ def _ask(directory: Path, path: str, wish: dict[str, Any]) -> dict[str, Any]:
 
     socket = api.socket_of(directory)
     status = api.get_status(socket)
-    if "resting" not in status.services:
+    if "rest-keeper" not in status.services:
         phase = status.node.phase.text if status.node.phase else status.node.state
         raise CommandError(
             "the node cannot be paused yet",

@@ -14,7 +14,7 @@ from cli.output import AsJson, asking, clean, console, print_json
 from cli.places import state_dir_option
 
 if TYPE_CHECKING:
-    from node.weights.card import Answer, Card
+    from node.weights.card import CardAnswer, ModelCard
 
 EXAMPLES = (
     "Examples:  intellect-node push runs/sums me/sums --dry-run   |   "
@@ -88,7 +88,7 @@ def command(
         console().print(url, soft_wrap=True, markup=False)
 
 
-def _made(path: Path, number: int | None, out: Path, repository: str, gguf: str | None) -> "Card":
+def _made(path: Path, number: int | None, out: Path, repository: str, gguf: str | None) -> "ModelCard":
     """Puts the files into `out`. Raises CommandError, WeightsError, TrainingError."""
     if (path / "spool").is_dir():
         return _of_training(path, number, out, repository, gguf)
@@ -98,7 +98,7 @@ def _made(path: Path, number: int | None, out: Path, repository: str, gguf: str 
     raise CommandError(f"nothing to push at {path}", why, "name RUN or RUN@STEP, or a directory of weights export", RUN)
 
 
-def _of_training(path: Path, number: int | None, out: Path, repository: str, gguf: str | None) -> "Card":
+def _of_training(path: Path, number: int | None, out: Path, repository: str, gguf: str | None) -> "ModelCard":
     import shutil
 
     from cli.demo.report import copy_model
@@ -106,7 +106,7 @@ def _of_training(path: Path, number: int | None, out: Path, repository: str, ggu
     from cli.weights import for_others, planned
     from node.run.file import load_run_file
     from node.training.spool import Spool, image_of
-    from node.weights.card import Card
+    from node.weights.card import ModelCard
     from node.weights.export import POLICY_DIRECTORY, describe_files, holds_adapter
     from protocol.blobs import describe
     from protocol.policy import policy_root
@@ -126,7 +126,7 @@ def _of_training(path: Path, number: int | None, out: Path, repository: str, ggu
     if adapter:
         _lift_adapter(out, base, named.get("gguf"))
     records = [one for one in _records(path / "metrics.jsonl") if one.get("step", 0) <= step]
-    return Card(
+    return ModelCard(
         title=repository.rpartition("/")[2],
         repository=repository,
         base=base,
@@ -146,12 +146,12 @@ def _of_training(path: Path, number: int | None, out: Path, repository: str, ggu
     )
 
 
-def _of_directory(path: Path, out: Path, repository: str, gguf: str | None) -> "Card":
+def _of_directory(path: Path, out: Path, repository: str, gguf: str | None) -> "ModelCard":
     """Of `weights export`, `fetch` or `merge`: whose it is says its record, where it has one."""
     import shutil
 
     from cli.weights import for_others, planned
-    from node.weights.card import Card
+    from node.weights.card import ModelCard
     from node.weights.export import POLICY_DIRECTORY
     from node.weights.records import RECORD_NAME, read_record
 
@@ -160,7 +160,7 @@ def _of_directory(path: Path, out: Path, repository: str, gguf: str | None) -> "
     named = for_others(out, plan, gguf, repository.rpartition("/")[2])
     adapter = (path / POLICY_DIRECTORY).is_dir()
     record = read_record((path / POLICY_DIRECTORY if adapter else path) / RECORD_NAME)
-    card = Card(repository.rpartition("/")[2], repository, adapter=adapter, gguf=str(named.get("gguf", "")))
+    card = ModelCard(repository.rpartition("/")[2], repository, adapter=adapter, gguf=str(named.get("gguf", "")))
     card.base, card.licence = _said(path)
     if adapter:
         _lift_adapter(out, card.base, named.get("gguf"))
@@ -237,10 +237,10 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return list(read_records(path)) if path.is_file() else []
 
 
-def _answers(spool: Path, step: int) -> "list[Answer]":
+def _answers(spool: Path, step: int) -> "list[CardAnswer]":
     import json
 
-    from node.weights.card import Answer
+    from node.weights.card import CardAnswer
 
     # Not every step is evaluated: those of the last one that was, up to this.
     path = max((one for one in spool.glob("eval/answers-*.json") if one.stem <= f"answers-{step:06d}"), default=None)
@@ -248,7 +248,7 @@ def _answers(spool: Path, step: int) -> "list[Answer]":
         found = json.loads(path.read_bytes()) if path else []
     except (OSError, ValueError):
         return []
-    return [Answer(one["prompt"], one["answer"], float(one["reward"])) for one in found]
+    return [CardAnswer(one["prompt"], one["answer"], float(one["reward"])) for one in found]
 
 
 def _portable(run: Any, sources: dict[str, str]) -> str:
@@ -276,7 +276,7 @@ def _verdicts(state_dir: Path) -> dict[str, object]:
 # --- what is shown and asked ---------------------------------------------------------------------
 
 
-def _show(where: str, card: "Card", sizes: dict[str, int], gone: Iterable[str]) -> None:
+def _show(where: str, card: "ModelCard", sizes: dict[str, int], gone: Iterable[str]) -> None:
     from node.hub import size_of
 
     hear(f"{where}, licence {clean(card.licence, 60)}")
@@ -296,5 +296,5 @@ def _confirm(repository: str, yes: bool) -> None:
             raise CommandError("nothing was pushed", "the question was answered with no", "run it again", USAGE)
 
 
-def _message(card: "Card") -> str:
+def _message(card: "ModelCard") -> str:
     return f"{card.run or 'policy'}, step {card.step}" if card.step is not None else card.title

@@ -114,7 +114,7 @@ def compile_checked(run: "RunFile", base: Path) -> "CompiledRun":
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(base, run, desk=True, reach="whole", told=hear)
+    compiled = compile_run(base, run, desk=True, reach="whole", on_progress=hear)
     note_what_is_odd(compiled, check_run(compiled))
     return compiled
 

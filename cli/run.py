@@ -18,7 +18,7 @@ from cli.run_template import leaves, toml_value
 
 if TYPE_CHECKING:
     from node.environments.both_ways import BothWays
-    from node.errors import Finding, Findings
+    from node.errors import Mistake, Mistakes
     from node.hardware import Hardware
     from node.run.file import CompiledRun
     from node.run.problems import PartFacts, RunFacts
@@ -30,7 +30,7 @@ _MEASURED = ("verification.decision.honest.", "verification.decision.cheating.",
 app = typer.Typer(help="Run files: write one, check it, see what it means.", no_args_is_help=True)
 
 
-class Kind(StrEnum):
+class RunKind(StrEnum):
     """What a new run file starts from."""
 
     small = "small"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
     intellect2 = "intellect2"
 
 
-class Learning(StrEnum):
+class LearnsFrom(StrEnum):
     """What a run learns from."""
 
     rl = "rl"
@@ -72,7 +72,7 @@ def validate(
     from node.run.sources import about
     from node.run.survey import survey
 
-    found = survey(file, sets or (), "whole" if sample else "headers", told=hear)
+    found = survey(file, sets or (), "whole" if sample else "headers", on_progress=hear)
     compiled, facts = found.compiled, found.facts
     if compiled is None or facts is None:
         raise tell_findings(file, found.findings, as_json=as_json)
@@ -109,7 +109,7 @@ def _sampled(compiled: "CompiledRun", count: int) -> dict[str, Any]:
 
 
 def tell_findings(
-    file: Path, found: "Findings", *, as_json: bool, cannot: str = "be run", code: int = RUN
+    file: Path, found: "Mistakes", *, as_json: bool, cannot: str = "be run", code: int = RUN
 ) -> CommandError:
     """Shows every finding; returns what to end with."""
     import msgspec
@@ -129,7 +129,7 @@ def tell_findings(
     return CommandError(f"{file} cannot {cannot}{several}", f"{first.place}: {first.what}", first.remedy, code)
 
 
-def _places(others: "Sequence[Finding]", count: int) -> str:
+def _places(others: "Sequence[Mistake]", count: int) -> str:
     """'; and 138 more like it, the worst here: line 2, line 3, line 4'."""
     if count < 2:
         return ""
@@ -182,15 +182,15 @@ def new(
         str | None, typer.Option(help="An environment package instead: its path, relative to the file, or its root.")
     ] = None,
     kind: Annotated[
-        Learning,
+        LearnsFrom,
         typer.Option(
             help="Learns from rollouts (rl), from a server (witnessed), or from text in rounds of peers (pretrain)."
         ),
-    ] = Learning.rl,
+    ] = LearnsFrom.rl,
     server: Annotated[
         str | None, typer.Option(help="With --kind witnessed: ws(s):// of OpenEnv, http(s):// or stdio:NAME of MCP.")
     ] = None,
-    like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
+    like: Annotated[RunKind, typer.Option(help="Sizes and recipe to start from.")] = RunKind.small,
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
@@ -210,13 +210,13 @@ def new(
         raise CommandError(f"there is no preset {recipe!r}", _nearest(recipe, PRESETS), "choose one of them", USAGE)
     if file.exists() and not force:
         raise CommandError(f"{file} is there already", "it may hold work of yours", "name another, or add --force")
-    if kind is Learning.pretrain:
+    if kind is LearnsFrom.pretrain:
         if package or recipe:
             why = "--package and --recipe are about rollouts"
             raise CommandError("text or rollouts?", why, "leave them out, or --kind pretrain", USAGE)
         _write(file, pretraining_template(file=file.name, name=name or file.stem, model=model, text=dataset))
         return
-    served = kind is Learning.witnessed
+    served = kind is LearnsFrom.witnessed
     if served != bool(server):
         why = "an environment behind a server has both a --kind and an address"
         raise CommandError("which server?", why, "give --kind witnessed and --server URL", USAGE)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from node.metrics.observer import Observer
     from node.processes.forkserver import Starter
     from node.run.file import CompiledRun, RunFile
-    from node.training.planner import Plan
+    from node.training.planner import TrainingPlan
     from node.training.settings import TrainerSettings
 
 MARKER = ".intellect-node-train"
@@ -143,7 +143,7 @@ class RunDirectory:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class TrainingMeans:
     """What this machine gives to a training. sinks: names with commas; said: the learner's settings that its owner
     named; settings: the same with defaults, before a plan is made; metrics_address: HOST:PORT or None."""
 
@@ -154,7 +154,9 @@ class Means:
     metrics_address: str | None = None
 
     @classmethod
-    def of(cls, engine: Sequence[str], sinks: str, words: Sequence[str], metrics_address: str | None) -> "Means":
+    def of(
+        cls, engine: Sequence[str], sinks: str, words: Sequence[str], metrics_address: str | None
+    ) -> "TrainingMeans":
         """From the command line's words. Raises CommandError, ConfigError or TrainingError for what cannot be used:
         before a directory is touched."""
         from node.metrics.observer import checked_names
@@ -219,7 +221,7 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
             os.close(descriptor)
 
 
-def planned(compiled: "CompiledRun", assets: Path, means: Means) -> "Plan":
+def planned(compiled: "CompiledRun", assets: Path, means: TrainingMeans) -> "TrainingPlan":
     """Of this training on this machine. Raises TrainingError, NothingFits among them."""
     from node.hardware import inspect_hardware
     from node.training.planning import machine_of, plan_here
@@ -228,7 +230,9 @@ def planned(compiled: "CompiledRun", assets: Path, means: Means) -> "Plan":
     return plan_here(compiled.spec, assets, means.said, machine, samples=compiled.spec.pretraining is None)
 
 
-def engines_of(plan: "Plan", means: Means, run: bytes, assets: Path, starter: "Starter") -> "list[EngineProcess]":
+def engines_of(
+    plan: "TrainingPlan", means: TrainingMeans, run: bytes, assets: Path, starter: "Starter"
+) -> "list[EngineProcess]":
     """One process for each place of the plan. run: canonical bytes of what they sample for."""
     from node.config import NodeConfig
     from node.inference.client import EngineProcess
@@ -251,7 +255,13 @@ def engines_of(plan: "Plan", means: Means, run: bytes, assets: Path, starter: "S
 
 
 def assemble(
-    home: RunDirectory, compiled: "CompiledRun", level: int, means: Means, plan: "Plan", told: "Told", doing: "Doing"
+    home: RunDirectory,
+    compiled: "CompiledRun",
+    level: int,
+    means: TrainingMeans,
+    plan: "TrainingPlan",
+    on_progress: "Told",
+    doing: "Doing",
 ) -> "tuple[LocalRun, Observer, Callable[[], Awaitable[None]]]":
     """The run's parts, wired as planned, and what does all of the work: training, with /metrics where that was asked
     for.
@@ -290,14 +300,20 @@ def assemble(
         spool=spool,
         observer=observer,
         async_level=level,
-        told=told,
+        on_progress=on_progress,
         doing=doing,
     )
     return local, observer, _served(local, children.run, means)
 
 
 def assemble_pretraining(
-    home: RunDirectory, compiled: "CompiledRun", peers: int, means: Means, plan: "Plan", told: "Told", doing: "Doing"
+    home: RunDirectory,
+    compiled: "CompiledRun",
+    peers: int,
+    means: TrainingMeans,
+    plan: "TrainingPlan",
+    on_progress: "Told",
+    doing: "Doing",
 ) -> "tuple[LocalPretraining, Observer, Callable[[], Awaitable[None]]]":
     """The same for a run that pre-trains: no engine, and a learner that is all of its peers."""
     from node.local.pretraining import LocalPretraining
@@ -318,13 +334,13 @@ def assemble_pretraining(
         learner=TrainerProcess(spool, plan.settings, children, plan.learners),
         spool=spool,
         observer=observer,
-        told=told,
+        on_progress=on_progress,
         doing=doing,
     )
     return local, observer, _served(local, children.run, means)
 
 
-def _refuse_machines(means: Means) -> None:
+def _refuse_machines(means: TrainingMeans) -> None:
     if means.settings.nodes > 1:
         raise CommandError(
             "a peer trains on one machine only",
@@ -335,16 +351,16 @@ def _refuse_machines(means: Means) -> None:
 
 
 def _served(
-    local: "LocalRun | LocalPretraining", forking: "Callable[..., Awaitable[None]]", means: Means
+    local: "LocalRun | LocalPretraining", forking: "Callable[..., Awaitable[None]]", means: TrainingMeans
 ) -> "Callable[[], Awaitable[None]]":
     """All of the work: training, with /metrics where that was asked for."""
     import trio
 
     from node.web.front import METRICS, METRICS_FLAG, metrics_routes
     from node.web.host import bind
-    from node.web.listener import Listener
+    from node.web.listener import HttpListener
 
-    listener = Listener(bind(means.metrics_address, METRICS, METRICS_FLAG)) if means.metrics_address else None
+    listener = HttpListener(bind(means.metrics_address, METRICS, METRICS_FLAG)) if means.metrics_address else None
     if listener:
         listener.mount(metrics_routes(local.status))
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from cli.output import clean, console, duration
 
 if TYPE_CHECKING:
-    from node.inference.evaluation import Answered
+    from node.inference.evaluation import EvaluatedAnswer
     from node.run.file import CompiledRun
     from protocol.run import RunSpec
 
@@ -42,7 +42,7 @@ def sampled(compiled: "CompiledRun", count: int) -> dict[str, Any]:
         return told(run, answered, LocalTokenizer(Path(folder) / "model").decode, seconds)
 
 
-def told(run: "RunSpec", answered: "Sequence[Answered]", decode: Any, seconds: float) -> dict[str, Any]:
+def told(run: "RunSpec", answered: "Sequence[EvaluatedAnswer]", decode: Any, seconds: float) -> dict[str, Any]:
     """Figures and texts. Pure. marked: answers of those that need a mark and have one, None where none does."""
     from node.environments.task_types.table import MARKED_TASKS, MARKS
 

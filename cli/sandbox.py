@@ -14,7 +14,7 @@ from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_facts, print_json
 
 if TYPE_CHECKING:
-    from node.sandbox.base import Limits, Outcome
+    from node.sandbox.base import CallOutcome, SandboxLimits
     from node.sandbox.process import ProcessSandbox
     from node.sandbox.shelf import Package
 
@@ -103,13 +103,13 @@ def run(
 
     Exit code 0 where it ended by itself, 6 where it raised, ran out of something or was stopped.
     """
-    from node.environments.programs import ProgramRunner, Trial, finished
+    from node.environments.programs import ProgramRunner, ProgramTrial, finished
     from node.sandbox.errors import Undecided
 
     given = "" if stdin is None else sys.stdin.read() if stdin == "-" else Path(stdin).read_text("utf-8")
     runner = ProgramRunner(partial(_opened, native=native), _limits(fuel, memory))
     with closing(runner):
-        outcome = next(runner.run(file.read_text("utf-8"), [Trial(stdin=given)]))
+        outcome = next(runner.run(file.read_text("utf-8"), [ProgramTrial(stdin=given)]))
     if isinstance(outcome, Undecided):
         raise outcome
     _show(outcome, as_json=as_json)
@@ -139,25 +139,25 @@ def _shelved(package: "Package") -> Path:
         return shelf.install(package, partial(_opened, native=False))
 
 
-def _limits(fuel: int | None, memory: int | None) -> "Limits":
-    from node.sandbox.base import Limits
+def _limits(fuel: int | None, memory: int | None) -> "SandboxLimits":
+    from node.sandbox.base import SandboxLimits
 
     given: dict[str, Any] = {"fuel": fuel} if fuel is not None else {}
     given |= {"memory_mib": memory} if memory is not None else {}
     try:
-        return Limits(**given)
+        return SandboxLimits(**given)
     except ValueError as error:
         raise CommandError("this limit cannot be set", str(error), "choose another one", USAGE) from None
 
 
-def _opened(files: Mapping[str, bytes], entry: str, limits: "Limits", native: bool) -> "ProcessSandbox":
+def _opened(files: Mapping[str, bytes], entry: str, limits: "SandboxLimits", native: bool) -> "ProcessSandbox":
     from node.sandbox.opening import open_confined, open_wasi
     from node.sandbox.runtime import find_runtime
 
     return open_confined(files, entry, limits) if native else open_wasi(files, entry, limits, find_runtime())
 
 
-def _show(outcome: "Outcome", *, as_json: bool) -> None:
+def _show(outcome: "CallOutcome", *, as_json: bool) -> None:
     printed = outcome.printed.decode("utf-8", "replace")
     complained = outcome.complained.decode("utf-8", "replace")
     facts = {"status": outcome.status.value, "error": outcome.error, "fuel": outcome.fuel}

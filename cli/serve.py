@@ -104,10 +104,10 @@ def serve(
         held = _held(sources or [], named, alone, trainer or [])
 
     async def served() -> None:
-        from node.web.listener import Listener
+        from node.web.listener import HttpListener
         from node.web.openai import OpenAi
 
-        listener = Listener(bound)
+        listener = HttpListener(bound)
         listener.mount(OpenAi(held.answerer, held.names, secret).routes())
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.run)
@@ -203,7 +203,7 @@ def _secret(key: Path | None, listen: str) -> str:
 
 
 def _talk(held: _Held, system: str, tokens: int, temperature: float, seed: int) -> None:
-    from node.inference.answering import Question, Spelling
+    from node.inference.answering import AnswerQuestion, Spelling
 
     answerer, tokenizer = held.answerer, held.answerer.tokenizer
     chats = _has_template(answerer)
@@ -225,7 +225,7 @@ def _talk(held: _Held, system: str, tokens: int, temperature: float, seed: int) 
             if len(held.names) > 1:
                 print(f"{clean(name, 60)}: ", end="", flush=True)
             spelling = Spelling(tokenizer)
-            text = _answered(answerer, Question(prompt, most, adapter, temperature, seed), spelling)
+            text = _answered(answerer, AnswerQuestion(prompt, most, adapter, temperature, seed), spelling)
             history.append(("assistant", text))
         seed += 1
 
@@ -242,7 +242,7 @@ def _answered(answerer: "Answerer", question: Any, spelling: Any) -> str:
 
     call = answerer.call()
     try:
-        answerer.answer(replace(question, told=heard), call)
+        answerer.answer(replace(question, on_progress=heard), call)
     except BaseException:
         answerer.cancel(call)
         raise

@@ -16,7 +16,7 @@ from cli.errors import NETWORK, CommandError
 from node.errors import NodeError
 
 if TYPE_CHECKING:
-    from node.inference.answering import Likelihood, Question
+    from node.inference.answering import AnswerQuestion, Likelihood
     from node.inference.tokenizer import LocalTokenizer
 
 AT_ONCE = 16
@@ -29,7 +29,7 @@ class NodeAnswers(NodeError):
     """What a node says instead of an answer."""
 
 
-class Asking:
+class CancellableQuestion:
     """A question that may be given up."""
 
     def __init__(self) -> None:
@@ -61,26 +61,26 @@ class NodeAnswerer:
         self.tokenizer, self.positions = tokenizer, positions
         self._room = threading.BoundedSemaphore(AT_ONCE)
 
-    def call(self) -> Asking:
-        return Asking()
+    def call(self) -> CancellableQuestion:
+        return CancellableQuestion()
 
-    def cancel(self, call: Asking) -> None:
+    def cancel(self, call: CancellableQuestion) -> None:
         call.cancel()
 
     def close(self) -> None:
         """The node goes on."""
 
-    def answer(self, question: "Question", call: Asking) -> list[list[int]]:
+    def answer(self, question: "AnswerQuestion", call: CancellableQuestion) -> list[list[int]]:
         """Waits for all of them: call from a thread. Raises NodeAnswers, CommandError."""
 
         def one(number: int) -> list[int]:
             body = {"prompt": list(question.prompt), "most": question.most, "temperature": question.temperature}
-            tokens, own = list[int](), Asking()
+            tokens, own = list[int](), CancellableQuestion()
             for line in self._lines(body | {"seed": question.seed, "number": number}, call, own):
                 new = [line["token"]] if "token" in line else line["output"][len(tokens) :]
                 for token in new:
                     tokens.append(token)
-                    if question.told(number, token):
+                    if question.on_progress(number, token):
                         own.cancel()  # a stop text: the rest is not wanted
                         return tokens
             return tokens
@@ -94,7 +94,7 @@ class NodeAnswerer:
         prompt: Sequence[int],
         output: Sequence[int],
         top: int,
-        call: Asking,
+        call: CancellableQuestion,
     ) -> "list[Likelihood]":
         from node.inference.answering import Likelihood
 
@@ -103,7 +103,7 @@ class NodeAnswerer:
         beside = [{int(token): value for token, value in one.items()} for one in line["top"]]
         return [Likelihood(*pair) for pair in zip(line["logprobs"], beside, strict=True)]
 
-    def _lines(self, body: dict[str, Any], call: Asking, own: Asking) -> Any:
+    def _lines(self, body: dict[str, Any], call: CancellableQuestion, own: CancellableQuestion) -> Any:
         """What the node says, line by line, up to its last word."""
         with self._room, socket.socket(socket.AF_UNIX) as way:
             way.settimeout(SECONDS)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from node.run.file import CompiledRun
-    from node.training.planner import Work
+    from node.training.planner import TrainingWork
 
 DIFFICULTY_EPILOG = (
     "Example:  intellect-node run difficulty my-run.toml --out rated.jsonl --samples 8, then in the run file: "
@@ -47,7 +47,7 @@ def difficulty(
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(file, desk=True, reach="whole", told=hear, sets=sets or ())
+    compiled = compile_run(file, desk=True, reach="whole", on_progress=hear, sets=sets or ())
     check_run(compiled)
     data = files_below(str(compiled.spec.environment.args.get("path", "")), compiled.files)
     if not data or compiled.spec.environment.name != "dataset":
@@ -182,16 +182,16 @@ def command(
 
 
 def _plans(
-    work: "Work", said: dict[str, Any], counts: "Sequence[int]", gpu_gib: float, host_gib: float | None
+    work: "TrainingWork", said: dict[str, Any], counts: "Sequence[int]", gpu_gib: float, host_gib: float | None
 ) -> dict[str, dict[str, Any]]:
     """By number of cards: a plan's facts, or why there is none and what would fit."""
-    from node.training.planner import Card, Machine, NothingFits, plan
+    from node.training.planner import GpuCard, NothingFits, PlannedMachine, plan
 
     found: dict[str, dict[str, Any]] = {}
     for count in counts:
-        cards = tuple(Card(str(at), f"{gpu_gib:g} GiB", int(gpu_gib * GIB)) for at in range(count))
+        cards = tuple(GpuCard(str(at), f"{gpu_gib:g} GiB", int(gpu_gib * GIB)) for at in range(count))
         try:
-            machine = Machine(cards, int((host_gib or 2 * gpu_gib * count) * GIB))
+            machine = PlannedMachine(cards, int((host_gib or 2 * gpu_gib * count) * GIB))
             found[str(count)] = plan(machine, work, said).facts
         except NothingFits as error:
             found[str(count)] = {"refused": error.why, "remedy": error.remedy}
@@ -216,22 +216,22 @@ def _print_sent(sent: list[dict[str, Any]]) -> None:
         )
 
 
-def _asked(file: Path | None, sets: "Sequence[str]", model: Path | None) -> "list[tuple[str, Work]]":
+def _asked(file: Path | None, sets: "Sequence[str]", model: Path | None) -> "list[tuple[str, TrainingWork]]":
     """What was named, or all known models."""
     from node import hub
     from node.run.file import had, load_run_file
-    from node.training.planner import Work
+    from node.training.planner import TrainingWork
     from node.training.sizing import KNOWN, shape_of
 
     if model is not None:
         named = hub.name_or_path(str(model), Path(), "model")
         place = named if isinstance(named, Path) else hub.have(named, "headers", hear).directory
-        return [(model.name, Work(shape_of(place)))]
+        return [(model.name, TrainingWork(shape_of(place)))]
     if file is None:
-        return [(name, Work(shape)) for name, shape in KNOWN.items()]
+        return [(name, TrainingWork(shape)) for name, shape in KNOWN.items()]
     run, _ = had(load_run_file(file, sets), file, "headers", hear)
     teacher = shape_of(file.parent / run.distill.teacher) if run.distill and not run.distill.tasks else None
-    return [(run.name, Work.of(run, shape_of(file.parent / run.model), samples=True, teacher=teacher))]
+    return [(run.name, TrainingWork.of(run, shape_of(file.parent / run.model), samples=True, teacher=teacher))]
 
 
 def _print(rows: list[dict[str, Any]], counts: "Sequence[int]", gpu_gib: float) -> None:

@@ -19,7 +19,7 @@ EXAMPLES = (
 )
 PATIENCE, AFTER_CUT, AFTER_KILL = 30.0, 5.0, 5.0
 """Seconds for draining, after the second signal, and after SIGKILL."""
-POLL, TELL_EVERY = 0.1, 5.0
+ASK_SECONDS, TELL_EVERY = 0.1, 5.0
 
 
 def command(
@@ -133,5 +133,5 @@ def _is_gone(directory: Path, seconds: float, say: Callable[[str], None]) -> boo
         if now - told >= TELL_EVERY:
             told = now
             say(f"  draining, {duration(now - began)} of {duration(seconds)} at most")
-        time.sleep(POLL)
+        time.sleep(ASK_SECONDS)
     return True

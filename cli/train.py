@@ -15,11 +15,11 @@ from cli.options import Sets, hear
 from cli.output import console, duration, print_json, rounded
 
 if TYPE_CHECKING:
-    from cli.run_directory import Means, RunDirectory
+    from cli.run_directory import RunDirectory, TrainingMeans
     from node.local.pretraining import LocalPretraining
     from node.local.rollouts import LocalRun
     from node.run.file import CompiledRun, RunFile
-    from node.training.planner import Plan
+    from node.training.planner import TrainingPlan
 
 EXAMPLES = (
     "Examples:  intellect-node train my-run.toml   |   "
@@ -123,7 +123,7 @@ def command(
     """
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
     from cli.run import require_training
-    from cli.run_directory import Means, RunDirectory, quiet_children
+    from cli.run_directory import RunDirectory, TrainingMeans, quiet_children
     from cli.trainer import how_the_others_come, words_of
     from node.run.file import load_run_file
     from node.run.sources import whole
@@ -133,7 +133,7 @@ def command(
     _check_flags(run or (Path(pair[1]) if pair else None), directory, resume, fresh)
     require_training("training needs torch, which is not installed", "install")
     program = build_config(engine=engine, engine_command=engine_command).engine_argv
-    means = Means.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
+    means = TrainingMeans.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
     short = {"recipe.name": recipe, "recipe.steps": steps, "recipe.seed": seed}
     words = tuple(f"{name}={value}" for name, value in short.items() if value is not None)
     if adapter is not None:
@@ -157,7 +157,7 @@ def command(
                 run, run_file = home.begun_file, written(*pair, name, wishes.sets)
             compiled, level = begin(home, run_file, run, wishes, fresh=fresh, begun=begun)
         with quiet_children(home.log) as (out, err):
-            view = JsonView(out) if as_json else ProgressView(err, compiled)
+            view = TrainJsonView(out) if as_json else ProgressView(err, compiled)
             if means.settings.nodes > 1:
                 print(how_the_others_come(means.settings), file=err)
             try:
@@ -169,7 +169,9 @@ def command(
     say_goodbye(summary, home, as_json=as_json)
 
 
-def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Means", view: "View") -> dict[str, Any]:
+def train(
+    home: "RunDirectory", compiled: "CompiledRun", level: int, means: "TrainingMeans", view: "TrainView"
+) -> dict[str, Any]:
     """Run until the end or Ctrl-C; returns the summary. Raises NothingFits where this machine is too small."""
     import trio
 
@@ -251,16 +253,16 @@ def _ends(records: Sequence[dict[str, Any]], name: str) -> list[float | None]:
     return [rounded(ends.first), rounded(ends.last)]
 
 
-class View:
+class TrainView:
     """Where progress is shown; this one shows nothing."""
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> "TrainView":
         return self
 
     def __exit__(self, *problem: object) -> None:
         return None
 
-    def plan(self, plan: "Plan") -> None:
+    def plan(self, plan: "TrainingPlan") -> None:
         """What was planned, before anything starts."""
 
     def step(self, record: dict[str, Any]) -> None:
@@ -270,7 +272,7 @@ class View:
         """What goes on between two records."""
 
 
-class JsonView(View):
+class TrainJsonView(TrainView):
     """One line per step."""
 
     def __init__(self, out: IO[str]) -> None:
@@ -280,7 +282,7 @@ class JsonView(View):
         print(json.dumps(record, sort_keys=True), file=self._out, flush=True)
 
 
-class ProgressView(View):
+class ProgressView(TrainView):
     """A bar with the step's main numbers; plain lines where there is no terminal."""
 
     def __init__(self, out: IO[str], compiled: "CompiledRun") -> None:
@@ -313,7 +315,7 @@ class ProgressView(View):
         if self._live:
             self._progress.stop()
 
-    def plan(self, plan: "Plan") -> None:
+    def plan(self, plan: "TrainingPlan") -> None:
         self._console.print(f"plan: {plan.line}", soft_wrap=True)
         for one in plan.told:
             self._console.print(f"  {one}", soft_wrap=True)

@@ -58,7 +58,7 @@ def rank(
     with directory_lock(place, "training"):
         spool = guest_spool(place)
         with quiet_children(place / "logs" / "processes.log") as (out, err):
-            view = View(settings, out if as_json else err, as_json=as_json)
+            view = TrainerView(settings, out if as_json else err, as_json=as_json)
             summary = lend(spool, settings, view)
     if as_json:
         print_json({"summary": summary})
@@ -66,7 +66,7 @@ def rank(
         console().print(f"done: {clean(str(summary['run']))}, {duration(summary['seconds'])}", soft_wrap=True)
 
 
-def lend(spool: "GuestSpool", settings: "TrainerSettings", view: "View") -> dict[str, Any]:
+def lend(spool: "GuestSpool", settings: "TrainerSettings", view: "TrainerView") -> dict[str, Any]:
     """Until machine 0 is done. Raises TrainingError, KeyboardInterrupt."""
     import trio
 
@@ -97,7 +97,7 @@ def lend(spool: "GuestSpool", settings: "TrainerSettings", view: "View") -> dict
     }
 
 
-class View:
+class TrainerView:
     """Says which run it is, and every checkpoint."""
 
     def __init__(self, settings: "TrainerSettings", out: Any, *, as_json: bool) -> None:

@@ -40,7 +40,7 @@ def command(
     """
     from cli.run_directory import trainer_settings
     from node.run.file import had, load_run_file
-    from node.training.imitation import Lessons, imitate, write_model
+    from node.training.imitation import ImitationSettings, imitate, write_model
 
     run, _ = had(load_run_file(file, sets or ()), file, "whole", hear)
     how = run.warm_start
@@ -52,7 +52,7 @@ def command(
         why = f"`model` of the run file is {run.model}, and it is there"
         raise CommandError(f"will not overwrite {out}", why, "remove it, or name another", CONFIGURATION)
     examples = _examples(run, how, file)
-    lessons = Lessons(how.steps, how.batch, how.learning_rate, run.recipe.seed)
+    lessons = ImitationSettings(how.steps, how.batch, how.learning_rate, run.recipe.seed)
     model, figures = _with_a_bar(
         how.steps, lambda told: imitate(base, examples, lessons, trainer_settings(trainer or []), told)
     )

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
     from cli.weights_serve import Fetched, Place
-    from node.blobs.headway import Progress
+    from node.blobs.headway import BlobProgress
     from node.chain.client import ChainClient
-    from node.swarm.terms import Terms
-    from node.visitor import Visitor
+    from node.light_client import LightClient
+    from node.swarm.terms import LeaderTerms
     from node.weights.export import Exported
-    from node.weights.gguf import Plan
+    from node.weights.gguf import GgufPlan
     from node.weights.records import PolicyRecord
 
 MOST_STEPS = 1_000_000
@@ -105,7 +105,7 @@ def fetch(
     """
     from cli.weights_serve import follow as follow_newest
     from node.blobs.http.sources import parse_source
-    from node.visitor import Visitor
+    from node.light_client import LightClient
 
     if follow and step is not None:
         why = "--follow is about the newest policy, --step about one"
@@ -121,7 +121,9 @@ def fetch(
     with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)
         room = int(quota * 1e9)
-        visitor = Visitor(profile, number, directory, quota=room, sources=sources, alone=only_http, report=view.report)
+        visitor = LightClient(
+            profile, number, directory, quota=room, sources=sources, alone=only_http, report=view.report
+        )
 
         def fetch_to(place: "Place") -> "Fetched":
             return _fetch_to(visitor, step, place, view, int(shard * 1e9), as_json)
@@ -133,7 +135,7 @@ def fetch(
 
 
 def _fetch_to(
-    visitor: "Visitor", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
+    visitor: "LightClient", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
 ) -> "Fetched":
     """One visit, and the model where `place` wants it."""
     import trio
@@ -152,7 +154,12 @@ def _fetch_to(
     record = PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest)
     task = bars.add_task("writing", total=policy.manifest.image_size, peers="")
     exported = export_model(
-        policy.path, record, visit.assets, out, shard_bytes=shard_bytes, told=lambda count: bars.advance(task, count)
+        policy.path,
+        record,
+        visit.assets,
+        out,
+        shard_bytes=shard_bytes,
+        on_progress=lambda count: bars.advance(task, count),
     )
     bars.remove_task(task)
     _show_export(exported, as_json, trainer=visit.trainer, fetched_bytes=view.fetched, run=visit.run.name)
@@ -249,7 +256,7 @@ def export(
             assets,
             out,
             shard_bytes=int(shard * 1e9),
-            told=lambda count: bars.advance(task, count),
+            on_progress=lambda count: bars.advance(task, count),
         )
     _show_export(exported, as_json, **for_others(out, plan, gguf, out.name))
 
@@ -292,7 +299,7 @@ def merge(
     with _bars(as_json) as bars:
         task = bars.add_task("merging", total=sum(file.stat().st_size for file in weight_files(models[0])), peers="")
         found = merge_models(
-            numbers, models, out, base=base, workers=threads, told=lambda count: bars.advance(task, count)
+            numbers, models, out, base=base, workers=threads, on_progress=lambda count: bars.advance(task, count)
         )
     if as_json:
         inputs = [root.hex() for root in found.inputs]
@@ -333,7 +340,7 @@ def check_kind(gguf: str | None) -> None:
         raise CommandError(f"--gguf {gguf}", f"it is one of {', '.join(KINDS)}", "for example --gguf q8_0", USAGE)
 
 
-def planned(model: Path, gguf: str | None) -> "Plan | None":
+def planned(model: Path, gguf: str | None) -> "GgufPlan | None":
     """Before anything is written: what cannot be a GGUF file is refused."""
     from cli.run import require_training
     from node.weights import gguf as of_weights
@@ -344,7 +351,7 @@ def planned(model: Path, gguf: str | None) -> "Plan | None":
     return of_weights.planned(model)
 
 
-def for_others(out: Path, plan: "Plan | None", gguf: str | None, name: str) -> dict[str, Any]:
+def for_others(out: Path, plan: "GgufPlan | None", gguf: str | None, name: str) -> dict[str, Any]:
     """What llama.cpp and ollama read of an exported model; which files they are. name: of the GGUF file."""
     from node.inference.weight_files import has_weights
     from node.weights.gguf import modelfile, write_gguf
@@ -452,10 +459,10 @@ class _Signer:
         self.domain: Domain = Domain(profile.chain_id, profile.contracts.swarm)
         self.terms = read(network, self._ask)
 
-    async def _ask(self, chain: "ChainClient") -> "Terms":
-        from node.swarm.terms import Terms
+    async def _ask(self, chain: "ChainClient") -> "LeaderTerms":
+        from node.swarm.terms import LeaderTerms
 
-        terms = Terms((await chain.pool(self.pool)).manager, time.monotonic)
+        terms = LeaderTerms((await chain.pool(self.pool)).manager, time.monotonic)
         await terms.ask_who_leads(chain, self.pool)
         await terms.ask_who_led(chain, self.pool)
         return terms
@@ -486,7 +493,7 @@ def _verify_path(path: Path, root: str | None, signer: _Signer | None, as_json: 
     total = sum(file.stat().st_size for file in weight_files(path))
     with _bars(as_json) as bars:
         task = bars.add_task("hashing", total=total, peers="")
-        weights, record = verify_directory(path, told=lambda count: bars.advance(task, count))
+        weights, record = verify_directory(path, on_progress=lambda count: bars.advance(task, count))
     step, found = _named(path, weights, record, root)
     signed = signer.check(record) if signer and record else None
     return {"path": str(path), "step": step, "policy_root": found, "signer": signed}
@@ -524,7 +531,7 @@ def _verify_held(directory: Path, record: "PolicyRecord", signer: _Signer | None
     image, manifest = _image(directory, record), record.manifest
     with _bars(as_json) as bars:
         task = bars.add_task(f"step {manifest.step}", total=manifest.image_size, peers="")
-        infos = describe_files([image], told=lambda count: bars.advance(task, count))
+        infos = describe_files([image], on_progress=lambda count: bars.advance(task, count))
     if infos != manifest.tensors:
         raise MalformedPolicy(f"the policy of step {manifest.step} is damaged", f"{image} is not what was signed for")
     signed = signer.check(record) if signer else None
@@ -614,7 +621,7 @@ class _Transfers:
         """Bytes of all blobs that arrived."""
         return sum(self._done.values())
 
-    def report(self, progress: "Progress") -> None:
+    def report(self, progress: "BlobProgress") -> None:
         self._done[progress.root] = progress.done
         peers = f"{progress.peers} peer{'s' if progress.peers != 1 else ''}"
         if progress.root not in self._tasks:

@@ -14,7 +14,7 @@ import typer
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import console, print_json
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from protocol.errors import IntellectError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class _Server:
         self._as_json = as_json
         self._own: list[ServedPolicy] = []
         # Bounded, for a relay may follow a run for months.
-        self._shown = Recent[int, None](4096)
+        self._shown = BoundedDict[int, None](4096)
 
     async def run(self, listen: str, sources: Sequence[object], keep: int, every: float, tls: bool) -> None:
         import trio
@@ -153,13 +153,13 @@ class _Server:
         from node.blobs.http.server import Gateway, server_context
         from node.blobs.store import BlobStore
         from node.web.host import bind
-        from node.web.listener import Listener
+        from node.web.listener import HttpListener
 
         store = await trio.to_thread.run_sync(BlobStore, self._directory, self._quota)
         mirror = Mirror(store, sources, keep=keep, every=every) if sources else None  # type: ignore[arg-type]
         certificate = await trio.to_thread.run_sync(_certificate, self._directory) if tls else None
         context = await trio.to_thread.run_sync(server_context, certificate) if certificate else None
-        listener = Listener(bind(listen, "the gateway", "--listen"), context)
+        listener = HttpListener(bind(listen, "the gateway", "--listen"), context)
         gateway = Gateway(listener, store, lambda: self._served(mirror), certificate)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, nursery.cancel_scope)

@@ -211,7 +211,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
         return self.owner if self.registered else None
 
 
-class MemberState(msgspec.Struct, frozen=True):
+class MembershipRecord(msgspec.Struct, frozen=True):
     """A node's standing in a pool, without its contact. provider: None if it never joined; slashed_at: by judges, unix
     seconds, 0 for never; case: the vault's number of that slash, 0 for none; member_until: unix seconds, when its
     membership ends or ended; joined_block: where its last `Joined` can be read, with its contact.
@@ -228,7 +228,7 @@ class MemberState(msgspec.Struct, frozen=True):
     joined_block: int
 
 
-class Member(msgspec.Struct, frozen=True):
+class MemberRecord(msgspec.Struct, frozen=True):
     """A node's standing in a pool. contact: the multiaddr it last told; lease_until: unix seconds."""
 
     node: Address
@@ -348,7 +348,7 @@ class RawLog(msgspec.Struct, frozen=True):
     log_index: int
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class ChainEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What every event carries: where it stands on the chain."""
 
     block: int
@@ -356,30 +356,30 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     log_index: int
 
 
-class NodeRegistered(Event, frozen=True, kw_only=True):
+class NodeRegistered(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     node: Address
     units: int
 
 
-class NodeRemoved(Event, frozen=True, kw_only=True):
+class NodeRemoved(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     node: Address
     units: int
     free_at: int
 
 
-class NodeReleased(Event, frozen=True, kw_only=True):
+class NodeReleased(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     node: Address
     units: int
 
 
-class ProviderRemoved(Event, frozen=True, kw_only=True):
+class ProviderRemoved(ChainEvent, frozen=True, kw_only=True):
     provider: Address
 
 
-class PoolEvent(Event, frozen=True, kw_only=True):
+class PoolEvent(ChainEvent, frozen=True, kw_only=True):
     """An event of one pool."""
 
     pool: int
@@ -622,32 +622,32 @@ class TermEnded(PoolEvent, frozen=True, kw_only=True):
     reached: int
 
 
-class Bonded(Event, frozen=True, kw_only=True):
+class Bonded(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     payer: Address
     amount: int
     bonded: int
 
 
-class Unbonding(Event, frozen=True, kw_only=True):
+class Unbonding(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     amount: int
     unbonding: int
     withdrawable_at: int
 
 
-class Rebonded(Event, frozen=True, kw_only=True):
+class Rebonded(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     amount: int
     bonded: int
 
 
-class Withdrawn(Event, frozen=True, kw_only=True):
+class Withdrawn(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     amount: int
 
 
-class StakeSlashed(Event, frozen=True, kw_only=True):
+class StakeSlashed(ChainEvent, frozen=True, kw_only=True):
     """Stake that is gone for ever. case_id: the vault's case that is final, 0 where evidence took it; burned: how much
     of the amount; its carrier and the treasury have the rest."""
 
@@ -657,7 +657,7 @@ class StakeSlashed(Event, frozen=True, kw_only=True):
     burned: int
 
 
-class StakeFrozen(Event, frozen=True, kw_only=True):
+class StakeFrozen(ChainEvent, frozen=True, kw_only=True):
     """pool: whose judges; carrier: who put up the bond, token wei."""
 
     case_id: int
@@ -669,19 +669,19 @@ class StakeFrozen(Event, frozen=True, kw_only=True):
     bond: int
 
 
-class Appealed(Event, frozen=True, kw_only=True):
+class Appealed(ChainEvent, frozen=True, kw_only=True):
     case_id: int
     provider: Address
     final_at: int
 
 
-class Overturned(Event, frozen=True, kw_only=True):
+class Overturned(ChainEvent, frozen=True, kw_only=True):
     case_id: int
     provider: Address
     amount: int
 
 
-class Finalized(Event, frozen=True, kw_only=True):
+class Finalized(ChainEvent, frozen=True, kw_only=True):
     """amount: token wei that the case found to take."""
 
     case_id: int
@@ -689,23 +689,23 @@ class Finalized(Event, frozen=True, kw_only=True):
     amount: int
 
 
-class Credited(Event, frozen=True, kw_only=True):
+class Credited(ChainEvent, frozen=True, kw_only=True):
     """The vault owes somebody more: `collect` pays it."""
 
     who: Address
     amount: int
 
 
-class Collected(Event, frozen=True, kw_only=True):
+class Collected(ChainEvent, frozen=True, kw_only=True):
     who: Address
     amount: int
 
 
-class ArbiterSet(Event, frozen=True, kw_only=True):
+class ArbiterSet(ChainEvent, frozen=True, kw_only=True):
     arbiter: Address
 
 
-class SuccessorNamed(Event, frozen=True, kw_only=True):
+class SuccessorNamed(ChainEvent, frozen=True, kw_only=True):
     """successor: zeros for nobody; from_: when it may accept the arbiter's office, unix seconds."""
 
     successor: Address
@@ -724,13 +724,13 @@ def _snake(name: str) -> str:
 
 
 class _EventForm(msgspec.Struct, frozen=True):
-    kind: type[Event]
+    kind: type[ChainEvent]
     topic: bytes
     indexed: tuple[tuple[str, str], ...]
     plain: tuple[Mapping[str, Any], ...]
 
 
-def _event_form(kind: type[Event], entry: Mapping[str, Any]) -> _EventForm:
+def _event_form(kind: type[ChainEvent], entry: Mapping[str, Any]) -> _EventForm:
     inputs = entry["inputs"]
     signature = f"{entry['name']}({','.join(_abi_type(part) for part in inputs)})"
     return _EventForm(
@@ -743,13 +743,13 @@ def _event_form(kind: type[Event], entry: Mapping[str, Any]) -> _EventForm:
 
 @cache
 def _event_forms(contract: str) -> dict[bytes, _EventForm]:
-    kinds = {kind.__name__: kind for family in (Event, PoolEvent) for kind in family.__subclasses__()}
+    kinds = {kind.__name__: kind for family in (ChainEvent, PoolEvent) for kind in family.__subclasses__()}
     entries = [entry for entry in artifact(contract)["abi"] if entry["type"] == "event"]
     forms = [_event_form(kinds[entry["name"]], entry) for entry in entries if entry["name"] in kinds]
     return {form.topic: form for form in forms}
 
 
-def topic_of(kind: type[Event]) -> bytes:
+def topic_of(kind: type[ChainEvent]) -> bytes:
     """topic0 of an event type."""
     forms = (form for contract in Contracts.SLOTS.values() for form in _event_forms(contract).values())
     return next(form.topic for form in forms if form.kind is kind)
@@ -760,7 +760,7 @@ def pool_topic(pool: int) -> bytes:
     return pool.to_bytes(32)
 
 
-def parse_log(log: RawLog, addresses: Addresses) -> Event | None:
+def parse_log(log: RawLog, addresses: Addresses) -> ChainEvent | None:
     """The typed event of a log of our contracts; None for a log that is not ours to know.
 
     Raises ContractError if a log of ours does not have its event's form.
@@ -1113,12 +1113,12 @@ class Contracts:
         """How many nodes ever joined."""
         return self._ask("swarm", "memberCount", pool)
 
-    def members(self, pool: int, first: int, most: int) -> list[MemberState]:
+    def members(self, pool: int, first: int, most: int) -> list[MembershipRecord]:
         """Up to `most` of those who ever joined, from number `first` on, in the order in which they did."""
         nodes, values = self._ask("swarm", "membersOf", pool, first, most)
         return [_member_state(node, v) for node, v in zip(nodes, values, strict=True)]
 
-    def member(self, pool: int, node: Address) -> MemberState:
+    def member(self, pool: int, node: Address) -> MembershipRecord:
         return _member_state(node, self._ask("swarm", "memberInfo", pool, node))
 
     def admits(self, pool: int, node: Address) -> bool:
@@ -1456,8 +1456,8 @@ class Contracts:
         return self.swarm.functions.overturn(pool, node)
 
 
-def _member_state(node: Address, v: Sequence[Any]) -> MemberState:
-    return MemberState(node, None if v[0] == NOBODY else v[0], *v[1:])
+def _member_state(node: Address, v: Sequence[Any]) -> MembershipRecord:
+    return MembershipRecord(node, None if v[0] == NOBODY else v[0], *v[1:])
 
 
 def _words(statement: WorkCommitment | EpochRoot | Earnings) -> tuple[Any, ...]:

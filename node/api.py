@@ -13,16 +13,16 @@ from starlette.routing import BaseRoute, Route
 
 from node.audit.findings import Audit
 from node.blobs.http.server import Gateway
-from node.blobs.http.sources import Listing
+from node.blobs.http.sources import PolicyListing
 from node.config import program_version
-from node.services.answering import Answering, Asked
-from node.services.auditing.steps import Auditing
-from node.services.cataloguing import Cataloguing, PublishWish
-from node.services.leaving import Leaving
-from node.services.resting import PauseWish, Resting
-from node.services.tasking.wishes import TaskWish, routes
+from node.services.answer_server import AnswerOrder, AnswerServer
+from node.services.auditing.step_auditor import StepAuditor
+from node.services.departure import Departure
+from node.services.environment_catalogue import EnvironmentCatalogue, PublishWish
+from node.services.rest_keeper import PauseWish, RestKeeper
+from node.services.tasking.requests import TaskRequest, routes
 from node.status_schema import DaemonStatus, TaskPart
-from node.swarm.catalogue import Entry, Offer
+from node.swarm.catalogue import CatalogueEntry, Offer
 from node.web.front import ApiServer
 from node.web.openai import OpenAi, fields_of
 from node.web.page.page import load_assets, page_routes
@@ -56,7 +56,7 @@ FIELDS: Mapping[str, dict[str, Any]] = {
 """Of a request to OpenAI's endpoints: what stands in a field that `node.web.openai` reads."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class ApiRefusal(msgspec.Struct, frozen=True):
     """Why the control socket does not do what was asked: what happened, why, and what to do."""
 
     what: str
@@ -74,7 +74,7 @@ class TaskCancelled(msgspec.Struct, frozen=True):
     cancelled: bool
 
 
-class Tasks(msgspec.Struct, frozen=True):
+class OfferedTasks(msgspec.Struct, frozen=True):
     """Those that this node offers, oldest first."""
 
     tasks: list[TaskPart]
@@ -83,11 +83,11 @@ class Tasks(msgspec.Struct, frozen=True):
 class Environments(msgspec.Struct, frozen=True):
     """found: how many, of which the first are shown."""
 
-    environments: list[Entry]
+    environments: list[CatalogueEntry]
     found: int
 
 
-class EnvironmentFetched(Entry, frozen=True):
+class EnvironmentFetched(CatalogueEntry, frozen=True):
     """file: its archive on this machine; differs: in what the archive says otherwise than its offer."""
 
     file: str
@@ -156,13 +156,15 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
         "GET /status": Operation("What the node is, has and does", DaemonStatus),
         "GET /metrics": Operation("The same as Prometheus gauges and counters", TEXT),
         "GET /livez": Operation("Whether the daemon's loop turns", TEXT),
-        "POST /tasks": Operation("Have the swarm do a task", TaskTaken, TaskWish, refuses=True),
-        "GET /tasks": Operation("The tasks that this node offers", Tasks),
+        "POST /tasks": Operation("Have the swarm do a task", TaskTaken, TaskRequest, refuses=True),
+        "GET /tasks": Operation("The tasks that this node offers", OfferedTasks),
         "POST /tasks/{id}/cancel": Operation("Wait for no more results of a task", TaskCancelled, refuses=True),
         "POST /environments": Operation("Offer an environment package", Offer, PublishWish, refuses=True),
         "GET /environments": Operation("Packages that members offer", Environments, query={"word": "part of a name"}),
         "GET /environments/{text}": Operation("Fetch a package: NAME@ROOT", EnvironmentFetched, refuses=True),
-        "POST /answer": Operation("Have the newest policy answer: a line a token, and what came of it", LINES, Asked),
+        "POST /answer": Operation(
+            "Have the newest policy answer: a line a token, and what came of it", LINES, AnswerOrder
+        ),
         "POST /leave": Operation("Take no new work, and leave once everything is paid", LeavingSaid),
         "POST /pause": Operation("Take no new work for a while", Paused, PauseWish, refuses=True),
         "POST /resume": Operation("Work again, if nothing else stands against it", Resumed),
@@ -174,7 +176,7 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
     },
     "gateway": {
         "GET /": Operation("What is served here", TEXT),
-        "GET /v1/policies": Operation("The policies held, with the trainer's announcements", Listing),
+        "GET /v1/policies": Operation("The policies held, with the trainer's announcements", PolicyListing),
         "GET /v1/blobs/{root}": Operation("A blob's bytes; takes Range", BYTES),
         "GET /v1/blobs/{root}/info": Operation("A blob's piece list, MessagePack", BYTES),
         "GET /distribution.txt": Operation("SHARDCAST: versions, digests and shards", TEXT),
@@ -199,7 +201,7 @@ def served() -> dict[str, list[BaseRoute]]:
     nobody: Any = None
     control = ApiServer(Path(), DaemonStatus)
     control.mount(routes(nobody))
-    for kind in (Cataloguing, Auditing, Answering, Leaving, Resting):
+    for kind in (EnvironmentCatalogue, StepAuditor, AnswerServer, Departure, RestKeeper):
         control.mount(object.__new__(kind).routes())
     return {
         "control": control.routes,
@@ -232,7 +234,7 @@ def describe() -> dict[str, Any]:
     """One OpenAPI 3.1 document; `servers` of a path say which door has it."""
     doors = {door: operations(door, found) for door, found in served().items()}
     kinds = [one for said in doors.values() for each in said.values() for one in (each.body, each.answer)]
-    structs = sorted({one for one in (*kinds, Refusal) if isinstance(one, type)}, key=lambda kind: kind.__name__)
+    structs = sorted({one for one in (*kinds, ApiRefusal) if isinstance(one, type)}, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(structs, ref_template=REF)
     paths: dict[str, dict[str, Any]] = {}
     for door, said in doors.items():
@@ -274,7 +276,7 @@ def _described(door: str, name: str, operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         told["requestBody"] = {"required": True, "content": _content(operation.body)}
     if operation.refuses:
-        told["responses"]["400"] = {"description": "why it is not done", "content": _content(Refusal)}
+        told["responses"]["400"] = {"description": "why it is not done", "content": _content(ApiRefusal)}
     return told
 
 

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 import trio
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from protocol.identity import Address
 from protocol.liveness import AHEAD
 
@@ -36,7 +36,7 @@ class PeerClocks:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead: Recent[Address, tuple[float, float]] = Recent(self.HEARD, refresh=True)
+        self._ahead: BoundedDict[Address, tuple[float, float]] = BoundedDict(self.HEARD, refresh=True)
 
     def heard(self, author: Address, said_at: int) -> None:
         """A member itself said just now what time it is (unix milliseconds)."""

@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from node.errors import ConfigError
-from node.guest.settings import Guest, read_guest
+from node.guest.settings import GuestSettings, read_guest
 from node.places import OURS, default_home
 
 Role = Literal["trainer", "worker", "validator", "auto"]
@@ -162,7 +162,7 @@ class NodeConfig(BaseSettings):
         return init_settings, ListsFromEnvironment(settings_cls), TomlConfigSettingsSource(settings_cls, toml_file=file)
 
     @property
-    def limits(self) -> Guest:
+    def limits(self) -> GuestSettings:
         """What the owner lets this program take, and when."""
         return read_guest(self.guest)
 

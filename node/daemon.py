@@ -18,14 +18,14 @@ import structlog
 import trio
 
 from contracts.bindings import PoolInfo
-from node.blobs.exchange import Limits
+from node.blobs.exchange import ExchangeLimits
 from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.errors import Reverted, RpcUnreachable
 from node.chain.faucet import is_devnet
-from node.chain.follower import DEVNET_POLL, POLL, EventFollower
-from node.chain.invitations import Door
+from node.chain.follower import DEVNET_HEAD_SECONDS, HEAD_SECONDS, EventFollower
+from node.chain.invitations import InvitationCheck
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile, spelled
 from node.config import NodeConfig, Role
@@ -34,8 +34,8 @@ from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.hardware.multiplier import Multiplier
 from node.limits import allow_open_files
 from node.logs import set_up_logging
-from node.member import Member, open_member
-from node.network.circuit.rules import Limits as RelayLimits
+from node.member import Participant, open_member
+from node.network.circuit.rules import RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.chain import check_invitation, look_at_bond, look_at_door
 from node.preflight.early import check_metrics_log, chosen_pool
@@ -44,7 +44,7 @@ from node.preflight.guest import capped, refuse_guest
 from node.preflight.reach import announced, choose_listen, remember_port
 from node.preflight.survey import admit, check_before_stake
 from node.processes.forkserver import ForkServer
-from node.processes.launch import Server
+from node.processes.launch import LaunchedServer
 from node.processes.opening import Opening, patient_opening
 from node.processes.supervision import Supervision, give_back_memory
 from node.progress import ProgressRecord
@@ -52,48 +52,48 @@ from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
-from node.services.answering import Answering
-from node.services.auditing.steps import Auditing
-from node.services.base import Crew, Service
-from node.services.bringing import Bringing
-from node.services.cataloguing import Cataloguing
-from node.services.certifying import Certifying
+from node.services.answer_server import AnswerServer
+from node.services.auditing.step_auditor import StepAuditor
+from node.services.base import Service, ServiceManager
+from node.services.blob_repairer import BlobRepairer
+from node.services.certifier import Certifier
 from node.services.chairing import Chairing
-from node.services.claiming import Claiming
-from node.services.clearing import Clearing
+from node.services.checkpoint_server import CheckpointServer
+from node.services.claim_carrier import ClaimCarrier
+from node.services.claimer import Claimer
 from node.services.context import PoolTime, make_context
 from node.services.continuity import Continuity
-from node.services.court.tabling import Tabling
-from node.services.earning import Earning
-from node.services.ending import Ending
-from node.services.engine import Engine, Following
+from node.services.counter_keeper import CounterKeeper
+from node.services.court.earnings_tabler import EarningsTabler
+from node.services.departure import Departure
+from node.services.earnings_reporter import EarningsReporter
+from node.services.engine import EngineService, PolicySync
+from node.services.environment_catalogue import EnvironmentCatalogue
 from node.services.gateway import Serving
-from node.services.generating import Generating
-from node.services.heartbeat import Beating
+from node.services.hardware_prover import HardwareProver
+from node.services.heartbeat import HeartbeatSender
 from node.services.judging.judge import Validator
-from node.services.jury import Counting
-from node.services.leaving import Leaving
+from node.services.jury import VoteCounter
+from node.services.leaf_reader import LeafReader
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
-from node.services.membership.participant import Lease, ensure_participant, needs_no_join
-from node.services.membership.peers import Peers, forget, recall, remember
+from node.services.membership.participant import LeaseRenewal, ensure_participant, needs_no_join
+from node.services.membership.peers import PeerDialler, forget, recall, remember
 from node.services.membership.reach import Reach
-from node.services.mending import Mending
-from node.services.paying import Paying
-from node.services.resting import Resting
+from node.services.pool_keeper import PoolKeeper
+from node.services.rest_keeper import RestKeeper
+from node.services.rollout_worker import RolloutWorker
 from node.services.rounds.applying import Rounds
-from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging
-from node.services.rounds.learning import Learning
-from node.services.rounds.publishing import Publishing
-from node.services.rounds.seating import Seating
-from node.services.settling import Settling
-from node.services.showing import Showing
-from node.services.tallying import Tallying
-from node.services.tasking.offering import Offering
+from node.services.rounds.publishing import StatePublisher
+from node.services.rounds.replica_trainer import ReplicaTrainer
+from node.services.rounds.round_closer import RoundCloser
+from node.services.rounds.round_worker import RoundWorker
+from node.services.run_progress import RunProgress
+from node.services.tasking.task_scheduler import TaskScheduler
 from node.services.tasking.working import TaskWork
-from node.services.tracing import SeatTracing, Tracing
-from node.services.training.trainer import Trainer
+from node.services.training.trainer import TrainerService
+from node.services.usage_tracker import SeatTracing, UsageTracker
 from node.services.workplace import Workplace
 from node.state.bundle import check_moved
 from node.state.directory import JOURNAL_NAME, StateDir, check_owner, journal_of
@@ -117,41 +117,69 @@ ONE_SIGNAL = 0.5
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (
-    Resting,
-    Tallying,
-    Mending,
-    Counting,
-    Beating,
+    RestKeeper,
+    CounterKeeper,
+    BlobRepairer,
+    VoteCounter,
+    HeartbeatSender,
     Continuity,
-    Tracing,
+    UsageTracker,
     Serving,
-    Ending,
-    Claiming,
-    Cataloguing,
+    RunProgress,
+    HardwareProver,
+    EnvironmentCatalogue,
 )
-PAID: Services = (Paying, Settling, Leaving)
-FOLLOWING: Services = (Engine, Following, Answering)
+PAID: Services = (LeafReader, Claimer, Departure)
+FOLLOWING: Services = (EngineService, PolicySync, AnswerServer)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, *PAID, Earning),
-    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, *PAID, Bringing, Chairing),
-    "trainer": (*EVERYBODY, *PAID, Bringing, Clearing, Offering, Showing, Auditing, Trainer),
+    "worker": (*EVERYBODY, *FOLLOWING, RolloutWorker, TaskWork, StepAuditor, *PAID, EarningsReporter),
+    "validator": (
+        *EVERYBODY,
+        *FOLLOWING,
+        Validator,
+        StepAuditor,
+        Certifier,
+        EarningsTabler,
+        *PAID,
+        ClaimCarrier,
+        Chairing,
+    ),
+    "trainer": (
+        *EVERYBODY,
+        *PAID,
+        ClaimCarrier,
+        PoolKeeper,
+        TaskScheduler,
+        CheckpointServer,
+        StepAuditor,
+        TrainerService,
+    ),
 }
 """What a node of each role does. What stays in a node that leaves starts first, then what works, in this order; each is
 ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Rounds, Learning, *PAID, Earning),
-    "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
-    "trainer": (*EVERYBODY, Rounds, *PAID, Bringing, Clearing, Publishing),
+    "worker": (*EVERYBODY, Rounds, RoundWorker, *PAID, EarningsReporter),
+    "validator": (*EVERYBODY, Rounds, ContributionJudging, RoundCloser, Certifier, EarningsTabler, *PAID, ClaimCarrier),
+    "trainer": (*EVERYBODY, Rounds, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
 SEATED: Services = (*EVERYBODY, Rounds, SeatTracing)
 SEAT_ROLES: dict[Role, Services] = {
-    "worker": (*SEATED, Engine, Generating, *PAID, Earning),
-    "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, *PAID, Bringing),
-    "trainer": (*SEATED, Seating, *PAID, Bringing, Clearing, Publishing),
+    "worker": (*SEATED, EngineService, RolloutWorker, *PAID, EarningsReporter),
+    "validator": (
+        *SEATED,
+        EngineService,
+        ContributionJudging,
+        RoundCloser,
+        Certifier,
+        EarningsTabler,
+        *PAID,
+        ClaimCarrier,
+    ),
+    "trainer": (*SEATED, ReplicaTrainer, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
 }
 """And where the trainers of such rounds learn from rollouts: workers sample."""
-STAYING = {*EVERYBODY, *PAID, Certifying, Tabling, Clearing} - {Claiming}
+STAYING = {*EVERYBODY, *PAID, Certifier, EarningsTabler, PoolKeeper} - {HardwareProver}
 """What goes on in a node that leaves: it takes no new work, and what it did is judged, certified, tabled and paid."""
 
 ALONE: dict[str, tuple[str, ...]] = {"trainer": ("node.run.problems", "protocol.arrow_writer")}
@@ -170,7 +198,7 @@ def import_for(role: str) -> None:
 
 def run(
     config: NodeConfig,
-    server: Server | None = None,
+    server: LaunchedServer | None = None,
     companion: Companion | None = None,
     up: Callable[[], object] = bool,
 ) -> None:
@@ -207,7 +235,7 @@ class Daemon:
     def __init__(
         self,
         config: NodeConfig,
-        server: Server | None = None,
+        server: LaunchedServer | None = None,
         companion: Companion | None = None,
         up: Callable[[], object] = bool,
     ) -> None:
@@ -217,9 +245,9 @@ class Daemon:
         self._companion = companion
         self._journal: Journal | None = None
         self._opening: Opening | None = None
-        self.crew = Crew()
-        self.progress = self.crew.progress
-        self.status = StatusPage(self.crew)
+        self.manager = ServiceManager()
+        self.progress = self.manager.progress
+        self.status = StatusPage(self.manager)
         self.supervision = Supervision(lambda: self.progress.phase.text)
         self._interrupted = False
 
@@ -265,7 +293,7 @@ class Daemon:
                     os._exit(130)
                 draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
-                self.crew.become("draining")
+                self.manager.become("draining")
                 self.progress.enter("draining", "finishing what is under way")
                 self.supervision.stopping()
                 if self._opening is not None:
@@ -352,7 +380,7 @@ class Daemon:
             if answered:
                 # In doubt the first one's contact stands: it may be another daemon's, that lives (`Continuity`).
                 told = not here or await self._tell_where(chain, pool, contact, key.address, leaving=leaving)
-                # Only after the join was seen in a block: see `Peers`.
+                # Only after the join was seen in a block: see `PeerDialler`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
                 if told:
                     log.info("pool.joined", pool=number, role=role, contact=contact)
@@ -374,7 +402,7 @@ class Daemon:
                     self.status.work_for(context)
                     own = (self.config, role, hardware, chain, member, context)
                     doors = (front.web, self.children, front.control)
-                    place = Workplace(*own, self.crew, state.path, ledger, *doors)
+                    place = Workplace(*own, self.manager, state.path, ledger, *doors)
                     await self._serve(nursery, place)
             finally:
                 if not journal.pen.given_up:  # it is another daemon's membership
@@ -412,7 +440,7 @@ class Daemon:
             self.progress.trouble("the chain does not answer: going on as the member that this node was")
             return pool, False
 
-    async def _look_for_invitation(self, chain: ChainClient, pool: PoolInfo, node: Address) -> Door:
+    async def _look_for_invitation(self, chain: ChainClient, pool: PoolInfo, node: Address) -> InvitationCheck:
         """Raises PreflightFailed where the pool takes invited nodes only, and no invitation lets this one in."""
         door = await look_at_door(chain, pool, node, self.config)
         if door.shut:
@@ -444,7 +472,7 @@ class Daemon:
         profile: NetworkProfile,
         boot: int,
         gpus: bool,
-    ) -> AbstractAsyncContextManager[Member]:
+    ) -> AbstractAsyncContextManager[Participant]:
         config = self.config
         announce = announced((), config.announce) if config.announce else ()
         relay = RelayLimits(rate=config.relay_limit, rate_each=config.relay_limit / 2)
@@ -455,7 +483,7 @@ class Daemon:
             Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile), boot=boot),
             blobs,
             quota=config.quota,
-            limits=Limits(config.upload_rate, config.download_limit, config.upload_slots),
+            limits=ExchangeLimits(config.upload_rate, config.download_limit, config.upload_slots),
             sources=[parse_source(text, private=True) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
             prover=Multiplier() if gpus else None,
@@ -465,33 +493,33 @@ class Daemon:
         return self.config.lan == "on" or (self.config.lan == "auto" and profile.lan)
 
     async def _follow_pool(
-        self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path, pen: Pen, *, joined: bool
+        self, nursery: trio.Nursery, member: Participant, chain: ChainClient, directory: Path, pen: Pen, *, joined: bool
     ) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         membership, contact = member.membership, lambda: member.network.contacts()[0]
         self.progress.enter("peers", "reading from the chain who else is in the pool")
-        poll = self.config.chain_poll or (DEVNET_POLL if is_devnet(chain.profile) else POLL)
+        poll = self.config.chain_poll or (DEVNET_HEAD_SECONDS if is_devnet(chain.profile) else HEAD_SECONDS)
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=poll)
         # A devnet makes no block without work: its blocks do not tell the time.
         clock = time.time if is_devnet(chain.profile) else lambda: 0.0
         own = (member.pool, membership, contact, self.progress)
-        lease = Lease(chain, *own, joined=joined, ready=pen.ready, clock=clock)
+        lease = LeaseRenewal(chain, *own, joined=joined, ready=pen.ready, clock=clock)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay_offer)
-        peers = Peers(member, directory)
+        peers = PeerDialler(member, directory)
         near = [Lan(member)] if self._dials_private(chain.profile) else []
         for service in (events, peers, lease, reach, *near):
-            await self.crew.start(service, nursery)
+            await self.manager.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
         """Start the role's services one after the other: each may count on those before it. Those that work end when
         the node begins to leave, the others when it has left."""
-        run, crew, context = place.context.run.spec, self.crew, place.context
+        run, manager, context = place.context.run.spec, self.manager, place.context
         roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
         if await context.journal.do(context.journal.recall, LEAVING):
-            crew.leave()
+            manager.leave()
         nursery.start_soon(self._end_when_left, nursery.cancel_scope)
         kinds, starting = roles[place.role], trio.CancelScope()
         staying = [kind for kind in kinds if kind in STAYING]
@@ -503,8 +531,8 @@ class Daemon:
             await trio.lowlevel.checkpoint()  # who leaves already starts none of them
             for kind in work:
                 await self._start(kind, place, working)
-        if not crew.leaving.is_set():
-            crew.become("working")
+        if not manager.leaving.is_set():
+            manager.become("working")
         self._up()
 
     async def _start(self, kind: type[Service], place: Workplace, nursery: trio.Nursery) -> None:
@@ -515,7 +543,7 @@ class Daemon:
         if service is not None:
             if place.control is not None:
                 place.control.mount(service.routes())
-            await self.crew.start(service, nursery)
+            await self.manager.start(service, nursery)
 
     async def _work(
         self,
@@ -527,13 +555,13 @@ class Daemon:
         """The nursery of what works, until the node leaves. starting: the scope in which it is started."""
         async with trio.open_nursery() as nursery:
             task_status.started(nursery)
-            await self.crew.leaving.wait()
+            await self.manager.leaving.wait()
             starting.cancel()
             nursery.cancel_scope.cancel()
-        self.crew.services[:] = [one for one in self.crew.services if type(one) not in kinds]
+        self.manager.services[:] = [one for one in self.manager.services if type(one) not in kinds]
 
     async def _end_when_left(self, scope: trio.CancelScope) -> None:
-        await self.crew.left.wait()
+        await self.manager.left.wait()
         scope.cancel()
 
     async def _tell_where(
@@ -556,8 +584,8 @@ class Daemon:
             return False
         return True
 
-    async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
-        self.crew.become("syncing")
+    async def _obtain_run(self, role: Role, root: bytes, member: Participant, directory: Path) -> Run:
+        self.manager.become("syncing")
         if role == "trainer" and self.config.run_file is not None:
             self.progress.enter("run", f"reading {self.config.run_file}, and trying its model and its problems")
             compiled = await trio.to_thread.run_sync(_compiled, self.config, abandon_on_cancel=True)
@@ -566,7 +594,7 @@ class Daemon:
         holders, use = member.membership.addresses, self.config.hub
         return await obtain_run(root, member.blobs, holders, directory / "run", use=use)
 
-    def _tell_of_run(self, member: Member) -> None:
+    def _tell_of_run(self, member: Participant) -> None:
         exchange, membership = member.stock.exchange, member.membership
 
         def waits_for() -> str:
@@ -577,7 +605,7 @@ class Daemon:
 
     async def _stop_when_evicted(self, membership: Membership, chain: ChainClient, pool: int) -> None:
         await until_evicted(membership, chain, pool)
-        self.crew.become("evicted")
+        self.manager.become("evicted")
         record = next((record for record in membership.slashed if record.node == membership.own), None)
         why = f"reason {record.reason_name}, {record.amount / 1e18:g} tokens, {record.transaction}" if record else ""
         self.progress.tell("slashed", f"this node was evicted: {why or 'by a quorum of the validators'}")
@@ -594,7 +622,7 @@ class Daemon:
         comes back without a transaction: others do without whoever is not heard. A trainer with a seat leaves, so that
         a standby takes its chair at once."""
         seated = membership.terms.seated and membership.in_office(membership.own)
-        if membership.evicted.is_set() or not (seated or self.crew.left.is_set()):
+        if membership.evicted.is_set() or not (seated or self.manager.left.is_set()):
             return
         # Shielded: this runs in the drain, when everything around it is cancelled already.
         with trio.move_on_after(LEAVE_DEADLINE, shield=True):
@@ -604,7 +632,7 @@ class Daemon:
             except IntellectError as error:
                 log.info("pool.not_left", why=error.why)
                 return
-            if self.crew.left.is_set():  # last: killed before, the next start leaves once more
+            if self.manager.left.is_set():  # last: killed before, the next start leaves once more
                 await journal.do(journal.remember, LEAVING, b"")
 
 

@@ -10,7 +10,7 @@ from protocol.errors import IntellectError
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d.]*")
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Mistake(msgspec.Struct, frozen=True):
     """A mistake. place: where it stands, a file and line or a setting; what: is wrong; remedy: what to do about it;
     size: how bad it is beside others of its kind."""
 
@@ -25,35 +25,35 @@ class Finding(msgspec.Struct, frozen=True):
         return _PARTICULAR.sub("...", self.what.partition(";")[0])[:120]
 
 
-class Findings:
+class Mistakes:
     """All mistakes of something: the first MOST of them whole, the rest counted by kind; the worst of each kind."""
 
     MOST = 20
 
     def __init__(self) -> None:
-        self.first: list[Finding] = []
+        self.first: list[Mistake] = []
         self.kinds: Counter[str] = Counter()
-        self.worst: dict[str, Finding] = {}
+        self.worst: dict[str, Mistake] = {}
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: Mistake) -> None:
         if len(self.first) < self.MOST:
             self.first.append(finding)
         kind = finding.kind if finding.kind in self.kinds or len(self.kinds) < 1000 else "others"
         self.kinds[kind] += 1
         self._weigh(kind, finding)
 
-    def _weigh(self, kind: str, finding: Finding) -> None:
+    def _weigh(self, kind: str, finding: Mistake) -> None:
         if kind not in self.worst or finding.size > self.worst[kind].size:
             self.worst[kind] = finding
 
     def take(self, error: IntellectError, place: str) -> None:
         """What an error says; of one that has findings of its own, each of them."""
         found = getattr(error, "findings", None)
-        if not isinstance(found, Findings):
-            return self.add(Finding(place, f"{error.what}: {error.why}", error.remedy))
+        if not isinstance(found, Mistakes):
+            return self.add(Mistake(place, f"{error.what}: {error.why}", error.remedy))
         return self.join(found)
 
-    def join(self, found: "Findings") -> None:
+    def join(self, found: "Mistakes") -> None:
         """Take in all of another look."""
         self.first += found.first[: self.MOST - len(self.first)]
         self.kinds += found.kinds

@@ -84,18 +84,18 @@ class Name(msgspec.Struct, frozen=True):
         return f"hf:{self.repository}{revision}{part}"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class HubFile(msgspec.Struct, frozen=True):
     """A file of a listing. digest: hex, sha256 of the bytes (64 digits) or git's id of them (40), empty if unknown."""
 
     size: int
     digest: str
 
 
-class Listing(msgspec.Struct, frozen=True):
+class RepositoryListing(msgspec.Struct, frozen=True):
     """What a repository holds at one commit. licence: as its card says. configs: of a data set's card."""
 
     name: Name
-    files: dict[str, Entry]
+    files: dict[str, HubFile]
     licence: str = ""
     configs: list[dict[str, Any]] = []
 
@@ -155,7 +155,7 @@ def pin(name: Name) -> Name:
     return listing.name
 
 
-def look(name: Name) -> Listing:
+def look(name: Name) -> RepositoryListing:
     """The listing of a repository: kept since an earlier look at that commit, or the hub's. Raises HubError."""
     if (kept := _kept(name)) is not None:
         return kept
@@ -178,11 +178,11 @@ def look(name: Name) -> Listing:
         )
     card = info.card_data.to_dict() if info.card_data else {}
     files = {
-        one.rfilename: Entry(one.size or 0, one.lfs.sha256 if one.lfs else one.blob_id or "")
+        one.rfilename: HubFile(one.size or 0, one.lfs.sha256 if one.lfs else one.blob_id or "")
         for one in (info.siblings or ())[:MOST_FILES]
     }
     licence, configs = card.get("license"), card.get("configs")
-    listing = Listing(
+    listing = RepositoryListing(
         Name(info.id, name.kind, str(info.sha)),
         files,
         ", ".join(map(str, licence)) if isinstance(licence, list) else str(licence or ""),
@@ -198,7 +198,7 @@ def offline() -> bool:
     return bool(_client().constants.HF_HUB_OFFLINE)
 
 
-def wanted(name: Name, listing: Listing) -> dict[str, str]:
+def wanted(name: Name, listing: RepositoryListing) -> dict[str, str]:
     """File in the repository -> file in the directory that is handed out. Raises HubError."""
     if name.kind == "model":
         return {file: file for file in _model_files(listing)}
@@ -207,7 +207,7 @@ def wanted(name: Name, listing: Listing) -> dict[str, str]:
     return {file: file.replace("/", "-") if flat else PurePosixPath(file).name for file in files}
 
 
-def _model_files(listing: Listing) -> list[str]:
+def _model_files(listing: RepositoryListing) -> list[str]:
     """Without pictures, and weights of other libraries that are as large again."""
     top = [file for file in listing.files if "/" not in file and PurePosixPath(file).suffix in MODEL_SUFFIXES]
     weights = sorted(file for file in top if file.endswith(".safetensors"))
@@ -231,7 +231,7 @@ def _model_files(listing: Listing) -> list[str]:
 # --- parts of data sets --------------------------------------------------------------------------
 
 
-def _part_of(name: Name, listing: Listing) -> tuple[str, Listing, list[str]]:
+def _part_of(name: Name, listing: RepositoryListing) -> tuple[str, RepositoryListing, list[str]]:
     """(CONFIG/SPLIT, the listing that has it, its files in order). Raises HubError where it is not known which."""
     parts = parts_of(listing)
     if not parts and not any(_SHARD.fullmatch(file) for file in listing.files):
@@ -263,7 +263,7 @@ def choose(asked: str, parts: Iterable[str], default: str = "") -> str | None:
     return f"{config}/train" if f"{config}/train" in splits else splits[0] if len(splits) == 1 else None
 
 
-def parts_of(listing: Listing) -> dict[str, list[str]]:
+def parts_of(listing: RepositoryListing) -> dict[str, list[str]]:
     """CONFIG/SPLIT -> its files: by the configurations of the card, else by the usual names."""
     files = sorted(file for file in listing.files if _is_data(file))
     found: dict[str, list[str]] = {}
@@ -329,15 +329,15 @@ def _is_data(file: str) -> bool:
     return path.suffix in DATA_SUFFIXES and not small and not path.name.startswith(".")
 
 
-def _default_config(listing: Listing) -> str:
+def _default_config(listing: RepositoryListing) -> str:
     return next((str(one.get("config_name")) for one in listing.configs if one.get("default")), "")
 
 
 # --- fetched and compared ------------------------------------------------------------------------
 
 
-def have(name: Name, reach: Reach = "whole", told: Callable[[str], object] = lambda line: None) -> Had:
-    """The source in a directory of its own. Raises HubError. told: hears what takes time.
+def have(name: Name, reach: Reach = "whole", on_progress: Callable[[str], object] = lambda line: None) -> Had:
+    """The source in a directory of its own. Raises HubError. on_progress: hears what takes time.
 
     reach: "here" fetches nothing, and refuses what is not whole; "headers" leaves weights out, for which files with
     their headers and holes stand; "whole" fetches and compares everything.
@@ -347,7 +347,7 @@ def have(name: Name, reach: Reach = "whole", told: Callable[[str], object] = lam
     else:
         asked, name = name, pin(name)
         if asked != name:
-            told(f"{asked} is now {name}")
+            on_progress(f"{asked} is now {name}")
         listing = look(name)
     files = wanted(name, listing)
     here = {file: found for file in files if (found := _cached(name, file))}
@@ -360,11 +360,11 @@ def have(name: Name, reach: Reach = "whole", told: Callable[[str], object] = lam
     need = sum(listing.files[file].size for file in absent)
     free = _check_disk(name, need)
     if absent:
-        told(f"fetching {name}: {len(absent)} files, {size_of(need)}")
+        on_progress(f"fetching {name}: {len(absent)} files, {size_of(need)}")
     with _told(name):
         for file in absent:
             here[file] = _download(name, file)
-    checked = _verify(name, listing, here, told)
+    checked = _verify(name, listing, here, on_progress)
     folder = _notes(name) / ("headers" if hollow else "files")
     folder = folder / re.sub(
         r"[^\w.-]", "-", "-".join([name.repository.rpartition("/")[2], *name.part.split("/")]).strip("-")
@@ -376,7 +376,7 @@ def have(name: Name, reach: Reach = "whole", told: Callable[[str], object] = lam
     return Had(name, folder, listing.licence, total, sum(listing.files[file].size for file in hollow), checked, free)
 
 
-def _listed_here(name: Name) -> Listing:
+def _listed_here(name: Name) -> RepositoryListing:
     """Raises HubError for what is not known without asking the hub."""
     if not name.pinned or (name.kind == "dataset" and not name.part):
         raise HubError(
@@ -469,16 +469,16 @@ def _ref(name: Name) -> Path:
     return _notes(msgspec.structs.replace(name, revision="refs")) / (name.revision or MAIN).replace("/", "--")
 
 
-def _kept(name: Name) -> Listing | None:
+def _kept(name: Name) -> RepositoryListing | None:
     if not name.pinned:
         return None
     try:
-        return msgspec.json.decode((_notes(name) / "listing.json").read_bytes(), type=Listing)
+        return msgspec.json.decode((_notes(name) / "listing.json").read_bytes(), type=RepositoryListing)
     except (OSError, *UNREADABLE):
         return None  # never looked at, or damaged: the hub is asked again
 
 
-def _cached_listing(name: Name) -> Listing:
+def _cached_listing(name: Name) -> RepositoryListing:
     """What another program's cache holds, where the hub must not be asked: its files are named by their digests."""
     place = Path(_client().constants.HF_HUB_CACHE) / f"{name.kind}s--{name.repository.replace('/', '--')}"
     commit = name.revision
@@ -490,13 +490,13 @@ def _cached_listing(name: Name) -> Listing:
     folder = place / "snapshots" / commit
     if not commit or not folder.is_dir():
         raise _silent(name, "HF_HUB_OFFLINE is set, and it was never fetched")
-    files: dict[str, Entry] = {}
+    files: dict[str, HubFile] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             blob = path.resolve().name
             digest = blob if path.is_symlink() and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob) else ""
-            files[path.relative_to(folder).as_posix()] = Entry(path.stat().st_size, digest)
-    return Listing(Name(name.repository, name.kind, commit), files)
+            files[path.relative_to(folder).as_posix()] = HubFile(path.stat().st_size, digest)
+    return RepositoryListing(Name(name.repository, name.kind, commit), files)
 
 
 def _cached(name: Name, file: str) -> Path | None:
@@ -526,7 +526,9 @@ def _check_disk(name: Name, need: int) -> int:
     return free
 
 
-def _verify(name: Name, listing: Listing, files: Mapping[str, Path], told: Callable[[str], object]) -> int:
+def _verify(
+    name: Name, listing: RepositoryListing, files: Mapping[str, Path], on_progress: Callable[[str], object]
+) -> int:
     """Compare what was not compared yet; returns how many files. Raises HubError for other bytes than were promised."""
     notes = _notes(name) / "compared.json"
     try:
@@ -540,7 +542,7 @@ def _verify(name: Name, listing: Listing, files: Mapping[str, Path], told: Calla
         if known.get(file) == stamp or not entry.digest:
             continue
         if entry.size > 1 << 30:
-            told(f"comparing {file}, {size_of(entry.size)}, with the hub's listing")
+            on_progress(f"comparing {file}, {size_of(entry.size)}, with the hub's listing")
         if about.st_size != entry.size or _digest(path, entry) != entry.digest:
             path.resolve().unlink(missing_ok=True)  # the client would keep it for ever
             path.unlink(missing_ok=True)
@@ -556,7 +558,7 @@ def _verify(name: Name, listing: Listing, files: Mapping[str, Path], told: Calla
     return checked
 
 
-def _digest(path: Path, entry: Entry) -> str:
+def _digest(path: Path, entry: HubFile) -> str:
     git = len(entry.digest) == 40
     found = hashlib.sha1(usedforsecurity=False) if git else hashlib.sha256()
     if git:  # what git calls a blob: its kind and size stand before it

@@ -18,7 +18,7 @@ MOST_DEEP = 64
 """Groups inside groups that are looked at."""
 
 
-class Memory(NamedTuple):
+class ProcessMemory(NamedTuple):
     """Bytes: what this process and those beside it may have in all, and what is left of it."""
 
     total: int
@@ -31,7 +31,7 @@ def cores() -> int:
     return max(1, min([own, *(math.ceil(share) for share in _shares(CONTROL, OWN_GROUPS))]))
 
 
-def memory() -> Memory:
+def memory() -> ProcessMemory:
     """The machine's memory, or the least that a control group leaves of it."""
     import psutil  # who asks for cores only needs none of it
 
@@ -39,7 +39,7 @@ def memory() -> Memory:
     total, free = machine.total, machine.available
     for limit, used in _memories(CONTROL, OWN_GROUPS):
         total, free = min(total, limit), min(free, max(0, limit - used))
-    return Memory(total, free)
+    return ProcessMemory(total, free)
 
 
 def allow_open_files(most: int = OPEN_FILES) -> int:

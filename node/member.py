@@ -1,6 +1,6 @@
 """What every participant of a pool has: a key, a network, the members and their rights, the board, and blobs.
 
-A daemon, a visitor and a test's seat are made of the same parts. Knows how they fit together and what is up before
+A daemon, a light client and a test's seat are made of the same parts. Knows how they fit together and what is up before
 what; leaves what is done with them to those who have them.
 """
 
@@ -15,10 +15,10 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import Member as MemberInfo
+from contracts.bindings import MemberRecord as MemberInfo
 from contracts.bindings import PoolInfo
 from node.blobs.errors import BadSource, SourceFailed
-from node.blobs.exchange import BlobExchange, Limits
+from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.blobs.headway import Report
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.sources import HttpSource, parse_source
@@ -46,7 +46,7 @@ GUESTS_PLACE = "/ip4/127.0.0.1/tcp/0"
 """A guest calls, and is called by nobody. The port of a node that runs on this machine stays free."""
 
 
-class Stock(msgspec.Struct, frozen=True):
+class BlobService(msgspec.Struct, frozen=True):
     """A node's blobs. door: where everybody obtains and adds them; behind it the own store and the peers' exchange."""
 
     door: Blobs
@@ -54,7 +54,7 @@ class Stock(msgspec.Struct, frozen=True):
     exchange: BlobExchange
 
 
-class Member:
+class Participant:
     """One participant: speaks once `network` runs, hears the pool while `listen` runs. pool: its number on chain."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Member:
         pool: int,
         network: Network,
         membership: Membership,
-        stock: Stock,
+        stock: BlobService,
         wall: Seconds = time.time,
         prover: Prover | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class Member:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.board.run)
             nursery.start_soon(self.membership.follow, self.board)
-            nursery.start_soon(self.membership.places.tend)
+            nursery.start_soon(self.membership.places.maintain)
 
 
 @asynccontextmanager
@@ -100,12 +100,12 @@ async def open_member(
     directory: Path,
     *,
     quota: int,
-    limits: Limits | None = None,
+    limits: ExchangeLimits | None = None,
     sources: Sequence[HttpSource] = (),
     report: Report | None = None,
     bootnodes: Sequence[str] = (),
     prover: Prover | None = None,
-) -> AsyncIterator[Member]:
+) -> AsyncIterator[Participant]:
     """A member that is on the network until the block ends, and not yet listening.
 
     directory: of its blobs, `quota` bytes at most; sources: HTTP sources that are asked before the swarm;
@@ -123,8 +123,8 @@ async def open_member(
         """Asked each time: gateways come and go with their members' heartbeats."""
         return announced_gateways(membership, private=network.private)
 
-    door = BlobDoor(store, exchange, HttpBlobs(store), sources, announced)
-    member = Member(key, domain, pool.id, network, membership, Stock(door, store, exchange), prover=prover)
+    door = BlobFetcher(store, exchange, HttpBlobs(store), sources, announced)
+    member = Participant(key, domain, pool.id, network, membership, BlobService(door, store, exchange), prover=prover)
     async with trio.open_nursery() as nursery:
         # Only once it listens: members to whom we announce ourselves dial at once.
         await nursery.start(network.run)
@@ -142,7 +142,7 @@ async def open_guest(
     quota: int,
     sources: Sequence[HttpSource] = (),
     report: Report | None = None,
-) -> AsyncIterator[Member]:
+) -> AsyncIterator[Participant]:
     """Somebody who looks at a pool without joining it, and knows the members and who leads as the chain has them now.
     Raises ChainError."""
     # A key of the moment: members see a stranger, and the key of a node that runs does not appear twice.
@@ -192,7 +192,7 @@ LAST_CHANCE = 10.0
 """Seconds that the announced gateways have at least, however long the swarm has tried."""
 
 
-class Swarm(Protocol):
+class BlobSwarm(Protocol):
     """Blobs from peers."""
 
     async def fetch(
@@ -200,13 +200,13 @@ class Swarm(Protocol):
     ) -> Path: ...
 
 
-class BlobDoor:
+class BlobFetcher:
     """first: asked before the swarm; announced: gateways of the members, asked after it."""
 
     def __init__(
         self,
         store: BlobStore,
-        swarm: Swarm,
+        swarm: BlobSwarm,
         http: HttpBlobs,
         first: Sequence[HttpSource] = (),
         announced: Callable[[], Sequence[HttpSource]] = tuple,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 
 PHASES = (
     "key",
@@ -51,7 +51,7 @@ class Phase(msgspec.Struct, frozen=True):
     progress: float | None = None
 
 
-class Finished(msgspec.Struct, frozen=True):
+class FinishedPhase(msgspec.Struct, frozen=True):
     """A phase that is over, and how long it took."""
 
     name: str
@@ -83,8 +83,8 @@ class ProgressRecord:
         self._text: Callable[[], str] = _text("opening the node's directory and its key")
         self._began = self._since = clock()
         self._events: list[tuple[int, Event]] = []
-        self._troubles: Recent[str, float] = Recent(MOST_EVENTS)
-        self.phases: list[Finished] = []
+        self._troubles: BoundedDict[str, float] = BoundedDict(MOST_EVENTS)
+        self.phases: list[FinishedPhase] = []
         self.told = 0
         self.doing = _text(doing)
 
@@ -109,7 +109,7 @@ class ProgressRecord:
         """Begin a phase; the one of before is over. Of the present phase: it goes on, and waits for something else."""
         if name != self._name:
             now = self._clock()
-            self.phases = [*self.phases, Finished(self._name, round(now - self._since, 2))][-MOST_PHASES:]
+            self.phases = [*self.phases, FinishedPhase(self._name, round(now - self._since, 2))][-MOST_PHASES:]
             self._name, self._since = name, now
         self._text = _text(text)
         self._fraction = progress or _unknown

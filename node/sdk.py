@@ -42,7 +42,7 @@ from protocol.errors import IntellectError
 from protocol.tasks import TaskSpec
 
 if TYPE_CHECKING:
-    from node.visitor import Visit
+    from node.light_client import PolicySnapshot
 
 __all__ = ["IntellectError", "Node", "NodeConfig", "Policy", "Status", "TaskSpec", "follow", "run_member"]
 # Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
@@ -50,7 +50,7 @@ MAX_ANSWER = 8 << 20
 # Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
 AS_IT_IS = {"Accept-Encoding": "identity"}
 ANSWER_SECONDS = 60.0
-POLL = 0.5
+TASK_SECONDS = 0.5
 """Seconds between two looks at a task, or at a member that joins."""
 # A policy of seven billion parameters is 15 GB: the one in use, the one that is fetched, and patches.
 QUOTA = 64 << 30
@@ -110,7 +110,7 @@ class Node:
                 raise NodeError("no such task at this node", f"it does not offer {task}", "look at: Node.tasks()")
             if not told["open"]:
                 return told
-            await anyio.sleep(POLL)
+            await anyio.sleep(TASK_SECONDS)
 
     async def cancel(self, task: str) -> None:
         """Wait for no more results of it."""
@@ -184,8 +184,8 @@ async def run_member(config: NodeConfig) -> AsyncGenerator[Node]:
     with _plain():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_over, daemon.main)
-            while daemon.crew.state != "working":  # noqa: ASYNC110 - the daemon's state is no event
-                await trio.sleep(POLL)
+            while daemon.manager.state != "working":  # noqa: ASYNC110 - the daemon's state is no event
+                await trio.sleep(TASK_SECONDS)
             yield Node(config.directory)
             nursery.cancel_scope.cancel()
 
@@ -226,14 +226,14 @@ async def _follow(
 ) -> AsyncGenerator[AsyncIterator[Policy]]:
     from node.blobs.http.sources import parse_source
     from node.chain.profile import load_profile
-    from node.visitor import Visitor
+    from node.light_client import LightClient
 
     sources = [parse_source(text, private=True) for text in gateways]
     profile = await trio.to_thread.run_sync(lambda: load_profile(network, home=default_home()))
     number = profile.pool if pool is None else pool
     if number is None:
         raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
-    visitor = Visitor(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
+    visitor = LightClient(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
     with _plain():
         async with visitor.following(after) as visits:
             yield _Policies(visits)
@@ -242,7 +242,7 @@ async def _follow(
 class _Policies(AsyncIterator[Policy]):
     """No generator: one that is left while it waits has ended, as after the run's last policy."""
 
-    def __init__(self, visits: "trio.MemoryReceiveChannel[Visit]") -> None:
+    def __init__(self, visits: "trio.MemoryReceiveChannel[PolicySnapshot]") -> None:
         self._visits = visits
 
     async def __anext__(self) -> Policy:

@@ -16,10 +16,10 @@ import trio
 
 from node.chain.profile import NetworkProfile
 from node.config import program_version
-from node.member import Member
+from node.member import Participant
 from node.network.interface import Network, TcpPath
 from node.processes.opening import Opening
-from node.services.base import Crew
+from node.services.base import ServiceManager
 from node.services.context import Context
 from node.status_schema import DaemonStatus, MemberPart, PathPart
 from node.swarm.membership import Membership
@@ -30,8 +30,8 @@ from protocol.identity import Address, NodeKey
 class StatusPage:
     """Filled in as the daemon comes up; always renders."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, manager: ServiceManager) -> None:
+        self._manager = manager
         self._started = time.monotonic()
         self._version = program_version()  # read from disk: once
         self._key: NodeKey | None = None
@@ -39,7 +39,7 @@ class StatusPage:
         self._profile: NetworkProfile | None = None
         self._pool = -1
         self._role = ""
-        self._member: Member | None = None
+        self._member: Participant | None = None
         self._context: Context | None = None
         self._opening: Opening | None = None
 
@@ -54,7 +54,7 @@ class StatusPage:
     def place(self, profile: NetworkProfile, pool: int, role: str) -> None:
         self._profile, self._pool, self._role = profile, pool, role
 
-    def connect(self, member: Member) -> None:
+    def connect(self, member: Participant) -> None:
         self._member = member
 
     def work_for(self, context: Context) -> None:
@@ -70,7 +70,7 @@ class StatusPage:
         return self._page(self._swarm())
 
     def _page(self, swarm: list[MemberPart]) -> DaemonStatus:
-        beat = self._crew.beat()
+        beat = self._manager.beat()
         page: dict[str, Any] = {
             "node": self._node(str(beat.get("engine", "")), bool(beat.get("finished")), str(beat.get("state", ""))),
             "network": self._chain(),
@@ -81,17 +81,17 @@ class StatusPage:
             "slashed": self._slashed(),
             "network_stats": msgspec.structs.asdict(self._member.network.stats()) if self._member else {},
             "board": dict(self._member.board.counts) if self._member else {},
-            "services": self._crew.names,
-            "events": [msgspec.structs.asdict(event) for event in self._crew.progress.events],
+            "services": self._manager.names,
+            "events": [msgspec.structs.asdict(event) for event in self._manager.progress.events],
         }
-        for service in self._crew.services:
+        for service in self._manager.services:
             for name, section in service.status().items():
                 page[name] = joined(page.get(name), section)
         return msgspec.structs.replace(checked(page), swarm=swarm)
 
     def _node(self, engine: str, finished: bool, said: str) -> dict[str, Any]:
         """said: its state, by a service that knows better."""
-        state, progress = self._crew.state, self._crew.progress
+        state, progress = self._manager.state, self._manager.progress
         state = said if said and state == "working" else state
         return {
             "address": self._key.address if self._key else "",
@@ -120,7 +120,7 @@ class StatusPage:
 
     def _run(self) -> dict[str, Any]:
         context = self._context
-        newest = context.shelf.newest if context else None
+        newest = context.policy_cache.newest if context else None
         return {
             "name": context.run.spec.name if context else "",
             "run_root": context.run.root.hex() if context else "",
@@ -128,7 +128,7 @@ class StatusPage:
             "steps_total": context.run.spec.recipe.steps if context else 0,
             "target_reward": context.run.spec.recipe.target_reward if context else None,
             "policy_root": newest.root.hex() if newest else "",
-            "policies_held": context.shelf.count if context else 0,
+            "policies_held": context.policy_cache.count if context else 0,
             "over": False,
             "reward": None,
             "final_reward": None,
@@ -154,7 +154,7 @@ class StatusPage:
         now = trio.current_time()
         return Counter(str(member.state(now)) for member in self._member.membership.table.all())
 
-    def _row(self, member: liveness.Member, now: float, way: str, path: TcpPath | None) -> MemberPart:
+    def _row(self, member: liveness.LiveMember, now: float, way: str, path: TcpPath | None) -> MemberPart:
         beat = member.beat
         own = self._key is not None and member.address == self._key.address
         return MemberPart(
@@ -175,7 +175,7 @@ class StatusPage:
             clock_ahead_seconds=None if own else _clock_ahead(member, now),
         )
 
-    def _counts_as(self, member: liveness.Member) -> str:
+    def _counts_as(self, member: liveness.LiveMember) -> str:
         return self._member.claims.counts_as(member.address, member.beat.engine) if self._member and member.beat else ""
 
     def _slashed(self) -> list[dict[str, Any]]:
@@ -237,7 +237,7 @@ def _ways(network: Network) -> dict[Address, str]:
     return named | dict.fromkeys(relayed, "relayed")
 
 
-def _clock_ahead(member: liveness.Member, now: float) -> float | None:
+def _clock_ahead(member: liveness.LiveMember, now: float) -> float | None:
     """This machine's clock minus the member's when it was heard last, seconds: a heartbeat bears its author's time."""
     if member.beat is None or member.seen_at is None:
         return None

@@ -70,7 +70,7 @@ Place = tuple[int, bool]
 FIRST: Place = (0, False)
 
 
-class Bench(NamedTuple):
+class RoundCommittee(NamedTuple):
     """Who decides a round. quorum: see `quorum_of`."""
 
     validators: tuple[Address, ...]
@@ -102,7 +102,7 @@ def seconds_of(ballot: int) -> float:
 class Agreement:
     """One round's, as one node hears it. own: this node, if it is a validator."""
 
-    def __init__(self, bench: Bench, own: Address | None = None) -> None:
+    def __init__(self, bench: RoundCommittee, own: Address | None = None) -> None:
         self._bench, self._own = bench, own
         # None: it said several things there, and counts for all that others say
         self._said: dict[Address, dict[Place, Proposal | None]] = {}
@@ -115,7 +115,7 @@ class Agreement:
         """Whether this node has spoken."""
         return bool(self._own and self._said.get(self._own))
 
-    def seat(self, bench: Bench) -> None:
+    def seat(self, bench: RoundCommittee) -> None:
         """Only the words of these count from now on."""
         self._bench = bench
         self._said = {author: said for author, said in self._said.items() if author in bench.validators}

@@ -149,7 +149,7 @@ def as_share(rate: int) -> float:
     return rate / RATE_ONE
 
 
-class Load(msgspec.Struct, frozen=True):
+class AuditLoad(msgspec.Struct, frozen=True):
     """What a validator measured. arriving: groups per second that workers commit; capacity: groups per second that
     its engine recomputes; backlog: seconds of work that wait."""
 
@@ -168,7 +168,7 @@ CALM_SECONDS = 5.0
 """Backlog below which a validator recomputes everything, whatever it has pledged."""
 
 
-def pledged_share(load: Load | None, groups: int, validators: int, spec: AuditSpec) -> float:
+def pledged_share(load: AuditLoad | None, groups: int, validators: int, spec: AuditSpec) -> float:
     """The share that a validator promises for the next window: what the power needs, or what it can do if less.
 
     groups: of one worker in one window; validators: those who share the work. Unknown load promises the need.
@@ -179,7 +179,7 @@ def pledged_share(load: Load | None, groups: int, validators: int, spec: AuditSp
     return min(needed, BUSY_SHARE * load.capacity / load.arriving)
 
 
-def share_of_file(pledged: float, load: Load | None, verified: int, suspect: bool, spec: AuditSpec) -> float:
+def share_of_file(pledged: float, load: AuditLoad | None, verified: int, suspect: bool, spec: AuditSpec) -> float:
     """The share of one file's groups to draw, at least what was pledged.
 
     verified: groups of this worker that were recomputed without a fault. Whoever is suspected or on probation is

@@ -20,8 +20,8 @@ from protocol.rollout import STATE_BYTES, RolloutBatch, RolloutHeader, SampleRow
 from protocol.routing import Routing
 from protocol.routing import objection as odd_experts
 from protocol.run import RolloutSpec, RunSpec, VerificationSpec
-from protocol.statements import Outcome, WorkCommitment
-from protocol.toploc import MalformedProof, Proof, ProofErrors
+from protocol.statements import VerdictOutcome, WorkCommitment
+from protocol.toploc import ActivationProof, MalformedProof, ProofErrors
 
 
 class Reason(IntEnum):
@@ -132,8 +132,8 @@ class Fault(msgspec.Struct, frozen=True):
     group: int = -1
 
     @property
-    def outcome(self) -> Outcome:
-        return Outcome.SLASH if self.reason in OBJECTIVE else Outcome.REJECT
+    def outcome(self) -> VerdictOutcome:
+        return VerdictOutcome.SLASH if self.reason in OBJECTIVE else VerdictOutcome.REJECT
 
 
 class ExpectedProblem(msgspec.Struct, frozen=True):
@@ -307,12 +307,12 @@ def subject_of(header: RolloutHeader, row: SampleRow) -> ProofSubject:
     return ProofSubject(*place, row.prompt, row.output, row.segments, row.experts)
 
 
-def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[Proof]] | Fault:
+def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[ActivationProof]] | Fault:
     """The activation proofs of every sample, exactly as many as its length demands, in envelopes of their own.
 
     The header's fields are those of the commitment by now: `check_identity` comes first.
     """
-    proofs: list[list[Proof]] = []
+    proofs: list[list[ActivationProof]] = []
     for row in batch.rows:
         try:
             subject = subject_of(batch.header, row)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from protocol.codec import decode_msgpack
-from protocol.exchange import F32, ContributionError, Form
+from protocol.exchange import F32, ContributionError, ExchangeForm
 from protocol.pretraining import Diloco
 
 # A digest for each stretch of a round: some thousand of 32 bytes.
@@ -90,7 +90,7 @@ class Contribution(NamedTuple):
     """header, and the encoded tensors, which are not decoded yet: `tensor` and `check` raise ContributionError."""
 
     header: ContributionHeader
-    form: Form
+    form: ExchangeForm
     shapes: Shapes
     parts: Mapping[str, memoryview]
 
@@ -113,14 +113,14 @@ def encode_header(header: ContributionHeader) -> bytes:
     return _FRONT.pack(_MAGIC, len(body)) + body
 
 
-def encode_contribution(header: ContributionHeader, tensors: Mapping[str, F32], form: Form) -> Iterator[bytes]:
+def encode_contribution(header: ContributionHeader, tensors: Mapping[str, F32], form: ExchangeForm) -> Iterator[bytes]:
     """The file, part by part. tensors: by name, in any order."""
     yield encode_header(header)
     for name in sorted(tensors):
         yield form.encode(tensors[name])
 
 
-def most_bytes(shapes: Shapes, form: Form) -> int:
+def most_bytes(shapes: Shapes, form: ExchangeForm) -> int:
     """The longest file that may be fetched."""
     return _FRONT.size + MAX_HEADER_BYTES + sum(form.size(math.prod(shape)) for shape in shapes.values())
 
@@ -145,7 +145,9 @@ def decode_header(data: bytes | memoryview, expected: Expected) -> tuple[Contrib
     return header, body[length:]
 
 
-def decode_contribution(data: bytes | memoryview, shapes: Shapes, form: Form, expected: Expected) -> Contribution:
+def decode_contribution(
+    data: bytes | memoryview, shapes: Shapes, form: ExchangeForm, expected: Expected
+) -> Contribution:
     """Header and lengths, compared with what they must be; no tensor is decoded. Raises ContributionError."""
     header, body = decode_header(data, expected)
     sizes = {name: form.size(math.prod(shapes[name])) for name in sorted(shapes)}

@@ -82,7 +82,7 @@ class DecisionError(ProtocolError):
     """Tables or evidence that no decision can be made with."""
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What was counted in calibration. proofs: PROOF_BINS counts of proofs; tokens: TOKEN_BINS counts of tokens;
     allowance (of honest tables): subtracted from the logarithm of every sample's ratio, for what the table may be wrong
     by and tokens may depend on each other (calibrate measures it); bound (of honest tables): the largest ratio of one
@@ -112,9 +112,9 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     shares: tuple[float, ...] = (0.03, 0.2, 1.0)
     file_cap: float = 1e3
     temper: float = 1.0
-    honest: dict[str, Table] = {}
-    cheating: dict[str, Table] = {}
-    crossed: dict[str, Table] = {}
+    honest: dict[str, CalibrationTable] = {}
+    cheating: dict[str, CalibrationTable] = {}
+    crossed: dict[str, CalibrationTable] = {}
 
     def check(self) -> None:
         """Raise DecisionError naming the first field that makes no sense."""
@@ -171,7 +171,7 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return math.log(self.false_negative / (1 - self.false_positive))
 
 
-def _check_table(name: str, table: Table) -> None:
+def _check_table(name: str, table: CalibrationTable) -> None:
     for what, counts, bins in (("proofs", table.proofs, PROOF_BINS), ("tokens", table.tokens, TOKEN_BINS)):
         # A run file is a stranger's: within 2^40 all counts stay exact in float64.
         if len(counts) != bins or min(counts) < 0 or not 0 < sum(counts) < 1 << 40:
@@ -232,7 +232,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: int = 0
 
 
-class Level(IntEnum):
+class SuspicionLevel(IntEnum):
     """Numbers are journalled and shown: never renumber."""
 
     OPEN = 0
@@ -245,10 +245,10 @@ class Level(IntEnum):
     """beyond slash_odds : 1"""
 
 
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerStanding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a worker stands. log_odds: natural log, of the likeliest way of cheating; against: its name."""
 
-    level: Level
+    level: SuspicionLevel
     log_odds: float
     against: str
     files: int
@@ -261,13 +261,13 @@ class Decision:
         self._spec = spec
         self.record = record or WorkerRecord()
 
-    def update(self, evidence: Evidence) -> Standing:
+    def update(self, evidence: Evidence) -> WorkerStanding:
         """Add one file's evidence. The same file must be added once only: the caller keeps count of files."""
         self.record = after(self.record, evidence, self._spec)
         return self.standing
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> WorkerStanding:
         return standing(self.record, self._spec)
 
 
@@ -290,25 +290,25 @@ def after(record: WorkerRecord, evidence: Evidence, spec: DecisionSpec) -> Worke
     return WorkerRecord(odds, record.files + 1, record.proofs + evidence.proofs, record.tokens + evidence.tokens)
 
 
-def standing(record: WorkerRecord, spec: DecisionSpec) -> Standing:
+def standing(record: WorkerRecord, spec: DecisionSpec) -> WorkerStanding:
     """What the record amounts to."""
     known = {name: max(odds) for name, odds in record.log_odds.items() if name in spec.ways}
     if not known:
-        return Standing(Level.OPEN, 0.0, "", record.files)
+        return WorkerStanding(SuspicionLevel.OPEN, 0.0, "", record.files)
     # Ties by name, so that every validator accuses of the same.
     against = max(known, key=lambda name: (known[name], name))
     highest = known[against]
     # What clears is that not all files are cheated: of rare cheats a few files say nothing.
     whole = max(record.log_odds[name][-1] for name in known)
     if highest >= spec.slash_bound:
-        level = Level.CONVICTED
+        level = SuspicionLevel.CONVICTED
     elif highest >= spec.suspect_bound:
-        level = Level.SUSPECT
+        level = SuspicionLevel.SUSPECT
     elif whole <= spec.floor:
-        level = Level.CLEARED
+        level = SuspicionLevel.CLEARED
     else:
-        level = Level.OPEN
-    return Standing(level, highest, against, record.files)
+        level = SuspicionLevel.OPEN
+    return WorkerStanding(level, highest, against, record.files)
 
 
 def proof_distance(error: ProofErrors, k: int) -> float:
@@ -334,13 +334,13 @@ def _bins(values: F64, edges: F64) -> I64:
     return np.searchsorted(edges, np.nan_to_num(values, nan=np.inf, posinf=np.inf), side="left").astype(np.int64)
 
 
-def count(samples: Sequence[SampleStatistics], k: int) -> Table:
+def count(samples: Sequence[SampleStatistics], k: int) -> CalibrationTable:
     """The table of these samples: what calibration writes."""
     proofs, tokens = np.zeros(PROOF_BINS, dtype=np.int64), np.zeros(TOKEN_BINS, dtype=np.int64)
     for sample in samples:
         proofs += np.bincount(proof_bins(sample.errors, k), minlength=PROOF_BINS)
         tokens += np.bincount(token_bins(sample.distances), minlength=TOKEN_BINS)
-    return Table(proofs=tuple(map(int, proofs)), tokens=tuple(map(int, tokens)))
+    return CalibrationTable(proofs=tuple(map(int, proofs)), tokens=tuple(map(int, tokens)))
 
 
 class Likelihoods:

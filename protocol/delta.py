@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ProtocolError
-from protocol.packed import PackedError, Reader, pack
+from protocol.packed import PackedError, PackedReader, pack
 
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
@@ -98,7 +98,7 @@ def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0
     before: elements that stand before `base`, from where windows are counted: none reaches over a multiple of WINDOW.
     """
     base = _flat(base)
-    readers = [Reader(patch) for patch in patches]
+    readers = [PackedReader(patch) for patch in patches]
     try:
         # Patches that change nothing are no layer: a chain of many steps often leaves a tensor alone.
         layers = [reader for reader in readers if _header(reader, base.size)]
@@ -123,7 +123,7 @@ def max_patch_bytes(count: int) -> int:
     return HEADER_BYTES + 2 * count + 32 * (-(-count // CHUNK))
 
 
-def _header(reader: Reader, count: int) -> bool:
+def _header(reader: PackedReader, count: int) -> bool:
     """Whether a patch for `count` elements changes anything."""
     magic, size, changed = cast(tuple[bytes, int, int], reader.unpack(_HEADER))
     if magic != _MAGIC:
@@ -255,7 +255,7 @@ def _encode_planes(values: U16) -> list[bytes]:
 # decoding
 
 
-class Changes(NamedTuple):
+class ChunkChanges(NamedTuple):
     """What becomes of a chunk. positions: ascending, intp[n], with a step for each; None: `values` are all of its bits.
 
     Steps are taken where the chunk is handed out: to look elements up all over it first would be a miss each.
@@ -265,24 +265,24 @@ class Changes(NamedTuple):
     values: U16
 
 
-_NOTHING = Changes(np.empty(0, dtype=np.intp), np.empty(0, dtype=np.uint16))
+_NOTHING = ChunkChanges(np.empty(0, dtype=np.intp), np.empty(0, dtype=np.uint16))
 
 
-def _decode_chunk(reader: Reader, base: U16) -> Changes:
+def _decode_chunk(reader: PackedReader, base: U16) -> ChunkChanges:
     (form,) = cast(tuple[int], reader.unpack(_BYTE))
     if form == _SAME:
         return _NOTHING
     if form == _RAW:
-        return Changes(None, _decode_planes(reader, base.size, base.size))
+        return ChunkChanges(None, _decode_planes(reader, base.size, base.size))
     if form == _DENSE:
-        return Changes(None, _stepped(base, _decode_steps(reader, base, None)))
+        return ChunkChanges(None, _stepped(base, _decode_steps(reader, base, None)))
     if form not in (_SPARSE8, _SPARSE16):
         raise PatchError(f"a chunk has the unknown form {form}")
     positions = _decode_positions(reader, base.size, form == _SPARSE16)
-    return Changes(positions, _decode_steps(reader, base, positions))
+    return ChunkChanges(positions, _decode_steps(reader, base, positions))
 
 
-def _put(changes: Changes, base: U16, room: U16) -> U16:
+def _put(changes: ChunkChanges, base: U16, room: U16) -> U16:
     """A whole chunk with its changes, uint16[base.size], in `room` if it is put together."""
     if changes.positions is None:
         return changes.values
@@ -292,7 +292,7 @@ def _put(changes: Changes, base: U16, room: U16) -> U16:
     return out
 
 
-def _windows(changes: Changes, base: U16, room: U16, before: int) -> Iterator[U16]:
+def _windows(changes: ChunkChanges, base: U16, room: U16, before: int) -> Iterator[U16]:
     """A chunk with its changes, cut where `before` and what has been handed out are a multiple of WINDOW."""
     first = min(base.size, WINDOW - before % WINDOW)
     ends = [*range(first, base.size, WINDOW), base.size]
@@ -311,7 +311,7 @@ def _windows(changes: Changes, base: U16, room: U16, before: int) -> Iterator[U1
             yield out
 
 
-def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
+def _decode_positions(reader: PackedReader, size: int, wide: bool) -> Positions:
     """Strictly ascending positions below `size`."""
     (changes,) = cast(tuple[int], reader.unpack(_COUNT))
     # No changes at all are written as _SAME: an empty list would be a second spelling.
@@ -336,7 +336,7 @@ def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
     return positions
 
 
-def _decode_steps(reader: Reader, base: U16, positions: Positions | None) -> U16:
+def _decode_steps(reader: PackedReader, base: U16, positions: Positions | None) -> U16:
     """The steps of the elements of `base` at `positions` (None: of all)."""
     count = base.size if positions is None else positions.size
     pairs = _stream(reader, (count + 1) // 2, (count + 1) // 2)
@@ -361,7 +361,7 @@ def _decode_steps(reader: Reader, base: U16, positions: Positions | None) -> U16
     return steps
 
 
-def _decode_planes(reader: Reader, least: int, most: int) -> U16:
+def _decode_planes(reader: PackedReader, least: int, most: int) -> U16:
     low = _stream(reader, least, most)
     high = _stream(reader, low.size, low.size)
     values = high.astype(np.uint16)
@@ -370,5 +370,5 @@ def _decode_planes(reader: Reader, least: int, most: int) -> U16:
     return values
 
 
-def _stream(reader: Reader, least: int, most: int) -> U8:
+def _stream(reader: PackedReader, least: int, most: int) -> U8:
     return np.frombuffer(reader.section(least, most), dtype=np.uint8)

@@ -18,7 +18,7 @@ from protocol.checks import HEARSAY, OBJECTIVE, Reason, reason_name
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import DIGEST, NO_PROMPTS, Judgement
-from protocol.statements import Outcome, work_id
+from protocol.statements import VerdictOutcome, work_id
 
 UNDECIDED = bytes(DIGEST)
 """Stands for the rewards of a group that could not be scored in time, or whose turns could not be replayed."""
@@ -37,7 +37,7 @@ class Conflict(IntEnum):
     """both looked at the same thing and say different things of it"""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class VerdictConflict(msgspec.Struct, frozen=True):
     """A conflict. what: one line for people; objective: about something that does not depend on arithmetic."""
 
     kind: Conflict
@@ -45,7 +45,7 @@ class Finding(msgspec.Struct, frozen=True):
     objective: bool = False
 
 
-def compare(first: Judgement, second: Judgement, groups: int, tolerance: float) -> Finding | None:
+def compare(first: Judgement, second: Judgement, groups: int, tolerance: float) -> VerdictConflict | None:
     """How two verdicts on the same commitment conflict, None if they can both be right; about two they always can.
 
     groups: of the file; tolerance: nats per token between the means of one group.
@@ -58,22 +58,22 @@ def compare(first: Judgement, second: Judgement, groups: int, tolerance: float) 
     if asked_apart([first, second]):
         return None
     outcomes = (first.verdict.outcome, second.verdict.outcome)
-    if outcomes == (Outcome.ACCEPT, Outcome.ACCEPT):
+    if outcomes == (VerdictOutcome.ACCEPT, VerdictOutcome.ACCEPT):
         return _compare_values(first, second, groups, tolerance)
-    if Outcome.ACCEPT in outcomes:
-        accepting, accusing = (first, second) if first.verdict.outcome == Outcome.ACCEPT else (second, first)
+    if VerdictOutcome.ACCEPT in outcomes:
+        accepting, accusing = (first, second) if first.verdict.outcome == VerdictOutcome.ACCEPT else (second, first)
         return _accusation(accepting, accusing, groups)
     if first.verdict.reason != second.verdict.reason and _objective(first) != _objective(second):
         accusing, other = (first, second) if _objective(first) else (second, first)
         if _could_not_replay(other, accusing, groups):
-            return Finding(Conflict.UNSEEN, _NOT_REPLAYED)
-        return Finding(Conflict.CONTRADICTION, "one saw an objective fault where the other saw none", True)
+            return VerdictConflict(Conflict.UNSEEN, _NOT_REPLAYED)
+        return VerdictConflict(Conflict.CONTRADICTION, "one saw an objective fault where the other saw none", True)
     return None
 
 
 def hearsay(message: Judgement) -> bool:
     """Whether a verdict rests on what its author had heard by then, which nobody else can repeat."""
-    return message.verdict.outcome != Outcome.ACCEPT and message.verdict.reason in HEARSAY
+    return message.verdict.outcome != VerdictOutcome.ACCEPT and message.verdict.reason in HEARSAY
 
 
 # Where two validators computed different prompts of one file, a template or an environment is not the same everywhere.
@@ -84,7 +84,7 @@ def hearsay(message: Judgement) -> bool:
 
 def _asked(message: Judgement) -> bytes:
     """The prompts that a verdict rests on; NO_PROMPTS where it would be the same with any."""
-    rests = message.verdict.outcome == Outcome.ACCEPT or message.verdict.reason in WHAT_WAS_ASKED
+    rests = message.verdict.outcome == VerdictOutcome.ACCEPT or message.verdict.reason in WHAT_WAS_ASKED
     return message.prompts if rests else NO_PROMPTS
 
 
@@ -105,7 +105,7 @@ def asked_alike(said: Mapping[Address, Judgement], quorum: int) -> dict[Address,
     return {
         author: one
         for author, one in said.items()
-        if _asked(one) == NO_PROMPTS or (_asked(one) == alike and one.verdict.outcome == Outcome.ACCEPT)
+        if _asked(one) == NO_PROMPTS or (_asked(one) == alike and one.verdict.outcome == VerdictOutcome.ACCEPT)
     }
 
 
@@ -125,32 +125,36 @@ def _could_not_replay(other: Judgement, accusing: Judgement, groups: int) -> boo
     return not rewards or rewards[accusing.group] == UNDECIDED
 
 
-def _accusation(accepting: Judgement, accusing: Judgement, groups: int) -> Finding:
+def _accusation(accepting: Judgement, accusing: Judgement, groups: int) -> VerdictConflict:
     reason = reason_name(accusing.verdict.reason)
     looked = unpack_groups(accepting.checked, groups) or ()
     if _could_not_replay(accepting, accusing, groups):
-        return Finding(Conflict.UNSEEN, _NOT_REPLAYED)
+        return VerdictConflict(Conflict.UNSEEN, _NOT_REPLAYED)
     if _objective(accusing):
         what = f"one accepted what the other accuses of {reason}, which all can see"
-        return Finding(Conflict.CONTRADICTION, what, True)
+        return VerdictConflict(Conflict.CONTRADICTION, what, True)
     # An accepting verdict that recomputed everything has looked at the accused group, whichever that is.
     if accusing.group in looked or len(looked) == groups:
-        return Finding(Conflict.CONTRADICTION, f"both recomputed group {accusing.group}; one accuses it of {reason}")
-    return Finding(Conflict.UNSEEN, f"one accuses a group of {reason} that the other did not draw")
+        return VerdictConflict(
+            Conflict.CONTRADICTION, f"both recomputed group {accusing.group}; one accuses it of {reason}"
+        )
+    return VerdictConflict(Conflict.UNSEEN, f"one accuses a group of {reason} that the other did not draw")
 
 
-def _compare_values(first: Judgement, second: Judgement, groups: int, tolerance: float) -> Finding | None:
+def _compare_values(first: Judgement, second: Judgement, groups: int, tolerance: float) -> VerdictConflict | None:
     rewards = [_rewards(one, groups) for one in (first, second)]
     for group, (a, b) in enumerate(zip(*rewards, strict=True)) if all(rewards) else ():
         # A busy machine's timeout is no opinion about a reward.
         if a != b and UNDECIDED not in (a, b):
-            return Finding(Conflict.CONTRADICTION, f"they computed different rewards for group {group}", True)
+            return VerdictConflict(Conflict.CONTRADICTION, f"they computed different rewards for group {group}", True)
     ours, theirs = group_means(first, groups), group_means(second, groups)
     for group in sorted(ours.keys() & theirs.keys()):
         gap = abs(ours[group] - theirs[group])
         # Not `gap > tolerance`: a mean of NaN must count as a difference.
         if not gap <= tolerance:
-            return Finding(Conflict.CONTRADICTION, f"their log-probabilities of group {group} differ by {gap:.3g}")
+            return VerdictConflict(
+                Conflict.CONTRADICTION, f"their log-probabilities of group {group} differ by {gap:.3g}"
+            )
     return None
 
 
@@ -171,7 +175,7 @@ def group_means(message: Judgement, groups: int) -> dict[int, float]:
 
 def values_complete(message: Judgement, groups: int, most: int) -> bool:
     """Whether an accepting verdict carries the values that make it comparable: for files of up to `most` groups."""
-    if message.verdict.outcome != Outcome.ACCEPT or groups > most:
+    if message.verdict.outcome != VerdictOutcome.ACCEPT or groups > most:
         return True
     looked = unpack_groups(message.checked, groups)
     if looked is None or len(message.rewards) != DIGEST * groups or len(message.logprobs) != 4 * len(looked):
@@ -180,7 +184,7 @@ def values_complete(message: Judgement, groups: int, most: int) -> bool:
     return all(math.isfinite(mean) and mean <= 0.0 for mean in group_means(message, groups).values())
 
 
-class Ruling(Enum):
+class DisputeRuling(Enum):
     """What the re-checks say of a disputed file."""
 
     ACCEPTED = "accepted"
@@ -190,38 +194,38 @@ class Ruling(Enum):
 class Resolution(msgspec.Struct, frozen=True):
     """wrong: validator -> what its verdict got wrong; winner: one re-check of the side that won."""
 
-    ruling: Ruling
-    wrong: dict[Address, Finding]
+    ruling: DisputeRuling
+    wrong: dict[Address, VerdictConflict]
     winner: Judgement
 
 
 def resolve(
     verdicts: Mapping[Address, Judgement],
     rechecks: Mapping[Address, Judgement],
-    electorate: int,
+    active_validators: int,
     groups: int,
     tolerance: float,
 ) -> Resolution | None:
     """The result of a dispute; None while no side has won, which time does not change.
 
-    verdicts: the first ones; rechecks: those made for the dispute; electorate: believed validators in office, whether
-    they spoke or not. A side wins with more than half of them, and of at least two: nobody is found wrong by one other
-    alone.
+    verdicts: the first ones; rechecks: those made for the dispute; active_validators: believed validators in office,
+    whether they spoke or not. A side wins with more than half of them, and of at least two: nobody is found wrong by
+    one other alone.
     """
     sides = _sides(rechecks, groups, tolerance)
     nobody: dict[Address, Judgement] = {}
     largest = max(sides, key=len, default=nobody)
-    # Of the whole electorate, not of those who spoke: silence must not help whoever is quickest.
-    if 2 * len(largest) <= electorate or len(largest) < 2:
+    # Of all active validators, not of those who spoke: silence must not help whoever is quickest.
+    if 2 * len(largest) <= active_validators or len(largest) < 2:
         return None
     winner = next(iter(largest.values()))
-    accepted = winner.verdict.outcome == Outcome.ACCEPT
+    accepted = winner.verdict.outcome == VerdictOutcome.ACCEPT
     wrong = {
         author: finding
         for author, message in [*rechecks.items(), *verdicts.items()]
         if (finding := compare(message, winner, groups, tolerance)) and finding.kind is Conflict.CONTRADICTION
     }
-    return Resolution(Ruling.ACCEPTED if accepted else Ruling.REJECTED, wrong, winner)
+    return Resolution(DisputeRuling.ACCEPTED if accepted else DisputeRuling.REJECTED, wrong, winner)
 
 
 def _sides(rechecks: Mapping[Address, Judgement], groups: int, tolerance: float) -> list[dict[Address, Judgement]]:

@@ -15,7 +15,18 @@ from eth_hash.auto import keccak
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.pages import PAGE_ROWS, Name, Page, Row, Word, check_order, check_pages, merkle_root, paged, proof
+from protocol.pages import (
+    PAGE_ROWS,
+    Name,
+    PageRow,
+    TablePage,
+    Word,
+    check_order,
+    check_pages,
+    merkle_root,
+    paged,
+    proof,
+)
 from protocol.run import RunSpec
 from protocol.statements import EpochRoot, Rechecked, Verdict, WorkCommitment, work_id
 
@@ -126,7 +137,7 @@ def most_files(run: RunSpec) -> int:
 # the leaves of a root
 
 
-class Leaf(Row, frozen=True):
+class Leaf(PageRow, frozen=True):
     """One work of a node that counts, by one validator's word."""
 
     work: Word
@@ -142,7 +153,7 @@ class Leaf(Row, frozen=True):
         return keccak(b"\x04" + self.node + self.work + self.units.to_bytes(8, "big"))
 
 
-class Line(Row, frozen=True):
+class EarningsLine(PageRow, frozen=True):
     """Units of one node: those of its works under a root, or in a table those since the pool began, as far as they can
     be paid."""
 
@@ -154,7 +165,7 @@ class Line(Row, frozen=True):
         return keccak(b"\x00" + self.node + self.units.to_bytes(8, "big"))
 
 
-LeafPages = Annotated[tuple[Page, ...], msgspec.Meta(min_length=1, max_length=MAX_LEAF_PAGES)]
+LeafPages = Annotated[tuple[TablePage, ...], msgspec.Meta(min_length=1, max_length=MAX_LEAF_PAGES)]
 
 
 class Leaves(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -169,18 +180,18 @@ class Leaves(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def root(self) -> bytes:
         return merkle_root(self.tops())
 
-    def proof_of_line(self, number: int, rows: Sequence[Line], line: Line) -> tuple[bytes, ...]:
+    def proof_of_line(self, number: int, rows: Sequence[EarningsLine], line: EarningsLine) -> tuple[bytes, ...]:
         """From a line among the rows of the file of lines with this number up to the root."""
         own = proof([row.leaf() for row in rows], rows.index(line))
         return own + proof(self.tops(), len(self.pages) + number)
 
 
-def lines_of(leaves: Iterable[Leaf]) -> list[Line]:
+def lines_of(leaves: Iterable[Leaf]) -> list[EarningsLine]:
     """What the works of each node come to, by node."""
     sums = Counter[bytes]()
     for leaf in leaves:
         sums[leaf.node] += leaf.units
-    return [Line(node, sums[node]) for node in sorted(sums)]
+    return [EarningsLine(node, sums[node]) for node in sorted(sums)]
 
 
 def leaves_of(works: Sequence[Accepted]) -> tuple[Leaves, list[bytes]]:
@@ -239,7 +250,7 @@ def decode_leaves(data: bytes, said: EpochRoot) -> Leaves:
 # what counts no more
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class WordAgainst(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One validator's signed word against a work; rechecked: found in a dispute."""
 
     outcome: Annotated[int, msgspec.Meta(ge=1, le=2)]
@@ -249,7 +260,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     signature: Signature
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class RefusedWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Why a certified work counts no more: a quorum refused it before its window was over. commitment: its fields
     behind the pool."""
 
@@ -259,7 +270,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     file_root: Word
     units: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
     epoch: Epoch
-    said: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MAX_SIGNATURES)]
+    said: Annotated[tuple[WordAgainst, ...], msgspec.Meta(max_length=MAX_SIGNATURES)]
 
     def statements(self, pool: int) -> list[tuple[Verdict, bytes]]:
         """(what was signed, its signature)."""
@@ -278,9 +289,9 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return work_id(WorkCommitment(pool, address_from_bytes(self.node), *place))
 
 
-def refusal_of(said: Sequence[tuple[Verdict, bytes]]) -> Refusal:
+def refusal_of(said: Sequence[tuple[Verdict, bytes]]) -> RefusedWork:
     """The proof that a quorum refused a work, of signed verdicts about it (at least one)."""
     verdict = said[0][0]
-    kept = [Said(v.outcome, v.reason, v.values, isinstance(v, Rechecked), signature) for v, signature in said]
+    kept = [WordAgainst(v.outcome, v.reason, v.values, isinstance(v, Rechecked), signature) for v, signature in said]
     place = (verdict.policy_root, verdict.index, verdict.file_root, verdict.units, verdict.epoch)
-    return Refusal(address_bytes(verdict.node), *place, tuple(kept[:MAX_SIGNATURES]))
+    return RefusedWork(address_bytes(verdict.node), *place, tuple(kept[:MAX_SIGNATURES]))

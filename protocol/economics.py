@@ -14,7 +14,7 @@ from protocol.earnings import policy_units
 from protocol.run import RunSpec
 
 
-class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EconomicTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The prices and sizes of one run. All amounts in wei.
 
     reward_per_unit: pay per output token; slash: what an objective fault costs; units_per_window: output tokens
@@ -58,7 +58,7 @@ def break_even(gain: float, detection: float) -> float:
     return math.inf if detection == 0 else gain * (1 - detection) / detection
 
 
-def balance(terms: Terms, checked_share: float, audit: AuditSpec) -> Balance:
+def balance(terms: EconomicTerms, checked_share: float, audit: AuditSpec) -> Balance:
     """The cheat that the run's lots are sized against, if `checked_share` of the groups is recomputed.
 
     The penalty is the slash and the window's whole pay; where only pay is at stake (statistical faults) set slash 0.

@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from protocol.identity import Address, address_bytes
 from protocol.segments import sampled_count
-from protocol.toploc import MalformedProof, Proof, proof_count, proof_size, split_proofs
+from protocol.toploc import ActivationProof, MalformedProof, proof_count, proof_size, split_proofs
 
 VERSION = 1
 TIES_TO_LOWEST = 1
@@ -80,7 +80,7 @@ def seal(proofs: bytes, subject: ProofSubject, k: int, rows: int) -> bytes:
     return _HEAD.pack(_MAGIC, VERSION, TIES_TO_LOWEST, k, rows, count, binding(subject, k, rows)) + proofs
 
 
-def open_envelope(data: bytes, subject: ProofSubject, k: int, rows: int) -> list[Proof]:
+def open_envelope(data: bytes, subject: ProofSubject, k: int, rows: int) -> list[ActivationProof]:
     """The proofs inside; raises MalformedProof, or WrongBinding if they were made for something else."""
     count = proof_count(subject.sampled, rows)
     size = ENVELOPE_BYTES + count * proof_size(k)

@@ -34,7 +34,7 @@ class ContributionError(ProtocolError):
         super().__init__("unusable contribution", why, "its peer must be fixed; the round goes on without it")
 
 
-class Form(Protocol):
+class ExchangeForm(Protocol):
     """One way of writing tensors, which come flat."""
 
     def size(self, count: int) -> int:
@@ -50,7 +50,7 @@ class Form(Protocol):
         ...
 
 
-class Plain:
+class PlainForm:
     """float32, as they are."""
 
     def size(self, count: int) -> int:
@@ -64,7 +64,7 @@ class Plain:
         return _sound(np.frombuffer(data, dtype="<f4").astype(np.float32))
 
 
-class Blocks:
+class BlockQuantized:
     """Whole numbers of `bits` bits, 4 or 8, times a level for each block: levels first, then the numbers."""
 
     def __init__(self, bits: int, block: int) -> None:
@@ -181,14 +181,14 @@ class Sparse:
         return places, levels, codes[:, : 2 * kept].reshape(chunks, kept, 2)
 
 
-def form_of(rules: Any) -> Form:
+def form_of(rules: Any) -> ExchangeForm:
     """rules: the run's section [diloco]."""
     if rules.exchange == "sparse":
         return Sparse(rules.chunk, rules.top)
-    return {"float32": Plain(), "int8": Blocks(8, 256), "int4": Blocks(4, 128)}[rules.exchange]
+    return {"float32": PlainForm(), "int8": BlockQuantized(8, 256), "int4": BlockQuantized(4, 128)}[rules.exchange]
 
 
-def _check_size(form: Form, data: bytes | memoryview, count: int) -> None:
+def _check_size(form: ExchangeForm, data: bytes | memoryview, count: int) -> None:
     # One length for a number of numbers: a longer file would have bytes that nobody reads, a shorter one none to read.
     if len(data) != form.size(count):
         raise ContributionError(f"{len(data)} bytes for {count} numbers, which have {form.size(count)}")
@@ -268,7 +268,7 @@ def _mean(sizes: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.f
     return np.where(chosen, sizes, 0.0).sum(axis=1) / np.maximum(chosen.sum(axis=1), 1)
 
 
-def bits_per_number(form: Form, shapes: dict[str, tuple[int, ...]]) -> float:
+def bits_per_number(form: ExchangeForm, shapes: dict[str, tuple[int, ...]]) -> float:
     """Of tensors of these shapes, headers aside."""
     counts = [math.prod(shape) for shape in shapes.values()]
     return 8 * sum(map(form.size, counts)) / max(sum(counts), 1)

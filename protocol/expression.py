@@ -66,7 +66,7 @@ class ExpressionError(ProtocolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExpressionNode:
     """does: an operator, the name of a function, "number" or "name"; of: its arguments, a float, or a name."""
 
     does: str
@@ -78,7 +78,7 @@ def is_formula(text: str) -> bool:
     return text.startswith(MARK)
 
 
-def parse(text: str, names: frozenset[str], functions: Mapping[str, int]) -> Part:
+def parse(text: str, names: frozenset[str], functions: Mapping[str, int]) -> ExpressionNode:
     """names: that it may use; functions: with how many arguments. Raises ExpressionError, with the place."""
     if len(text) > MOST_CHARACTERS:
         raise _wrong(f"it has {len(text)} characters, and may have {MOST_CHARACTERS}")
@@ -89,7 +89,7 @@ def parse(text: str, names: frozenset[str], functions: Mapping[str, int]) -> Par
     return found
 
 
-def compute(part: Part, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
+def compute(part: ExpressionNode, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
     """names, functions: those that it was parsed with, over numbers of one kind, which `number` makes and `where`
     chooses among."""
     if part.does == "number":
@@ -100,7 +100,7 @@ def compute(part: Part, names: Mapping[str, Any], functions: Mapping[str, Callab
     return (_COMPUTED.get(part.does) or functions[part.does])(*given)
 
 
-def uses(part: Part) -> set[str]:
+def uses(part: ExpressionNode) -> set[str]:
     """The names and functions in it."""
     if part.does in ("number", "name"):
         return set(part.of) if part.does == "name" else set()
@@ -117,18 +117,18 @@ class _Reader:
         self.next: str | None = None
         self._advance()
 
-    def sum(self, deep: int) -> Part:
+    def sum(self, deep: int) -> ExpressionNode:
         return self._chain(("+", "-"), self._product, deep)
 
-    def _product(self, deep: int) -> Part:
+    def _product(self, deep: int) -> ExpressionNode:
         return self._chain(("*", "/"), self._sign, deep)
 
-    def _sign(self, deep: int) -> Part:
+    def _sign(self, deep: int) -> ExpressionNode:
         if self._takes("-"):
             return self._made("negative", self._sign(self._deeper(deep)))
         return self._atom(deep)
 
-    def _atom(self, deep: int) -> Part:
+    def _atom(self, deep: int) -> ExpressionNode:
         word, deep = self.next, self._deeper(deep)
         if word is None or not (word[0].isalnum() or word[0] in "._("):
             raise self.wrong("a number, a name, a function or a bracket")
@@ -148,13 +148,13 @@ class _Reader:
             raise _wrong(f"there is no {word!r} (character {self._before}); there are {known}")
         return self._made("name", word)
 
-    def _number(self, word: str) -> Part:
+    def _number(self, word: str) -> ExpressionNode:
         value = float(word)
         if not math.isfinite(value) or value > LARGEST:
             raise _wrong(f"{word} is too large: numbers go to {LARGEST:g}")
         return self._made("number", value)
 
-    def _call(self, name: str, deep: int) -> Part:
+    def _call(self, name: str, deep: int) -> ExpressionNode:
         self._expects("(")
         given = [self.sum(deep)]
         while self._takes(","):
@@ -164,7 +164,7 @@ class _Reader:
             raise _wrong(f"{name} takes {self._functions[name]}, and was given {len(given)}")
         return self._made(name, *given)
 
-    def _where(self, deep: int) -> Part:
+    def _where(self, deep: int) -> ExpressionNode:
         self._expects("(")
         truth = self._truth(deep)
         self._expects(",")
@@ -174,13 +174,13 @@ class _Reader:
         self._expects(")")
         return self._made("where", truth, one, other)
 
-    def _truth(self, deep: int) -> Part:
+    def _truth(self, deep: int) -> ExpressionNode:
         return self._chain(("or",), self._both, deep)
 
-    def _both(self, deep: int) -> Part:
+    def _both(self, deep: int) -> ExpressionNode:
         return self._chain(("and",), self._compare, deep)
 
-    def _compare(self, deep: int) -> Part:
+    def _compare(self, deep: int) -> ExpressionNode:
         one = self.sum(deep)
         if self.next not in _COMPARED:
             raise self.wrong("<, <=, > or >=")
@@ -190,7 +190,7 @@ class _Reader:
 
     # What they are made of
 
-    def _chain(self, signs: tuple[str, ...], inner: Callable[[int], Part], deep: int) -> Part:
+    def _chain(self, signs: tuple[str, ...], inner: Callable[[int], ExpressionNode], deep: int) -> ExpressionNode:
         found = inner(deep)
         while self.next in signs:
             sign = str(self.next)
@@ -198,11 +198,11 @@ class _Reader:
             found = self._made(sign, found, inner(deep))
         return found
 
-    def _made(self, does: str, *of: Any) -> Part:
+    def _made(self, does: str, *of: Any) -> ExpressionNode:
         self._parts += 1
         if self._parts > MOST_PARTS:
             raise _wrong(f"it has more than {MOST_PARTS} parts")
-        return Part(does, of)
+        return ExpressionNode(does, of)
 
     def _deeper(self, deep: int) -> int:
         if deep >= MOST_DEEP:
@@ -250,7 +250,7 @@ ADVANTAGE_FUNCTIONS = {"abs": 1, "sqrt": 1, "min": 2, "max": 2, "clip": 3}
 """None that libraries round differently: all members must find the same groups to have a signal."""
 
 
-def parse_loss(text: str) -> Part:
+def parse_loss(text: str) -> ExpressionNode:
     """Raises ExpressionError."""
     found = parse(text, LOSS_NAMES, LOSS_FUNCTIONS)
     if not uses(found) & {"logp", "r", "log_r", "p"}:
@@ -258,7 +258,7 @@ def parse_loss(text: str) -> Part:
     return found
 
 
-def parse_advantage(text: str) -> Part:
+def parse_advantage(text: str) -> ExpressionNode:
     """Raises ExpressionError."""
     return parse(text, ADVANTAGE_NAMES, ADVANTAGE_FUNCTIONS)
 

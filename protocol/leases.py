@@ -44,7 +44,7 @@ LOOKED_AT = 8
 WorkId = bytes
 
 
-class Standing(Enum):
+class ResultStanding(Enum):
     """What a result is worth when it is heard."""
 
     COVERED = "covered"
@@ -54,7 +54,7 @@ class Standing(Enum):
     """somebody else took over, or was first"""
 
 
-class Lease(msgspec.Struct, frozen=True):
+class TaskLease(msgspec.Struct, frozen=True):
     """since, until: seconds."""
 
     node: Address
@@ -67,7 +67,7 @@ class _Shard(msgspec.Struct):
     the pool found it good; free_since: when it could be claimed (again); orphaned: when its holder was found dead."""
 
     free_since: float
-    held: Lease | None = None
+    held: TaskLease | None = None
     orphaned: float | None = None
     holders: list[Address] = []
     result: tuple[Address, WorkId] | None = None
@@ -86,7 +86,7 @@ class Leases:
         self._orders: dict[Address, list[int]] = {}
         self._strikes: dict[Address, tuple[float, float]] = {}
         self._unclaimed: dict[Address, dict[int, WorkId]] = {}
-        self._standing: dict[WorkId, Standing] = {}
+        self._standing: dict[WorkId, ResultStanding] = {}
         self.done: set[int] = set()
         """Shards whose result was accepted."""
         self.taken_over = 0
@@ -126,7 +126,7 @@ class Leases:
         return len(self.held(node, now)) < MOST_HELD or self.holds(shard, node, now)
 
     def _give(self, state: _Shard, shard: int, node: Address, now: float) -> None:
-        state.held, state.orphaned = Lease(node, now, now + self.spec.lease_seconds), None
+        state.held, state.orphaned = TaskLease(node, now, now + self.spec.lease_seconds), None
         self._claimed.setdefault(node, set()).add(shard)
         if node not in state.holders:
             state.holders = [*state.holders, node][-REMEMBERED:]
@@ -144,30 +144,30 @@ class Leases:
 
     # results
 
-    def commit(self, shard: int, node: Address, work: WorkId) -> Standing:
+    def commit(self, shard: int, node: Address, work: WorkId) -> ResultStanding:
         """Hear of a result. One that comes after its lease, before anybody else claimed, counts: to refuse right
         answers would waste the work and protect nobody."""
-        if work in self._standing and self._standing[work] is not Standing.UNCLAIMED:
+        if work in self._standing and self._standing[work] is not ResultStanding.UNCLAIMED:
             return self._standing[work]
         state = self._shards.get(shard)
         if state is None or node not in state.holders:
             early = self._unclaimed.setdefault(node, {})
             if len(early) < EARLY:
                 early[shard] = work
-            self._standing[work] = Standing.UNCLAIMED
+            self._standing[work] = ResultStanding.UNCLAIMED
         elif state.result is not None or state.held is None or state.held.node != node:
-            self._standing[work] = Standing.LATE
+            self._standing[work] = ResultStanding.LATE
         else:
             self._count(state, shard, node, work)
         return self._standing[work]
 
     def _count(self, state: _Shard, shard: int, node: Address, work: WorkId) -> None:
         state.result = (node, work)
-        self._standing[work] = Standing.COVERED
+        self._standing[work] = ResultStanding.COVERED
 
-    def standing(self, work: WorkId) -> Standing:
+    def standing(self, work: WorkId) -> ResultStanding:
         """Of a result that was heard of."""
-        return self._standing.get(work, Standing.UNCLAIMED)
+        return self._standing.get(work, ResultStanding.UNCLAIMED)
 
     def decided(self, shard: int, work: WorkId, *, accepted: bool, now: float) -> None:
         """The pool has decided about a result. A refused one's shard is free again; its node has a strike."""

@@ -46,7 +46,7 @@ def heartbeat_interval(members: int, shortest: float = 1.0) -> float:
     return max(shortest, members / BEATS_PER_SECOND)
 
 
-class Member(msgspec.Struct, gc=False, eq=False):
+class LiveMember(msgspec.Struct, gc=False, eq=False):
     """What is known of one member."""
 
     address: Address
@@ -74,14 +74,14 @@ class Member(msgspec.Struct, gc=False, eq=False):
         return MemberState.UNHEALTHY if missed >= MISSED_UNHEALTHY else MemberState.HEALTHY
 
 
-class Members:
+class MemberTable:
     """The table of all members of a pool, fed by the chain (who may be here) and by heartbeats (who is)."""
 
     def __init__(self) -> None:
-        self._members: dict[Address, Member] = {}
+        self._members: dict[Address, LiveMember] = {}
         self._left: dict[Address, None] = {}
         """Who left, in that order."""
-        self._spoken: dict[Address, Member] = {}
+        self._spoken: dict[Address, LiveMember] = {}
         """Those that were heard: all that is asked every second, however many ghosts there are."""
         self._quiet: dict[Address, None] = {}
         """Members by their last sign of life, the oldest first."""
@@ -91,7 +91,7 @@ class Members:
         of the member that has been silent for longest: returns that one."""
         displaced = self._make_room(now) if address not in self._members else None
         if address not in self._members and len(self._members) < MAX_MEMBERS:
-            self._members[address] = Member(address)
+            self._members[address] = LiveMember(address)
             self._quiet[address] = None
         member = self._members.get(address)
         if member and member.gone is MemberState.LEFT:
@@ -159,11 +159,11 @@ class Members:
         member = self._members.get(address)  # type: ignore[arg-type]
         return member is not None and member.gone is None
 
-    def all(self) -> list[Member]:
+    def all(self) -> list[LiveMember]:
         """Every member, and those lately gone."""
         return list(self._members.values())
 
-    def get(self, address: Address) -> Member | None:
+    def get(self, address: Address) -> LiveMember | None:
         return self._members.get(address)
 
     def present(self) -> int:
@@ -175,7 +175,7 @@ class Members:
         member = self._members.get(address)
         return member is not None and member.is_live(now)
 
-    def is_silent(self, address: Address, now: float) -> bool:
+    def is_inactive(self, address: Address, now: float) -> bool:
         """Whether it is gone, or has missed so many heartbeats that others may do what it had begun."""
         member = self._members.get(address)
         return member is None or member.state(now) not in (MemberState.JOINING, MemberState.HEALTHY)

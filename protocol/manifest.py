@@ -288,7 +288,7 @@ class BatchManifest(_Row, frozen=True):
         self.batch.check(run_root, pool, step, max_staleness)
 
 
-class StateFile(_Row, frozen=True):
+class CheckpointFile(_Row, frozen=True):
     """A file of a checkpoint as a blob. size: bytes."""
 
     root: bytes
@@ -305,7 +305,7 @@ class CheckpointCard(_Row, frozen=True):
     step: int
     updates: int
     consumed: tuple[tuple[str, int], ...]
-    files: tuple[StateFile, ...]
+    files: tuple[CheckpointFile, ...]
 
     def check(self, step: int) -> None:
         """Raise MalformedManifest unless this may be the checkpoint of `step`."""

@@ -321,7 +321,7 @@ class EpochRootSigned(_Message, frozen=True):
         return _statement_fault(said)
 
 
-class EarningsSigned(_Message, frozen=True):
+class EarningsVote(_Message, frozen=True):
     """A validator signs the table of what all nodes have earned. table (32 bytes), size: the table as a blob
     with what it rests on (`table.encode_head`); signature: over the earnings, EIP-712, for the contract."""
 
@@ -338,7 +338,7 @@ class EarningsSigned(_Message, frozen=True):
         return _statement_fault(self.earnings)
 
 
-class DueSigned(_Message, frozen=True):
+class AcceptedList(_Message, frozen=True):
     """A validator's word on which works it held accepted when it heard of policy `step`, and had not named before.
 
     works: their ids, rising; a step with more of them than MAX_CUT has several words.
@@ -356,11 +356,11 @@ class DueSigned(_Message, frozen=True):
         return None if rising else "a work is named twice, or they are not in order"
 
 
-Carried = VerdictIssued | DueSigned | EpochRootSigned | EarningsSigned
+Carried = VerdictIssued | AcceptedList | EpochRootSigned | EarningsVote
 Entry = Seal | Carried
 
 
-class ValidatorSaid(_Message, frozen=True):
+class ValidatorBatch(_Message, frozen=True):
     """What a validator has to say by now, in one message: seals, and messages that would otherwise travel
     by themselves, verdicts above all. Each entry counts as much as if it had come alone; one that is not in form, or
     that its author did not sign, refuses the whole, which nobody but its author can have made."""
@@ -380,7 +380,7 @@ class ValidatorSaid(_Message, frozen=True):
         return next((why for one in self.carried if (why := one.fault())), None)
 
 
-class CutSigned(_Message, frozen=True):
+class RoundVote(_Message, frozen=True):
     """A validator's word on which contributions a round of pre-training comes to. outer, state, size, files: see
     `agreement.Proposal`; ballot, closed: see `agreement.Word`; shown: of a closed word, signatures of validators that
     named the same in an open one of that ballot."""
@@ -410,7 +410,7 @@ class CutSigned(_Message, frozen=True):
         return None if rising else "the contributions are doubled or not in order"
 
 
-class StepJudged(_Message, frozen=True):
+class StepVerdict(_Message, frozen=True):
     """A validator's one word about a step of the trainer, for ever. It is a verdict on the commitment that the trainer
     signed by stating it, so that a contract reads it as any other.
 
@@ -480,7 +480,7 @@ class DisputeRaised(_Message, frozen=True):
         return "a verdict in it is too long" if max(len(self.first), len(self.second)) > MAX_VERDICT_BYTES else None
 
 
-class CheckRequested(_Message, frozen=True):
+class VerdictRequested(_Message, frozen=True):
     """The trainer asks every validator for its verdict on a file that waits too long. commitment: its envelope."""
 
     commitment: bytes
@@ -552,7 +552,7 @@ class EnvironmentPublished(_Message, frozen=True):
         return None
 
 
-class SilenceSigned(_Message, frozen=True):
+class LeaderSilent(_Message, frozen=True):
     """A validator does not hear the trainer that holds the chair. until: end of the lease that it means, unix seconds;
     step: the newest policy that it knows; signature: over `statements.TermSilent`, for the contract."""
 
@@ -577,18 +577,18 @@ Message = (
     | CheckpointOffered
     | StepObjected
     | RolloutCommitted
-    | ValidatorSaid
+    | ValidatorBatch
     | VerdictIssued
     | VerdictRechecked
-    | DueSigned
-    | StepJudged
+    | AcceptedList
+    | StepVerdict
     | LotsRevealed
     | DisputeRaised
-    | CheckRequested
+    | VerdictRequested
     | EpochRootSigned
-    | EarningsSigned
-    | CutSigned
-    | SilenceSigned
+    | EarningsVote
+    | RoundVote
+    | LeaderSilent
     | TaskOffered
     | TaskClaimed
     | EnvironmentPublished
@@ -688,7 +688,7 @@ def together(pool: int, words: Iterable[Entry]) -> tuple[Message, list[Entry]]:
     seals, carried = taken.values()
     if len(carried) == 1 and not seals:
         return carried[0], rest
-    return ValidatorSaid(pool=pool, seals=tuple(seals), carried=tuple(carried)), rest
+    return ValidatorBatch(pool=pool, seals=tuple(seals), carried=tuple(carried)), rest
 
 
 def open_envelope(domain: Domain, pool: int, raw: bytes) -> Signed[Message]:
@@ -707,7 +707,7 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     # All that is cheap comes before the signature, which takes the event loop longer than all of it.
     problem = "it is for another pool" if message.pool != pool else message.fault()
     # A cut's signature is shown by others without its bytes.
-    if isinstance(message, (*BOUND, CutSigned)) and msgspec.msgpack.encode(message) != envelope.payload:
+    if isinstance(message, (*BOUND, RoundVote)) and msgspec.msgpack.encode(message) != envelope.payload:
         problem = "the message is not encoded in the shortest way"
     # msgpack has long and short forms of one number: the envelope written anew must give the same bytes.
     if msgspec.msgpack.encode(envelope) != raw:
@@ -741,7 +741,7 @@ def signature_of(signed: Signed[Any]) -> bytes:
     return _decode(signed.raw, Envelope).signature
 
 
-def openers(domain: Domain, message: CutSigned) -> Iterator[tuple[Address, bytes]]:
+def openers(domain: Domain, message: RoundVote) -> Iterator[tuple[Address, bytes]]:
     """Who named in an open word what this one closes, going by the signatures that it shows. Each costs a recovery; one
     that is no signature is nobody's."""
     opened = msgspec.structs.replace(message, closed=False, shown=())
@@ -757,7 +757,7 @@ def openers(domain: Domain, message: CutSigned) -> Iterator[tuple[Address, bytes
 def entries(message: Message) -> Iterator[Message | Seal]:
     """A message and all that it says in one: what each costs its author."""
     yield message
-    if isinstance(message, ValidatorSaid):
+    if isinstance(message, ValidatorBatch):
         yield from message.seals
         for one in message.carried:
             yield from entries(one)
@@ -767,7 +767,7 @@ def with_carried(signed: Signed[Message]) -> Iterator[Signed[Message]]:
     """A message, and what it carries as if that had come by itself. Of verdicts and roots the bytes are evidence; what
     else is carried has those of the whole."""
     yield signed
-    if isinstance(signed.message, ValidatorSaid):
+    if isinstance(signed.message, ValidatorBatch):
         for one in signed.message.carried:
             raw = signed.raw
             # Put into an envelope of its own: as evidence it must stand without the message that brought it.

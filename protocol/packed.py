@@ -44,7 +44,7 @@ def pack(data: bytes | memoryview) -> bytes:
     return _LENGTHS.pack(len(view), len(body)) + body
 
 
-class Reader:
+class PackedReader:
     """Takes sections and plain structs off the front of `data`; raises PackedError."""
 
     def __init__(self, data: bytes | memoryview) -> None:

@@ -26,7 +26,7 @@ Word = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Name = Annotated[bytes, msgspec.Meta(min_length=20, max_length=20)]
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """node: 20 bytes."""
 
     node: Name
@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         raise NotImplementedError
 
 
-class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TablePage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One file of rows. first: the node of its first row; root, size: as a blob; top: of the Merkle tree over its
     rows."""
 
@@ -51,22 +51,22 @@ class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     top: Word
 
 
-Pages = Annotated[tuple[Page, ...], msgspec.Meta(max_length=MAX_PAGES)]
-R = TypeVar("R", bound=Row)
+Pages = Annotated[tuple[TablePage, ...], msgspec.Meta(max_length=MAX_PAGES)]
+R = TypeVar("R", bound=PageRow)
 
 
-def paged(rows: Sequence[Row]) -> list[tuple[Page, bytes]]:
+def paged(rows: Sequence[PageRow]) -> list[tuple[TablePage, bytes]]:
     """The files of rows in order, each with its bytes."""
-    found: list[tuple[Page, bytes]] = []
+    found: list[tuple[TablePage, bytes]] = []
     for start in range(0, len(rows), PAGE_ROWS):
         part = rows[start : start + PAGE_ROWS]
         data = msgspec.msgpack.encode(part)
         top = merkle_root([row.leaf() for row in part])
-        found.append((Page(part[0].node, describe(data).root, len(data), top), data))
+        found.append((TablePage(part[0].node, describe(data).root, len(data), top), data))
     return found
 
 
-def read_page(data: bytes, page: Page, kind: type[R]) -> tuple[R, ...]:
+def read_page(data: bytes, page: TablePage, kind: type[R]) -> tuple[R, ...]:
     """The rows of a file that a stranger handed over; raises ProtocolError, also where they are not those of the
     page."""
     what = f"malformed {kind.what}"
@@ -79,20 +79,20 @@ def read_page(data: bytes, page: Page, kind: type[R]) -> tuple[R, ...]:
     return rows
 
 
-def check_order(rows: Sequence[Row]) -> None:
+def check_order(rows: Sequence[PageRow]) -> None:
     """Raises ProtocolError unless the keys rise strictly: one comparison finds what is doubled and what is not in
     order."""
     if any(one.key >= two.key for one, two in pairwise(rows)):
         raise ProtocolError(f"malformed {rows[0].what}", "they are doubled or not in order")
 
 
-def check_pages(pages: Sequence[Page], what: str) -> None:
+def check_pages(pages: Sequence[TablePage], what: str) -> None:
     """Raises ProtocolError unless they are in order. One node's rows may begin in several."""
     if any(one.first > two.first for one, two in pairwise(pages)):
         raise ProtocolError(what, "its files are not in order")
 
 
-def pages_of(pages: Sequence[Page], node: bytes) -> range:
+def pages_of(pages: Sequence[TablePage], node: bytes) -> range:
     """Numbers of the pages that may have rows of a node."""
     firsts = [page.first for page in pages]
     # Its rows may begin in the last page that begins before it.

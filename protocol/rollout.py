@@ -116,7 +116,7 @@ class ReportRow(msgspec.Struct, frozen=True):
     logprobs: list[float]
 
 
-class Report(msgspec.Struct, frozen=True):
+class ValidatorReport(msgspec.Struct, frozen=True):
     """What a validator recomputed for one accepted file: the samples of the groups that it drew, in order."""
 
     header: ReportHeader
@@ -170,15 +170,15 @@ def decode(data: bytes, max_rows: int, most_tokens: int | None = None) -> Rollou
     return RolloutBatch(parsed, tuple(SampleRow(**row) for row in rows))
 
 
-def encode_report(report: Report) -> bytes:
+def encode_report(report: ValidatorReport) -> bytes:
     return encode_table(_REPORT, msgspec.json.encode(report.header), report.rows)
 
 
-def decode_report(data: bytes, max_rows: int) -> Report:
+def decode_report(data: bytes, max_rows: int) -> ValidatorReport:
     """Parse a validator's report; raises MalformedRollout."""
     header, rows = decode_table(data, _REPORT, max_rows, MAX_REPORT_BYTES)
     parsed = _header(header, ReportHeader)
-    return Report(parsed, tuple(ReportRow(**row) for row in rows))
+    return ValidatorReport(parsed, tuple(ReportRow(**row) for row in rows))
 
 
 def _header(data: bytes, kind: type[H]) -> H:

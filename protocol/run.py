@@ -41,7 +41,7 @@ from protocol.sections import (
     EvaluationEnvironment,
     Filters,
     LengthBudget,
-    Pay,
+    PaySection,
     Requirements,
     Rule,
     Section,
@@ -298,7 +298,7 @@ class RunSections(Section, frozen=True, kw_only=True):
     alarms: Alarms = Alarms()
     audit: AuditSpec = AuditSpec()
     weights: WeightsSpec = WeightsSpec()
-    pay: Pay = Pay()
+    pay: PaySection = PaySection()
     chair: ChairRules = ChairRules()
     distill: Distill | None = None
     pretraining: Pretraining | None = None
@@ -314,7 +314,7 @@ YOUNGER: dict[str, Any] = {
     "recipe.sample_mask": None,
     "recipe.mask_low": None,
     "recipe.mask_high": None,
-    "pay": msgspec.to_builtins(Pay()),
+    "pay": msgspec.to_builtins(PaySection()),
     "chair": msgspec.to_builtins(ChairRules()),
     "chair.stall_seconds": ChairRules().stall_seconds,
     "environment.reward": "",

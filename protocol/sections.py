@@ -140,7 +140,7 @@ class Budget(Section, frozen=True):
         ]
 
 
-class Pay(Section, frozen=True):
+class PaySection(Section, frozen=True):
     """What judging and training are paid, in the pool's units: one is a worker's pay for an output token.
 
     judging: units per output token of a group that a validator recomputed; judged_share: of one file at most this

@@ -18,7 +18,7 @@ from protocol.identity import Address, NodeKey, address_bytes, parse_address, re
 DOMAIN_TYPE = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
 
 
-class Outcome(IntEnum):
+class VerdictOutcome(IntEnum):
     """What a validator says of a file."""
 
     ACCEPT = 0
@@ -263,7 +263,7 @@ def _hash_as(kind: type[Statement], statement: Statement) -> bytes:
 
 @lru_cache(maxsize=8192)
 def _hash_of(kind: type[Statement], values: tuple[Any, ...]) -> bytes:
-    """Remembered, 5 MB: registers, ballots and journals ask for the names of the same works again and again."""
+    """Remembered, 5 MB: registers, votes and journals ask for the names of the same works again and again."""
     words = [encode(name, value) for (name, encode), value in zip(_ENCODERS[kind], values, strict=True)]
     return keccak(_TYPE_HASHES[kind] + b"".join(words))
 

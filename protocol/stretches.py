@@ -23,7 +23,7 @@ from protocol.blobs import BlobInfo, choose_piece_size, describe_pieces
 _TENSOR = "intellect-node tensor v1"
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes `start` to `end` of a tensor, which lie in one piece; whole: they are all of it."""
 
     start: int
@@ -54,7 +54,7 @@ class Layout:
         # Cut as any blob of this size, or the image's own hashes could not serve.
         self.piece_size = choose_piece_size(self.size)
 
-    def stretches(self, place: int) -> Iterator[Stretch]:
+    def stretches(self, place: int) -> Iterator[ByteRange]:
         """Those of the tensor at `place`, in order."""
         offset = self.offsets[place]
         at, end = offset, offset + self.sizes[place]
@@ -62,7 +62,7 @@ class Layout:
             piece = at // self.piece_size
             begins, ends = piece * self.piece_size, min((piece + 1) * self.piece_size, self.size)
             upto = min(end, ends)
-            yield Stretch(at - offset, upto - offset, piece, (at, upto) == (begins, ends))
+            yield ByteRange(at - offset, upto - offset, piece, (at, upto) == (begins, ends))
             at = upto
 
     def hashed(self, place: int, data: bytes | memoryview) -> HashedTensor:
@@ -87,7 +87,7 @@ class TensorHasher:
     def __init__(self, layout: Layout, place: int) -> None:
         self._left = layout.sizes[place]
         self._stretches = layout.stretches(place)
-        self._now: Stretch | None = None
+        self._now: ByteRange | None = None
         self._filled = 0
         self._hasher = blake3()
         self._hashes: list[bytes] = []
@@ -107,7 +107,7 @@ class TensorHasher:
             self._take(now, view[:room], room)
             view = view[room:]
 
-    def _take(self, now: Stretch, part: memoryview, room: int) -> None:
+    def _take(self, now: ByteRange, part: memoryview, room: int) -> None:
         self._now, self._filled = now, self._filled + len(part)
         if not now.whole:
             # At most one stretch at each end is shared; a tensor inside one piece has but one.
@@ -120,7 +120,7 @@ class TensorHasher:
             self._end(now, self._hasher.digest())
             self._hasher = blake3()
 
-    def _end(self, now: Stretch, found: bytes) -> None:
+    def _end(self, now: ByteRange, found: bytes) -> None:
         self._hashes.append(found)
         if now.whole:
             self._pieces.append(found)

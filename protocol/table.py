@@ -15,10 +15,10 @@ import msgspec
 from eth_hash.auto import keccak
 
 from protocol.codec import decode_msgpack
-from protocol.earnings import MAX_REFUSALS, Epoch, Line, Refusal, Units
+from protocol.earnings import MAX_REFUSALS, EarningsLine, Epoch, RefusedWork, Units
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
-from protocol.pages import Page, Pages, Row, check_order, check_pages, merkle_root, paged, pages_of, proof
+from protocol.pages import PageRow, Pages, TablePage, check_order, check_pages, merkle_root, paged, pages_of, proof
 
 MAX_SOURCES = 16_384
 MAX_HEAD_BYTES = 16 * 2**20
@@ -29,7 +29,7 @@ _WHAT = "malformed table of earnings"
 Sum = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class Owed(Row, frozen=True):
+class Owed(PageRow, frozen=True):
     """What one node's certified work of an epoch comes to that is not paid in whole."""
 
     epoch: Epoch
@@ -67,7 +67,7 @@ Signed = Annotated[bytes, msgspec.Meta(max_length=512)]
 """The envelope of a validator's signed root (`messages.EpochRootSigned`), of whose leaves a table was made."""
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TableHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The blob beside a signed table: all but its rows. total: of all lines since the pool began, those that were
     dropped too; sources, refusals: what is new in it rests on."""
 
@@ -77,10 +77,10 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     pages: Pages
     owing: Owing | None = None
     sources: Annotated[tuple[Signed, ...], msgspec.Meta(max_length=MAX_SOURCES)] = ()
-    refusals: Annotated[tuple[Refusal, ...], msgspec.Meta(max_length=MAX_REFUSALS)] = ()
+    refusals: Annotated[tuple[RefusedWork, ...], msgspec.Meta(max_length=MAX_REFUSALS)] = ()
 
     @property
-    def debts(self) -> tuple[Page, ...]:
+    def debts(self) -> tuple[TablePage, ...]:
         """The files of what is owed."""
         return self.owing.pages if self.owing else ()
 
@@ -90,7 +90,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     def root(self) -> bytes:
         return merkle_root(self._tops())
 
-    def bare(self) -> "Head":
+    def bare(self) -> "TableHead":
         """Without what it rests on, which validators may have heard otherwise: what `Earnings.blob` names."""
         return msgspec.structs.replace(self, sources=(), refusals=())
 
@@ -98,7 +98,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         """Numbers of the files of lines that may have the node's."""
         return pages_of(self.pages, address_bytes(node))
 
-    def share(self, node: Address, lines: Mapping[int, Sequence[Line]], owed: Iterable[Owed]) -> "Share":
+    def share(self, node: Address, lines: Mapping[int, Sequence[EarningsLine]], owed: Iterable[Owed]) -> "Share":
         """What it says of one node. lines: rows by the number of their page, of all pages that may have the node's."""
         name = address_bytes(node)
         rest = sum(row.units - self.owing.share(row) for row in owed if self.owing and row.node == name)
@@ -119,27 +119,27 @@ class Share(msgspec.Struct, frozen=True):
     proof: tuple[bytes, ...]
 
 
-class Table(msgspec.Struct, frozen=True):
+class EarningsTable(msgspec.Struct, frozen=True):
     """All of one. part: units of the oldest owed epoch that are in the lines."""
 
     pool: int
     epoch: int
     total: int
-    lines: tuple[Line, ...]
+    lines: tuple[EarningsLine, ...]
     owed: tuple[Owed, ...] = ()
     part: int = 0
     sources: tuple[bytes, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[RefusedWork, ...] = ()
 
-    def files(self) -> tuple[Head, list[bytes]]:
+    def files(self) -> tuple[TableHead, list[bytes]]:
         """The head, and the files of rows that it names."""
         lines, owed = paged(self.lines), paged(self.owed)
         owing = self.owing(tuple(page for page, _ in owed)) if owed else None
         pages = tuple(page for page, _ in lines)
-        head = Head(self.pool, self.epoch, self.total, pages, owing, self.sources, self.refusals)
+        head = TableHead(self.pool, self.epoch, self.total, pages, owing, self.sources, self.refusals)
         return head, [data for _, data in (*lines, *owed)]
 
-    def owing(self, pages: tuple[Page, ...]) -> Owing:
+    def owing(self, pages: tuple[TablePage, ...]) -> Owing:
         oldest = min(row.epoch for row in self.owed)
         of = sum(row.units for row in self.owed if row.epoch == oldest)
         behind = sum(row.units for row in self.owed)
@@ -163,14 +163,14 @@ Claims = Mapping[Address, int]
 def table_after(
     pool: int,
     epoch: int,
-    before: Table | None,
+    before: EarningsTable | None,
     earned: Earned,
     most: int,
     claimed: Claims,
     settled: Claims,
     sources: Iterable[bytes] = (),
-    refusals: Iterable[Refusal] = (),
-) -> Table | None:
+    refusals: Iterable[RefusedWork] = (),
+) -> EarningsTable | None:
     """The table that follows `before` (None for the first one) through an epoch; None where no line can grow.
 
     most: units by which all lines together may grow; claimed: what the chain has as paid to each node; settled: the
@@ -201,18 +201,20 @@ def table_after(
     done = {address_bytes(node): units for node, units in settled.items()}
     owing = {node for units in debts.values() for node in units}
     gone = {node: units for node, units in done.items() if node not in owing}
-    kept = [Line(node, lines[node]) for node in sorted(lines) if lines[node] > gone.get(node, 0)]
+    kept = [EarningsLine(node, lines[node]) for node in sorted(lines) if lines[node] > gone.get(node, 0)]
     owed = sorted((Owed(node, at, more) for at, units in debts.items() for node, more in units.items()), key=_key)
     total = (before.total if before else 0) + grown
     given = (tuple(sorted(sources))[:MAX_SOURCES], tuple(refusals)[:MAX_REFUSALS])
-    return Table(pool, epoch, total, tuple(kept), tuple(owed), left if owed else 0, *given)
+    return EarningsTable(pool, epoch, total, tuple(kept), tuple(owed), left if owed else 0, *given)
 
 
-def _key(row: Row) -> tuple[object, ...]:
+def _key(row: PageRow) -> tuple[object, ...]:
     return row.key
 
 
-def _undone(before: Table | None) -> tuple[dict[bytes, int], dict[bytes, int], dict[int, dict[bytes, int]], int]:
+def _undone(
+    before: EarningsTable | None,
+) -> tuple[dict[bytes, int], dict[bytes, int], dict[int, dict[bytes, int]], int]:
     """Of a table: its lines without what they have of the epoch that is paid in part, its lines, what it owes by epoch,
     and how much of that is paid."""
     if before is None:
@@ -232,13 +234,13 @@ def _undone(before: Table | None) -> tuple[dict[bytes, int], dict[bytes, int], d
 # from strangers
 
 
-def encode_head(head: Head) -> bytes:
+def encode_head(head: TableHead) -> bytes:
     return msgspec.msgpack.encode(head)
 
 
-def decode_head(data: bytes, pool: int) -> Head:
+def decode_head(data: bytes, pool: int) -> TableHead:
     """Parse a stranger's table; raises ProtocolError, also where it is another pool's or not in order."""
-    head = decode_msgpack(data, Head, limit=MAX_HEAD_BYTES, error=ProtocolError, what=_WHAT)
+    head = decode_msgpack(data, TableHead, limit=MAX_HEAD_BYTES, error=ProtocolError, what=_WHAT)
     if head.pool != pool:
         raise ProtocolError(_WHAT, f"it is pool {head.pool}'s")
     for pages in (head.pages, head.debts):
@@ -248,7 +250,7 @@ def decode_head(data: bytes, pool: int) -> Head:
     return head
 
 
-def checked_head(data: bytes, pool: int, root: bytes, total: int) -> Head:
+def checked_head(data: bytes, pool: int, root: bytes, total: int) -> TableHead:
     """The table of this Merkle root; raises ProtocolError."""
     head = decode_head(data, pool)
     if head.root() != root or head.total != total:
@@ -256,12 +258,14 @@ def checked_head(data: bytes, pool: int, root: bytes, total: int) -> Head:
     return head
 
 
-def whole(head: Head, lines: Sequence[Line], owed: Sequence[Owed]) -> Table:
+def whole(head: TableHead, lines: Sequence[EarningsLine], owed: Sequence[Owed]) -> EarningsTable:
     """The table of a head with all its rows; raises ProtocolError where they do not go together."""
     for rows in (lines, owed):
         check_order(rows)
     part = head.owing.part if head.owing else 0
-    found = Table(head.pool, head.epoch, head.total, tuple(lines), tuple(owed), part, head.sources, head.refusals)
+    found = EarningsTable(
+        head.pool, head.epoch, head.total, tuple(lines), tuple(owed), part, head.sources, head.refusals
+    )
     if head.owing is not None:
         epochs = {row.epoch for row in owed}
         if len(epochs) > OWED_EPOCHS or max(epochs) > head.epoch or found.owing(head.owing.pages) != head.owing:

@@ -7,7 +7,15 @@ nobody reads them. Honest nodes round differently, so two results are compared t
 import math
 from collections.abc import Sequence
 
-from protocol.rollout import MalformedRollout, Report, ReportHeader, ReportRow, SampleRow, decode_report, encode_report
+from protocol.rollout import (
+    MalformedRollout,
+    ReportHeader,
+    ReportRow,
+    SampleRow,
+    ValidatorReport,
+    decode_report,
+    encode_report,
+)
 from protocol.values import rows_differ
 
 MOST_LOGPROB = 1e-3
@@ -21,7 +29,7 @@ def encode_taught(
 ) -> bytes:
     """rows: of the file; logprobs: of the sampled tokens of each."""
     said = (ReportRow(row.group, row.sample, 0.0, [*own]) for row, own in zip(rows, logprobs, strict=True))
-    return encode_report(Report(ReportHeader(file_root.hex(), task.hex()), tuple(said)))
+    return encode_report(ValidatorReport(ReportHeader(file_root.hex(), task.hex()), tuple(said)))
 
 
 def decode_taught(data: bytes, file_root: bytes, task: bytes, most_rows: int) -> Taught:

@@ -83,7 +83,7 @@ def tokens_of(data: bytes | memoryview) -> tuple[StreamHeader, NDArray[np.uint16
     return header, np.frombuffer(data, dtype=f"<u{header.width}", count=header.tokens, offset=HEADER_BYTES)
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """A row: of which data set, and which of its rows."""
 
     part: int
@@ -97,14 +97,14 @@ class Mix(NamedTuple):
     weights: tuple[int, ...]
     rows: tuple[int, ...]
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> RowPlace:
         """The row at place `number` of the line."""
         period, within = divmod(number, sum(self.weights))
         part, before = _period(self.key, self.weights, period)[within]
         epoch, position = divmod(period * self.weights[part] + before, self.rows[part])
         # Another order in each pass over a data set, the same for everybody.
         key = self.key + part.to_bytes(2, "little") + epoch.to_bytes(8, "little")
-        return Place(part, shuffled(position, self.rows[part], key))
+        return RowPlace(part, shuffled(position, self.rows[part], key))
 
 
 class Cursor(NamedTuple):
@@ -117,7 +117,7 @@ class Cursor(NamedTuple):
     rows: int
     seats: int
 
-    def places(self, seat: int, step: int) -> list[Place]:
+    def places(self, seat: int, step: int) -> list[RowPlace]:
         """Those of `seat` at inner step `step`, counted over all rounds."""
         if not 0 <= seat < self.seats:
             raise ValueError(f"seat {seat} of {self.seats}")

@@ -50,7 +50,7 @@ class ProofErrors(msgspec.Struct, frozen=True):
     mantissa_median: float
 
 
-class Proof(msgspec.Struct, frozen=True):
+class ActivationProof(msgspec.Struct, frozen=True):
     """modulus m and k coefficients, constant term first."""
 
     modulus: int
@@ -199,7 +199,7 @@ def proof_count(output_tokens: int, batch: int = DECODE_BATCH) -> int:
     return -(-max(output_tokens - 1, 0) // batch)
 
 
-def parse_proof(data: bytes, k: int) -> Proof:
+def parse_proof(data: bytes, k: int) -> ActivationProof:
     """Parse one proof; raises MalformedProof on anything that `build_proofs` could not have written."""
     if len(data) != proof_size(k):
         raise MalformedProof("malformed activation proof", f"{len(data)} bytes instead of {proof_size(k)}")
@@ -211,10 +211,10 @@ def parse_proof(data: bytes, k: int) -> Proof:
     # 65497 and 0 are one number: taken both, one proof would have many encodings.
     if max(coefficients, default=0) >= PRIME:
         raise MalformedProof("malformed activation proof", "a coefficient is not reduced mod 65497")
-    return Proof(modulus, coefficients)
+    return ActivationProof(modulus, coefficients)
 
 
-def split_proofs(data: bytes, k: int, count: int) -> list[Proof]:
+def split_proofs(data: bytes, k: int, count: int) -> list[ActivationProof]:
     """Parse exactly `count` concatenated proofs; raises MalformedProof."""
     size = proof_size(k)
     if len(data) != count * size:
@@ -222,12 +222,12 @@ def split_proofs(data: bytes, k: int, count: int) -> list[Proof]:
     return [parse_proof(data[i : i + size], k) for i in range(0, len(data), size)]
 
 
-def compare(proof: Proof, rows: U16) -> ProofErrors:
+def compare(proof: ActivationProof, rows: U16) -> ProofErrors:
     """Compare with the verifier's own rows: uint16[n, hidden], at the verifier's own top-k positions."""
     return compare_all([proof], [rows])[0]
 
 
-def compare_all(proofs: Sequence[Proof], batches: Sequence[U16]) -> list[ProofErrors]:
+def compare_all(proofs: Sequence[ActivationProof], batches: Sequence[U16]) -> list[ProofErrors]:
     """`compare` for many proofs of the same k, several at a time."""
     errors: list[ProofErrors] = []
     for positions, bits in top_points(batches, len(proofs[0].coefficients)) if proofs else ():
@@ -236,7 +236,7 @@ def compare_all(proofs: Sequence[Proof], batches: Sequence[U16]) -> list[ProofEr
     return errors
 
 
-def evaluate_proofs(proofs: Sequence[Proof], positions: I64) -> I64:
+def evaluate_proofs(proofs: Sequence[ActivationProof], positions: I64) -> I64:
     """positions: int64[proofs, n], the points of each proof -> claimed bits: int64[proofs, n]."""
     moduli = np.array([[proof.modulus] for proof in proofs], dtype=np.int64)
     coefficients = np.array([proof.coefficients for proof in proofs], dtype=np.float64)

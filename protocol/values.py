@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from blake3 import blake3
 
-from protocol.disputes import UNDECIDED, Conflict, Finding, group_means
+from protocol.disputes import UNDECIDED, Conflict, VerdictConflict, group_means
 from protocol.lots import unpack_groups
 from protocol.messages import DIGEST, MAX_VALUES, Judgement
-from protocol.rollout import Report, ReportRow
+from protocol.rollout import ReportRow, ValidatorReport
 
 _REWARDS = "intellect-node group rewards v2"
 _PROMPTS = "intellect-node prompts v1"
@@ -60,7 +60,7 @@ def _tag(rewards: Sequence[float]) -> bytes:
     return UNDECIDED if all(math.isnan(reward) for reward in rewards) else reward_tag(rewards)
 
 
-def report_fault(report: Report, message: Judgement, groups: int, group_size: int) -> str | None:
+def report_fault(report: ValidatorReport, message: Judgement, groups: int, group_size: int) -> str | None:
     """Why a report cannot be what the verdict speaks of, None if it is."""
     drawn = unpack_groups(message.checked, groups)
     present = sorted({row.group for row in report.rows})
@@ -90,19 +90,19 @@ TOKEN_FACTOR = 20.0
 tokens of 0.05 on average. A mean alone hides one token at -17 among 31 at 0."""
 
 
-def rows_differ(ours: Sequence[ReportRow], theirs: Sequence[ReportRow], tolerance: float) -> Finding | None:
+def rows_differ(ours: Sequence[ReportRow], theirs: Sequence[ReportRow], tolerance: float) -> VerdictConflict | None:
     """How two reports of one group contradict each other, token by token; None if both can be right.
 
     tolerance: nats per token between means, as in `AuditSpec.logprob_tolerance`. Both in the order of the samples.
     """
     rewards = [np.asarray([row.reward for row in rows], dtype="<f4") for rows in (ours, theirs)]
     if not np.array_equal(*rewards, equal_nan=True):
-        return Finding(Conflict.CONTRADICTION, "the rewards are others", objective=True)
+        return VerdictConflict(Conflict.CONTRADICTION, "the rewards are others", objective=True)
     if [len(row.logprobs) for row in ours] != [len(row.logprobs) for row in theirs]:
-        return Finding(Conflict.CONTRADICTION, "the samples have other lengths", objective=True)
+        return VerdictConflict(Conflict.CONTRADICTION, "the samples have other lengths", objective=True)
     values = [np.concatenate([np.asarray(row.logprobs, np.float64) for row in rows]) for rows in (ours, theirs)]
     gap = np.abs(values[0] - values[1])
     if gap.size and not (gap.max() <= TOKEN_FACTOR * tolerance and gap.mean() <= tolerance):
         what = f"log-probabilities differ by {gap.max():.3g} nats in one token, {gap.mean():.3g} on average"
-        return Finding(Conflict.CONTRADICTION, what)
+        return VerdictConflict(Conflict.CONTRADICTION, what)
     return None

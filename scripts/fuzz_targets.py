@@ -18,10 +18,10 @@ from protocol.contribution import MAX_TOKENS, ContributionHeader, Expected, deco
 from protocol.delta import PatchError, apply_patch, encode_patch
 from protocol.disputes import compare as compare_verdicts
 from protocol.disputes import values_complete
-from protocol.earnings import Accepted, Leaf, Line, all_leaves, decode_leaves, leaves_of
+from protocol.earnings import Accepted, EarningsLine, Leaf, all_leaves, decode_leaves, leaves_of
 from protocol.envelope import ProofSubject, open_envelope, seal
 from protocol.errors import ProtocolError
-from protocol.exchange import ContributionError, Form, form_of
+from protocol.exchange import ContributionError, ExchangeForm, form_of
 from protocol.freshness import content_digest
 from protocol.identity import NodeKey
 from protocol.lots import LotPledge
@@ -44,12 +44,12 @@ from protocol.policy_patch import framed, policy_patch_header, split_policy_patc
 from protocol.pretraining import Diloco
 from protocol.rollout import (
     MalformedRollout,
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     decode,
     decode_report,
     encode,
@@ -67,7 +67,7 @@ from protocol.statements import (
     signer_of,
     work_id,
 )
-from protocol.table import Owed, Table, decode_head, encode_head
+from protocol.table import EarningsTable, Owed, decode_head, encode_head
 from protocol.text import StreamHeader, TextError, tokens_of
 
 K, ROWS = 8, 4
@@ -244,7 +244,7 @@ IN_TURNS = RolloutBatch(
 )
 FILE_IN_TURNS = encode(IN_TURNS)
 REPORT = encode_report(
-    Report(ReportHeader("00" * 32, "00" * 32), tuple(ReportRow(0, i, 0.5, [-0.25] * 6) for i in range(2)))
+    ValidatorReport(ReportHeader("00" * 32, "00" * 32), tuple(ReportRow(0, i, 0.5, [-0.25] * 6) for i in range(2)))
 )
 BASE = {
     "a": np.arange(64, dtype=np.uint16).reshape(8, 8),
@@ -314,14 +314,14 @@ MESSAGES: tuple[messages.Message, ...] = (
     VERDICT,
     messages.LotsRevealed(pool=1, window=1, secret=ROOT),
     messages.DisputeRaised(pool=1, first=_VERDICT_ENVELOPE, second=_VERDICT_ENVELOPE),
-    messages.CheckRequested(pool=1, commitment=messages.seal(KEY, DOMAIN, VERDICT)),
-    messages.ValidatorSaid(
+    messages.VerdictRequested(pool=1, commitment=messages.seal(KEY, DOMAIN, VERDICT)),
+    messages.ValidatorBatch(
         pool=1,
         seals=(messages.Seal(ROOT, messages.seal_of(VERDICT, KEY.address)),),
         carried=(VERDICT,),
     ),
     messages.EpochRootSigned(pool=1, statement=_ROOTED, signature=sign(KEY, DOMAIN, _ROOTED)),
-    messages.EarningsSigned(pool=1, earnings=_EARNED, table=ROOT, size=9, signature=sign(KEY, DOMAIN, _EARNED)),
+    messages.EarningsVote(pool=1, earnings=_EARNED, table=ROOT, size=9, signature=sign(KEY, DOMAIN, _EARNED)),
 )
 
 SHAPES = {"a": (3, 40), "b": (70,)}
@@ -330,7 +330,7 @@ CONTRIBUTED = ContributionHeader(ROOT, 3, ROOT, 1, 99, 2.5, 2.0, (ROOT, ROOT), (
 EXPECTED = Expected(ROOT, {3: ROOT}, 4, 1000, 4)
 
 
-def _contributed(form: Form) -> bytes:
+def _contributed(form: ExchangeForm) -> bytes:
     tensors = {name: np.linspace(-1, 1, math.prod(shape), dtype=np.float32) for name, shape in SHAPES.items()}
     return b"".join(encode_contribution(CONTRIBUTED, tensors, form))
 
@@ -356,8 +356,8 @@ def stream(data: bytes) -> None:
         raise AssertionError("a stream of another length")
 
 
-_ROWS = tuple(Line(bytes([n]) * 20, n) for n in (1, 2))
-HEAD, (LINES, DEBTS) = Table(1, 9, 4, _ROWS, tuple(Owed(one.node, 9, 7) for one in _ROWS), 3).files()
+_ROWS = tuple(EarningsLine(bytes([n]) * 20, n) for n in (1, 2))
+HEAD, (LINES, DEBTS) = EarningsTable(1, 9, 4, _ROWS, tuple(Owed(one.node, 9, 7) for one in _ROWS), 3).files()
 
 
 def table(data: bytes) -> None:
@@ -371,7 +371,7 @@ def table(data: bytes) -> None:
 
 def lines(data: bytes) -> None:
     try:
-        read_page(data, HEAD.pages[0], Line)
+        read_page(data, HEAD.pages[0], EarningsLine)
     except ProtocolError:
         return
 

@@ -28,7 +28,7 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Seal,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     message_digest,
     seal,
@@ -51,12 +51,12 @@ from protocol.statements import (
     EpochRoot,
     Invitation,
     NodeRegistration,
-    Outcome,
     Rechecked,
     Statement,
     TermSilent,
     Ticket,
     Verdict,
+    VerdictOutcome,
     WorkCommitment,
     digest,
     sign,
@@ -79,7 +79,7 @@ def _keys() -> list[dict[str, Any]]:
 
 def _statements() -> list[tuple[NodeKey, Statement]]:
     work = WorkCommitment(POOL, WORKER.address, bytes([17]) * 32, 3, bytes([18]) * 32, 4096, 21)
-    told = msgspec.structs.asdict(work) | {"outcome": Outcome.REJECT, "reason": 4, "values": bytes([19]) * 32}
+    told = msgspec.structs.asdict(work) | {"outcome": VerdictOutcome.REJECT, "reason": 4, "values": bytes([19]) * 32}
     return [
         (WORKER, work),
         (VALIDATOR, Verdict(**told)),
@@ -128,7 +128,7 @@ def _announcement(manifest: PolicyManifest) -> PolicyAnnounced:
 
 def _messages(manifest: PolicyManifest) -> list[tuple[NodeKey, Message]]:
     work = WorkCommitment(POOL, WORKER.address, manifest.policy_root, 3, bytes([18]) * 32, 4096, 21)
-    told = msgspec.structs.asdict(work) | {"outcome": Outcome.ACCEPT, "reason": 0}
+    told = msgspec.structs.asdict(work) | {"outcome": VerdictOutcome.ACCEPT, "reason": 0}
     verdict = VerdictIssued(pool=POOL, verdict=Verdict(**told), signature=b"", salt=bytes([8]) * 16)
     root = EpochRoot(POOL, 21, 1_800_000_000, bytes([21]) * 32, 4096, bytes([22]) * 32)
     rooted = EpochRootSigned(pool=POOL, statement=root, signature=sign(VALIDATOR, DOMAIN, root))
@@ -149,7 +149,7 @@ def _messages(manifest: PolicyManifest) -> list[tuple[NodeKey, Message]]:
         (TRAINER, _announcement(manifest)),
         (WORKER, RolloutCommitted(pool=POOL, commitment=work, signature=sign(WORKER, DOMAIN, work), size=70_000)),
         (VALIDATOR, signed(verdict, VALIDATOR, DOMAIN)),
-        (VALIDATOR, ValidatorSaid(pool=POOL, seals=(Seal(work.work, bytes([9]) * 32),), carried=(rooted,))),
+        (VALIDATOR, ValidatorBatch(pool=POOL, seals=(Seal(work.work, bytes([9]) * 32),), carried=(rooted,))),
         (VALIDATOR, rooted),
     ]
 

@@ -22,7 +22,7 @@ LONGEST = (
     "tests/swarm/test_swarm.py",
     "tests/node/audit/test_swarm_audits.py",
     "tests/cli/test_train.py",
-    "tests/node/services/test_earning.py",
+    "tests/node/services/test_earnings_reporter.py",
     "tests/node/training/test_trainer.py",
     "tests/cli/test_pretraining.py",
     "tests/node/services/training/test_takeover.py",

@@ -24,10 +24,10 @@ from node.network.interface import (
     MAX_GOSSIP_BYTES,
     SUBSCRIPTION_BUFFER,
     Accept,
-    Answer,
     Handler,
+    NetworkCounters,
     NetworkStats,
-    Tally,
+    SentResponse,
     TcpPath,
 )
 from protocol.identity import Address, NodeKey, PeerId
@@ -103,7 +103,7 @@ class MemoryNetwork:
         self.address: Address = key.address
         self.peer_id: PeerId = key.peer_id
         self._hub = hub
-        self._tally = Tally()
+        self._tally = NetworkCounters()
         self._contacts: dict[Address, AddressSet | None] = {}
         self._muted: dict[Address, float] = {}
         self._accepts: dict[str, Accept] = {}
@@ -280,17 +280,17 @@ class MemoryNetwork:
         answer = await other._answer(self.address, protocol, data)
         delivered = False
         try:
-            body = answer.body if isinstance(answer, Answer) else answer
+            body = answer.body if isinstance(answer, SentResponse) else answer
             await trio.sleep(self._hub.delay)
             if self._hub.peer(self, peer) is not other:
                 raise PeerUnavailable(peer, "the stream was cut")
             delivered = True
             return body
         finally:
-            if isinstance(answer, Answer):
+            if isinstance(answer, SentResponse):
                 answer.sent(delivered)
 
-    async def _answer(self, asker: Address, protocol: str, data: bytes) -> bytes | Answer:
+    async def _answer(self, asker: Address, protocol: str, data: bytes) -> bytes | SentResponse:
         if protocol not in self._handlers:
             raise PeerUnavailable(self.address, f"it does not serve {protocol}")
         handler, max_request = self._handlers[protocol]
@@ -303,5 +303,5 @@ class MemoryNetwork:
             log.debug("network.fault", where=protocol, error=repr(error))
             self._tally.add(faults=1)
             raise PeerUnavailable(self.address, "the stream was cut") from None
-        self._tally.add(bytes_out=len(answer.body if isinstance(answer, Answer) else answer))
+        self._tally.add(bytes_out=len(answer.body if isinstance(answer, SentResponse) else answer))
         return answer

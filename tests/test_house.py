@@ -53,6 +53,21 @@ def test_no_class_has_more_than_so_many_methods_but_those_that_are_named() -> No
     assert {name: " ".join(sorted(found)) for name, found in large.items()} == TOO_LARGE
 
 
+# what it is called
+
+SEVERAL = {"Arguments"}
+"""An interface: `node/environments/builtin.py` asks every module of an environment for it by this name."""
+
+
+def test_a_class_name_stands_once() -> None:
+    places: dict[str, list[str]] = {}
+    for name, module in modules("protocol", "contracts", "node", "cli"):
+        for one in classes(module):
+            if not one.name.startswith("_"):
+                places.setdefault(one.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1}.keys() == SEVERAL
+
+
 # who sets whose attributes
 
 ALLOWED = ("deadline",)
@@ -137,7 +152,7 @@ def test_a_planted_wire_is_found(line: str) -> None:
 
 
 def test_a_planted_search_is_found() -> None:
-    assert searched(ast.parse("[one for one in place.crew.services if isinstance(one, Generating | Validator)]"))
+    assert searched(ast.parse("[one for one in place.crew.services if isinstance(one, RolloutWorker | Validator)]"))
 
 
 def test_a_modules_own_records_are_its_own_to_change() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import trio
 
-from node.swarm.facts import Facts, Fork, LeaderDisbelieved
-from node.swarm.policies import PolicyClock
-from node.swarm.terms import Terms
+from node.swarm.facts import Equivocation, Facts, LeaderDisbelieved
+from node.swarm.policies import PolicyIndex
+from node.swarm.terms import LeaderTerms
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.messages import PolicyAnnounced, Signed
@@ -39,9 +39,9 @@ def announced(
     return stating(PolicyStatement(pool, term, step, epoch, parent, root, batch, state), key, domain, **fields)
 
 
-def policies(trainer: Address, clock: Callable[[], float] = lambda: 0.0) -> PolicyClock:
+def policies(trainer: Address, clock: Callable[[], float] = lambda: 0.0) -> PolicyIndex:
     """A clock of which one trainer leads for good, and everything it announces is reached by a quorum."""
-    return PolicyClock(clock, Terms(trainer, clock), lambda _: 2**62)
+    return PolicyIndex(clock, LeaderTerms(trainer, clock), lambda _: 2**62)
 
 
 class Ear:
@@ -52,7 +52,7 @@ class Ear:
 
     def hear(self, signed: Signed[Any]) -> None:
         found = self.policies.announce(signed)
-        if isinstance(found, Fork):
+        if isinstance(found, Equivocation):
             self.facts.tell([LeaderDisbelieved(signed.author, signed.message.term, found)])
         elif found is not None:
             self.facts.tell([found])

@@ -14,12 +14,12 @@ import numpy as np
 from benchmarks.command import clock_of
 from benchmarks.engine import prompts, rate
 from benchmarks.gpu.job import Row, neat
-from node.inference.engine import Engine, Finished, Request, generate
+from node.inference.engine import Engine, FinishedSequence, GenerationRequest, generate
 from node.inference.engines import make_engine
 from node.inference.settings import EngineSettings
 from node.inference.vllm import hooks as hooks_module
 from node.inference.vllm.engine import VllmEngine
-from node.inference.vllm.hooks import Recorder
+from node.inference.vllm.hooks import ActivationRecorder
 
 WAY = "vllm engine"
 ROUNDS = 2
@@ -42,7 +42,7 @@ def _measured(made: VllmEngine, job: dict[str, Any]) -> Iterator[Row]:
         best = 0.0
         for text in texts:
             started = clock()
-            made.prefill([Finished(text[: len(text) // 4], text[len(text) // 4 :])], 1.0)
+            made.prefill([FinishedSequence(text[: len(text) // 4], text[len(text) // 4 :])], 1.0)
             best = max(best, len(text) / (clock() - started))
         yield "prefill", {"way": WAY, "tokens": len(texts[0]), "tokens_per_s": best}
     for batch in (1, 8) if job["quick"] else (1, 8, 64, 256):
@@ -54,7 +54,7 @@ def _swapped_in_flight(made: VllmEngine, other: Path) -> dict[str, Any]:
     """Eight requests draw on, from the next token on with the new weights."""
     decoder, drawn = made.decoder(1.0), np.random.default_rng(3)
     for prompt in prompts(8, made.vocabulary):
-        decoder.submit(Request(prompt, drawn.random(32)))
+        decoder.submit(GenerationRequest(prompt, drawn.random(32)))
     for _ in range(8):
         decoder.step()
     started = time.perf_counter()
@@ -82,7 +82,7 @@ def _engine(model: Path, settings: EngineSettings) -> Engine:
 def _decode(made: Engine, work: list[int]) -> int:
     drawn = np.random.default_rng(3)
     asked = zip(prompts(len(work), made.vocabulary), work, strict=True)
-    requests = [Request(prompt, drawn.random(count)) for prompt, count in asked]
+    requests = [GenerationRequest(prompt, drawn.random(count)) for prompt, count in asked]
     return sum(len(completion.output) for completion in generate(made, requests, 1.0))
 
 
@@ -104,8 +104,8 @@ def _cost_of_hooks(made: VllmEngine, work: list[int]) -> dict[str, float]:
         (hooks_module, "choose", "sampler"),
         (hooks_module, "force", "sampler"),
         (hooks_module, "bf16_bits", "rows"),
-        (Recorder, "add", "rows"),
-        (Recorder, "take", "rows"),
+        (ActivationRecorder, "add", "rows"),
+        (ActivationRecorder, "take", "rows"),
     ]
     with ExitStack() as stack:
         for place, name, part in hooked:

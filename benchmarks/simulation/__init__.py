@@ -1,8 +1,8 @@
 """A swarm in one process, under a virtual clock: what is the product's own code here, and what is a model of it.
 
 **The product's own:** board, shelf, allowance, catch-up (`node.swarm.board`), membership, heartbeats, jury (register,
-ballots, lot book, disputes), the worker (`Generating`: its share, when it waits, what it commits to), the validator
-(`Validator`: queues, lots, records, verdicts, slashing), the trainer's intake and pool of groups, every signature and
+votes, audit lots, disputes), the worker (`RolloutWorker`: its share, when it waits, what it commits to), the validator
+(`Validator`: queues, lots, records, verdicts, slashing), the trainer's ingest and pool of groups, every signature and
 every check. The exchange's decisions (`exchange.py`) are those of `node.blobs.scheduling`. With a copy of the rules the
 copy would be simulated, and the product shipped.
 

@@ -33,11 +33,11 @@ from benchmarks.simulation.fetching import fetch_seconds
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Seat
 from benchmarks.simulation.swarm import Swarm
-from node.swarm import ballots, board, catchup, disputes, lotbook, ownwords, register, seals, works
+from node.swarm import audit_lots, board, catchup, disputes, ownwords, register, seals, vote_set, works
 from protocol import disputes as conflicts
 from protocol.errors import ProtocolError
 from protocol.identity import Address
-from protocol.liveness import Members
+from protocol.liveness import MemberTable
 
 
 def draw(swarm: Swarm, path: Path) -> None:
@@ -214,7 +214,7 @@ def _catching_up(swarm: Swarm) -> Row:
         "requests": round(ether.asked["requests"] / everybody, 2),
         "kB": round(ether.asked["bytes"] / everybody / 1e3, 1),
         "messages that gossip had not brought": sum(board.counts["caught_up"] for board in boards),
-        "kept on a board": round(fmean(len(board._shelf) for board in boards)),
+        "kept on a board": round(fmean(len(board._message_store) for board in boards)),
         "kB kept": round(fmean(_bytes_kept(seat) for seat in seats) / 1e3),
         "works known": round(fmean(len(seat.context.state.register._works) for seat in seats)),
         "muted members": sum(board.counts["muted"] for board in boards),
@@ -222,7 +222,7 @@ def _catching_up(swarm: Swarm) -> Row:
 
 
 def _bytes_kept(seat: Seat) -> int:
-    return sum(len(one.signed.raw) for one in seat.context.board._shelf._kept.values())
+    return sum(len(one.signed.raw) for one in seat.context.board._message_store._kept.values())
 
 
 def _training(swarm: Swarm) -> Row:
@@ -255,9 +255,9 @@ def _training(swarm: Swarm) -> Row:
 
 
 def _decided(swarm: Swarm) -> float:
-    """Files of which a quorum has spoken, by the trainer's ballots, a minute from the first to the last."""
-    ballots = swarm.seats[0].context.state.ballots
-    heard = sorted(case.heard for case in ballots._cases.values() if len(case.votes) >= swarm.rules.quorum)
+    """Files of which a quorum has spoken, by the trainer's votes, a minute from the first to the last."""
+    vote_set = swarm.seats[0].context.state.vote_set
+    heard = sorted(case.heard for case in vote_set._cases.values() if len(case.votes) >= swarm.rules.quorum)
     return round(60 * len(heard) / max(heard[-1] - heard[0], 1.0), 1) if heard else 0.0
 
 
@@ -351,10 +351,13 @@ def computed_once() -> Iterator[None]:
         (board, "open_envelope", lambda domain, pool, raw: authenticate(domain, parse(pool, raw))),
         (board, "signer_of", _once(board.signer_of)),
         *((module, "name_of", name) for module in (board, catchup)),
-        *((module, "work_id", of_work) for module in (ballots, conflicts, lotbook, ownwords, register, seals, works)),
+        *(
+            (module, "work_id", of_work)
+            for module in (vote_set, conflicts, audit_lots, ownwords, register, seals, works)
+        ),
         (disputes, "compare", _once(disputes.compare)),
         (register, "slot_of", _once(register.slot_of)),
-        (Members, "live", _once_a_second(Members.live)),
+        (MemberTable, "live", _once_a_second(MemberTable.live)),
     ]
     with ExitStack() as stack:
         for module, name, function in replaced:
@@ -362,10 +365,10 @@ def computed_once() -> Iterator[None]:
         yield
 
 
-def _once_a_second(live: Callable[[Members, float, str | None], list[Address]]) -> Callable[..., list[Address]]:
-    told: WeakKeyDictionary[Members, dict[str | None, tuple[float, list[Address]]]] = WeakKeyDictionary()
+def _once_a_second(live: Callable[[MemberTable, float, str | None], list[Address]]) -> Callable[..., list[Address]]:
+    told: WeakKeyDictionary[MemberTable, dict[str | None, tuple[float, list[Address]]]] = WeakKeyDictionary()
 
-    def remembered(table: Members, now: float, role: str | None = None) -> list[Address]:
+    def remembered(table: MemberTable, now: float, role: str | None = None) -> list[Address]:
         at, found = told.setdefault(table, {}).get(role, (-1.0, []))
         if not at <= now < at + 1.0:
             at, found = told[table][role] = now, live(table, now, role)

@@ -34,18 +34,18 @@ from protocol.messages import (
     Heartbeat,
     RolloutCommitted,
     Seal,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     seal,
     seal_of,
     values_hash,
 )
-from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, sign, work_id
+from protocol.statements import Domain, Verdict, VerdictOutcome, WorkCommitment, sign, work_id
 
 POOL, UNITS = 1, 8 * 16 * 8_192
 COMMITTEE, DECIDE, GRAND, GRAND_DECIDE = 7, 5, 31, 21
 SEALED_WITHIN, SHOWN_WITHIN = 2.0, 1.0
-"""Seconds that words of a busy validator wait for others (`node.services.judging.pronouncing`)."""
+"""Seconds that words of a busy validator wait for others (`node.services.judging.verdict_publisher`)."""
 BEAT_EVERY = 5.0
 """Seconds between two heartbeats in a shard."""
 LOOKED, OPENED_AFTER = (2.0, 20.0), 5.0
@@ -122,7 +122,7 @@ def liars(bench: int, share: float, days: int, seed: int) -> dict[str, dict[str,
 
 def verdict(author: NodeKey, of: WorkCommitment, groups: int, checked: Sequence[int], *, accept: bool) -> VerdictIssued:
     """A validator's signed word on a file, as the product forms it."""
-    outcome, reason = (Outcome.ACCEPT, Reason.NONE) if accept else (Outcome.REJECT, Reason.ACTIVATIONS)
+    outcome, reason = (VerdictOutcome.ACCEPT, Reason.NONE) if accept else (VerdictOutcome.REJECT, Reason.ACTIVATIONS)
     values: dict[str, Any] = {"rewards": bytes(DIGEST * groups), "logprobs": b"\0\0\x80\xbf" * len(checked)}
     if not accept:
         values = {"group": checked[0] if checked else -1}
@@ -170,7 +170,7 @@ class Spoken(msgspec.Struct, frozen=True):
     word: Seal | VerdictIssued
 
 
-def sayings(words: Sequence[Spoken]) -> Iterator[tuple[float, ValidatorSaid]]:
+def sayings(words: Sequence[Spoken]) -> Iterator[tuple[float, ValidatorBatch]]:
     """The messages of one validator in one shard: when the first word is due, all that it has goes with it."""
     due = deque(sorted(words, key=lambda one: one.by))
     while due:
@@ -184,7 +184,7 @@ def sayings(words: Sequence[Spoken]) -> Iterator[tuple[float, ValidatorSaid]]:
         due.extendleft(reversed(later))
         seals = tuple(word for word in riding if isinstance(word, Seal))
         shown = tuple(word for word in riding if not isinstance(word, Seal))
-        yield now, ValidatorSaid(pool=POOL, seals=seals, carried=shown)
+        yield now, ValidatorBatch(pool=POOL, seals=seals, carried=shown)
 
 
 def spoken(key: NodeKey, shown: VerdictIssued, at: float, place: int) -> tuple[Spoken, Spoken]:

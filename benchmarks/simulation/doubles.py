@@ -11,13 +11,13 @@ from blake3 import blake3
 
 from node.chain.cases import Case, CommitmentContradiction, FileCase
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
 from protocol.identity import Address
 from protocol.policy import PolicyManifest
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.values import mean_logprobs, reward_tags
 
 FILE_TOKENS = 64_000
@@ -80,7 +80,7 @@ class Generator:
         self._random = random.Random(seed)
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         assert isinstance(request, Produce)
         seconds = self._seconds * self._random.lognormvariate(0.0, JITTER)
@@ -106,7 +106,7 @@ class Checker:
         self._seconds = seconds
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         assert isinstance(request, Inspect)
         groups = tuple(range(self._rollout.prompts_per_file)) if request.groups is None else request.groups
@@ -118,7 +118,7 @@ class Checker:
         fault = self._fault(root, groups)
         rewards, logprobs = self._values(root)
         return Inspected(
-            outcome=int(fault.outcome if fault else Outcome.ACCEPT),
+            outcome=int(fault.outcome if fault else VerdictOutcome.ACCEPT),
             reason=int(fault.reason if fault else Reason.NONE),
             detail=fault.detail if fault else "",
             report_path="" if fault else "/nonexistent/report",

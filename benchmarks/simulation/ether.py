@@ -298,7 +298,7 @@ class Ether:
     async def run(self) -> None:
         """Deliver until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tend)
+            nursery.start_soon(self._maintain)
             tick = int(trio.current_time() / TICK)
             while True:
                 await trio.sleep_until(tick * TICK)
@@ -307,7 +307,7 @@ class Ether:
                         self.refused += 1
                 tick += 1
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         """The mesh is repaired; who computes more keeps a message for longer."""
         while True:
             now = trio.current_time()

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from protocol.checks import check_activations, check_sampling
 from protocol.cuts import Cuts
-from protocol.decision import PROOF_EDGES, TOKEN_EDGES, DecisionSpec, Evidence, Likelihoods, SampleStatistics, Table
+from protocol.decision import (
+    PROOF_EDGES,
+    TOKEN_EDGES,
+    CalibrationTable,
+    DecisionSpec,
+    Evidence,
+    Likelihoods,
+    SampleStatistics,
+)
 from protocol.run import VerificationSpec
 from protocol.toploc import ProofErrors
 
@@ -86,7 +94,7 @@ class Looks:
         """That a look at one group of this kind is refused."""
         return sum(self.refused([one]) for one in self.of(kind)) / LIBRARY
 
-    def _draw(self, random: np.random.Generator, table: Table) -> Look:
+    def _draw(self, random: np.random.Generator, table: CalibrationTable) -> Look:
         tokens = max(1, round(sum(table.tokens) / sum(table.proofs)))  # of a sample, which has one proof
         steps = random.choice(_STEPS, (self.samples, 1), p=np.array(table.proofs) / sum(table.proofs))
         distances = random.choice(_DISTANCES, (self.samples, tokens), p=np.array(table.tokens) / sum(table.tokens))

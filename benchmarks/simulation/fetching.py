@@ -18,7 +18,7 @@ from node.blobs.circle import MAX_ACTIVE, MAX_JOINED
 from node.blobs.pieces import TELL_EVERY
 from node.blobs.scheduling.download import Download
 from node.blobs.scheduling.sources import Flight, Tuning
-from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
+from node.blobs.scheduling.upload import Reciprocity, SuperSeed, UploadQueue, UploadTicket
 from node.blobs.transfer import MAX_IN_FLIGHT, STAGGER, TICK
 from node.network.stack import MAX_CONNECTIONS
 from protocol.blobs import DEFAULT_PIECE_SIZE, choose_piece_size
@@ -57,7 +57,7 @@ class Sending:
     __slots__ = ("flight", "left", "pieces", "size", "ticket", "waited")
 
     def __init__(
-        self, ticket: Ticket[int], flight: Flight[int], pieces: np.ndarray, size: float, waited: float
+        self, ticket: UploadTicket[int], flight: Flight[int], pieces: np.ndarray, size: float, waited: float
     ) -> None:
         self.ticket = ticket
         self.flight = flight
@@ -85,8 +85,8 @@ class Node:
         self._ticking = False
         self._reciprocity: Reciprocity[int] = Reciprocity()
         self._queue: UploadQueue[int] = UploadQueue(self._reciprocity, slots=SLOTS)
-        self._tickets: dict[Flight[int], Ticket[int]] = {}
-        self._asked: dict[Ticket[int], Flight[int]] = {}
+        self._tickets: dict[Flight[int], UploadTicket[int]] = {}
+        self._asked: dict[UploadTicket[int], Flight[int]] = {}
         self._sending: list[Sending] = []
         self._at = 0.0
         self._version = 0
@@ -218,7 +218,7 @@ class Node:
             self._sending.append(Sending(ticket, flight, pieces, self.swarm.bytes_of(pieces), now - ticket.at))
         self._schedule()
 
-    def _burden(self, ticket: Ticket[int]) -> float:
+    def _burden(self, ticket: UploadTicket[int]) -> float:
         return self.seed.burden(ticket.peer) if self.seed else 0.0
 
     def _choose(self, peer: int, flight: Flight[int]) -> np.ndarray:

@@ -59,7 +59,7 @@ from benchmarks.simulation.rule import Rule
 from node.swarm.board import Board
 from node.swarm.counts import COUNTS
 from node.swarm.membership import Membership
-from node.swarm.pool_state import Heard, Passed, PoolState
+from node.swarm.pool_state import Passed, PoolState, WordHeard
 from protocol.audit import AuditSpec
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
@@ -116,7 +116,7 @@ class Node:
         (self.board._handed if late else self.board._accept)(author, raw)
         while self._words.statistics().current_buffer_used:
             signed: Signed[Any] = self._words.receive_nowait()
-            self.state.apply(Heard(signed))
+            self.state.apply(WordHeard(signed))
             if type(signed.message).__name__ == "Heartbeat":
                 self.membership.table.beat(signed.author, signed.message, self.now)
         self.cpu += time.thread_time() - began
@@ -321,12 +321,12 @@ class Hour:
 
     def _node(self, name: str) -> dict[str, Any]:
         node = self.nodes[name]
-        register, ballots = node.state.register, node.state.ballots
+        register, ballots = node.state.register, node.state.vote_set
         states: Counter[str] = Counter()
         for id in list(register._works):
             states[f"{'refused' if self.truth[id] else 'good'} works {ballots.state(id).value}"] += 1
         works = len(register._works)
-        kept = weight([node.state]) + sum(len(one.signed.raw) for one in node.board._shelf._kept.values())
+        kept = weight([node.state]) + sum(len(one.signed.raw) for one in node.board._message_store._kept.values())
         seconds = self.asked["policies"] * POLICY_SECONDS
         seconds = min(seconds, self.asked["trainer_minutes"] * MINUTE) if name == "trainer" else seconds
         return {

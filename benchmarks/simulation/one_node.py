@@ -2,13 +2,13 @@
 
     python -m benchmarks.simulation.one_node [--nodes 10 100 1000] [--minutes 2] [--quick] [--json]
 
-One node is the product's: membership, neighbours, redialer, board, shelf, allowances, catch-up, peer book, and gossip
-with its trees, windows and signatures. Nothing is remembered for it (`shared.py`) and only its sockets are modelled:
-packets of neighbours come as bytes, and packets for them are counted. The others are a script: each joins by an event
-of the chain, then speaks as often as its heartbeat interval says, for so many minutes and until everybody has spoken
-twice; a message comes from one link, every second one from another, too (`gossip.py` counts 1.4 to 1.5 copies); each
-second three neighbours tell the names of the last three seconds. What this node asks a peer when it catches up, it
-answers itself: a node is asked as often as it asks.
+One node is the product's: membership, neighbours, redialer, board, message store, allowances, catch-up, peer records,
+and gossip with its trees, windows and signatures. Nothing is remembered for it (`shared.py`) and only its sockets are
+modelled: packets of neighbours come as bytes, and packets for them are counted. The others are a script: each joins
+by an event of the chain, then speaks as often as its heartbeat interval says, for so many minutes and until everybody
+has spoken twice; a message comes from one link, every second one from another, too (`gossip.py` counts 1.4 to 1.5
+copies); each second three neighbours tell the names of the last three seconds. What this node asks a peer when it
+catches up, it answers itself: a node is asked as often as it asks.
 
 Python's collector looks through what this node keeps, and not through the script: objects, and the time it takes.
 
@@ -45,7 +45,7 @@ from node.network.packets import Cutter, packet
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from node.swarm.neighbours import MOST
-from node.swarm.peerbook import PeerBook
+from node.swarm.peer_records import PeerRecords
 from protocol.identity import Address, NodeKey
 from protocol.liveness import heartbeat_interval
 from protocol.messages import Heartbeat, seal, topic
@@ -189,7 +189,7 @@ class One:
         self.board = Board(
             self.wire, self._key, script.domain, POOL, self.membership, wall=lambda: EPOCH_BEGAN + trio.current_time()
         )
-        self.book = PeerBook(self._key.address, script.domain, POOL, self.membership.is_member)
+        self.book = PeerRecords(self._key.address, script.domain, POOL, self.membership.is_member)
 
     def _send(self, peer: bytes, data: bytes) -> None:
         self.packets_out += 1
@@ -207,7 +207,7 @@ class One:
             await nursery.start(self.gossip.run)
             nursery.start_soon(self.board.run)
             nursery.start_soon(self.membership.follow, self.board)
-            nursery.start_soon(self.membership.places.tend)
+            nursery.start_soon(self.membership.places.maintain)
             nursery.start_soon(self._learn)
             nursery.start_soon(self._beat)
 

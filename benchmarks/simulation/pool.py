@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks.command import parser_of, tell
 from benchmarks.simulation.evidence import HONEST, LIBRARY, Looks
 from benchmarks.simulation.rule import Alarm, Rule
-from protocol.decision import Level, WorkerRecord, after, standing
+from protocol.decision import SuspicionLevel, WorkerRecord, after, standing
 
 RUN = Path("examples/smollm.toml")
 """A trained model of 135 million parameters: its tables leave more cheats below the cuts than the demo's do."""
@@ -209,7 +209,7 @@ class Pool:
             refused += max(found, int(self.looks.refused(seen)))
         refused += int(self.caught[at])
         self.records[at] = after(self.records[at], self.looks.evidence(seen), self.looks.spec)
-        return refused, standing(self.records[at], self.looks.spec).level >= Level.SUSPECT
+        return refused, standing(self.records[at], self.looks.spec).level >= SuspicionLevel.SUSPECT
 
     def _remember(self, looked: np.ndarray, in_order: np.ndarray) -> None:
         self.clean = np.where(self.found, 0.0, (self.clean + looked * in_order) * self.rule.kept)

@@ -1,9 +1,9 @@
 """A hundred peers of a run with rounds under a virtual clock: do replicas stay equal while a fifth of them leaves in
 each round, and as many come?
 
-**The product's own:** rounds, cuts and their agreement (`Rounds`, `Cutting`), seats and contributions (`Learning`),
-judging and its lots (`ContributionJudging`), contribution files, the outer step and its roots, heartbeats; boards,
-juries and tables of members of those that have everything of their own.
+**The product's own:** rounds, cuts and their agreement (`Rounds`, `RoundCloser`), seats and contributions
+(`RoundWorker`), judging and its lots (`ContributionJudging`), contribution files, the outer step and its roots,
+heartbeats; boards, juries and tables of members of those that have everything of their own.
 
 **Modelled:** the model is a vector of SHAPES, and steps move it to its seat's own middle; they take seconds by the
 peer's class. A blob comes from a member that lives, is not cut off, and has it. HOSTS peers and the validators have
@@ -36,25 +36,25 @@ from benchmarks.command import tell
 from benchmarks.simulation.__main__ import deterministic
 from benchmarks.simulation.seats import POOL, Voice, key_of, wall
 from node.clock import Clock
-from node.member import Member, Stock
+from node.member import BlobService, Participant
 from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.run.file import TEXT
-from node.services.base import Crew
-from node.services.certifying import Certifying
+from node.services.base import ServiceManager
+from node.services.certifier import Certifier
 from node.services.context import make_context
-from node.services.heartbeat import Beating
+from node.services.heartbeat import HeartbeatSender
 from node.services.rounds.applying import Rounds
-from node.services.rounds.cutting import Cutting
-from node.services.rounds.judging import ContributionJudging, Looks
-from node.services.rounds.learning import Learning
+from node.services.rounds.judging import ContributionJudge, ContributionJudging
+from node.services.rounds.round_closer import RoundCloser
+from node.services.rounds.round_worker import RoundWorker
 from node.state.files import mapped
 from node.state.pen import Pen
 from node.swarm.facts import Facts, News
 from node.swarm.membership import Membership
-from node.training.jobs import Job, Start, Train
+from node.training.jobs import Job, StartRound, Train
 from node.training.length import without_length
-from node.training.outer import StateFile, outer_shapes, write_state
+from node.training.outer import OuterStateFile, outer_shapes, write_state
 from node.training.spool import Spool
 from protocol.agreement import Proposal
 from protocol.blobs import BlobInfo, describe
@@ -193,7 +193,7 @@ class Learner:
 
     async def ask(self, name: str, job: Job) -> dict[str, Any]:
         match job:
-            case Start():
+            case StartRound():
                 await trio.lowlevel.checkpoint()
                 path = self._folder / "outer-000000.safetensors"
                 held = outer_shapes(SHAPES, self._rules)
@@ -204,8 +204,8 @@ class Learner:
                 return await self._train(job)
         return await self._check(Path(job.path), job.round)  # type: ignore[union-attr] - nobody publishes
 
-    def _outer(self, round_: int) -> StateFile:
-        return StateFile(self._folder / f"outer-{round_:06d}.safetensors")
+    def _outer(self, round_: int) -> OuterStateFile:
+        return OuterStateFile(self._folder / f"outer-{round_:06d}.safetensors")
 
     async def _train(self, job: Train) -> dict[str, Any]:
         rules, own = self._rules, self._swarm.random
@@ -233,7 +233,7 @@ class Learner:
         return told | {"distance": 0.0 if equal else 1.0, "wrong": [], "after": 1.0}
 
 
-def contribution(outer: StateFile, round_: int, seat: int, steps: int, rules: Diloco, run: bytes) -> bytes:
+def contribution(outer: OuterStateFile, round_: int, seat: int, steps: int, rules: Diloco, run: bytes) -> bytes:
     """The file of a seat's steps, the same for whoever makes them."""
     values = {name: outer.tensor(name).tobytes() for name in SHAPES}
     return _made(outer.root, tuple(values.items()), round_, seat, steps, rules, run)
@@ -358,8 +358,8 @@ class Node:
 
     def __init__(self, swarm: "Swarm", number: int, role: str, rule: str, host: "Node | None" = None) -> None:
         self.swarm, self.role, self.host = swarm, role, host
-        self.key, self.crew, self.alive = key_of(number), Crew(), trio.CancelScope()
-        self.crew.state = "working"
+        self.key, self.manager, self.alive = key_of(number), ServiceManager(), trio.CancelScope()
+        self.manager.state = "working"
         self.folder = swarm.folder / str(number)
         self.cheats = role == "worker" and host is not None and swarm.random.random() < swarm.scenario.cheats
         self.court = RecordingJudge()
@@ -369,8 +369,8 @@ class Node:
             self.network = MemoryNetwork(self.key, swarm.hub)
             validators, quorum = swarm.validators, len(swarm.validators) // 2 + 1
             own: Any = Membership(self.key.address, self.network, key_of(0).address, validators, quorum=quorum)
-            stock: Any = Stock(door, pins, pins)
-            self.member = Member(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
+            stock: Any = BlobService(door, pins, pins)
+            self.member = Participant(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
             run = Run(swarm.run, blake3(b"run").digest(), b"run", swarm.folder)
             self.context = make_context(self.member, run, InlineJournal(), clock=Clock(wall=wall))
         else:
@@ -389,11 +389,11 @@ class Node:
     @property
     def services(self) -> list[Any]:
         if self.role == "worker":
-            return [Learning(self.context, self.rounds, self._pins)]
-        looks: Any = Looks(self.context, self.rounds)
+            return [RoundWorker(self.context, self.rounds, self._pins)]
+        looks: Any = ContributionJudge(self.context, self.rounds)
         given: tuple[Any, ...] = self.context, self.rounds, looks, self.court, self.swarm.folder
-        judging = ContributionJudging(*given, certifying=Certifying(self.context))
-        return [judging, Cutting(self.context, self.rounds)]
+        judging = ContributionJudging(*given, certifying=Certifier(self.context))
+        return [judging, RoundCloser(self.context, self.rounds)]
 
     async def live(self) -> None:
         with self.alive:
@@ -403,10 +403,12 @@ class Node:
                     self.swarm.introduce(self)
                     self.nursery.start_soon(self.member.listen)
                     self.nursery.start_soon(self.context.jury.run)
-                self.nursery.start_soon(Beating(self.context, self.crew, self.role, tuple, BEAT, Pen(generation=1)).run)
-                await self.crew.start(self.rounds, self.nursery)
+                self.nursery.start_soon(
+                    HeartbeatSender(self.context, self.manager, self.role, tuple, BEAT, Pen(generation=1)).run
+                )
+                await self.manager.start(self.rounds, self.nursery)
                 for service in self.services:
-                    await self.crew.start(service, self.nursery)
+                    await self.manager.start(service, self.nursery)
                 await trio.sleep_forever()
         self.context.journal.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -557,7 +559,7 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
     swarm = swarms[0]
     host = swarm.hosts[0].rounds
     accepted = [one.contributions for one in host.figures.values()]
-    ballots = swarm.hosts[0].context.state.ballots
+    vote_set = swarm.hosts[0].context.state.vote_set
     return {
         "adds": rule,
         "rounds": len(swarm.roots) - 1,
@@ -566,7 +568,7 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
         "contributions": [min(accepted), statistics.median(accepted), max(accepted)],
         "round_seconds": statistics.median(one.seconds for one in host.figures.values()),
         "unfinished": swarm.unfinished(),
-        "quarantined": len(ballots.disputes.quarantined),
+        "quarantined": len(vote_set.disputes.quarantined),
         "swarm_seconds": round(swarm.seconds),
         "cpu_seconds": round(time.process_time() - began),
         **swarm.counts,

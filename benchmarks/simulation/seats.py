@@ -10,18 +10,18 @@ from blake3 import blake3
 from benchmarks.simulation.doubles import Blobs, Chain, Checker, Generator, Pins, Policies, Truth, held_policy
 from benchmarks.simulation.ether import Ether, Port
 from node.clock import Clock
-from node.member import Member, Stock
+from node.member import BlobService, Participant
 from node.progress import ProgressRecord
-from node.recipe.capacity import CapacityGauge, Machine
+from node.recipe.capacity import CapacityGauge, MachineCapacity
 from node.run.assets import Run
-from node.services.base import Crew
-from node.services.certifying import Certifying
+from node.services.base import ServiceManager
+from node.services.certifier import Certifier
 from node.services.context import Context, make_context
-from node.services.generating import Generating
-from node.services.heartbeat import Beating
+from node.services.heartbeat import HeartbeatSender
 from node.services.judging.judge import Validator
+from node.services.rollout_worker import RolloutWorker
 from node.swarm.membership import Membership
-from node.weights.keeper import PolicyShelf
+from node.weights.policy_cache import PolicyCache
 from protocol.identity import Address, NodeKey
 from protocol.messages import M, Message, PolicyAnnounced, Signed, seal
 from protocol.run import RunSpec
@@ -66,10 +66,10 @@ class Node:
         self.alive = trio.CancelScope()
         self.cheat: str | None = None
         self.idle = False
-        self.worker: Generating | None = None
+        self.worker: RolloutWorker | None = None
         self.context: Context
-        self.crew = Crew()
-        self.crew.state = "working"
+        self.manager = ServiceManager()
+        self.manager.state = "working"
         self.came = trio.current_time()
         self.first_policy: float | None = None
 
@@ -78,7 +78,7 @@ class Node:
         return self.key.address
 
     async def beat(self) -> None:
-        await Beating(self.context, self.crew, self.role, tuple, SHORTEST_BEAT).run()
+        await HeartbeatSender(self.context, self.manager, self.role, tuple, SHORTEST_BEAT).run()
 
     async def follow_policies(self) -> None:
         """Each announced policy is here after `fetch` seconds; whoever is behind fetches the newest only."""
@@ -87,7 +87,7 @@ class Node:
             message = signed.message
             await trio.sleep(self.fetch)
             if newest.statistics().current_buffer_used == 0:
-                self.context.shelf.put(held_policy(message.step, message.policy_root))
+                self.context.policy_cache.put(held_policy(message.step, message.policy_root))
                 self.first_policy = self.first_policy or trio.current_time()
 
 
@@ -101,7 +101,9 @@ class Seat(Node):
         pins: Any = Pins()
         blobs = Blobs(rules.truth, rules.run, self.address, cheat, number)
         self.membership = Membership(self.address, port, rules.trainer, rules.validators, quorum=rules.quorum)
-        self.member = Member(self.key, rules.domain, POOL, port, self.membership, Stock(blobs, pins, pins), wall)
+        self.member = Participant(
+            self.key, rules.domain, POOL, port, self.membership, BlobService(blobs, pins, pins), wall
+        )
         run = Run(rules.run, bytes(32), b"", Path("/"))
         journal = InlineJournal()
         self.context = make_context(self.member, run, journal, clock=Clock(wall=wall))
@@ -110,14 +112,14 @@ class Seat(Node):
         nursery.start_soon(self.member.listen)
         nursery.start_soon(self.context.jury.run)
 
-    def make_worker(self, seconds: float, folder: Path) -> Generating:
-        return _worker(Generating, self, seconds, folder)
+    def make_worker(self, seconds: float, folder: Path) -> RolloutWorker:
+        return _worker(RolloutWorker, self, seconds, folder)
 
     def make_validator(self, rules: Rules, chain: Chain, seconds: float) -> Validator:
         engine, policies = Checker(rules.truth, rules.run, seconds), Policies()
         parts: Any = (engine, policies, chain, Path("/nonexistent"))
-        validator = Validator(self.context, *parts, certifying=Certifying(self.context))
-        self.crew.services.append(validator)  # type: ignore[arg-type] - it has `beat`
+        validator = Validator(self.context, *parts, certifying=Certifier(self.context))
+        self.manager.services.append(validator)  # type: ignore[arg-type] - it has `beat`
         return validator
 
 
@@ -137,15 +139,15 @@ class Lodger(Node):
             board=voice,
             blobs=Blobs(rules.truth, rules.run, self.address, cheat, number),
             journal=InlineJournal() if works else host.context.journal,  # 94 kB each
-            shelf=PolicyShelf(KEPT_POLICIES, pins),
+            policy_cache=PolicyCache(KEPT_POLICIES, pins),
             progress=ProgressRecord(),
         )
 
-    def make_worker(self, seconds: float, folder: Path) -> Generating:
+    def make_worker(self, seconds: float, folder: Path) -> RolloutWorker:
         return _worker(Hearsay, self, seconds, folder)
 
 
-class Hearsay(Generating):
+class Hearsay(RolloutWorker):
     """A worker without a jury of its own: it is not told what becomes of its files, nor that the run is over."""
 
     async def _follow_verdicts(self) -> None:
@@ -180,8 +182,8 @@ class Voice:
         await self._node.port.publish("", raw)
 
 
-def _worker(kind: type[Generating], node: Node, seconds: float, folder: Path) -> Generating:
-    gauge = CapacityGauge(node.context.run.spec, Machine(1, 0))
+def _worker(kind: type[RolloutWorker], node: Node, seconds: float, folder: Path) -> RolloutWorker:
+    gauge = CapacityGauge(node.context.run.spec, MachineCapacity(1, 0))
     node.worker = kind(node.context, Generator(seconds, node.number), folder, gauge)
-    node.crew.services.append(node.worker)
+    node.manager.services.append(node.worker)
     return node.worker

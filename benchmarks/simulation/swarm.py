@@ -15,14 +15,14 @@ from benchmarks.simulation.doubles import FETCH_SECONDS, Chain, Truth, held_poli
 from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
-from node.recipe.pool import Group, RolloutPool, Sample, Selection
+from node.recipe.pool import Group, PoolSample, RolloutPool, Selection
 from node.services.context import Context
 from node.services.judging.judge import Validator
 from node.services.training.feeding import AHEAD
-from node.services.training.intake import Intake
-from node.services.training.journeys import Journeys
+from node.services.training.ingest import Ingest
+from node.services.training.stage_timings import StageTimings
 from node.swarm.membership import SlashRecord
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
 from protocol.identity import Address
 from protocol.liveness import MemberState
 from protocol.lots import unpack_groups
@@ -289,21 +289,23 @@ class Batch(msgspec.Struct, frozen=True):
     workers: int
 
 
-class Taking(Intake):
-    """The intake, without bytes: the groups of a file are those that a validator recomputed."""
+class Taking(Ingest):
+    """The ingest, without bytes: the groups of a file are those that a validator recomputed."""
 
-    async def _obtain(self, work: Work) -> tuple[list[Group], None, bool]:
+    async def _obtain(self, work: RegisteredWork) -> tuple[list[Group], None, bool]:
         if not self._fresh(work.step):
             return [], None, False
         await trio.sleep(2 * FETCH_SECONDS)
         work.delivered = True
-        votes = self._context.state.ballots.accepting(work.id).values()
+        votes = self._context.state.vote_set.accepting(work.id).values()
         groups = self._spec.rollout.prompts_per_file
         covered = {group for vote in votes for group in unpack_groups(vote.checked, groups) or ()}
         return [self._group(work, group) for group in sorted(covered)], None, False
 
-    def _group(self, work: Work, number: int) -> Group:
-        samples = tuple(Sample(1000, float(n & 1), float(n & 1), True) for n in range(self._spec.rollout.group_size))
+    def _group(self, work: RegisteredWork, number: int) -> Group:
+        samples = tuple(
+            PoolSample(1000, float(n & 1), float(n & 1), True) for n in range(self._spec.rollout.group_size)
+        )
         order = (work.step, work.commitment.index)
         return Group((work.id, number), work.step, (None,) * len(samples), samples, order=order)
 
@@ -316,9 +318,9 @@ class Learning:
         self._truth = truth
         self._seconds = seconds
         self._pool = RolloutPool(context.run.spec)
-        self._journeys = Journeys(context.clock.monotonic)
-        self._intake = Taking(
-            context, fresh=self._fresh, taken_in=self._pool.add, taken_back=self._pool.forget, journeys=self._journeys
+        self._timings = StageTimings(context.clock.monotonic)
+        self._ingest = Taking(
+            context, fresh=self._fresh, taken_in=self._pool.add, taken_back=self._pool.forget, timings=self._timings
         )
         self._next = 0
         self._send, self._batches = trio.open_memory_channel[int](AHEAD)
@@ -337,7 +339,7 @@ class Learning:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._intake.run)
+            nursery.start_soon(self._ingest.run)
             nursery.start_soon(self._feed)
             await self._publish(0)
             async for step in self._batches:
@@ -350,9 +352,9 @@ class Learning:
     async def _publish(self, step: int) -> None:
         self.step = step
         self.published.append(trio.current_time())
-        self._journeys.published(step)
+        self._timings.published(step)
         root = policy_root(step)
-        self._context.shelf.put(held_policy(step, root))
+        self._context.policy_cache.put(held_policy(step, root))
         context = self._context
         statement = PolicyStatement(context.pool, 0, step, 0, bytes(32), root, bytes(32), root)
         word = sign(context.key, context.domain, statement.commitment(context.key.address))
@@ -388,7 +390,7 @@ class Learning:
             selection.step,
             trio.current_time(),
             dict(Counter(selection.step - group.policy_step for group in selection.groups)),
-            self._journeys.means(selection.groups),
+            self._timings.means(selection.groups),
             cheated,
             len({work.node for work in works.values() if work}),
         )

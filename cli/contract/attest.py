@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import Network, PasswordFile, Plan, attest_app, profile_of, read, step, transaction
+from cli.contract.frame import CommandPlan, Network, PasswordFile, attest_app, profile_of, read, step, transaction
 from cli.contract.pool import Pool
 from cli.contract.stake import NodeAddress, signature_of
 from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, read_json, when_option
@@ -81,7 +81,7 @@ async def send(
     chain: "ChainClient",
     me: "Address",
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What `attest sign` printed, of a quorum.")],
-) -> Plan:
+) -> CommandPlan:
     """Carry the validators' attestation of a node's units to the chain. Anybody may do this."""
     remedy = "make it again: intellect-node contract attest sign"
     signed = [read_json(file, SignedAttestation, "is no attestation", remedy) for file in files]
@@ -95,7 +95,7 @@ async def send(
     call = chain.contracts.attest(attestation, signatures)
     node, units, until = attestation.node, attestation.units, date(attestation.until)
     says = f"the node {node} counts with {units} unit(s) in pool {attestation.pool} until {until}; no money moves"
-    return Plan(says, f"node {node} attested with {units} unit(s)", [step("attest the node", call)])
+    return CommandPlan(says, f"node {node} attested with {units} unit(s)", [step("attest the node", call)])
 
 
 def _require_order(attestation: "Attestation", now: int) -> None:

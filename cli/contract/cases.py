@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.contract.earnings import Node
-from cli.contract.frame import OnlyPool, Plan, Rows, app, case_app, question, step, transaction, when
+from cli.contract.frame import CommandPlan, OnlyPool, Rows, app, case_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.stake import approve_steps
 from cli.contract.values import MAX_CASE, address
@@ -53,7 +53,7 @@ async def show(chain: "ChainClient", case: CaseNumber) -> tuple[dict[str, Any], 
 
 
 @transaction(case_app, "appeal", example="case appeal 3 --network base-sepolia --key provider")
-async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
+async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> CommandPlan:
     """As the provider whose stake was frozen: ask for more time, once, so that the arbiter can look at the case."""
     info = await _case(chain, case)
     says = (
@@ -63,7 +63,7 @@ async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
     )
     steps = await approve_steps(chain, me, chain.profile.contracts.vault, info.bond)
     steps.append(step(f"appeal case {case}", chain.contracts.appeal(case)))
-    return Plan(says, f"case {case} is appealed", steps)
+    return CommandPlan(says, f"case {case} is appealed", steps)
 
 
 @transaction(case_app, "collect", example="case collect 0xProvider --network base-sepolia --key anybody")
@@ -71,25 +71,25 @@ async def collect(
     chain: "ChainClient",
     me: "Address",
     who: Annotated[Any, typer.Argument(parser=address, metavar="[ADDRESS]", help="Default: the signer.")] = None,
-) -> Plan:
+) -> CommandPlan:
     """Have the vault pay what it owes somebody: bonds of cases that were won, shares, what was slashed."""
     whose = who or me
     owed = await chain.credit_of(whose)
     says = f"the vault pays {ether(owed)} tokens to {whose}, to which it owes them"
-    return Plan(
+    return CommandPlan(
         says, f"{ether(owed)} tokens were paid to {whose}", [step("collect a credit", chain.contracts.collect(whose))]
     )
 
 
 @transaction(case_app, "finalize", example="case finalize 3 --network base-sepolia --key anybody")
-async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
+async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> CommandPlan:
     """Burn and pay out what was frozen, for ever, once its time is over. Anybody may do this."""
     info = await _case(chain, case)
     says = (
         f"{ether(info.amount)} tokens of {info.provider}, frozen in case {case}, are lost to it for ever; "
         f"{info.carrier}, who carried the case, has its bond back and a fiftieth of them"
     )
-    return Plan(says, f"case {case} is final", [step(f"finish case {case}", chain.contracts.finalize(case))])
+    return CommandPlan(says, f"case {case} is final", [step(f"finish case {case}", chain.contracts.finalize(case))])
 
 
 @transaction(case_app, "arbiter", example="case arbiter 0xNew --network base-sepolia --key arbiter")
@@ -101,7 +101,7 @@ async def arbiter(
     ] = None,
     accept: Annotated[bool, typer.Option("--accept", help="As who was named: take the office.")] = False,
     nobody: Annotated[bool, typer.Option("--nobody", help="Undo what was named.")] = False,
-) -> Plan:
+) -> CommandPlan:
     """As the arbiter: name a successor, who accepts two appeals later; naming anew undoes it."""
     from contracts.bindings import NOBODY
 
@@ -110,13 +110,13 @@ async def arbiter(
         raise CommandError("what about the arbiter's office?", why, "see --help", USAGE)
     if accept:
         says = f"{me} decides about frozen stakes from now on, and the former arbiter no more; no money moves"
-        return Plan(says, f"{me} is the arbiter", [step("accept the office", chain.contracts.accept_arbiter())])
+        return CommandPlan(says, f"{me} is the arbiter", [step("accept the office", chain.contracts.accept_arbiter())])
     hours = 2 * await chain.ask("read a parameter", lambda c: c.appeal_seconds()) / 3600
     says = f"{to} may accept the arbiter's office in {hours:g} h; until then {me} decides, and may name anew"
     if nobody:
         says = f"{me} stays the arbiter; whoever was named as its successor is not any more"
     call = chain.contracts.name_successor(NOBODY if nobody else to)
-    return Plan(f"{says}; no money moves", f"{to or 'nobody'} is named", [step("name a successor", call)])
+    return CommandPlan(f"{says}; no money moves", f"{to or 'nobody'} is named", [step("name a successor", call)])
 
 
 # ---- inside
@@ -189,7 +189,7 @@ CaseFile = Annotated[Path, typer.Argument(metavar="CASE", help="A case file (JSO
 
 
 @transaction(app, "slash", example="slash case.json --network base-sepolia --key anybody")
-async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
+async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> CommandPlan:
     """Carry a quorum's slash verdicts over a file that its node signed to the chain."""
     from node.chain.cases import FileCase
 
@@ -205,11 +205,11 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
         f"if it is overturned the provider gets {BOND_WON} of them"
     )
     steps = [*await approve_steps(chain, me, chain.profile.contracts.vault, bond), step(f"slash {c.node}", call)]
-    return Plan(says, f"{c.node} is slashed", steps)
+    return CommandPlan(says, f"{c.node} is slashed", steps)
 
 
 @transaction(app, "evidence", example="evidence contradiction.json --network base-sepolia --key me")
-async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
+async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> CommandPlan:
     """Slash whoever signed two statements that contradict each other: commitments, verdicts, roots."""
     from node.chain.cases import CommitmentContradiction, Contradiction
 
@@ -223,17 +223,19 @@ async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
         price = (await chain.pool(first.pool)).slash_amount
         taken = f"{ether(price)} tokens of stake for each unit of the validator's node"
     says = f"{taken} are lost at once and for ever"
-    return Plan(says, "the evidence was accepted", [step("slash by its own signatures", given.call(chain.contracts))])
+    return CommandPlan(
+        says, "the evidence was accepted", [step("slash by its own signatures", given.call(chain.contracts))]
+    )
 
 
 @transaction(case_app, "overturn", example="case overturn 7 0xNode --network base-sepolia --key arbiter")
-async def overturn(chain: "ChainClient", me: "Address", pool: Pool, node: Node) -> Plan:
+async def overturn(chain: "ChainClient", me: "Address", pool: Pool, node: Node) -> CommandPlan:
     """As the arbiter: undo a quorum's slash while it is frozen."""
     says = (
         f"the frozen stake of {node}'s provider goes back to it, as far as no other case claims it, and it gets "
         f"{BOND_WON} of the bond of who carried the slash; no other stake moves"
     )
-    return Plan(
+    return CommandPlan(
         says, f"the slash of {node} is undone", [step("overturn a slash", chain.contracts.overturn(pool, node))]
     )
 

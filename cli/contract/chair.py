@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import Plan, chair_app, question, step, transaction, when
+from cli.contract.frame import CommandPlan, chair_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import address, time_option, word
 from cli.errors import USAGE, CommandError
@@ -61,7 +61,7 @@ async def seat(
     trainer: Trainers = None,
     lease: Annotated[int, time_option("After this time without a hold the chair is free.")] = "1h",  # type: ignore[assignment]
     grace: Annotated[int, time_option("Wait of each further standby behind the one before it.")] = "20s",  # type: ignore[assignment]
-) -> Plan:
+) -> CommandPlan:
     """As the manager or who opened the pool, once: name the trainers. The first leads; the others stand by."""
     trainers = _named(trainer)
     says = (
@@ -69,7 +69,7 @@ async def seat(
         f"{duration(lease)}; no money moves"
     )
     change = step("seat the trainers", chain.contracts.seat_trainers(pool, trainers, lease, grace))
-    return Plan(says, f"pool {pool} has {len(trainers)} trainer(s)", [change])
+    return CommandPlan(says, f"pool {pool} has {len(trainers)} trainer(s)", [change])
 
 
 @transaction(chair_app, "propose", example="chair propose 7 --trainer 0xAb.. --trainer 0xEf.. --key opener")
@@ -81,7 +81,7 @@ async def propose(
     apply: Annotated[
         bool, typer.Option("--apply", help="Let those who were proposed before take their places.")
     ] = False,
-) -> Plan:
+) -> CommandPlan:
     """As who opened the pool: name other trainers, who can take their places one window later (--apply, by anybody).
 
     Naming anew undoes what was named. Nobody takes a place in a pool that has ended.
@@ -89,26 +89,26 @@ async def propose(
     if apply:
         change = step("change the trainers", chain.contracts.apply_trainers(pool))
         says = f"the proposed trainers of pool {pool} take their places; no money moves"
-        return Plan(says, f"pool {pool} has new trainers", [change])
+        return CommandPlan(says, f"pool {pool} has new trainers", [change])
     trainers, info = _named(trainer), await chain.pool(pool)
     says = (
         f"{len(trainers)} trainer(s) are proposed for pool {pool}; in {duration(info.window)} they can take the places "
         "of all present ones; no money moves"
     )
     change = step("propose trainers", chain.contracts.propose_trainers(pool, trainers))
-    return Plan(says, f"trainers are proposed for pool {pool}", [change])
+    return CommandPlan(says, f"trainers are proposed for pool {pool}", [change])
 
 
 @transaction(chair_app, "hold", example="chair hold 7 --step 12 --root <64 hex digits> --state-dir nodes/trainer")
-async def hold(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> Plan:
+async def hold(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> CommandPlan:
     """As the leader: lead for another lease. A node that trains does so by itself."""
     call = chain.contracts.hold_chair(pool, step_, root)
     says = f"{me} leads pool {pool} for another lease; no money moves"
-    return Plan(says, f"the chair of pool {pool} is held", [step("hold the chair", call)])
+    return CommandPlan(says, f"the chair of pool {pool} is held", [step("hold the chair", call)])
 
 
 @transaction(chair_app, "take", example="chair take 7 --step 13 --root <64 hex digits> --state-dir nodes/standby")
-async def take(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> Plan:
+async def take(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> CommandPlan:
     """As a standby whose turn it is: lead from policy --step on. A node does so by itself.
 
     --root is the root of the policy before --step.
@@ -121,7 +121,7 @@ async def take(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, roo
     # The term's number makes it a race with one winner: of two who take at once, one is refused.
     call = chain.contracts.take_chair(pool, info.term + 1, step_, root)
     says = f"{me} leads pool {pool} from policy {step_} on, in term {info.term + 1}; no money moves"
-    return Plan(says, f"the chair of pool {pool} is taken", [step("take the chair", call)])
+    return CommandPlan(says, f"the chair of pool {pool} is taken", [step("take the chair", call)])
 
 
 def _named(trainers: list[Any] | None) -> "list[Address]":

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from contracts.deploy import Deployment, DeployParams
     from node.chain.client import ChainClient
     from node.chain.profile import NetworkProfile
-    from node.chain.simulate import Simulation, Step
+    from node.chain.simulate import SimulatedStep, Simulation
     from protocol.identity import Address, NodeKey
 
 
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeployedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One finished transaction of a deployment. intent: which; contract: what it created, if anything."""
 
     intent: str
@@ -50,19 +50,19 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost: int
 
 
-class Progress:
+class DeployProgress:
     """The finished transactions of one deployer on one chain, in a file until all are done."""
 
     def __init__(self, chain_id: int, deployer: "Address") -> None:
         from node.config import default_home
 
         self._path = default_home() / "deployments" / f"{chain_id}-{deployer}.json"
-        self.done: dict[str, Standing] = {}
+        self.done: dict[str, DeployedStep] = {}
         if self._path.exists():
-            entries = msgspec.json.decode(self._path.read_bytes(), type=list[Standing])
+            entries = msgspec.json.decode(self._path.read_bytes(), type=list[DeployedStep])
             self.done = {entry.intent: entry for entry in entries}
 
-    def add(self, standing: Standing) -> None:
+    def add(self, standing: DeployedStep) -> None:
         self.done[standing.intent] = standing
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(self._path, msgspec.json.encode(list(self.done.values())))
@@ -183,32 +183,36 @@ async def _story(
         progress.forget()
 
 
-async def _resume(chain: "ChainClient", chain_id: int, key: "NodeKey") -> Progress:
+async def _resume(chain: "ChainClient", chain_id: int, key: "NodeKey") -> DeployProgress:
     """What stands already: from the progress file, and from the outbox if the last one died before it could say."""
     from node.chain.outbox import Fate
 
-    progress = Progress(chain_id, key.address)
+    progress = DeployProgress(chain_id, key.address)
     for left in await chain.resume(key):
         if left.fate is Fate.MINED and left.receipt is not None:
             receipt = left.receipt
-            progress.add(Standing(left.pending.intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
+            progress.add(
+                DeployedStep(left.pending.intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost)
+            )
             await chain.told([receipt.transaction])  # the file knows it
     return progress
 
 
-def _record(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progress: Progress) -> "list[Step]":
+def _record(
+    chain: "ChainClient", key: "NodeKey", params: "DeployParams", progress: DeployProgress
+) -> "list[SimulatedStep]":
     """The transactions that are still to be sent, with the addresses that the contracts will get."""
     from eth_hash.auto import keccak
     from eth_utils.address import to_checksum_address
     from rlp import encode  # of web3's own dependencies
 
     from contracts.deploy import deploy as put_on_chain
-    from node.chain.simulate import Step
+    from node.chain.simulate import SimulatedStep
     from node.chain.transactions import call_of
 
     web3 = chain.contracts.web3
     nonce = web3.eth.get_transaction_count(to_checksum_address(key.address))
-    steps: list[Step] = []
+    steps: list[SimulatedStep] = []
 
     def send(call: Any, action: str) -> dict[str, Any]:
         known = progress.done.get(call_of(call).intent)
@@ -216,20 +220,20 @@ def _record(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progre
             return _receipt(known)
         # CREATE: a contract's address follows from its sender and the sender's nonce.
         made = keccak(encode([bytes.fromhex(key.address[2:]), nonce + len(steps)]))[12:]
-        steps.append(Step(action, call))
+        steps.append(SimulatedStep(action, call))
         return {"contractAddress": to_checksum_address(made), "status": 1, "blockNumber": 0}
 
     put_on_chain(web3, key, params, send=send)
     return steps
 
 
-def _deploy(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progress: Progress) -> "Deployment":
+def _deploy(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progress: DeployProgress) -> "Deployment":
     """In a thread. Sends what does not stand yet."""
     import trio
     from rich.console import Console
 
     from contracts.deploy import deploy as put_on_chain
-    from node.chain.simulate import Step
+    from node.chain.simulate import SimulatedStep
     from node.chain.transactions import call_of
 
     errors = Console(stderr=True, highlight=False)
@@ -238,15 +242,15 @@ def _deploy(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progre
         intent = call_of(call).intent
         if intent not in progress.done:
             errors.print(f"{action}: waiting for a block", style="dim", markup=False, soft_wrap=True)
-            receipt = trio.from_thread.run(chain.execute, Step(action, call), key)
-            progress.add(Standing(intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
+            receipt = trio.from_thread.run(chain.execute, SimulatedStep(action, call), key)
+            progress.add(DeployedStep(intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
             trio.from_thread.run(chain.told, [receipt.transaction])
         return _receipt(progress.done[intent])
 
     return put_on_chain(chain.contracts.web3, key, params, send=send)
 
 
-def _receipt(standing: Standing) -> dict[str, Any]:
+def _receipt(standing: DeployedStep) -> dict[str, Any]:
     return {"contractAddress": standing.contract, "status": 1, "blockNumber": standing.block}
 
 
@@ -264,7 +268,7 @@ def _write(network: str, profile: "NetworkProfile", done: "Deployment") -> Path:
     return path
 
 
-def _says(profile: "NetworkProfile", key: "NodeKey", params: "DeployParams", progress: Progress) -> str:
+def _says(profile: "NetworkProfile", key: "NodeKey", params: "DeployParams", progress: DeployProgress) -> str:
     token = f"stakes are held in the token {params.token}" if params.token else "a new test token is made, free for all"
     rest = f"{params.treasury} gets what slashes do not burn" if params.treasury else "slashes are burned whole"
     arbiter = params.arbiter or key.address
@@ -290,7 +294,7 @@ def _show_dry_run(says: str, simulation: "Simulation | None", as_json: bool) -> 
     console().print("nothing was sent")
 
 
-def _show(path: Path, done: "Deployment", progress: Progress, as_json: bool) -> None:
+def _show(path: Path, done: "Deployment", progress: DeployProgress, as_json: bool) -> None:
     gas, cost = (sum(getattr(one, name) for one in progress.done.values()) for name in ("gas", "cost"))
     contracts = {name: getattr(done.addresses, name) for name in done.addresses.__struct_fields__}
     if as_json:

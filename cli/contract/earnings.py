@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import OnlyPool, Plan, Rows, app, earnings_app, question, step, transaction, when
+from cli.contract.frame import CommandPlan, OnlyPool, Rows, app, earnings_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address, read_json
 from cli.errors import CHAIN, CommandError
@@ -42,7 +42,7 @@ class SignedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signatures: Annotated[tuple[Signature, ...], msgspec.Meta(min_length=1, max_length=16)]
 
 
-class Line(msgspec.Struct, frozen=True):
+class ClaimLine(msgspec.Struct, frozen=True):
     """A node's line of the newest table. units: since the pool began; proof: from it to the table's root."""
 
     units: Total
@@ -183,7 +183,7 @@ async def post(
     table: Annotated[
         Path, typer.Argument(metavar="FILE", help="JSON: pool, epoch, number, root, total, blob, signatures")
     ],
-) -> Plan:
+) -> CommandPlan:
     """Carry a table of earnings that a quorum signed to the chain. Anybody may. (Validators' daemons do it.)"""
     from node.chain.cases import unhex
     from protocol.statements import Earnings
@@ -200,11 +200,13 @@ async def post(
     signatures = [unhex(one) for one in given.signatures]
     said = (given.pool, given.epoch, given.number, unhex(given.root), given.total, unhex(given.blob))
     call = chain.contracts.post_earnings(Earnings(*said), signatures)
-    return Plan(says, f"the earnings through epoch {given.epoch} are posted", [step("post a table of earnings", call)])
+    return CommandPlan(
+        says, f"the earnings through epoch {given.epoch} are posted", [step("post a table of earnings", call)]
+    )
 
 
 @transaction(earnings_app, "hold", example="earnings hold 7 --network base-sepolia --key guardian")
-async def hold(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+async def hold(chain: "ChainClient", me: "Address", pool: Pool) -> CommandPlan:
     """As the pool's guardian: have the table that waits decided on by the arbiter. Once a table; silence pays it.
 
     Where no table may come any more: the same of all that nodes file, once a pool.
@@ -218,13 +220,13 @@ async def hold(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
             "punished, and no money moves"
         )
         calls = [step("hold what was filed", chain.contracts.hold(pool))]
-        return Plan(says, f"what was filed of pool {pool} is held", calls)
+        return CommandPlan(says, f"what was filed of pool {pool} is held", calls)
     waiting = await _required(chain, pool)
     says = (
         f"the table through epoch {waiting.epoch} of pool {pool} counts {hours:g} h from now at the soonest; until "
         "then the arbiter may drop it, and who signed it loses its stake. No money moves"
     )
-    return Plan(says, f"the table of pool {pool} is held", [step("hold a table", chain.contracts.hold(pool))])
+    return CommandPlan(says, f"the table of pool {pool} is held", [step("hold a table", chain.contracts.hold(pool))])
 
 
 @transaction(earnings_app, "drop", example="earnings drop 7 --network base-sepolia --key arbiter")
@@ -236,7 +238,7 @@ async def drop(
         list[str] | None,
         typer.Option(metavar="NODE", help="Instead, once filing is over: what this node filed is false; repeatable."),
     ] = None,
-) -> Plan:
+) -> CommandPlan:
     """As the arbiter: a table that is held is false. It never counts, and who signed it is slashed.
 
     With --filed-by: what these nodes filed, which the guardian holds, is false. They are paid none of it, and nobody is
@@ -249,7 +251,7 @@ async def drop(
         who = ", ".join(nodes)
         says = f"what {who} filed of pool {pool} is not paid; the money stays, and nobody is punished"
         calls = [step("drop what was filed", chain.contracts.drop(pool, nodes))]
-        return Plan(says, f"what {len(nodes)} node(s) filed is dropped", calls)
+        return CommandPlan(says, f"what {len(nodes)} node(s) filed is dropped", calls)
     waiting = await _required(chain, pool)
     posted = [one for one in await events_of(chain, EarningsPosted, *pool_topics(pool)) if one.root == waiting.root]
     if not posted:
@@ -262,7 +264,7 @@ async def drop(
         f"{waiting.epoch} of pool {pool} never counts, and the pool's money stays"
     )
     call = chain.contracts.drop(pool, signers)
-    return Plan(says, f"the table of pool {pool} is dropped", [step("drop a table", call)])
+    return CommandPlan(says, f"the table of pool {pool} is dropped", [step("drop a table", call)])
 
 
 async def _required(chain: "ChainClient", pool: int) -> "WaitingEarnings":
@@ -287,17 +289,17 @@ async def claim(
     pool: Pool,
     node: Node,
     line: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: units and proof, from the newest table.")],
-) -> Plan:
+) -> CommandPlan:
     """Pay a node's provider what the newest table owes the node. Anybody may. (The node's daemon does it by itself.)"""
     from node.chain.cases import unhex
 
-    given = read_json(line, Line, "cannot be used", FORM)
+    given = read_json(line, ClaimLine, "cannot be used", FORM)
     info, paid = await chain.pool(pool), await chain.claimed(pool, node)
     provider, due = (await chain.node_info(node)).owner, max(given.units - paid, 0)
     # Up to: what a node is paid at once is bounded by its units and the epochs that passed.
     says = f"up to {ether(due * info.reward_per_unit)} tokens of pool {pool} go to {provider}, the provider of {node}"
     call = chain.contracts.claim(pool, node, given.units, [unhex(word) for word in given.proof])
-    return Plan(says, f"the pay of {node} is claimed", [step("claim pay", call)])
+    return CommandPlan(says, f"the pay of {node} is claimed", [step("claim pay", call)])
 
 
 @question(earnings_app, "filing", example="earnings filing 7 0xNode --state-dir ~/nodes/a --network base-sepolia")
@@ -350,7 +352,7 @@ async def file(
     chain: "ChainClient",
     me: "Address",
     filing: Annotated[Path, typer.Argument(metavar="FILE", help="As `earnings filing` has written it.")],
-) -> Plan:
+) -> CommandPlan:
     """As a node or its provider, after the pool's end: file what validators named and no table has. Redeem it later."""
     from protocol.filing import in_turn
 
@@ -377,11 +379,11 @@ async def file(
         f"{ether(units * info.reward_per_unit)} tokens; they are redeemed from {when(times.redeems, now)} on. No money "
         "moves"
     )
-    return Plan(says, f"{units:,} units are filed", steps)
+    return CommandPlan(says, f"{units:,} units are filed", steps)
 
 
 @transaction(earnings_app, "redeem", example="earnings redeem 7 0xNode --network base-sepolia --key anybody")
-async def redeem(chain: "ChainClient", me: "Address", pool: Pool, node: Node) -> Plan:
+async def redeem(chain: "ChainClient", me: "Address", pool: Pool, node: Node) -> CommandPlan:
     """Pay a node's provider what the node filed, or its share of what is free. Anybody may. (Its daemon does.)"""
     info, now = await chain.pool(pool), (await chain.block()).timestamp
     _ended(info)
@@ -394,7 +396,7 @@ async def redeem(chain: "ChainClient", me: "Address", pool: Pool, node: Node) ->
         raise CommandError(f"nothing of pool {pool} is redeemed yet", why, "come back then", CHAIN)
     provider = (await chain.node_info(node)).owner
     says = f"up to {ether(filed * info.reward_per_unit)} tokens of pool {pool} go to {provider}, the provider of {node}"
-    return Plan(says, f"what {node} filed is redeemed", [step("redeem", chain.contracts.redeem(pool, node))])
+    return CommandPlan(says, f"what {node} filed is redeemed", [step("redeem", chain.contracts.redeem(pool, node))])
 
 
 def _ended(info: Any) -> None:

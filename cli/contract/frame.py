@@ -1,6 +1,6 @@
 """The frame of every command that sends a transaction: who signs, what it would cost, whether to go on, the receipt.
 
-A command is a function that turns its own arguments into a `Plan`; `transaction` gives it the common options and
+A command is a function that turns its own arguments into a `CommandPlan`; `transaction` gives it the common options and
 the rest of the story. Commands only say what happens to whose money, and with which calls.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from node.chain.connection import Receipt
     from node.chain.profile import NetworkProfile
     from node.chain.sender import Recovered
-    from node.chain.simulate import Estimate, Simulation, Step
+    from node.chain.simulate import Estimate, SimulatedStep, Simulation
     from protocol.identity import Address, NodeKey
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ _COMMON: Options = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CommandPlan:
     """What a command will do. says: in words, what happens to whose money; done: what to print afterwards;
     facts: receipts -> more keys for --json; refresh: a step as it is after those receipts, for one that depends
     on what an earlier one brings about; before: to be done first, once it is confirmed; last: those facts -> the last
@@ -85,9 +85,9 @@ class Plan:
 
     says: str
     done: str
-    steps: "list[Step]"
+    steps: "list[SimulatedStep]"
     facts: "Callable[[list[Receipt]], Mapping[str, Any]]" = field(default=lambda _: {})
-    refresh: "Callable[[Step, list[Receipt]], Step]" = field(default=lambda step, _: step)
+    refresh: "Callable[[SimulatedStep, list[Receipt]], SimulatedStep]" = field(default=lambda step, _: step)
     before: Callable[[], Awaitable[None]] | None = None
     last: Callable[[Mapping[str, Any]], str] | None = None
 
@@ -105,7 +105,7 @@ class _Call:
     as_json: bool
 
 
-Planner = Callable[..., Awaitable[Plan]]
+Planner = Callable[..., Awaitable[CommandPlan]]
 
 
 def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Planner], Planner]:
@@ -158,11 +158,11 @@ def question(app: typer.Typer, name: str, *, example: str) -> Callable[[Looker],
     return register
 
 
-def step(action: str, call: Any) -> "Step":
+def step(action: str, call: Any) -> "SimulatedStep":
     """One transaction of a plan; the chain's modules are loaded when the first is made."""
-    from node.chain.simulate import Step
+    from node.chain.simulate import SimulatedStep
 
-    return Step(action, call)
+    return SimulatedStep(action, call)
 
 
 def read(network: str, action: "Callable[[ChainClient], Awaitable[T]]") -> T:
@@ -293,7 +293,7 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
         known = [one.receipt.transaction if one.receipt else one.pending.hash for one in others]
         await chain.told(known)
 
-        async def tell(plan: Plan, receipts: "list[Receipt]", *, recovered: bool) -> None:
+        async def tell(plan: CommandPlan, receipts: "list[Receipt]", *, recovered: bool) -> None:
             _show_receipts(call, profile, plan, receipts, recovered=recovered)
             # What was told of as pending has come into a block since.
             await chain.told([*known, *(receipt.transaction for receipt in receipts)])
@@ -357,8 +357,8 @@ async def _left_behind(chain: "ChainClient", key: "NodeKey") -> "list[Recovered]
 
 
 async def _plan(
-    begun: Begun, left: "list[Recovered]", planner: Callable[[], Awaitable[Plan]]
-) -> "tuple[Plan, list[Receipt] | None]":
+    begun: Begun, left: "list[Recovered]", planner: Callable[[], Awaitable[CommandPlan]]
+) -> "tuple[CommandPlan, list[Receipt] | None]":
     """The plan, and the receipts of all of it where an equal command carried it out and could not tell so."""
     finished = begun.finished(left)
     try:
@@ -367,11 +367,11 @@ async def _plan(
         # What was done may be why it cannot be done again: the stake is bonded, the node is slashed.
         if finished is None:
             raise
-        plan = Plan("", finished[0], [])
+        plan = CommandPlan("", finished[0], [])
     return (plan, None) if finished is None else (replace(plan, done=finished[0]), finished[1])
 
 
-async def _send(chain: "ChainClient", step: "Step", key: "NodeKey") -> "Receipt":
+async def _send(chain: "ChainClient", step: "SimulatedStep", key: "NodeKey") -> "Receipt":
     from rich.console import Console
 
     with Console(stderr=True, highlight=False).status(f"{step.action}: waiting for a block", spinner="dots"):
@@ -418,7 +418,9 @@ def dry_step(step: "Estimate") -> dict[str, Any]:
     return {"action": step.action, "gas": step.gas, "exact": step.exact, "l1_fee_wei": str(step.l1_fee)}
 
 
-def _show_dry_run(call: _Call, profile: "NetworkProfile", me: "Address", plan: Plan, simulation: "Simulation") -> None:
+def _show_dry_run(
+    call: _Call, profile: "NetworkProfile", me: "Address", plan: CommandPlan, simulation: "Simulation"
+) -> None:
     if call.as_json:
         steps = [dry_step(step) for step in simulation.steps]
         facts = {"dry_run": True, "signer": me, "says": plan.says, "steps": steps, "gas": simulation.gas}
@@ -433,7 +435,7 @@ def _show_dry_run(call: _Call, profile: "NetworkProfile", me: "Address", plan: P
 
 
 def _show_receipts(
-    call: _Call, profile: "NetworkProfile", plan: Plan, receipts: "list[Receipt]", *, recovered: bool = False
+    call: _Call, profile: "NetworkProfile", plan: CommandPlan, receipts: "list[Receipt]", *, recovered: bool = False
 ) -> None:
     last = receipts[-1]
     if call.as_json:

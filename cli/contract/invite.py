@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from cli.contract.frame import Network, Plan, Rows, pool_app, profile_of, question, read, step, transaction
+from cli.contract.frame import CommandPlan, Network, Rows, pool_app, profile_of, question, read, step, transaction
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_BYTES, MAX_POOL, Moment, address, when_option
 from cli.errors import CHAIN, USAGE, CommandError
@@ -43,7 +43,7 @@ class Issued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     whose: str
 
 
-class Mistake(msgspec.Struct, frozen=True):
+class InviteMistake(msgspec.Struct, frozen=True):
     """line: of the list, counted from one."""
 
     line: int
@@ -182,11 +182,11 @@ def _text_of(file: Path) -> str:
         raise CommandError(f"{file} is no text", str(error), "save it as CSV in UTF-8", USAGE) from None
 
 
-def read_people(text: str, pool: "PoolInfo", most: int) -> "tuple[list[tuple[Address, str]], list[Mistake]]":
+def read_people(text: str, pool: "PoolInfo", most: int) -> "tuple[list[tuple[Address, str]], list[InviteMistake]]":
     """Whom a list names, with what it calls them, and all its mistakes. Pure. A first line without an address is a
     heading; lines that begin with # and empty ones are passed over."""
     found: dict[Address, tuple[int, str]] = {}
-    mistakes: list[Mistake] = []
+    mistakes: list[InviteMistake] = []
     first = next(iter(text.splitlines()), "")
     rows = csv.reader(text.splitlines(), delimiter=";" if first.count(";") > first.count(",") else ",")
     try:
@@ -196,37 +196,41 @@ def read_people(text: str, pool: "PoolInfo", most: int) -> "tuple[list[tuple[Add
                 continue
             _take(line, cells, pool, found, mistakes)
     except csv.Error as error:
-        mistakes.append(Mistake(rows.line_num, f"no CSV: {error}", "save it as CSV in UTF-8"))
+        mistakes.append(InviteMistake(rows.line_num, f"no CSV: {error}", "save it as CSV in UTF-8"))
     if not found and not mistakes:
-        mistakes.append(Mistake(1, "the list names nobody", "a line for each: 0xADDRESS, and a name if you like"))
+        mistakes.append(InviteMistake(1, "the list names nobody", "a line for each: 0xADDRESS, and a name if you like"))
     if len(found) > most:
         what = f"{len(found)} addresses; a file carries at most {most}"
-        mistakes.append(Mistake(rows.line_num, what, "split the list, or invite by --bearer"))
+        mistakes.append(InviteMistake(rows.line_num, what, "split the list, or invite by --bearer"))
     return [(who, name) for who, (_, name) in found.items()], mistakes
 
 
 def _take(
-    line: int, cells: list[str], pool: "PoolInfo", found: "dict[Address, tuple[int, str]]", mistakes: list[Mistake]
+    line: int,
+    cells: list[str],
+    pool: "PoolInfo",
+    found: "dict[Address, tuple[int, str]]",
+    mistakes: list[InviteMistake],
 ) -> None:
     place = next((number for number, cell in enumerate(cells) if cell.lower().startswith("0x")), 0)
     try:
         who = address(cells[place])
     except CommandError as error:
-        mistakes.append(Mistake(line, f"{error.what}: {error.why}", error.remedy))
+        mistakes.append(InviteMistake(line, f"{error.what}: {error.why}", error.remedy))
         return
     name = clean(", ".join(cell for number, cell in enumerate(cells) if number != place and cell), 80)
     if who in found:
-        mistakes.append(Mistake(line, f"{who} stands in line {found[who][0]} already", "take one of the two out"))
+        mistakes.append(InviteMistake(line, f"{who} stands in line {found[who][0]} already", "take one of the two out"))
     elif who == _nobody():
-        mistakes.append(Mistake(line, f"{who} is nobody's address", "write that of a node or a provider"))
+        mistakes.append(InviteMistake(line, f"{who} is nobody's address", "write that of a node or a provider"))
     elif who in (pool.manager, *pool.validators):
         what = f"{who} is the pool's own trainer or validator"
-        mistakes.append(Mistake(line, what, "take it out: it needs no invitation"))
+        mistakes.append(InviteMistake(line, what, "take it out: it needs no invitation"))
     else:
         found[who] = (line, name)
 
 
-def _tell(file: Path, mistakes: Sequence[Mistake], *, as_json: bool) -> CommandError:
+def _tell(file: Path, mistakes: Sequence[InviteMistake], *, as_json: bool) -> CommandError:
     """Shows every mistake; returns what to end with."""
     if as_json:
         print_json({"mistakes": len(mistakes), "findings": msgspec.to_builtins(list(mistakes))})
@@ -348,7 +352,7 @@ async def revoke(
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Those in this file.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="All that you have signed and that are open.")] = False,
-) -> Plan:
+) -> CommandPlan:
     """As the manager: take invitations back. Who came by them stays."""
     from node.chain.profile import read_profile
 
@@ -368,4 +372,6 @@ async def revoke(
         raise CommandError("only the manager can take invitations back", why, "use the manager's key")
     says = f"{len(left)} invitation(s) into pool {pool} let nobody in any more; who came by them stays; no money moves"
     call = chain.contracts.revoke_invitations(pool, left)
-    return Plan(says, f"{len(left)} invitation(s) into pool {pool} are taken back", [step("revoke invitations", call)])
+    return CommandPlan(
+        says, f"{len(left)} invitation(s) into pool {pool} are taken back", [step("revoke invitations", call)]
+    )

@@ -15,7 +15,7 @@ from node.state.files import write_whole
 from node.state.kept import cached
 
 if TYPE_CHECKING:
-    from cli.contract.frame import Plan
+    from cli.contract.frame import CommandPlan
     from node.chain.connection import Receipt
     from node.chain.sender import Recovered
 
@@ -50,7 +50,7 @@ class Begun:
         receipts = [receipt for intent in record.sent if (receipt := taken.take(intent)) is not None]
         return (record.done, receipts) if len(receipts) == record.steps else None
 
-    def start(self, plan: "Plan") -> None:
+    def start(self, plan: "CommandPlan") -> None:
         """Before its first step."""
         self._record = _Record(self._command, plan.done, len(plan.steps))
 
@@ -82,7 +82,7 @@ class _Mined:
         return found.pop(0) if found else None
 
 
-def already_done(plan: "Plan", left: "Sequence[Recovered]") -> "dict[int, Receipt]":
+def already_done(plan: "CommandPlan", left: "Sequence[Recovered]") -> "dict[int, Receipt]":
     """Steps that an earlier, equal command did before it was interrupted, by their place in the plan."""
     from node.chain.transactions import call_of
 

@@ -21,12 +21,12 @@ from cli.errors import USAGE, CommandError
 from cli.keyring import NODE_KEY, key_file
 from cli.output import AsJson, console, duration, ether, print_facts, print_json
 from cli.run import tell_findings
-from node.errors import Finding, Findings
+from node.errors import Mistake, Mistakes
 from protocol.errors import IntellectError
 from protocol.upkeep import LEASE_SECONDS
 
 if TYPE_CHECKING:
-    from cli.contract.public import Stretch
+    from cli.contract.public import RoadPart
     from node.chain.profile import NetworkProfile
 
 MAX_BYTES = 256 * 1024
@@ -130,11 +130,11 @@ _OURS = ("key", "make")
 """Settings that are no options of the command."""
 
 
-class Plan:
+class PlanFile:
     """A plan file, as it is read and checked. Amounts in wei, times in seconds."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.found = file, Findings()
+        self.file, self.found = file, Mistakes()
         self.warnings: list[str] = []
         self.raw: dict[str, Any] = _read(file)
         for name in self.raw.keys() - {"network", *_FIELDS}:
@@ -162,7 +162,7 @@ class Plan:
     # reading
 
     def wrong(self, place: str, what: str, remedy: str) -> None:
-        self.found.add(Finding(f"{self.file.name}, {place}", what, remedy))
+        self.found.add(Mistake(f"{self.file.name}, {place}", what, remedy))
 
     def _try(self, place: str, work: Callable[[], Any]) -> Any:
         try:
@@ -422,8 +422,8 @@ def plan(
     All mistakes are told at once: times that contradict each other, amounts, who may do what, the quorum, the run. A
     plan that deploys nothing is checked against the contracts that are there.
     """
-    made = Plan(file)
-    road: list[Stretch] = []
+    made = PlanFile(file)
+    road: list[RoadPart] = []
     if public:
         from cli.contract.public import road_of
 
@@ -455,7 +455,7 @@ def _show_commands(commands: list[dict[str, Any]]) -> None:
         console().print(shlex.join(one["command"]), markup=False, soft_wrap=True)
 
 
-def _show_road(road: "list[Stretch]") -> None:
+def _show_road(road: "list[RoadPart]") -> None:
     for number, one in enumerate(road, 1):
         console().print(f"\n{number}. {one.title}", markup=False, soft_wrap=True)
         for line in one.lines:

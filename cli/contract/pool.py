@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import Plan, Rows, app, pool_app, question, step, transaction, when
+from cli.contract.frame import CommandPlan, Rows, app, pool_app, question, step, transaction, when
 from cli.contract.stake import Amount, approve_steps
 from cli.contract.values import (
     MAX_POOL,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from contracts.bindings import PoolParams
     from node.chain.client import ChainClient
     from node.chain.connection import Receipt
-    from node.chain.simulate import Step
+    from node.chain.simulate import SimulatedStep
     from protocol.identity import Address
 
 Pool = Annotated[int, typer.Argument(min=1, max=MAX_POOL, help="The pool's number.")]
@@ -114,7 +114,7 @@ async def create(
     ] = False,
     bootnode: Annotated[list[str] | None, typer.Option(help="Multiaddr of a node to start from; repeatable.")] = None,
     uri: Annotated[str, typer.Option(help="About the run: a line, or a link. Default: from the run file.")] = "",
-) -> Plan:
+) -> CommandPlan:
     """Open a pool for a run and fund it; on a local devnet it becomes the profile's default pool."""
     from contracts.bindings import NOBODY, PoolParams
     from node.chain.faucet import is_devnet
@@ -150,7 +150,7 @@ async def create(
         bootnodes=tuple(bootnode or ()),
     )
     number = await chain.pool_count() + 1
-    return Plan(
+    return CommandPlan(
         f"a pool for the run {name} is opened. {ether(fund)} tokens of {me} become its rewards, paid for work at "
         f"{ether(reward)} per {PER} units, and what nobody earns comes back to {me} after the end.",
         f"the pool for the run {name} ({root.hex()[:16]}) is open with {ether(fund)} tokens",
@@ -178,7 +178,7 @@ def _run_of(run: Path | None, sets: "Sequence[str]", run_root: bytes | None) -> 
 
 async def _open_steps(
     chain: "ChainClient", me: "Address", params: "PoolParams", number: int, fund: int
-) -> "list[Step]":
+) -> "list[SimulatedStep]":
     """An approval, the pool, its money. number: a guess, good enough to simulate with."""
     steps = await approve_steps(chain, me, chain.profile.contracts.payroll, fund)
     steps.append(step("open a pool", chain.contracts.create_pool(params)))
@@ -187,7 +187,9 @@ async def _open_steps(
     return steps
 
 
-def _with_number(chain: "ChainClient", planned: "Step", receipts: "list[Receipt]", fund: int) -> "Step":
+def _with_number(
+    chain: "ChainClient", planned: "SimulatedStep", receipts: "list[Receipt]", fund: int
+) -> "SimulatedStep":
     """The money goes to the pool that was opened, whatever its number came to be."""
     number = _number(receipts)
     # While it is simulated no receipt says the number, and the guess stays.
@@ -225,7 +227,7 @@ def _opened(chain: "ChainClient", receipts: "list[Receipt]", run_root: bytes) ->
 
 
 @transaction(pool_app, "fund", example="pool fund 7 500 --network base-sepolia --key owner")
-async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) -> Plan:
+async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) -> CommandPlan:
     """Add tokens to a pool's rewards."""
     says = (
         f"{ether(amount)} tokens of {me} become rewards of pool {pool} (as far as they make whole units); what nobody "
@@ -233,7 +235,7 @@ async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) 
     )
     steps = await approve_steps(chain, me, chain.profile.contracts.payroll, amount)
     steps.append(step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)))
-    return Plan(says, f"pool {pool} is funded with {ether(amount)} tokens more", steps)
+    return CommandPlan(says, f"pool {pool} is funded with {ether(amount)} tokens more", steps)
 
 
 @transaction(pool_app, "set-run", example="pool set-run 7 <64 hex digits> --network base-sepolia --key manager")
@@ -242,10 +244,10 @@ async def set_run(
     me: "Address",
     pool: Pool,
     run_root: Annotated[Any, typer.Argument(parser=word, metavar="ROOT", help="The run's root, 64 hex digits.")],
-) -> Plan:
+) -> CommandPlan:
     """As the manager, before any node has joined: name another run."""
     says = f"pool {pool} is for the run {run_root.hex()[:16]} from now on; no money moves"
-    return Plan(
+    return CommandPlan(
         says, f"pool {pool} has a new run", [step("name the run", chain.contracts.set_pool_run(pool, run_root))]
     )
 
@@ -260,29 +262,29 @@ async def bootnodes(
     bootnode: Annotated[
         list[str] | None, typer.Option(help="Multiaddr of a node; repeatable. Without it: no bootnodes.")
     ] = None,
-) -> Plan:
+) -> CommandPlan:
     """As the manager: say where newcomers may start from."""
     call = chain.contracts.set_bootnodes(pool, tuple(bootnode or ()))
     says = f"newcomers of pool {pool} are told to start from {len(bootnode or ())} node(s); no money moves"
-    return Plan(says, f"pool {pool} has {len(bootnode or ())} bootnode(s)", [step("name bootnodes", call)])
+    return CommandPlan(says, f"pool {pool} has {len(bootnode or ())} bootnode(s)", [step("name bootnodes", call)])
 
 
 @transaction(pool_app, "pause", example="pool pause 7 --network base-sepolia --key manager")
-async def pause(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+async def pause(chain: "ChainClient", me: "Address", pool: Pool) -> CommandPlan:
     """As the manager: take no new members. What was worked is still paid."""
     says = f"nobody can join pool {pool}; what is earned is still paid"
-    return Plan(says, f"pool {pool} is paused", [step(f"pause pool {pool}", chain.contracts.pause_pool(pool))])
+    return CommandPlan(says, f"pool {pool} is paused", [step(f"pause pool {pool}", chain.contracts.pause_pool(pool))])
 
 
 @transaction(pool_app, "resume", example="pool resume 7 --network base-sepolia --key manager")
-async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> CommandPlan:
     """As the manager: go on after a pause."""
     says = f"pool {pool} takes members and work again; no money moves"
-    return Plan(says, f"pool {pool} goes on", [step(f"resume pool {pool}", chain.contracts.resume_pool(pool))])
+    return CommandPlan(says, f"pool {pool} goes on", [step(f"resume pool {pool}", chain.contracts.resume_pool(pool))])
 
 
 @transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key opener")
-async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+async def end(chain: "ChainClient", me: "Address", pool: Pool) -> CommandPlan:
     """As who opened it: end the pool for ever. What was worked is still paid."""
     info, now = await chain.pool(pool), (await chain.block()).timestamp
     # As if it ended now: a table that is posted late or held puts all but the first off.
@@ -293,7 +295,7 @@ async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
         f"{when(times.ends, now)}, and redeem from {when(times.redeems, now)} on. `pool sweep` returns the rest to "
         f"{info.opener}: from {when(times.ends, now)} on, or from {when(times.redeems, now)} on if anybody files."
     )
-    return Plan(
+    return CommandPlan(
         says,
         f"pool {pool} has ended",
         [step(f"end pool {pool}", chain.contracts.end_pool(pool))],
@@ -302,7 +304,7 @@ async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
-async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> CommandPlan:
     """Give what no table of earnings promises and no node has filed back to who opened the pool.
 
     Three windows after its last epoch, and a table's delay later if anybody filed: `pool show` has the dates.
@@ -318,7 +320,7 @@ async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
         )
     filed = f"; {info.filing.filed:,} units that nodes filed stay" if info.filing.filed else ""
     says = f"{ether(info.left)} tokens that nobody earned go to {info.opener}{filed}"
-    return Plan(says, f"pool {pool} is swept", [step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
+    return CommandPlan(says, f"pool {pool} is swept", [step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
 
 
 @transaction(
@@ -333,7 +335,7 @@ async def validators(
     validator: Validators = None,
     threshold: Threshold = None,
     apply: Annotated[bool, typer.Option("--apply", help="Let those who were proposed before take office.")] = False,
-) -> Plan:
+) -> CommandPlan:
     """As who opened the pool: propose other validators, who can take office one window later (--apply, by anybody).
 
     Proposing anew undoes what was proposed. Nobody takes office in a pool that has ended.
@@ -341,7 +343,7 @@ async def validators(
     if apply:
         change = step("change the validators", chain.contracts.apply_validators(pool))
         says = f"the proposed validators of pool {pool} take office; no money moves"
-        return Plan(says, f"pool {pool} has new validators", [change])
+        return CommandPlan(says, f"pool {pool} has new validators", [change])
     judges = _validators(validator, None)
     info, threshold = await chain.pool(pool), threshold or usual_quorum(len(judges))
     says = (
@@ -349,7 +351,7 @@ async def validators(
         f"{duration(info.window)} they can take office in place of all present ones; no money moves"
     )
     change = step("propose validators", chain.contracts.propose_validators(pool, judges, threshold))
-    return Plan(says, f"validators are proposed for pool {pool}", [change])
+    return CommandPlan(says, f"validators are proposed for pool {pool}", [change])
 
 
 @transaction(
@@ -360,7 +362,7 @@ async def join(
     me: "Address",
     pool: Pool,
     contact: Annotated[str, typer.Option(help="Multiaddr under which the node can be reached.")] = "",
-) -> Plan:
+) -> CommandPlan:
     """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)
 
     In a pool by invitation: by one that the network's profile carries.
@@ -380,14 +382,14 @@ async def join(
             says += f"; it comes by {door.why}"
             enter = admission(chain.contracts, chain.domain, me, door.by)
             steps.insert(0, step(f"enter pool {pool} by invitation", enter))
-    return Plan(says, f"{me} is a member of pool {pool}", steps)
+    return CommandPlan(says, f"{me} is a member of pool {pool}", steps)
 
 
 @transaction(app, "leave", example="leave 7 --state-dir nodes/a --network base-sepolia")
-async def leave(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+async def leave(chain: "ChainClient", me: "Address", pool: Pool) -> CommandPlan:
     """As a node: leave a pool. What was earned is still paid."""
     says = f"the node {me} is no member of pool {pool} any more; what it earned is still paid"
-    return Plan(says, f"{me} has left pool {pool}", [step(f"leave pool {pool}", chain.contracts.leave(pool))])
+    return CommandPlan(says, f"{me} has left pool {pool}", [step(f"leave pool {pool}", chain.contracts.leave(pool))])
 
 
 @question(pool_app, "list", example="pool list --network base-sepolia --json")

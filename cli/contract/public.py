@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cli.contract.plan import Plan, address_of
+from cli.contract.plan import PlanFile, address_of
 from cli.contract.values import eth
 from cli.output import duration, ether, quiet_logs
 from protocol.economics import daily_gas
@@ -38,7 +38,7 @@ BLOCKS = 100
 """Over which the chain's pace is measured."""
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class RoadPart(msgspec.Struct, frozen=True):
     """A part of the road. commands: what it is, what is typed; sums: for programs."""
 
     title: str
@@ -64,7 +64,7 @@ def requests_a_day(poll: float, block: float) -> int:
     return round(DAY / poll + DAY / max(poll, block))
 
 
-def road_of(plan: Plan) -> list[Stretch]:
+def road_of(plan: PlanFile) -> list[RoadPart]:
     """What is wrong is added to the plan's findings; without a chain that answers there is no road."""
     from node.preflight.chain import check_rpc
 
@@ -103,13 +103,13 @@ def _ask(profile: "NetworkProfile") -> Quote:
     import trio
 
     from node.chain.client import ChainClient
-    from node.chain.simulate import Call, l1_fee
+    from node.chain.simulate import TransactionCall, l1_fee
 
     async def ask(chain: ChainClient) -> Quote:
         newest = await chain.block()
         older = await chain.block(max(newest.number - BLOCKS, 0))
         pace = (newest.timestamp - older.timestamp) / max(newest.number - older.number, 1)
-        sample = Call(profile.contracts.swarm, bytes(range(1, 251)) * 4)
+        sample = TransactionCall(profile.contracts.swarm, bytes(range(1, 251)) * 4)
         data = await chain.ask("ask for the fee for data", lambda contracts: l1_fee(contracts.web3, sample))
         share = data / len(sample.data) if profile.l1_fees else 0.0
         return Quote(await chain.gas_price(), share, max(pace, 0.1))
@@ -125,7 +125,7 @@ def _ask(profile: "NetworkProfile") -> Quote:
 # The stretches, in their order
 
 
-def _roles(plan: Plan) -> Stretch:
+def _roles(plan: PlanFile) -> RoadPart:
     deploy, pool = plan.deploy, plan.pool
     opener, arbiter = pool["key"], deploy["arbiter"] or (deploy["key"] if plan.deploys else None)
     lines = []
@@ -148,7 +148,7 @@ def _roles(plan: Plan) -> Stretch:
         plan.warnings.append(f"pool.validator: {_quorum(pool)} decide what everybody is paid; three or more are safer")
     if len(plan.providers) == 1 and len(_judges(pool)) > 1:
         plan.warnings.append("provider: all validators stand on one stake, so nobody outside has a say")
-    return Stretch("Roles and keys", lines)
+    return RoadPart("Roles and keys", lines)
 
 
 def _judges(pool: dict[str, Any]) -> list[str]:
@@ -159,11 +159,11 @@ def _quorum(pool: dict[str, Any]) -> str:
     return f"{pool['threshold']} of {len(_judges(pool))}"
 
 
-def _endpoint(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
+def _endpoint(plan: PlanFile, profile: "NetworkProfile", quote: Quote) -> RoadPart:
     members, allowed = plan.public["members"] + len(_states(plan)), plan.public["requests"]
-    from node.chain.follower import POLL
+    from node.chain.follower import HEAD_SECONDS
 
-    each = requests_a_day(POLL, quote.block)
+    each = requests_a_day(HEAD_SECONDS, quote.block)
     lines = [
         f"{len(profile.rpc_urls)} endpoint(s); a block each {quote.block:.1f} s, {profile.confirmations} on top of it",
         f"each member asks {each:,} times a day, {members} members {members * each:,}",
@@ -184,7 +184,7 @@ def _endpoint(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
         plan.warnings.append(f"{what}: {way} give members endpoints of their own (pool invite --rpc-url)")
     else:
         lines.append(f"your plan allows {allowed:,} a day: enough")
-    return Stretch("The chain's endpoint", lines, sums=sums)
+    return RoadPart("The chain's endpoint", lines, sums=sums)
 
 
 def _slower(members: int, block: float, allowed: int) -> float | None:
@@ -192,13 +192,13 @@ def _slower(members: int, block: float, allowed: int) -> float | None:
     return next((poll for poll in (8.0, 15.0, 30.0, 60.0) if members * requests_a_day(poll, block) <= allowed), None)
 
 
-def _states(plan: Plan) -> list[str]:
+def _states(plan: PlanFile) -> list[str]:
     pool = plan.pool
     named = [node for one in plan.providers for node in one["nodes"]]
     return list(dict.fromkeys([*named, *(one for one in (pool["trainer_state"], *pool["validator_state"]) if one)]))
 
 
-def _coin(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
+def _coin(plan: PlanFile, profile: "NetworkProfile", quote: Quote) -> RoadPart:
     """What each key's account must hold, twice over: fees move."""
     needs: dict[str, int] = {}
     for row in plan.commands():
@@ -218,7 +218,7 @@ def _coin(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
         "a test token: `contract faucet` makes it" if plan.deploys and plan.deploy["token"] is None else "the network's"
     )
     lines += [f"{key or 'devnet account'} needs {ether(wei)} tokens ({token})" for key, wei in plan.needs().items()]
-    return Stretch("Coin for gas, and tokens", lines, sums={who: str(wei) for who, wei in doubled.items()})
+    return RoadPart("Coin for gas, and tokens", lines, sums={who: str(wei) for who, wei in doubled.items()})
 
 
 def _whose(who: str, days: int) -> str:
@@ -227,14 +227,14 @@ def _whose(who: str, days: int) -> str:
     return f", to {account}" if account else f", joins and works for {days} days"
 
 
-def _cost(plan: Plan, words: list[str], quote: Quote) -> int:
+def _cost(plan: PlanFile, words: list[str], quote: Quote) -> int:
     from contracts.bindings import Contracts, artifact
-    from node.chain.simulate import Call, guess_gas
+    from node.chain.simulate import TransactionCall, guess_gas
 
     if words[:2] == ["contract", "deploy"]:
         names = [name for name in Contracts.SLOTS.values() if name != "TestToken" or plan.deploy["token"] is None]
         codes = [bytes.fromhex(artifact(name)["bytecode"].removeprefix("0x")) for name in names]
-        gas = sum(guess_gas(Call(None, code)) for code in codes)
+        gas = sum(guess_gas(TransactionCall(None, code)) for code in codes)
         return quote.cost(gas + 200_000, sum(map(len, codes)) + 4 * PLAIN_BYTES)
     name = " ".join(words[: next(number for number, word in enumerate([*words, "-"]) if word.startswith(("-", "0x")))])
     more = EACH_VALIDATOR * len(_judges(plan.pool)) if name == "contract pool create" else 0
@@ -247,28 +247,28 @@ def _joining(quote: Quote) -> int:
     return quote.cost(JOIN_GAS, JOINING * PLAIN_BYTES)
 
 
-def _day(plan: Plan, quote: Quote) -> int:
+def _day(plan: PlanFile, quote: Quote) -> int:
     delay = plan.pool["delay"] or -(-plan.pool["window"] // 4)
     tables = max(DAY // max(delay, plan.pool["epoch"], 1), 1)
     return quote.cost(daily_gas(tables), (tables + 4) * PLAIN_BYTES)
 
 
-def _commands(plan: Plan) -> Stretch:
+def _commands(plan: PlanFile) -> RoadPart:
     rows = plan.commands()
     told = [(row["says"], shlex.join(row["command"])) for row in rows]
-    return Stretch("Contracts, stakes and pool", [f"{len(rows)} commands; each says what it costs and asks"], told)
+    return RoadPart("Contracts, stakes and pool", [f"{len(rows)} commands; each says what it costs and asks"], told)
 
 
-def _verification(plan: Plan, profile: "NetworkProfile") -> Stretch:
+def _verification(plan: PlanFile, profile: "NetworkProfile") -> RoadPart:
     shown = f", so that {profile.explorer} shows them" if profile.explorer else ""
     command = f"intellect-node contract source --out source.json --verify --network {plan.network}"
     lines = [f"the contracts' sources, as standard JSON{shown}"]
-    return Stretch(
+    return RoadPart(
         "Sources for all to read", lines, [("the sources, and the exact commands that hand them in", command)]
     )
 
 
-def _nodes(plan: Plan, profile: "NetworkProfile") -> Stretch:
+def _nodes(plan: PlanFile, profile: "NetworkProfile") -> RoadPart:
     pool, commands = plan.pool, list[tuple[str, str]]()
     base = f"--network {plan.network} --pool NUMBER"
     if pool["trainer_state"]:
@@ -287,10 +287,10 @@ def _nodes(plan: Plan, profile: "NetworkProfile") -> Stretch:
         commands.append(("where newcomers begin: the address that the trainer's `join` printed", words))
     lines = ["NUMBER is the pool's, which `pool create` printed. Each needs a port that others reach (default 4001),"]
     lines.append("or --announce; `intellect-node doctor` says whether they do.")
-    return Stretch("Your own nodes, and bootnodes", lines, commands)
+    return RoadPart("Your own nodes, and bootnodes", lines, commands)
 
 
-def _check_bootnodes(plan: Plan, profile: "NetworkProfile") -> None:
+def _check_bootnodes(plan: PlanFile, profile: "NetworkProfile") -> None:
     from node.addresses import is_public
     from node.network.contacts import ip_of, parse_bootnode
 
@@ -305,15 +305,15 @@ def _check_bootnodes(plan: Plan, profile: "NetworkProfile") -> None:
             plan.wrong("pool.bootnode", f"{text[:120]} cannot be dialled from elsewhere", "give its public address")
 
 
-def _alerts() -> Stretch:
+def _alerts() -> RoadPart:
     lines = [
         "Prometheus asks each daemon (join --metrics-address HOST:9400): rules are in docs/alerts.yml, a dashboard is",
         "docs/grafana.json. A page for all to see: join --page HOST:8080.",
     ]
-    return Stretch("Alerts", lines, [("the rules are sound", "promtool check rules docs/alerts.yml")])
+    return RoadPart("Alerts", lines, [("the rules are sound", "promtool check rules docs/alerts.yml")])
 
 
-def _people(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
+def _people(plan: PlanFile, profile: "NetworkProfile", quote: Quote) -> RoadPart:
     from node.preflight.chain import DAYS, PROVIDER_GAS
 
     members, stake = plan.public["members"], plan.deploy["base_stake"] + plan.deploy["stake_per_unit"]
@@ -339,6 +339,6 @@ def _people(plan: Plan, profile: "NetworkProfile", quote: Quote) -> Stretch:
     else:
         commands.append(("what each of them types, with your profile", f"intellect-node join {profile.name}.toml"))
     sums = {"stake_wei": str(stake), "coin_wei": str(each), "members": members}
-    return Stretch(
+    return RoadPart(
         "What an invited person needs" if plan.pool["invited"] else "What a member needs", lines, commands, sums
     )

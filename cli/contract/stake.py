@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import Network, Plan, Rows, app, node_app, provider_app, question, read, step, transaction, when
+from cli.contract.frame import (
+    CommandPlan,
+    Network,
+    Rows,
+    app,
+    node_app,
+    provider_app,
+    question,
+    read,
+    step,
+    transaction,
+    when,
+)
 from cli.contract.values import MAX_UNITS, Moment, address, address_option, read_json, wei, when_option
 from cli.errors import CHAIN, USAGE, CommandError
 from cli.events import events_of
@@ -17,7 +29,7 @@ from cli.places import state_dir_option
 if TYPE_CHECKING:
     from contracts.bindings import NodeInfo
     from node.chain.client import ChainClient
-    from node.chain.simulate import Step
+    from node.chain.simulate import SimulatedStep
     from protocol.identity import Address
 
 Amount = Annotated[int, typer.Argument(parser=wei, metavar="TOKENS", help="Tokens, e.g. 100 or 0.5.")]
@@ -29,7 +41,7 @@ async def faucet(
     me: "Address",
     to: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="Address that gets them.")],
     amount: Amount,
-) -> Plan:
+) -> CommandPlan:
     """Mint test tokens, on networks whose token is a test token; a local devnet gives coin for gas too."""
     from node.chain.faucet import COIN_FOR_GAS, DevnetFaucet, is_devnet
 
@@ -39,7 +51,7 @@ async def faucet(
 
     says = f"{ether(amount)} new test tokens, worth nothing, go to {to}; you pay the gas"
     steps = [step("mint test tokens", chain.contracts.mint(to, amount))]
-    return Plan(says, f"{ether(amount)} test tokens for {to}", steps, before=give_coin)
+    return CommandPlan(says, f"{ether(amount)} test tokens for {to}", steps, before=give_coin)
 
 
 @transaction(app, "stake", example="stake 100 --network base-sepolia --key provider")
@@ -48,10 +60,10 @@ async def stake(
     me: "Address",
     amount: Amount,
     provider: Annotated[Any, address_option("Whose stake; default: the signer's own.")] = None,
-) -> Plan:
+) -> CommandPlan:
     """Bond tokens as a provider's stake; it answers for all of that provider's nodes."""
     whose = provider or me
-    return Plan(
+    return CommandPlan(
         f"{ether(amount)} tokens of {me} become stake of {whose}. They answer for all its nodes: the contract takes "
         f"from them when a node of its cheats. They come back after unstake and {await _unbonding(chain)}.",
         f"{ether(amount)} tokens bonded for {whose}",
@@ -60,13 +72,15 @@ async def stake(
 
 
 @transaction(app, "unstake", example="unstake 50 --network base-sepolia --key provider")
-async def unstake(chain: "ChainClient", me: "Address", amount: Amount) -> Plan:
+async def unstake(chain: "ChainClient", me: "Address", amount: Amount) -> CommandPlan:
     """Begin to take stake out. It can still be slashed until it is withdrawn."""
     says = (
         f"{ether(amount)} tokens of your stake begin to unbond. They earn no trust any more but can still be slashed, "
         f"and you can withdraw them after {await _unbonding(chain)}."
     )
-    return Plan(says, f"{ether(amount)} tokens unbonding", [step("unbond stake", chain.contracts.unbond(amount))])
+    return CommandPlan(
+        says, f"{ether(amount)} tokens unbonding", [step("unbond stake", chain.contracts.unbond(amount))]
+    )
 
 
 @transaction(app, "rebond", example="rebond --network base-sepolia --key provider")
@@ -76,24 +90,26 @@ async def rebond(
     amount: Annotated[
         Any, typer.Argument(parser=wei, metavar="[TOKENS]", help="Default: everything that is unbonding.")
     ] = None,
-) -> Plan:
+) -> CommandPlan:
     """Make unbonding tokens stake again."""
     whole = (await chain.stake_of(me)).unbonding if amount is None else amount
     if whole == 0:
         raise CommandError("there is nothing to rebond", f"nothing of {me} is unbonding", "see: contract provider show")
     says = f"{ether(whole)} tokens of yours that were unbonding become stake again"
-    return Plan(says, f"{ether(whole)} tokens bonded again", [step("bond stake again", chain.contracts.rebond(whole))])
+    return CommandPlan(
+        says, f"{ether(whole)} tokens bonded again", [step("bond stake again", chain.contracts.rebond(whole))]
+    )
 
 
 @transaction(app, "withdraw", example="withdraw --network base-sepolia --key provider")
-async def withdraw(chain: "ChainClient", me: "Address") -> Plan:
+async def withdraw(chain: "ChainClient", me: "Address") -> CommandPlan:
     """Take out what has finished unbonding."""
     amount = (await chain.stake_of(me)).unbonding
     says = f"{ether(amount)} tokens that have unbonded come back to {me}"
-    return Plan(says, f"{ether(amount)} tokens withdrawn", [step("withdraw stake", chain.contracts.withdraw())])
+    return CommandPlan(says, f"{ether(amount)} tokens withdrawn", [step("withdraw stake", chain.contracts.withdraw())])
 
 
-async def bond_steps(chain: "ChainClient", me: "Address", provider: "Address", amount: int) -> "list[Step]":
+async def bond_steps(chain: "ChainClient", me: "Address", provider: "Address", amount: int) -> "list[SimulatedStep]":
     """Approve where that is needed, then bond."""
     if amount == 0:
         raise CommandError("nothing to stake", "the amount is 0", "give a number of tokens", USAGE)
@@ -101,7 +117,7 @@ async def bond_steps(chain: "ChainClient", me: "Address", provider: "Address", a
     return [*await approve_steps(chain, me, vault, amount), step("bond stake", chain.contracts.bond(provider, amount))]
 
 
-async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address", amount: int) -> "list[Step]":
+async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address", amount: int) -> "list[SimulatedStep]":
     """Let a contract take `amount` of my tokens, unless it may already."""
     allowed = await chain.ask("read an allowance", lambda c: c.allowance(me, spender))
     # The exact amount, never an unlimited one: what is approved can be taken, should that contract be wrong.
@@ -122,7 +138,7 @@ PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Pass
 
 
 @transaction(provider_app, "register", example="provider register --units 2 --network base-sepolia --key provider")
-async def provider_register(chain: "ChainClient", me: "Address", units: Units = 1) -> Plan:
+async def provider_register(chain: "ChainClient", me: "Address", units: Units = 1) -> CommandPlan:
     """Become a provider: bond what the contract asks for `units` more than your nodes have now."""
     required, bonded = await chain.required_stake(me, units), (await chain.stake_of(me)).bonded
     # The contract asks for the stake of all nodes together, those of yours that left and answer still among them.
@@ -137,11 +153,11 @@ async def provider_register(chain: "ChainClient", me: "Address", units: Units = 
         f"{ether(missing)} tokens of {me} become its stake, which is then enough for {units} more unit(s). The "
         "contract takes from it when a node of yours cheats."
     )
-    return Plan(says, f"{ether(missing)} tokens bonded for {me}", await bond_steps(chain, me, me, missing))
+    return CommandPlan(says, f"{ether(missing)} tokens bonded for {me}", await bond_steps(chain, me, me, missing))
 
 
 @transaction(provider_app, "remove", example="provider remove --network base-sepolia --key provider")
-async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
+async def provider_remove(chain: "ChainClient", me: "Address") -> CommandPlan:
     """Stop: remove all your nodes, and begin to unbond the whole stake."""
     nodes, bonded = await _nodes_of(chain, me), (await chain.stake_of(me)).bonded
     # Nodes first: stake that a registered node needs cannot be unbonded.
@@ -153,7 +169,7 @@ async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
         f"your {len(nodes)} node(s) are removed and cannot work any more; {ether(bonded)} tokens of stake begin to "
         "unbond (withdraw them later), and answer till then for what the nodes did. What they earned stays due."
     )
-    return Plan(says, f"{len(nodes)} node(s) removed, {ether(bonded)} tokens unbonding", steps)
+    return CommandPlan(says, f"{len(nodes)} node(s) removed, {ether(bonded)} tokens unbonding", steps)
 
 
 async def amounts_of(chain: "ChainClient", account: "Address") -> dict[str, str]:
@@ -223,7 +239,7 @@ async def node_register(
         Path | None, typer.Option("--consent", help="Or the node's consent, from `node consent` on its machine.")
     ] = None,
     units: Units = 1,
-) -> Plan:
+) -> CommandPlan:
     """Register a node under your provider: your stake answers for it."""
     if (node_state is None) == (consent is None):
         raise CommandError("which node?", "give --node-state or --consent, one of them", "see --help", USAGE)
@@ -239,11 +255,11 @@ async def node_register(
         f"the node {node} joins your provider {me} with {units} unit(s), for good: it can never have another provider. "
         "From now on your stake answers for what it does."
     )
-    return Plan(says, f"node {node} registered under {me}", steps)
+    return CommandPlan(says, f"node {node} registered under {me}", steps)
 
 
 @transaction(node_app, "lend", example="node lend 0xNode 100 --network base-sepolia --key provider")
-async def node_lend(chain: "ChainClient", me: "Address", node: NodeAddress, amount: Amount) -> Plan:
+async def node_lend(chain: "ChainClient", me: "Address", node: NodeAddress, amount: Amount) -> CommandPlan:
     """Let a node put up bonds out of your account: a validator's daemon carries slashes, and each takes a bond.
 
     The tokens stay yours until a case needs them. 0 takes the permission back.
@@ -260,21 +276,21 @@ async def node_lend(chain: "ChainClient", me: "Address", node: NodeAddress, amou
         else f"the node {node} may take nothing out of your account any more"
     )
     done = f"{node} may put up {ether(amount)} tokens of yours"
-    return Plan(says, done, [step("approve tokens", chain.contracts.approve(node, amount))])
+    return CommandPlan(says, done, [step("approve tokens", chain.contracts.approve(node, amount))])
 
 
 @transaction(node_app, "remove", example="node remove 0xNode --network base-sepolia --key provider")
-async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) -> CommandPlan:
     """Remove a node of yours; what it earned is still paid, and its stake answers until the unbonding is over."""
     says = (
         f"the node {node} can no longer work for you. The stake that it needed can unbond; for "
         f"{await _unbonding(chain)} it answers for what the node did, and stands behind no new node"
     )
-    return Plan(says, f"node {node} removed", [step("remove the node", chain.contracts.remove_node(node))])
+    return CommandPlan(says, f"node {node} removed", [step("remove the node", chain.contracts.remove_node(node))])
 
 
 @transaction(node_app, "retire", example="node retire 0xNode --network base-sepolia --key provider")
-async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) -> CommandPlan:
     """The way back to a node's stake: take out what has unbonded, remove the node, unbond what no node of yours needs.
 
     Say it once to begin, and again when the date has come. Interrupted, it goes on where it was.
@@ -286,7 +302,7 @@ async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) ->
             "this node is not yours", f"its provider is {owner}, the signer is {me}", "sign with its key", CHAIN
         )
     free = max(bond.bonded - await chain.required_stake(me, -info.units if info.registered else 0), 0)
-    steps, says = list["Step"](), list[str]()
+    steps, says = list["SimulatedStep"](), list[str]()
     # First: what is unbonded now would have this wait for another period.
     if bond.unbonding and now >= bond.withdrawable_at:
         steps.append(step("withdraw stake", chain.contracts.withdraw()))
@@ -306,7 +322,7 @@ async def node_retire(chain: "ChainClient", me: "Address", node: NodeAddress) ->
         rest = f"{ether(bond.unbonding)} tokens are unbonding" if bond.unbonding else "nothing is unbonding"
         then = f"say it again from {when(bond.withdrawable_at, now)} on" if bond.unbonding else "nothing to do"
         raise CommandError("there is nothing to take out now", rest, then, CHAIN)
-    return Plan("; ".join(says), f"node {node}: " + ", ".join(each.action for each in steps), steps)
+    return CommandPlan("; ".join(says), f"node {node}: " + ", ".join(each.action for each in steps), steps)
 
 
 @transaction(node_app, "release", example="node release --network base-sepolia --key provider")
@@ -317,24 +333,26 @@ async def node_release(
         list[Any] | None,
         typer.Argument(parser=address, metavar="[NODE]...", help="Default: all of yours that are free."),
     ] = None,
-) -> Plan:
+) -> CommandPlan:
     """Free the stake that removed nodes bind, once they need not answer any more. Anybody may do this."""
     free = list(nodes) if nodes else await _releasable(chain, me)
     if not free:
         what = f"no removed node of {me} has answered long enough"
         raise CommandError("there is nothing to release", what, "see: contract provider show", CHAIN)
     says = f"{len(free)} removed node(s) bind no stake any more: it can stand behind others"
-    return Plan(says, f"{len(free)} node(s) released", [step("release removed nodes", chain.contracts.release(free))])
+    return CommandPlan(
+        says, f"{len(free)} node(s) released", [step("release removed nodes", chain.contracts.release(free))]
+    )
 
 
 @transaction(node_app, "expel", example="node expel 0xNode --network base-sepolia --key anybody")
-async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> CommandPlan:
     """Remove a node whose provider's stake no longer covers its nodes: until it covers the rest. Anybody may."""
     says = (
         f"the node {node} is removed, because its provider's stake is too small for all of its nodes. It comes back by "
         "registering it again, once there is enough"
     )
-    return Plan(says, f"node {node} expelled", [step(f"expel {node}", chain.contracts.expel(node))])
+    return CommandPlan(says, f"node {node} expelled", [step(f"expel {node}", chain.contracts.expel(node))])
 
 
 @question(node_app, "show", example="node show 0xNode --network local --json")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from cli.demo.snapshot import Participant
+from cli.demo.snapshot import DemoMember
 from cli.errors import RUN, USAGE, CommandError
 from cli.places import clear
 from protocol.errors import UNREADABLE
@@ -259,23 +259,23 @@ LATECOMER = "latecomer"
 """The worker that joins a demo which pre-trains, when another one was killed."""
 
 
-def cast(options: DemoOptions) -> tuple[Participant, ...]:
+def cast(options: DemoOptions) -> tuple[DemoMember, ...]:
     """The trainers, the workers, the validators, and the cheats, each a worker of its own; the latecomer last."""
-    workers = [Participant(f"worker {i + 1}", "worker") for i in range(options.workers)]
+    workers = [DemoMember(f"worker {i + 1}", "worker") for i in range(options.workers)]
     lies = [*options.liars, *[None] * options.validators][: options.validators]
     validators = [
-        Participant(name, "validator", lie) for name, lie in zip(_numbered("validator", len(lies)), lies, strict=True)
+        DemoMember(name, "validator", lie) for name, lie in zip(_numbered("validator", len(lies)), lies, strict=True)
     ]
     names = _numbered("cheat", len(options.cheats))
-    cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
-    late = [Participant(LATECOMER, "worker")] if options.churn else []
+    cheats = [DemoMember(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
+    late = [DemoMember(LATECOMER, "worker")] if options.churn else []
     others = [f"trainer {i + 2}" for i in range(options.trainers - 1)]
-    behind = [Participant(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))]
+    behind = [DemoMember(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))]
     leader = options.leader
     if leader in standbys():
         leader, behind[0] = None, replace(behind[0], cheat=leader)
     # The first trainer manages the pool; the order is that of the table, and of the chair's turns.
-    return (Participant("trainer", "trainer", leader), *behind, *workers, *validators, *cheats, *late)
+    return (DemoMember("trainer", "trainer", leader), *behind, *workers, *validators, *cheats, *late)
 
 
 def quorum_of(validators: int) -> int:
@@ -284,7 +284,7 @@ def quorum_of(validators: int) -> int:
 
 
 def join_command(
-    part: Participant,
+    part: DemoMember,
     scene: Scene,
     profile: Path,
     pool: int,

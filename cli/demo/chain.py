@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from cli.demo.cast import Scene
-from cli.demo.supervise import Program, Supervisor
-from cli.demo.view import View
+from cli.demo.supervise import SupervisedProgram, Supervisor
+from cli.demo.view import DemoView
 from cli.devnet import cache_directory
 from cli.errors import CHAIN, USAGE, CommandError
 from protocol.errors import UNREADABLE
@@ -34,7 +34,7 @@ class DemoChain:
 
 @asynccontextmanager
 async def open_chain(
-    scene: Scene, environment: dict[str, str], view: View, network: Path | None = None
+    scene: Scene, environment: dict[str, str], view: DemoView, network: Path | None = None
 ) -> AsyncIterator[DemoChain]:
     """A running chain with the contracts on it. Its state survives in the scene for --resume. network: a profile of
     one that runs already, and goes on."""
@@ -55,7 +55,9 @@ async def open_chain(
     supervisor = Supervisor(view.say)
     view.say("starting a local chain and deploying the contracts")
     try:
-        await supervisor.start(Program(NAME, devnet.keeper_command(), environment, scene.log("chain"), scene.directory))
+        await supervisor.start(
+            SupervisedProgram(NAME, devnet.keeper_command(), environment, scene.log("chain"), scene.directory)
+        )
         async with trio.open_nursery() as nursery:
             profile = await _until_up(devnet, supervisor)
             # Only once it is up: while it starts, its own failure says more than "died".
@@ -89,7 +91,7 @@ def playground(network: str) -> Path:
     return place.resolve()
 
 
-def _say_where(profile: "NetworkProfile", view: View) -> None:
+def _say_where(profile: "NetworkProfile", view: DemoView) -> None:
     view.say(f"chain {profile.chain_id} at {profile.rpc_urls[0]}, swarm contract {profile.contracts.swarm}")
 
 

@@ -14,7 +14,7 @@ from cli.output import console, duration, ether
 from cli.places import complete_networks
 
 if TYPE_CHECKING:
-    from cli.demo.view import View
+    from cli.demo.view import DemoView
 
 EXAMPLES = (
     "Examples:  intellect-node demo   |   intellect-node demo --no-cheat --workers 3 --steps 40   |   "
@@ -218,7 +218,7 @@ def free_place() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def make_view(*, live: bool, errors: bool) -> "View":
+def make_view(*, live: bool, errors: bool) -> "DemoView":
     """The live picture or plain lines; with `errors` on standard error, so that output stays for the JSON."""
     from rich.console import Console
 

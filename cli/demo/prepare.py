@@ -18,8 +18,8 @@ from rich.markup import escape
 
 from cli.demo.cast import DemoOptions, Scene, cast, quorum_of
 from cli.demo.chain import DemoChain
-from cli.demo.supervise import Program, Spawn, run_to_end
-from cli.demo.view import View
+from cli.demo.supervise import Spawn, SupervisedProgram, run_to_end
+from cli.demo.view import DemoView
 from cli.keyring import open_node_key
 from cli.pools import about_run
 from cli.run import notes_of
@@ -72,7 +72,7 @@ MEASURED = "--dtypes float32,bfloat16 --workers float32 --attentions sdpa --samp
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoStage:
     """What the processes are told. target: the reward that ends the run, if one does."""
 
     profile: Path
@@ -82,8 +82,8 @@ class Stage:
 
 
 async def prepare(
-    options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], spawn: Spawn, view: View
-) -> Stage:
+    options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], spawn: Spawn, view: DemoView
+) -> DemoStage:
     """Bring everything to where `join` can start."""
     from contracts.bindings import PoolParams
     from node.chain.faucet import COIN_FOR_GAS, DevnetFaucet
@@ -95,7 +95,7 @@ async def prepare(
         run = await trio.to_thread.run_sync(load_run_file, scene.run_file)
         pool = int(scene.pool_file.read_text(encoding="ascii"))
         view.say(f"going on with the run {run.name} in pool {pool}")
-        return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
+        return DemoStage(chain.profile, pool, run.name, run.recipe.target_reward)
 
     run = await trio.to_thread.run_sync(write_run, options, scene)
     addresses: dict[str, Address] = {}
@@ -103,7 +103,7 @@ async def prepare(
         if options.run_file is None:
             nursery.start_soon(teach_and_measure, run, options, scene, environment, spawn, view)
         nursery.start_soon(_make_keys, options, scene, addresses)
-    compiled = await trio.to_thread.run_sync(partial(compile_run, scene.run_file, reach="whole", told=view.say))
+    compiled = await trio.to_thread.run_sync(partial(compile_run, scene.run_file, reach="whole", on_progress=view.say))
     facts = await trio.to_thread.run_sync(check_run, compiled)
     for note in await trio.to_thread.run_sync(notes_of, compiled, facts):
         view.say(f"note: {escape(note)}")
@@ -131,7 +131,7 @@ async def prepare(
     # Last: with it a demo counts as one that can go on.
     scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
     view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()})")
-    return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
+    return DemoStage(chain.profile, pool, run.name, run.recipe.target_reward)
 
 
 async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "Sequence[Address]") -> None:
@@ -145,13 +145,15 @@ async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "Sequence[A
 
 
 async def teach_and_measure(
-    run: "RunFile", options: DemoOptions, scene: Scene, environment: dict[str, str], spawn: Spawn, view: View
+    run: "RunFile", options: DemoOptions, scene: Scene, environment: dict[str, str], spawn: Spawn, view: DemoView
 ) -> None:
     """The start model and, for a machine of another class than the demo's run is calibrated for, what is honest on it:
     measured before, or now."""
     from node.preflight.engines import NAMES, judge_class, names_in
 
-    look = Program("the engine's look at this machine", NAMES, environment, scene.log("classes"), scene.directory)
+    look = SupervisedProgram(
+        "the engine's look at this machine", NAMES, environment, scene.log("classes"), scene.directory
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_to_end, look, spawn)
         await teach_start_model(options, scene, environment, spawn, view)
@@ -165,7 +167,7 @@ async def teach_and_measure(
     command = [sys.executable, "-m", "cli", "calibrate", "--run", str(scene.run_file), *MEASURED]
     log = scene.log("calibration")
     # After the start model: the calibration samples with it.
-    await run_to_end(Program("the calibration", command, environment, log, scene.directory), spawn)
+    await run_to_end(SupervisedProgram("the calibration", command, environment, log, scene.directory), spawn)
 
 
 def _rules_in(path: Path) -> "VerificationSpec":
@@ -175,13 +177,13 @@ def _rules_in(path: Path) -> "VerificationSpec":
 
 
 async def teach_start_model(
-    options: DemoOptions, scene: Scene, environment: dict[str, str], spawn: Spawn, view: View
+    options: DemoOptions, scene: Scene, environment: dict[str, str], spawn: Spawn, view: DemoView
 ) -> None:
     """A tiny model that solves the task now and then, so that there is something to reinforce."""
     view.say("teaching the start model by example, until it is right now and then (about 20 s)")
     command = [sys.executable, "-m", "node.training.warmstart", "--out", str(scene.model), "--seed", str(options.seed)]
     log = scene.log("start model")
-    await run_to_end(Program("the start model", command, environment, log, scene.directory), spawn)
+    await run_to_end(SupervisedProgram("the start model", command, environment, log, scene.directory), spawn)
     accuracy = _last_accuracy(log)
     if accuracy is not None:
         view.say(f"the start model is right in {accuracy:.0%} of its tries")

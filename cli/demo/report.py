@@ -94,7 +94,7 @@ def _rounds(part: PretrainingPart | None) -> dict[str, Any] | None:
     }
 
 
-class Pay(NamedTuple):
+class PoolPay(NamedTuple):
     """What the chain says of a pool's money. by_node: addresses, in lower case -> wei."""
 
     tables: int
@@ -102,14 +102,14 @@ class Pay(NamedTuple):
     by_node: dict[str, int]
 
 
-def _pay(events: Iterable[Mapping[str, Any]], pool: int | None) -> Pay:
+def _pay(events: Iterable[Mapping[str, Any]], pool: int | None) -> PoolPay:
     mine = [event for event in events if event.get("pool") == pool]
     claims = [event for event in mine if event["event"] == "Claimed"]
     by_node: dict[str, int] = {}
     for claim in claims:
         node = claim["node"].lower()
         by_node[node] = by_node.get(node, 0) + int(claim["amount_wei"])
-    return Pay(sum(event["event"] == "EarningsPosted" for event in mine), len(claims), by_node)
+    return PoolPay(sum(event["event"] == "EarningsPosted" for event in mine), len(claims), by_node)
 
 
 def write_report(

@@ -11,7 +11,7 @@ from node.status_schema import DaemonStatus, PretrainingPart, SlashPart, Trainin
 
 
 @dataclass(frozen=True, slots=True)
-class Participant:
+class DemoMember:
     """One process of the demo. cheat: how it cheats (a worker, a trainer) or lies (a validator), None for the honest;
     address: empty until it told."""
 
@@ -31,12 +31,12 @@ class ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SwarmRow:
     """One line of the swarm table. files_accepted, files_rejected: of a worker, by the pool's quorum; of a validator,
     as it judged; reasons: for which a worker's files were refused; paid_wei: what was claimed for it; owed_wei: what is
     certified or in the table, and not claimed yet; leads: of a trainer, whether the term is its own."""
 
-    participant: Participant
+    participant: DemoMember
     process: ProcessState
     state: str
     step: int | None = None
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class JudgingTally:
     """How the demo's validators judged one file, as far as they told. node: the worker's address."""
 
     node: str
@@ -87,11 +87,11 @@ class Snapshot:
     rewards: tuple[tuple[int, float], ...] = ()
     train_rewards: tuple[tuple[int, float], ...] = ()
     staleness: Mapping[str, int] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[SwarmRow, ...] = ()
     verdicts: VerdictsPart = VerdictsPart()
     slashed: tuple[SlashPart, ...] = ()
     quorum: int = 1
-    tallies: tuple[Tally, ...] = ()
+    tallies: tuple[JudgingTally, ...] = ()
     quarantined: tuple[Disbelief, ...] = ()
     disputes: Mapping[str, int] = field(default_factory=dict)
     training: TrainingPart | None = None
@@ -134,30 +134,30 @@ class Snapshot:
         return {row.participant.address.lower(): row.participant.name for row in self.rows}
 
     @property
-    def cheats(self) -> tuple[Row, ...]:
+    def cheats(self) -> tuple[SwarmRow, ...]:
         """Workers and trainers that cheat, and validators that lie."""
         return tuple(row for row in self.rows if row.participant.cheat)
 
     @property
-    def validators(self) -> tuple[Row, ...]:
+    def validators(self) -> tuple[SwarmRow, ...]:
         return tuple(row for row in self.rows if row.participant.role == "validator")
 
-    def tally_of(self, verdict: VerdictPart) -> Tally | None:
+    def tally_of(self, verdict: VerdictPart) -> JudgingTally | None:
         """How the validators judged the file that a verdict is about."""
         key = (verdict.node.lower(), verdict.step, verdict.index)
         return next((one for one in self.tallies if (one.node, one.step, one.index) == key), None)
 
-    def first_rejection(self, participant: Participant) -> Tally | None:
+    def first_rejection(self, participant: DemoMember) -> JudgingTally | None:
         """The first file of a worker that most of those who judged it rejected."""
         mine = [one for one in self.tallies if one.node == participant.address.lower()]
         return next((one for one in mine if one.rejecting > one.accepting), None)
 
-    def disbelief_in(self, participant: Participant) -> Disbelief | None:
+    def disbelief_in(self, participant: DemoMember) -> Disbelief | None:
         """Whether others stopped believing a validator."""
         address = participant.address.lower()
         return next((one for one in self.quarantined if one.validator.lower() == address), None)
 
-    def slash_of(self, participant: Participant) -> SlashPart | None:
+    def slash_of(self, participant: DemoMember) -> SlashPart | None:
         """The slash that hit a participant, or None."""
         address = participant.address.lower()
         return next((slash for slash in self.slashed if slash.node.lower() == address), None)
@@ -168,7 +168,7 @@ class Tracker:
 
     def __init__(
         self,
-        participants: Iterable[Participant],
+        participants: Iterable[DemoMember],
         *,
         target: float | None,
         run_name: str,
@@ -255,10 +255,10 @@ class Tracker:
         ours = 0.0 if self._began is None else (self._ended or elapsed) - self._began
         return max(training.seconds, ours - 1.0, 0.0) if training else 0.0
 
-    def _row(self, participant: Participant, process: ProcessState) -> Row:
+    def _row(self, participant: DemoMember, process: ProcessState) -> SwarmRow:
         status = self._latest.get(participant.name)
         if status is None:
-            return Row(participant, process, process.state)
+            return SwarmRow(participant, process, process.state)
         work, training, verdicts, pay = status.work, status.training, status.verdicts, status.pay
         files = (work.files_accepted, work.files_rejected) if work else (0, 0)
         if participant.role == "validator" and verdicts:
@@ -266,7 +266,7 @@ class Tracker:
         speed = work.tokens_per_second if work else None
         if participant.role == "trainer" and training:
             speed = training.tokens_per_second
-        return Row(
+        return SwarmRow(
             participant=replace(participant, address=status.node.address or participant.address),
             process=process,
             state=status.node.state if process.state == "running" else process.state,
@@ -293,5 +293,5 @@ def _furthest(parts: Iterable[PretrainingPart]) -> PretrainingPart | None:
     return max(parts, key=lambda part: (part.round, part.eval_loss is not None), default=None)
 
 
-def _tally(key: tuple[str, int, int], votes: Mapping[str, bool]) -> Tally:
-    return Tally(*key, accepting=sum(votes.values()), rejecting=len(votes) - sum(votes.values()))
+def _tally(key: tuple[str, int, int], votes: Mapping[str, bool]) -> JudgingTally:
+    return JudgingTally(*key, accepting=sum(votes.values()), rejecting=len(votes) - sum(votes.values()))

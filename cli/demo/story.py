@@ -14,11 +14,11 @@ import trio
 from cli.api import get_status_async, socket_of
 from cli.demo.cast import LATECOMER, DemoOptions, Scene, cast, join_command, quorum_of, standbys
 from cli.demo.chain import DemoChain, open_chain
-from cli.demo.prepare import Stage, prepare
+from cli.demo.prepare import DemoStage, prepare
 from cli.demo.report import write_report
-from cli.demo.snapshot import Participant, Row, Snapshot, Tracker
-from cli.demo.supervise import Program, Spawn, Supervisor, child_environment, open_zygote
-from cli.demo.view import View
+from cli.demo.snapshot import DemoMember, Snapshot, SwarmRow, Tracker
+from cli.demo.supervise import Spawn, SupervisedProgram, Supervisor, child_environment, open_zygote
+from cli.demo.view import DemoView
 from cli.errors import RUN, CommandError
 from cli.events import event_rows
 from cli.invocation import until_signalled
@@ -31,7 +31,7 @@ from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 
 ROOT = Path(__file__).resolve().parents[2]
-POLL = 1.0  # seconds between questions to a daemon
+ASK_SECONDS = 1.0  # seconds between questions to a daemon
 CHURN_POLL = 0.1
 LEADER_DIES_AT = 5  # steps
 DRAW = 0.5  # seconds between pictures
@@ -41,7 +41,7 @@ FATE = 20.0  # seconds that a cheat's case may still take after the last step
 PAY = 55.0  # seconds after it in which the first pay is waited for: an epoch, its window, a table, its delay, a claim
 
 
-async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
+async def run_demo(options: DemoOptions, view: DemoView) -> dict[str, Any]:
     """The whole demo; returns its summary. Raises IntellectError, or KeyboardInterrupt after a clean stop."""
     result: list[dict[str, Any]] = []
 
@@ -52,7 +52,7 @@ async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
     return result[0]
 
 
-async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
+async def _story(options: DemoOptions, view: DemoView) -> dict[str, Any]:
     scene = Scene(options.directory.resolve())
     began = trio.current_time()
     # Before anything is written: a refusal leaves no directory.
@@ -80,10 +80,10 @@ async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
 async def _perform(
     options: DemoOptions,
     scene: Scene,
-    stage: Stage,
+    stage: DemoStage,
     environment: dict[str, str],
     spawn: Spawn,
-    view: View,
+    view: DemoView,
     began: float,
     report: Callable[[Snapshot], Awaitable[dict[str, Any]]],
 ) -> Snapshot:
@@ -98,7 +98,7 @@ async def _perform(
     def now(phase: str) -> Snapshot:
         return tracker.snapshot(phase, trio.current_time() - began, supervisor.states())
 
-    async def starting(one: Participant) -> None:
+    async def starting(one: DemoMember) -> None:
         await supervisor.start(program_of(one, scene, stage, environment, options))
 
     try:
@@ -141,13 +141,13 @@ async def _perform(
 
 
 async def _lose_peer(
-    victim: Participant,
-    witness: Participant,
-    successor: Participant,
+    victim: DemoMember,
+    witness: DemoMember,
+    successor: DemoMember,
     scene: Scene,
     supervisor: Supervisor,
-    starting: Callable[[Participant], Awaitable[None]],
-    view: View,
+    starting: Callable[[DemoMember], Awaitable[None]],
+    view: DemoView,
 ) -> None:
     """Kill a peer while it trains a round, not the first, and start its successor when the others are two rounds on:
     a latecomer, which takes their state instead of making it, or the trainer itself again."""
@@ -162,7 +162,7 @@ async def _lose_peer(
     view.say(f"{successor.name} {'comes back' if back else 'joins'} in round {here + 1}")
 
 
-async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingPart], bool]) -> int:
+async def _round_of(one: DemoMember, scene: Scene, true: Callable[[PretrainingPart], bool]) -> int:
     """The round in which a node is once something is true of it."""
     while True:
         status = await _status_of(one, scene)
@@ -172,11 +172,11 @@ async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingP
 
 
 async def _take_over(
-    trainers: Sequence[Participant],
+    trainers: Sequence[DemoMember],
     scene: Scene,
     supervisor: Supervisor,
-    starting: Callable[[Participant], Awaitable[None]],
-    view: View,
+    starting: Callable[[DemoMember], Awaitable[None]],
+    view: DemoView,
 ) -> None:
     """Kill the leader once the standbys replay it, tell when the next policy comes, and start the former one again."""
     leader, standby = trainers[0], trainers[1]
@@ -199,7 +199,7 @@ async def _take_over(
     view.say(f"{leader.name} comes back, as the last standby")
 
 
-async def _find_out(trainers: Sequence[Participant], scene: Scene, view: View) -> None:
+async def _find_out(trainers: Sequence[DemoMember], scene: Scene, view: DemoView) -> None:
     """Tell when somebody else leads than the trainer that cheats, and from which policy on."""
     for standby in cycle(trainers[1:]):
         status = await _status_of(standby, scene)
@@ -209,16 +209,16 @@ async def _find_out(trainers: Sequence[Participant], scene: Scene, view: View) -
         await trio.sleep(CHURN_POLL)
 
 
-async def _status_of(one: Participant, scene: Scene) -> DaemonStatus | None:
+async def _status_of(one: DemoMember, scene: Scene) -> DaemonStatus | None:
     return await get_status_async(socket_of(scene.state_dir(one.name)))
 
 
-async def _step_of(one: Participant, scene: Scene) -> int:
+async def _step_of(one: DemoMember, scene: Scene) -> int:
     status = await _status_of(one, scene)
     return status.training.step if status and status.training else -1
 
 
-async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View) -> None:
+async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: DemoView) -> None:
     """The report of a demo that was cut short, if it came as far as a reward; a second signal does not cut it off."""
     if not last.rewards:
         return
@@ -232,17 +232,19 @@ async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], 
 
 
 def program_of(
-    one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], options: DemoOptions
-) -> Program:
+    one: DemoMember, scene: Scene, stage: DemoStage, environment: dict[str, str], options: DemoOptions
+) -> SupervisedProgram:
     """What runs as that participant."""
     leaderless = options.seats or options.trainers == 1
     shows = "trainer" if leaderless else "standby" if options.trainers == 2 else "standby 1"  # who lives on
     page = options.page if one.name == shows else None
     command = join_command(one, scene, stage.profile, stage.pool, page, options.worker_engine)
-    return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
+    return SupervisedProgram(
+        one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat)
+    )
 
 
-async def _tell_of_page(place: str, view: View) -> None:
+async def _tell_of_page(place: str, view: DemoView) -> None:
     """Once it answers: whoever clicks sooner would see an error."""
     host, _, port = place.rpartition(":")
     while True:
@@ -250,19 +252,19 @@ async def _tell_of_page(place: str, view: View) -> None:
             async with await trio.open_tcp_stream(host, int(port)):
                 return view.say(f"see it in a browser: http://{place}/")
         except OSError:
-            await trio.sleep(POLL)
+            await trio.sleep(ASK_SECONDS)
 
 
-async def _listen(one: Participant, scene: Scene, tracker: Tracker) -> None:
+async def _listen(one: DemoMember, scene: Scene, tracker: Tracker) -> None:
     """Ask one daemon for its status, over and over."""
     while True:
         status = await _status_of(one, scene)
         if status is not None:
             tracker.absorb(one.name, status)
-        await trio.sleep(POLL)
+        await trio.sleep(ASK_SECONDS)
 
 
-async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
+async def _watch_training(now: Callable[[str], Snapshot], view: DemoView) -> None:
     """Show the state of things until the run is done, every cheat has met its fate, and the others were paid."""
     newest, moved, done_at, told = -1, trio.current_time(), None, False
     while True:
@@ -290,7 +292,7 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
         await trio.sleep(DRAW)
 
 
-def _fate_is_sealed(row: Row, snapshot: Snapshot) -> bool:
+def _fate_is_sealed(row: SwarmRow, snapshot: Snapshot) -> bool:
     """Whether a liar is not believed any more, a cheat has lost its stake (or its pay, where its fault costs no more at
     once), a trainer its term."""
     if row.participant.role == "trainer":
@@ -346,7 +348,7 @@ def _check_resume(options: DemoOptions, scene: Scene) -> None:
         )
 
 
-async def _until_signalled(story: Callable[[], Awaitable[None]], view: View, scene: Scene) -> None:
+async def _until_signalled(story: Callable[[], Awaitable[None]], view: DemoView, scene: Scene) -> None:
     """Run the story, and tell how a signal ends it."""
     try:
         await until_signalled(story, lambda: view.say("stopping: first the nodes, then the chain"))

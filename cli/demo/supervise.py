@@ -29,13 +29,13 @@ MODULES = ("cli.main", "cli.join", "cli.joinview", "node.daemon", *ENGINE, *LEAR
 LEASH = Path(__file__).with_name("leash.py")
 RESTARTS = 5  # per process; a process that dies more often has a reason that must be seen
 GRACE = 20.0  # seconds between SIGTERM and SIGKILL: a busy machine's daemon still has its chain to tell
-POLL = 0.2
+CHILD_SECONDS = 0.2
 KILL_SECONDS = 10.0
 HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SupervisedProgram:
     """What to run. log: receives standard output and error, appended; optional: the others do without it."""
 
     name: str
@@ -47,7 +47,7 @@ class Program:
     optional: bool = False
 
 
-class Process(Protocol):
+class SupervisedProcess(Protocol):
     """The part of `subprocess.Popen` that is used here. It leads a process group of its own."""
 
     @property
@@ -55,13 +55,13 @@ class Process(Protocol):
     def poll(self) -> int | None: ...
 
 
-Spawn = Callable[[Program], Awaitable[Process]]
+Spawn = Callable[[SupervisedProgram], Awaitable[SupervisedProcess]]
 
 
 @dataclass(slots=True)
 class _Child:
-    program: Program
-    process: Process
+    program: SupervisedProgram
+    process: SupervisedProcess
     started: float
     restarts: int = 0
     gone: bool = False
@@ -73,19 +73,19 @@ class Supervisor:
 
     def __init__(
         self,
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
         *,
         restarts: int = RESTARTS,
         grace: float = GRACE,
         spawn: Spawn | None = None,
     ) -> None:
-        self._told = told
+        self._told = on_progress
         self._spawn = spawn or start_anew
         self._restarts = restarts
         self._grace = grace
         self._children: dict[str, _Child] = {}
 
-    async def start(self, program: Program) -> None:
+    async def start(self, program: SupervisedProgram) -> None:
         """Start a program now."""
         self._children[program.name] = _Child(program, await self._spawn(program), time.monotonic())
 
@@ -109,7 +109,7 @@ class Supervisor:
             now = time.monotonic()
             for child in list(self._children.values()):  # others may be started while one is
                 await self._look_after(child, now)
-            await trio.sleep(POLL)
+            await trio.sleep(CHILD_SECONDS)
 
     async def stop(self) -> None:
         """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it."""
@@ -167,7 +167,7 @@ class Supervisor:
         self._told(f"{name} died ({_exit_text(code)}); starting it again ({child.restarts} of {self._restarts})")
 
 
-async def run_to_end(program: Program, spawn: Spawn | None = None) -> None:
+async def run_to_end(program: SupervisedProgram, spawn: Spawn | None = None) -> None:
     """Run one program until it exits 0; raises CommandError with its own words when it fails."""
     child = _Child(program, await (spawn or start_anew)(program), time.monotonic())
     try:
@@ -203,7 +203,7 @@ async def open_zygote(environment: Mapping[str, str]) -> AsyncIterator[Spawn]:
             until.cancel()
 
 
-async def fork_or_start(children: ForkServer, program: Program) -> Process:
+async def fork_or_start(children: ForkServer, program: SupervisedProgram) -> SupervisedProcess:
     """Fork a program of ours; start it anew if it is another's, or the server is gone or without room."""
     # SIGTERM is what a child gets when the server goes: so none outlives the demo.
     order = children.order(program.command, program.environment, str(program.directory), signal.SIGTERM)
@@ -265,13 +265,13 @@ def _tail(log: Path, size: int = 16384) -> list[str]:
         return []
 
 
-async def start_anew(program: Program) -> Process:
+async def start_anew(program: SupervisedProgram) -> SupervisedProcess:
     """As the system does it."""
     await trio.lowlevel.checkpoint()
     return _begun(program)
 
 
-def _begun(program: Program) -> "subprocess.Popen[bytes]":
+def _begun(program: SupervisedProgram) -> "subprocess.Popen[bytes]":
     """In this thread, not in one of trio's: the leash follows the thread that forked, and trio lets its threads end."""
     program.log.parent.mkdir(parents=True, exist_ok=True)
     with program.log.open("ab") as log:
@@ -295,19 +295,19 @@ def _state(child: _Child) -> ProcessState:
     return ProcessState(child.process.pid, "running", child.restarts)
 
 
-def _send(process: Process, number: int) -> None:
+def _send(process: SupervisedProcess, number: int) -> None:
     try:
         os.kill(process.pid, number)
     except ProcessLookupError:
         return  # it ended just now
 
 
-async def _end_of(process: Process) -> None:
+async def _end_of(process: SupervisedProcess) -> None:
     while process.poll() is None:  # noqa: ASYNC110 - a process ends
         await trio.sleep(0.02)
 
 
-def _kill_group(process: Process) -> None:
+def _kill_group(process: SupervisedProcess) -> None:
     """What a child left of its process group. The group's id stays taken while a member lives."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.demo.plot import plot, running_mean
-from cli.demo.snapshot import Row, Snapshot, is_acceptance
+from cli.demo.snapshot import Snapshot, SwarmRow, is_acceptance
 from cli.output import clean, duration, ether, short
 from cli.pretraining import rounds_of
 from node.status_schema import VerdictPart
@@ -56,10 +56,10 @@ _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
 _NARROW = ("node", "state", "step", "tokens/s", "accepted", "rejected")
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Where the demo shows itself."""
 
-    def __enter__(self) -> "View": ...
+    def __enter__(self) -> "DemoView": ...
     def __exit__(self, *problem: object) -> None: ...
     def say(self, text: str) -> None:
         """One line that stays: a preparation step, a restart."""
@@ -275,7 +275,7 @@ def _swarm(snapshot: Snapshot, width: int) -> RenderableType:
     return table
 
 
-def _cells(row: Row, snapshot: Snapshot) -> dict[str, RenderableType]:
+def _cells(row: SwarmRow, snapshot: Snapshot) -> dict[str, RenderableType]:
     state = "evicted" if snapshot.slash_of(row.participant) else row.state
     if snapshot.disbelief_in(row.participant):
         state = "quarantined"
@@ -316,7 +316,7 @@ def _panel(title: str, lines: list[Text], width: int) -> Panel:
     return Panel(Group(*lines), title=title, title_align="left", width=width, box=box.ROUNDED, border_style="dim")
 
 
-def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
+def _fate_of(row: SwarmRow, snapshot: Snapshot) -> list[Text]:
     """What became of a cheat."""
     name = (row.participant.name, "red")
     if row.participant.role == "validator":
@@ -338,7 +338,7 @@ def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
     return [Text.assemble(name, f" ({row.participant.cheat}) is at large")]
 
 
-def _fate_of_liar(row: Row, snapshot: Snapshot) -> Text:
+def _fate_of_liar(row: SwarmRow, snapshot: Snapshot) -> Text:
     """What became of a validator that lies."""
     name = (row.participant.name, "red")
     doubt = snapshot.disbelief_in(row.participant)
@@ -349,7 +349,7 @@ def _fate_of_liar(row: Row, snapshot: Snapshot) -> Text:
     return Text.assemble(name, text, (clean(doubt.why, 80), "bold"))
 
 
-def _agreement(row: Row, snapshot: Snapshot) -> str:
+def _agreement(row: SwarmRow, snapshot: Snapshot) -> str:
     """How many of several validators rejected a cheat's file; nothing where there is one."""
     tally = snapshot.first_rejection(row.participant)
     if tally is None or len(snapshot.validators) < 2:

@@ -130,7 +130,7 @@ def logs(
     from cli.service.unit import Manager
 
     state = _installed(Manager(system), _unit_name(name))
-    log_command.command(state, follow=follow, lines=lines, level=log_command.Level.debug, as_json=as_json)
+    log_command.command(state, follow=follow, lines=lines, level=log_command.LogLevel.debug, as_json=as_json)
 
 
 # ---- inside

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from protocol.run import Asset, EnvironmentSpec
     from protocol.tasks import Kind, Part, TaskSpec
 
-POLL = 0.5
+ASK_SECONDS = 0.5
 
 
-def submit(directory: Path, wish: "Wish") -> str:
+def submit(directory: Path, wish: "TaskWishSpec") -> str:
     """Give a task to the daemon; its id, 64 hex digits. Raises CommandError in the daemon's words."""
     import msgspec
 
@@ -58,7 +58,7 @@ def wait(directory: Path, id: str, show: Callable[[dict[str, Any]], None]) -> di
             task = named(directory, id)
             silent = 0.0
         except CommandError as error:
-            silent += POLL
+            silent += ASK_SECONDS
             # A guardian starts a daemon again within seconds; one that is away for a minute was stopped.
             if error.code != NETWORK or silent > 60:
                 raise
@@ -66,7 +66,7 @@ def wait(directory: Path, id: str, show: Callable[[dict[str, Any]], None]) -> di
             show(task)
             if not task["open"]:
                 return task
-        time.sleep(POLL)
+        time.sleep(ASK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TaskWishSpec:
     """spec: its policy left open; files: asset path -> file on this machine."""
 
     spec: "TaskSpec"
@@ -97,7 +97,7 @@ class Wish:
     files: dict[str, Path]
 
 
-class Bench:
+class TaskOffice:
     """What a node's state directory says of its run. Raises StateError where there is none."""
 
     def __init__(self, directory: Path) -> None:
@@ -121,7 +121,7 @@ class Bench:
         return load_environment(spec, assets, self.tokenizer)
 
 
-def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, sizes: Sizes) -> Wish:
+def of_own(bench: TaskOffice, kind: "Kind", part: "Part", first: int, problems: int, sizes: Sizes) -> TaskWishSpec:
     """A task over the run's own problems. problems: 0 for all of that part, where they have an end."""
     from node.inference.tasks import problems_in
     from protocol.tasks import TaskSpec
@@ -136,10 +136,10 @@ def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, 
             "give --problems, and --first where it should not be 0",
             USAGE,
         )
-    return Wish(TaskSpec(kind=kind, part=part, first=first, last=last, **sizes.fields()), sizes.policy, {})
+    return TaskWishSpec(TaskSpec(kind=kind, part=part, first=first, last=last, **sizes.fields()), sizes.policy, {})
 
 
-def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool = False) -> Wish:
+def of_data(bench: TaskOffice, data: Path, template: str, sizes: Sizes, *, skip: bool = False) -> TaskWishSpec:
     """A filter over every row of a data set. skip: leave out rows that cannot be scored and count them."""
     import shutil
     import tempfile
@@ -164,10 +164,10 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
         with closing(bench.environment(environment, Path(folder))) as loaded:
             rows = problems_in(loaded, "all")
     spec = TaskSpec(kind="filter", part="all", last=rows, environment=environment, assets=(asset,), **sizes.fields())
-    return Wish(spec, sizes.policy, {path: data})
+    return TaskWishSpec(spec, sizes.policy, {path: data})
 
 
-def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
+def of_file(bench: TaskOffice, root: str, sizes: Sizes) -> TaskWishSpec:
     """A judgement of every answer in a rollout file that this node holds. root: 64 hex digits, or how they begin."""
     from node.errors import StateError
     from node.tasks.judging import judge_task
@@ -182,10 +182,10 @@ def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     # One byte more, so that a file that is too long is refused and not cut.
     data = path.read_bytes()[: MAX_FILE_BYTES + 1]
     spec = judge_task(bench.run, data, len(decode(data, 65_536).rows), **sizes.fields())
-    return Wish(spec, sizes.policy, {SUBJECT: path})
+    return TaskWishSpec(spec, sizes.policy, {SUBJECT: path})
 
 
-def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> Wish:
+def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> TaskWishSpec:
     """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed.
 
     Raises SandboxError where this machine has no interpreter for it.
@@ -203,10 +203,10 @@ def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> Wish:
     assets = tuple(_asset(path, file) for path, file in files.items())
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": units}
     spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=assets[0].root, assets=assets, **fields)
-    return Wish(spec, "", files)
+    return TaskWishSpec(spec, "", files)
 
 
-def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard_size: int, units: int) -> Wish:
+def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard_size: int, units: int) -> TaskWishSpec:
     """A merge of policies, which the trainer's node finds by these names. Raises CommandError."""
     from protocol.tasks import MergeOrder, TaskSpec
 
@@ -215,10 +215,10 @@ def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard
         raise CommandError("which base?", why, "give --base a policy for ties and dare, and only then", USAGE)
     order = MergeOrder(models=tuple(models), base=base, rule=rule)
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": units}
-    return Wish(TaskSpec(kind="merge", last=1, shard_size=shard_size, merge=order, **fields), "", {})
+    return TaskWishSpec(TaskSpec(kind="merge", last=1, shard_size=shard_size, merge=order, **fields), "", {})
 
 
-def with_model(wish: Wish, model: Path) -> Wish:
+def with_model(wish: TaskWishSpec, model: Path) -> TaskWishSpec:
     """The same, answered by a model directory's weights. Raises CommandError, WeightsError."""
     import msgspec
 
@@ -242,7 +242,7 @@ def with_model(wish: Wish, model: Path) -> Wish:
     root = describe_file(files[0]).root.hex()
     asset = Asset(path=WEIGHTS, root=root, size=files[0].stat().st_size)
     spec = msgspec.structs.replace(wish.spec, policy=root, assets=(*wish.spec.assets, asset))
-    return Wish(spec, "", {**wish.files, WEIGHTS: files[0]})
+    return TaskWishSpec(spec, "", {**wish.files, WEIGHTS: files[0]})
 
 
 def _asset(path: str, file: Path) -> "Asset":

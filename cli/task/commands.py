@@ -18,7 +18,7 @@ from cli.places import StateDir, chosen_directory
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cli.task.asking import Bench, Sizes, Wish
+    from cli.task.asking import Sizes, TaskOffice, TaskWishSpec
 
 app = typer.Typer(
     name="task",
@@ -69,7 +69,7 @@ _OURS = ("state_dir", "out", "wait", "as_json")
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class TaskCommand:
     """What every kind of task is asked with. directory: the node's state; scratch: a directory until the end."""
 
     directory: Path
@@ -77,13 +77,13 @@ class Asking:
     scratch: Path
 
     @property
-    def bench(self) -> "Bench":
-        from cli.task.asking import Bench
+    def bench(self) -> "TaskOffice":
+        from cli.task.asking import TaskOffice
 
-        return Bench(self.directory)
+        return TaskOffice(self.directory)
 
 
-Asker = Callable[..., "Wish"]
+Asker = Callable[..., "TaskWishSpec"]
 
 
 def asks(name: str, example: str, *, without: str = "", **defaults: Any) -> Callable[[Asker], Asker]:
@@ -111,13 +111,13 @@ EVALUATE = (
 
 @asks("evaluate", EVALUATE)
 def evaluate(
-    ask: Asking,
+    ask: TaskCommand,
     problems: Problems = 0,
     first: First = 0,
     model: Annotated[
         Path | None, typer.Option(help="A model that is no policy, as `task merge` writes it; workers fetch it.")
     ] = None,
-) -> "Wish":
+) -> "TaskWishSpec":
     """A policy, or a merged model, on the run's held-out problems: mean score with its standard error, pass@k."""
     from cli.task.asking import of_own, with_model
 
@@ -135,7 +135,7 @@ FILTER = (
 
 @asks("filter", FILTER, without="out", samples=8, shard_size=64, lease=300.0)
 def filter_(
-    ask: Asking,
+    ask: TaskCommand,
     data: Annotated[Path, typer.Argument(help="A data set of the published form: JSONL or parquet.")],
     out: Out,
     lowest: Lowest = 0.125,
@@ -144,7 +144,7 @@ def filter_(
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be scored, and say how many.")
     ] = False,
-) -> "Wish":
+) -> "TaskWishSpec":
     """Keep the rows of a data set that a policy solves sometimes: the offline filter of INTELLECT-2.
 
     Every row is answered --samples times; the share that is right becomes its column `solve_rate`.
@@ -166,8 +166,11 @@ GENERATE = (
 
 @asks("generate", GENERATE, without="out")
 def generate(
-    ask: Asking, out: Out, problems: Annotated[int, typer.Option(min=1, help="How many problems.")], first: First = 0
-) -> "Wish":
+    ask: TaskCommand,
+    out: Out,
+    problems: Annotated[int, typer.Option(min=1, help="How many problems.")],
+    first: First = 0,
+) -> "TaskWishSpec":
     """Answers to the run's problems with the verifiers' scores, and where each comes from: node, policy, signatures."""
     from cli.task.asking import of_own
 
@@ -179,9 +182,9 @@ JUDGE = "Example:  intellect-node task judge 3f09… --policy 40 --out scores.js
 
 @asks("judge", JUDGE, without="samples", shard_size=64)
 def judge(
-    ask: Asking,
+    ask: TaskCommand,
     file: Annotated[str, typer.Argument(help="Root of an accepted rollout file that this node holds, 64 hex digits.")],
-) -> "Wish":
+) -> "TaskWishSpec":
     """Three nodes judge every answer of a rollout file; the median counts where they agree within a quarter.
 
     The judge is the policy that is named. Its own tokens are replayed like any others'.
@@ -196,10 +199,10 @@ REVIEW = "Example:  intellect-node task review my_env.py --out report.json"
 
 @asks("review", REVIEW, without="samples policy shard_size max_output_tokens temperature device", lease=600.0)
 def review(
-    ask: Asking,
+    ask: TaskCommand,
     package: Annotated[Path, typer.Argument(help="A proposed environment: a .py module, a directory or a .tar.")],
     units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Units of work that each report is paid as.")] = 10_000,
-) -> "Wish":
+) -> "TaskWishSpec":
     """Three nodes check a proposed environment package; equal reports of two confirm it."""
     from cli.task.asking import of_package
 
@@ -214,7 +217,7 @@ MERGE = (
 
 @asks("merge", MERGE, without="samples policy shard_size max_output_tokens temperature device out", lease=300.0)
 def merge(
-    ask: Asking,
+    ask: TaskCommand,
     models: Annotated[list[str], typer.Argument(help="Policies: newest, a step, or the beginning of a root.")],
     out: Annotated[Path, typer.Option(help="The model directory to make; it must not exist.")],
     method: Method = "average",
@@ -225,7 +228,7 @@ def merge(
     seed: Seed = 0,
     shard_size: Annotated[int, typer.Option(min=1, max=16, help="Million numbers that one worker merges.")] = 8,
     units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Units of work that each shard is paid as.")] = 1_000,
-) -> "Wish":
+) -> "TaskWishSpec":
     """Merge policies of this run into one model. Validators compute every shard again; it is the same to the byte."""
     from cli.task.asking import of_policies
 
@@ -317,7 +320,7 @@ def _carry_out(asker: Asker, given: dict[str, Any]) -> None:
     # Some commands have an option of their own by a common name: `out`, `shard_size`.
     own = {name: value for name, value in given.items() if name not in _COMMON or name in signature(asker).parameters}
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as scratch:
-        wish = asker(Asking(directory, sizes, Path(scratch)), **own)
+        wish = asker(TaskCommand(directory, sizes, Path(scratch)), **own)
         id = submit(directory, wish)
         if not given["wait"]:
             if as_json:

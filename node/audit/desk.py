@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from node.audit.findings import Audit, Claim, checkpoint_beyond
+from node.audit.findings import Audit, StepClaim, checkpoint_beyond
 from node.audit.step import StepAudit
 from node.recipe.desk import desk_batch, desk_root, read_composed
 from node.training.batch import Batch
 from node.training.computed_by import arithmetic_in
 from node.training.errors import TrainingError
-from node.training.replay import Replayer, replaying, settings_for
+from node.training.replay import StepReplayer, replaying, settings_for
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from protocol.manifest import MalformedManifest
@@ -38,7 +38,7 @@ def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None
     base, beyond = max((at for at in kept if at <= step), default=0), checkpoint_beyond(step, kept)
     known = {at: claims.of(at) for at in range(base, beyond or step + 1)}
     settings = own or settings_for(known[step].arithmetic)
-    with replaying(spool, settings, Replayer) as replayer:
+    with replaying(spool, settings, StepReplayer) as replayer:
         batch = partial(_batch, run, spool, directory, claims)
         return StepAudit(run, replayer, base, step, known, batch, beyond).run()
 
@@ -64,12 +64,12 @@ class _Claims:
     def policy_root(self, step: int) -> bytes:
         return bytes.fromhex(str(self._metrics(step)["policy_root"]))
 
-    def of(self, step: int) -> Claim:
+    def of(self, step: int) -> StepClaim:
         """Raises TrainingError for a step that is not complete, or of a program that did not say this yet."""
         after = self._metrics(step + 1)
         arithmetic = arithmetic_in(after)
         state_before, state_root = bytes.fromhex(str(after["state_before"])), bytes.fromhex(str(after["state_root"]))
-        return Claim(step, self.policy_root(step), state_before, self.policy_root(step + 1), state_root, arithmetic)
+        return StepClaim(step, self.policy_root(step), state_before, self.policy_root(step + 1), state_root, arithmetic)
 
     def _metrics(self, step: int) -> dict[str, object]:
         try:

@@ -25,7 +25,7 @@ from node.audit.findings import (
     FLOAT32_LIMIT,
     FLOORS,
     SCALE_LIMITS,
-    Finding,
+    AuditFinding,
     Says,
 )
 from node.audit.identity import applied, noise
@@ -64,7 +64,7 @@ def check_direction(
     beside: Sequence[Gradients] = (),
     edge: float = EDGE,
     measured: Gradients | None = None,
-) -> Finding:
+) -> AuditFinding:
     """before, after: as claimed; gradients: of each group, at `before`, in the trainer's dtype; groups: about how many;
     float32: whether that is its dtype; beside: the gradients where log-probabilities are `edge` off; measured: the
     gradients in float32, of a trainer in bfloat16."""
@@ -115,7 +115,7 @@ def _judge(
     moves: np.ndarray | None,
     *,
     float32: bool,
-) -> Finding:
+) -> AuditFinding:
     """rows: float64[groups, coordinates]; target: what was applied there; clip: the scale of an own clipped one; room:
     how far rounding alone may have moved the target, relative to it; edges: how far each row, likewise; moves: of each
     row to what it is in float32."""
@@ -190,8 +190,8 @@ def _middle(weights: np.ndarray, errors: np.ndarray, sizes: np.ndarray) -> tuple
     return float(weights[place]), float(errors[place])
 
 
-def _finding(says: Says, text: str, figures: dict[str, float]) -> Finding:
-    return Finding("direction", says, text, figures)
+def _finding(says: Says, text: str, figures: dict[str, float]) -> AuditFinding:
+    return AuditFinding("direction", says, text, figures)
 
 
 def _gathered(

@@ -25,7 +25,7 @@ from node.recipe.manifest import checked, materialise
 from node.state.files import write_whole
 from node.training.batch import Batch
 from node.training.program import alone, spool_named_on_the_command_line
-from node.training.replay import MissingState, Replayer, replaying, settings_for
+from node.training.replay import MissingState, StepReplayer, replaying, settings_for
 from node.training.spool import Spool
 from node.training.state import UnusableState, read_state
 from protocol.errors import ProtocolError
@@ -70,7 +70,7 @@ def audit_fetched(spool: Spool, order: StepOrder) -> Audit:
         return StepAudit(run, replayer, order.base, order.step, order.claims, batch, order.beyond).run()
 
 
-class _Fetched(Replayer):
+class _Fetched(StepReplayer):
     """Takes states from fetched checkpoints, each only if it is the stated one."""
 
     order: StepOrder

@@ -32,7 +32,7 @@ class Says(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class AuditFinding(msgspec.Struct, frozen=True):
     """test: "manifest", "identity", "direction" or "replay"; figures: what was measured. Of a replay: distance, limit;
     steps: how many after the audited one until the checkpoint that was compared, if that is not the next; first: the
     earlier step that came out otherwise."""
@@ -50,7 +50,7 @@ def checkpoint_beyond(step: int, kept: Iterable[int]) -> int:
     return later if step + 1 < later <= step + 1 + MOST_BEYOND else 0
 
 
-class Claim(msgspec.Struct, frozen=True):
+class StepClaim(msgspec.Struct, frozen=True):
     """What a trainer says of the step that turned policy `step` into the next. Roots: 32 bytes."""
 
     step: int
@@ -68,11 +68,11 @@ class Audit(msgspec.Struct, frozen=True):
     own: str
     claimed: str
     differences: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     seconds: dict[str, float]
 
     @property
-    def broken(self) -> tuple[Finding, ...]:
+    def broken(self) -> tuple[AuditFinding, ...]:
         return tuple(one for one in self.findings if one.says is Says.BROKEN)
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from node.audit.findings import IDENTITY_LIMIT, Finding, Says
+from node.audit.findings import IDENTITY_LIMIT, AuditFinding, Says
 from node.training.state import F32, State
 from protocol.recipe import Recipe, decays
 
@@ -21,7 +21,7 @@ that vanishes, nothing follows from what is left: an honest step was 1.5e-2 off 
 CLIP_ROOM = 1e-3
 
 
-def check_identity(before: State, after: State, recipe: Recipe, learning_rate: float) -> Finding:
+def check_identity(before: State, after: State, recipe: Recipe, learning_rate: float) -> AuditFinding:
     """before, after: of two consecutive steps, as claimed."""
     if recipe.updates_per_step != 1:
         text = f"the run makes {recipe.updates_per_step} updates a step; the test needs one"
@@ -94,7 +94,7 @@ def _residuals(before: State, after: State, recipe: Recipe, rate: float) -> tupl
     return _share(wrong_second, all_second), _share(wrong_weights, all_weights)
 
 
-def _unchanged(before: State, after: State) -> Finding:
+def _unchanged(before: State, after: State) -> AuditFinding:
     same = all(
         np.array_equal(values, after.tensors[part][name])
         for part, tensors in before.tensors.items()
@@ -113,5 +113,5 @@ def _square(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.vdot(apart, apart))
 
 
-def _finding(says: Says, text: str, figures: dict[str, float]) -> Finding:
-    return Finding("identity", says, text, figures)
+def _finding(says: Says, text: str, figures: dict[str, float]) -> AuditFinding:
+    return AuditFinding("identity", says, text, figures)

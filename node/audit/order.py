@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from node.audit.findings import Audit, Claim, Finding, Says
+from node.audit.findings import Audit, AuditFinding, Says, StepClaim
 from protocol.checks import Reason
 from protocol.errors import UNREADABLE
 from protocol.messages import MAX_DETAIL
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 
 ORDER, RESULT = "order.msgpack", "result.msgpack"
 
@@ -27,7 +27,7 @@ class StepOrder(msgspec.Struct, frozen=True):
     pool: int
     step: int
     base: int
-    claims: Mapping[int, Claim]
+    claims: Mapping[int, StepClaim]
     policies: Mapping[int, bytes]
     manifests: Mapping[int, str]
     blobs: Mapping[str, str]
@@ -36,15 +36,15 @@ class StepOrder(msgspec.Struct, frozen=True):
     beyond: int = 0
 
 
-class Ruling(msgspec.Struct, frozen=True):
+class AuditRuling(msgspec.Struct, frozen=True):
     """What an audit means for a verdict. None in its place: undecided, which accuses nobody."""
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     reason: Reason
     detail: str
 
 
-def ruling(audit: Audit) -> Ruling | None:
+def ruling(audit: Audit) -> AuditRuling | None:
     """What a verdict says. A broken manifest, AdamW's equations and another state in the same class are proof; what is
     measured against calibrated limits in another class, or some steps later, costs no stake."""
     broken = {one.test: one for one in audit.broken}
@@ -53,13 +53,15 @@ def ruling(audit: Audit) -> Ruling | None:
         if not broken:
             return None
     if not broken:
-        return None if audit.says is Says.UNDECIDED else Ruling(Outcome.ACCEPT, Reason.NONE, "")
+        return None if audit.says is Says.UNDECIDED else AuditRuling(VerdictOutcome.ACCEPT, Reason.NONE, "")
     # One test is told, and the outcome follows from it: what is proof comes before what is measured.
     test = next(name for name in ("manifest", "identity", "replay", "direction") if name in broken)
     measured = test == "replay" and (audit.differences or "steps" in broken[test].figures)
     proven = test != "direction" and not measured
     reason = Reason.RULE if test == "manifest" else Reason.STATE if proven else Reason.DISTANCE
-    return Ruling(Outcome.SLASH if proven else Outcome.REJECT, reason, f"{test}: {broken[test].text}"[:MAX_DETAIL])
+    return AuditRuling(
+        VerdictOutcome.SLASH if proven else VerdictOutcome.REJECT, reason, f"{test}: {broken[test].text}"[:MAX_DETAIL]
+    )
 
 
 def lacks_a_state(audit: Audit) -> bool:
@@ -68,7 +70,7 @@ def lacks_a_state(audit: Audit) -> bool:
     return other is not None and not audit.differences and "distance" not in other.figures
 
 
-def _is_far(replay: Finding) -> bool:
+def _is_far(replay: AuditFinding) -> bool:
     """Whether two results of one class are further apart than rounding: two processors of one name may round
     differently, so that other bits alone accuse nobody."""
     return replay.figures.get("distance", 0.0) > replay.figures.get("limit", float("inf"))

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from node.audit.findings import Audit, Finding, Says
+from node.audit.findings import Audit, AuditFinding, Says
 from node.recipe.desk import desk_batch, desk_root, read_composed
 from node.state.files import mapped
 from node.training.batch import encode_batch
 from node.training.errors import TrainingError
-from node.training.jobs import Answer, Check
-from node.training.outer import StateFile
+from node.training.jobs import Check, JobFailure
+from node.training.outer import OuterStateFile
 from node.training.peer import SeatPeer
 from node.training.pretrainer import peers_of
 from node.training.program import settings_of
@@ -44,7 +44,7 @@ def audit_seat(directory: Path, run: RunSpec, round_: int, seat: int, own: Train
         if not path.exists():
             why = f"the directory keeps contributions to its newest two rounds, of {peers_of(spool, run)} seats"
             raise TrainingError(f"seat {seat} of round {round_} is not there", why, "audit a later round")
-        outer = StateFile(peer.outer_file(round_))
+        outer = OuterStateFile(peer.outer_file(round_))
         header = peer.header_of(path, outer)
         findings = [_manifest(spool, run, outer, header)]
         read = time.monotonic()
@@ -68,7 +68,7 @@ def _places(spool: Spool, run: RunSpec, round_: int, seat: int) -> range:
     return range(first, first + run.diloco.inner_steps)
 
 
-def _manifest(spool: Spool, run: RunSpec, outer: StateFile, header: ContributionHeader) -> Finding:
+def _manifest(spool: Spool, run: RunSpec, outer: OuterStateFile, header: ContributionHeader) -> AuditFinding:
     """Whether the seat may have learnt from what its header names."""
     seats, most = peers_of(spool, run), run.recipe.max_staleness
     # A slow seat makes fewer steps than a round has, and says so.
@@ -89,9 +89,11 @@ def _manifest(spool: Spool, run: RunSpec, outer: StateFile, header: Contribution
             raise MalformedManifest("bad batch manifest", why)
     except (ProtocolError, OSError, ValueError) as error:
         # ValueError is zip's: the header names more batches than a round has.
-        return Finding("manifest", Says.BROKEN, getattr(error, "why", str(error)))
+        return AuditFinding("manifest", Says.BROKEN, getattr(error, "why", str(error)))
     works = len({work.file_root for one in batches for work in one.works})
-    return Finding("manifest", Says.HOLDS, f"{len(batches)} batches of {works} files, all of its share and used once")
+    return AuditFinding(
+        "manifest", Says.HOLDS, f"{len(batches)} batches of {works} files, all of its share and used once"
+    )
 
 
 def _made(run: RunSpec, spool: Spool, directory: Path, header: ContributionHeader, folder: Path) -> Iterator[str]:
@@ -102,8 +104,8 @@ def _made(run: RunSpec, spool: Spool, directory: Path, header: ContributionHeade
         yield str(path)
 
 
-def _replay(answer: Answer) -> Finding:
-    found, finding = answer.found, partial(Finding, "replay")
+def _replay(answer: JobFailure) -> AuditFinding:
+    found, finding = answer.found, partial(AuditFinding, "replay")
     if answer.what or "lacks" in found:
         why = answer.why or f"its own state {' and '.join(found['lacks'])} the round is not here"
         return finding(Says.UNDECIDED, why)

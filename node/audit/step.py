@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import msgspec
 
 from node.audit.direction import EDGE, MEASURED_EDGE, Gradients, check_direction
-from node.audit.findings import BFLOAT16_LIMIT, FLOAT32_LIMIT, Audit, Claim, Finding, Says
+from node.audit.findings import BFLOAT16_LIMIT, FLOAT32_LIMIT, Audit, AuditFinding, Says, StepClaim
 from node.audit.identity import check_identity, distance
 from node.training.batch import Batch, BatchRow
 from node.training.errors import TrainingError
-from node.training.replay import MissingState, Replayed, Replayer
+from node.training.replay import MissingState, Replayed, StepReplayer
 from node.training.state import State
 from protocol.errors import ProtocolError
 from protocol.run import RunSpec
@@ -27,10 +27,10 @@ class StepAudit:
     def __init__(
         self,
         run: RunSpec,
-        replayer: Replayer,
+        replayer: StepReplayer,
         base: int,
         step: int,
-        claims: Mapping[int, Claim],
+        claims: Mapping[int, StepClaim],
         batch: Callable[[int], Batch],
         beyond: int = 0,
     ) -> None:
@@ -40,7 +40,7 @@ class StepAudit:
         self._claims, self._claim = claims, claims[step]
         self._batch = batch
         self._beyond = beyond
-        self._findings: list[Finding] = []
+        self._findings: list[AuditFinding] = []
         self._seconds: dict[str, float] = {}
         own = replayer.arithmetic()
         self._differences = tuple(own.differences(self._claim.arithmetic))
@@ -63,7 +63,7 @@ class StepAudit:
         self._seconds[name] = round(time.monotonic() - began, 4)
 
     def _say(self, test: str, says: Says, text: str, **figures: float) -> None:
-        self._findings.append(Finding(test, says, text, figures))
+        self._findings.append(AuditFinding(test, says, text, figures))
 
     # what was learnt from
 
@@ -130,7 +130,7 @@ class StepAudit:
         if found is not None:
             self._compare(found, before, after)
 
-    def _direction(self, before: State, after: State, batch: Batch) -> Finding:
+    def _direction(self, before: State, after: State, batch: Batch) -> AuditFinding:
         """The groups' gradients in the dtype that the trainer states, whatever is replayed in: every machine can round
         to bfloat16. How far float32 is from that says how far rounding moves this step."""
         bfloat16 = self._claim.arithmetic.dtype == "bfloat16"
@@ -141,7 +141,9 @@ class StepAudit:
             measured = self._replayer.gradients(batch) if bfloat16 else None
             return self._fit(before, after, batch, look, measured)
 
-    def _fit(self, before: State, after: State, batch: Batch, look: Replayer, measured: Gradients | None) -> Finding:
+    def _fit(
+        self, before: State, after: State, batch: Batch, look: StepReplayer, measured: Gradients | None
+    ) -> AuditFinding:
         bfloat16 = self._claim.arithmetic.dtype == "bfloat16"
         edge = EDGE if measured is None else MEASURED_EDGE
         # The same class rounds as the trainer did, so that nothing is off there.

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable, Iterable
 
+from node.bounded_dict import BoundedDict
 from node.network.interface import Network
-from node.recent import Recent
 from protocol.identity import Address
 
 MAX_ACTIVE = 24
@@ -19,7 +19,7 @@ GIVE_UP_AFTER = 4
 """Misses after which a source makes room for one that was not tried."""
 
 
-class Contact:
+class SourceContact:
     """When we last heard from a source about this blob, and how often it did not have it."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Circle:
         begins: Callable[[Address, int], None],
         leaves: Callable[[Address], None],
     ) -> None:
-        self.contacts: dict[Address, Contact] = {}
+        self.contacts: dict[Address, SourceContact] = {}
         """Those that are asked."""
         self._network = network
         self._reputation = reputation
@@ -105,7 +105,7 @@ class Circle:
 
     def _activate(self, source: Address) -> None:
         self._candidates.setdefault(source, None)
-        self.contacts[source] = Contact()
+        self.contacts[source] = SourceContact()
         self._begins(source, len(self.contacts))
 
 
@@ -129,7 +129,7 @@ class Reputation:
     """Per peer: lies (wrong bytes) ban it for long, failures (no bytes) pause it briefly; both double."""
 
     def __init__(self) -> None:
-        self._records = Recent[Address, _Record](MAX_PEERS, refresh=True)
+        self._records = BoundedDict[Address, _Record](MAX_PEERS, refresh=True)
 
     def lied(self, peer: Address, now: float) -> float:
         """Record wrong bytes; returns the ban in seconds."""

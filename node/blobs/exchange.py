@@ -19,21 +19,21 @@ import trio
 from node.blobs import wire as wire
 from node.blobs.circle import Reputation
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
-from node.blobs.headway import Progress, Report
+from node.blobs.headway import BlobProgress, Report
 from node.blobs.partial import Partial
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
-from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
+from node.blobs.scheduling.upload import Reciprocity, SuperSeed, UploadQueue, UploadTicket
 from node.blobs.store import BlobStore
 from node.blobs.transfer import Downloads, Transfer
+from node.bounded_dict import BoundedDict
 from node.network.budget import TokenBucket
-from node.network.interface import Answer, Network
-from node.recent import Recent
+from node.network.interface import Network, SentResponse
 from protocol.blobs import MAX_BLOB_SIZE, BlobInfo, encode_info
 from protocol.identity import Address
 
 
-class Turn:
+class UploadTurn:
     """An upload slot; `end` gives it back, and may be called again. waited: seconds."""
 
     def __init__(self, waited: float, end: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ SEED_PIECES = 16
 """Blobs of fewer pieces are not super-seeded."""
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExchangeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """upload, download: bytes per second of pieces, 0 for no limit; slots: answers that are sent at once."""
 
     upload: float = 0
@@ -69,25 +69,25 @@ class BlobExchange:
     """Serves the store's blobs to peers, and fetches what the store lacks. report: told how far each fetch is."""
 
     def __init__(
-        self, network: Network, store: BlobStore, limits: Limits | None = None, report: Report | None = None
+        self, network: Network, store: BlobStore, limits: ExchangeLimits | None = None, report: Report | None = None
     ) -> None:
-        limits = limits or Limits()
+        limits = limits or ExchangeLimits()
         self._store = store
         self._report = report
         self._downloads = Downloads(network, store, limits.download)
         self._uploads = Uploads(
             self._downloads.reciprocity, limits.slots, limits.upload, lambda peer: max(network.lanes(peer), 1)
         )
-        self._seeds = Recent[bytes, SuperSeed[Address]](MAX_SEEDS)
-        self._fetched = Recent[bytes, None](4096)
-        self._sent = Recent[Address, int](4096, refresh=True)
+        self._seeds = BoundedDict[bytes, SuperSeed[Address]](MAX_SEEDS)
+        self._fetched = BoundedDict[bytes, None](4096)
+        self._sent = BoundedDict[Address, int](4096, refresh=True)
         network.serve(wire.PROTOCOL, self._answer, max_request=wire.MAX_REQUEST)
 
     @property
     def reputation(self) -> Reputation:
         return self._downloads.reputation
 
-    def under_way(self) -> list[Progress]:
+    def under_way(self) -> list[BlobProgress]:
         """How far each blob is that is being fetched now, those of unknown size left out."""
         return [found for transfer in self._downloads.transfers.values() if (found := transfer.progress())]
 
@@ -168,11 +168,11 @@ class BlobExchange:
 
     # -- serving -----------------------------------------------------------------------------------
 
-    async def _answer(self, asker: Address, request: bytes) -> bytes | Answer:
+    async def _answer(self, asker: Address, request: bytes) -> bytes | SentResponse:
         ask = wire.read_request(request)
         if isinstance(ask, wire.AskInfo):
             return await self._info(ask.root)
-        if isinstance(ask, wire.Tell):
+        if isinstance(ask, wire.HaveReply):
             return self._told(asker, ask)
         info = self._known(ask.root)
         if info is None:
@@ -181,7 +181,7 @@ class BlobExchange:
             return await self._any(asker, ask, info)
         return await self._pieces(asker, ask, info)
 
-    async def _info(self, root: bytes) -> bytes | Answer:
+    async def _info(self, root: bytes) -> bytes | SentResponse:
         info = self._known(root)
         if info is None:
             return wire.MISSING
@@ -197,9 +197,9 @@ class BlobExchange:
             said = wire.HaveInfo(encode_info(info), data=data)
         else:
             said = wire.HaveInfo(encode_info(info), chooses=self._seed(root, info) is not None)
-        return Answer(wire.FOUND + msgspec.msgpack.encode(said), bulk=True)
+        return SentResponse(wire.FOUND + msgspec.msgpack.encode(said), bulk=True)
 
-    def _told(self, asker: Address, tell: wire.Tell) -> bytes:
+    def _told(self, asker: Address, tell: wire.HaveReply) -> bytes:
         """Another node fetches a blob, too: remember what it has, say what we have."""
         info = self._known(tell.root)
         if info is None:
@@ -217,7 +217,7 @@ class BlobExchange:
             said = wire.HaveMap(chooses=seed is not None)
         return wire.FOUND + msgspec.msgpack.encode(said)
 
-    async def _pieces(self, asker: Address, ask: wire.AskPieces, info: BlobInfo) -> bytes | Answer:
+    async def _pieces(self, asker: Address, ask: wire.AskPieces, info: BlobInfo) -> bytes | SentResponse:
         # Without repetitions: one piece asked for a thousand times would be an answer of a thousand pieces.
         wanted = list(dict.fromkeys(ask.pieces))[: _most(info)]
         if not wanted or any(not 0 <= piece < len(info.pieces) for piece in wanted):
@@ -232,7 +232,7 @@ class BlobExchange:
         have = self._have(ask.root)  # it may have grown, or gone, while we waited
         return await self._send(asker, ask.root, info, [each for each in wanted if have is None or have[each]], turn)
 
-    async def _any(self, asker: Address, ask: wire.AskAny, info: BlobInfo) -> bytes | Answer:
+    async def _any(self, asker: Address, ask: wire.AskAny, info: BlobInfo) -> bytes | SentResponse:
         skip = bitfield.unpack(ask.skip, len(info.pieces))
         count = min(ask.count, _most(info))
         if count < 1 or self._seed(ask.root, info) is None:
@@ -244,7 +244,9 @@ class BlobExchange:
         pieces = seed.choose(asker, skip, count) if seed else np.zeros(0, np.int64)
         return await self._send(asker, ask.root, info, pieces.tolist(), turn)
 
-    async def _send(self, asker: Address, root: bytes, info: BlobInfo, pieces: list[int], turn: Turn) -> bytes | Answer:
+    async def _send(
+        self, asker: Address, root: bytes, info: BlobInfo, pieces: list[int], turn: UploadTurn
+    ) -> bytes | SentResponse:
         seed = self._seeds.get(root)
         chosen = np.asarray(pieces, np.int64)
         try:
@@ -270,7 +272,7 @@ class BlobExchange:
             elif seed is not None:
                 seed.lost(asker, chosen)
 
-        return Answer(body, sent, bulk=True)
+        return SentResponse(body, sent, bulk=True)
 
     async def _read(self, root: bytes, pieces: list[int], waited: float) -> bytes:
         """The answer with these pieces."""
@@ -328,8 +330,8 @@ class Uploads:
     ) -> None:
         self._queue = UploadQueue(reciprocity, slots=slots, abreast=abreast)
         self._bucket = TokenBucket(limit, limit / 4) if limit > 0 else None
-        self._granted: dict[Ticket[Address], trio.Event] = {}
-        self._burdens: dict[Ticket[Address], Callable[[Address], float]] = {}
+        self._granted: dict[UploadTicket[Address], trio.Event] = {}
+        self._burdens: dict[UploadTicket[Address], Callable[[Address], float]] = {}
 
     @property
     def waiting(self) -> int:
@@ -340,7 +342,9 @@ class Uploads:
         """When somebody who is choked should ask again."""
         return self._queue.choke_seconds()
 
-    async def turn(self, peer: Address, size: int, burden: Callable[[Address], float] | None = None) -> Turn | None:
+    async def turn(
+        self, peer: Address, size: int, burden: Callable[[Address], float] | None = None
+    ) -> UploadTurn | None:
         """Wait for a slot to send `size` bytes; None: choked, now or after waiting too long.
 
         burden: of a peer; who has more of it comes later, whatever it owes us.
@@ -361,7 +365,7 @@ class Uploads:
         except BaseException:
             self._end(ticket)
             raise
-        return Turn(trio.current_time() - ticket.at, lambda: self._end(ticket))
+        return UploadTurn(trio.current_time() - ticket.at, lambda: self._end(ticket))
 
     async def _wait(self, granted: trio.Event) -> bool:
         self._grant()
@@ -377,11 +381,11 @@ class Uploads:
         while (ticket := self._queue.next(trio.current_time(), burden)) is not None:
             self._granted[ticket].set()
 
-    def _burden(self, ticket: Ticket[Address]) -> float:
+    def _burden(self, ticket: UploadTicket[Address]) -> float:
         burden = self._burdens.get(ticket)
         return burden(ticket.peer) if burden else 0.0
 
-    def _end(self, ticket: Ticket[Address]) -> None:
+    def _end(self, ticket: UploadTicket[Address]) -> None:
         self._queue.withdraw(ticket, trio.current_time())
         self._granted.pop(ticket, None)
         self._burdens.pop(ticket, None)

@@ -11,7 +11,7 @@ HEADWAY = 2.0
 UNITS = ((10**9, "GB"), (10**6, "MB"), (1000, "kB"), (1, "bytes"))
 
 
-class Progress(msgspec.Struct, frozen=True):
+class BlobProgress(msgspec.Struct, frozen=True):
     """How far a blob is. size, done: bytes; rate: bytes per second; peers: sources that are delivering."""
 
     root: bytes
@@ -21,14 +21,14 @@ class Progress(msgspec.Struct, frozen=True):
     peers: int
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[BlobProgress], None]
 
 
 class Headway:
     """Of one blob, from now (seconds of any clock) on. progress: how far it is, at so many bytes per second, once its
     size is known."""
 
-    def __init__(self, progress: Callable[[float], Progress | None], now: float) -> None:
+    def __init__(self, progress: Callable[[float], BlobProgress | None], now: float) -> None:
         self._progress = progress
         self._listeners: list[Report] = []
         self._arrivals: list[tuple[float, int]] = []
@@ -67,7 +67,7 @@ class Headway:
             report(progress)
 
 
-def describe(transfers: Sequence[Progress], members: int) -> str:
+def describe(transfers: Sequence[BlobProgress], members: int) -> str:
     """Several transfers for people: '38 of 120 MB from 3 members', or how many members are asked before any bytes."""
     total, done = sum(one.size for one in transfers), sum(one.done for one in transfers)
     givers = max((one.peers for one in transfers), default=0)
@@ -80,7 +80,7 @@ def describe(transfers: Sequence[Progress], members: int) -> str:
     return f"{done / unit:.{digits}f} of {total / unit:.{digits}f} {name} from {told}"
 
 
-def fraction(transfers: Sequence[Progress]) -> float | None:
+def fraction(transfers: Sequence[BlobProgress]) -> float | None:
     """0 to 1 over all of them; None while no size is known."""
     total = sum(one.size for one in transfers)
     return sum(one.done for one in transfers) / total if total else None

@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from node.blobs import wire as wire
-from node.blobs.circle import Circle, Contact
+from node.blobs.circle import Circle, SourceContact
 from node.blobs.errors import BlobUnavailable
 from node.blobs.headway import Headway
 from node.blobs.partial import Partial
@@ -37,7 +37,7 @@ RUN_TIMEOUT = (60.0, 120.0)
 pieces, side by side, take 40 s at 13 KB/s, which is one connection at 5 % loss and 300 ms."""
 
 
-class Pace:
+class RequestPace:
     """How long a request usually takes here: on a busy machine nothing is late that would be late on an idle one."""
 
     def __init__(self) -> None:
@@ -52,18 +52,18 @@ class Pace:
         return min(RUN_TIMEOUT[1], max(RUN_TIMEOUT[0], 10 * self._usual))
 
 
-class Line(Protocol):
+class PeerLine(Protocol):
     """What is left of a node's line (`transfer.Downloads`)."""
 
     network: Network
-    pace: Pace
+    pace: RequestPace
 
     def asked(self, size: int) -> None: ...
     def answered(self, size: int) -> None: ...
     def got(self, source: Address, size: int, now: float) -> None: ...
 
 
-class Owner(Protocol):
+class BlobTransfer(Protocol):
     """Whose blob it is (`transfer.Transfer`)."""
 
     root: bytes
@@ -76,10 +76,10 @@ class Owner(Protocol):
     def wake(self) -> None: ...
 
 
-class Pieces:
+class PieceDownloads:
     """partial: where they are written; circle: who may have them."""
 
-    def __init__(self, owner: Owner, line: Line, circle: Circle, headway: Headway, partial: Partial) -> None:
+    def __init__(self, owner: BlobTransfer, line: PeerLine, circle: Circle, headway: Headway, partial: Partial) -> None:
         self.partial = partial
         info = partial.info
         self.plan: Download[Address] = Download(info.size, info.piece_size, partial.flags(), random.getrandbits(32))
@@ -133,10 +133,10 @@ class Pieces:
                 contact.telling = True
                 self._owner.nursery.start_soon(self._tell, source, contact)
 
-    async def _tell(self, source: Address, contact: Contact) -> None:
+    async def _tell(self, source: Address, contact: SourceContact) -> None:
         """Say what we have, and hear what it has."""
         try:
-            tell = wire.Tell(self._owner.root, bitfield.pack(self.plan.have))
+            tell = wire.HaveReply(self._owner.root, bitfield.pack(self.plan.have))
             answer = await self._owner.request(source, tell, wire.MAX_MAP + 64, TELL_TIMEOUT)
             said = msgspec.msgpack.decode(answer, type=wire.HaveMap)
             self.heard(source, read_map(said.have, self.partial.info), chooses=said.chooses)

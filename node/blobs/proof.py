@@ -23,7 +23,7 @@ Pace = Callable[[int], Awaitable[object]]
 """Waits for as long as so many bytes may take."""
 
 
-class Proof:
+class BlobProofs:
     """folder: of the blobs; complete: those that are there; info: the list of one; evict: forgets one."""
 
     def __init__(

@@ -27,9 +27,9 @@ from node.blobs import files
 from node.blobs.errors import BlobUnavailable, StoreBusy, StoreFailed
 from node.blobs.files import NotWhole, disk_errors
 from node.blobs.partial import Partial
-from node.blobs.proof import Proof
+from node.blobs.proof import BlobProofs
 from node.blobs.room import Room, written
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from protocol.blobs import BlobInfo, describe
 
 log = structlog.get_logger(__name__)
@@ -55,9 +55,9 @@ class BlobStore:
         self._partial = directory / "partial"
         self.room = Room(self._partial, quota, self.evict)
         self.pin, self.unpin, self.holding = self.room.pin, self.room.unpin, self.room.holding
-        self._infos = Recent[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
+        self._infos = BoundedDict[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
-        self.proof = Proof(self._complete, self.room.complete, self.info, self.evict, self._limiter)
+        self.proof = BlobProofs(self._complete, self.room.complete, self.info, self.evict, self._limiter)
         self.whole = self.proof.whole
         with disk_errors():
             for folder in (self._complete, self._partial):

@@ -14,15 +14,15 @@ import trio
 from node.blobs import wire as wire
 from node.blobs.circle import GIVE_UP_AFTER, Circle, Reputation
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
-from node.blobs.headway import Headway, Progress
-from node.blobs.pieces import Pace, Pieces, read_map
+from node.blobs.headway import BlobProgress, Headway
+from node.blobs.pieces import PieceDownloads, RequestPace, read_map
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.upload import Reciprocity
 from node.blobs.store import BlobStore
+from node.bounded_dict import BoundedDict
 from node.network.budget import TokenBucket
 from node.network.errors import NetworkError, PeerMisbehaved, PeerUnavailable
 from node.network.interface import Network
-from node.recent import Recent
 from protocol.blobs import BlobInfo, decode_info
 from protocol.errors import UNREADABLE, ProtocolError
 from protocol.identity import Address
@@ -50,8 +50,8 @@ class Downloads:
         self.store = store
         self.reputation = Reputation()
         self.reciprocity: Reciprocity[Address] = Reciprocity()
-        self.pace = Pace()
-        self.received = Recent[Address, int](MAX_PEERS, refresh=True)
+        self.pace = RequestPace()
+        self.received = BoundedDict[Address, int](MAX_PEERS, refresh=True)
         self.in_flight = 0
         self.transfers: dict[bytes, Transfer] = {}
         self._bucket = TokenBucket(download_limit, download_limit / 4) if download_limit > 0 else None
@@ -88,7 +88,7 @@ class Transfer:
     def __init__(self, downloads: Downloads, root: bytes, max_size: int, priority: int) -> None:
         self.root = root
         self.priority = priority
-        self.pieces: Pieces | None = None
+        self.pieces: PieceDownloads | None = None
         """None before the piece list is known."""
         self.nursery: trio.Nursery | None = None
         self.ended = trio.Event()
@@ -123,12 +123,12 @@ class Transfer:
         if self.circle.join(source) and self.pieces is not None:
             self.pieces.heard(source, have, chooses=False)
 
-    def progress(self, rate: float = 0.0) -> Progress | None:
+    def progress(self, rate: float = 0.0) -> BlobProgress | None:
         """How far it is by now; None before its size is known."""
         if self.pieces is None:
             return None
         plan = self.pieces.plan
-        return Progress(self.root, self.size, plan.done, rate, plan.delivering())
+        return BlobProgress(self.root, self.size, plan.done, rate, plan.delivering())
 
     # -- the story ---------------------------------------------------------------------------------
 
@@ -277,13 +277,13 @@ class Transfer:
             pieces.tell_around(trio.current_time())
         self.wake()
 
-    async def _open(self, info: BlobInfo) -> Pieces:
+    async def _open(self, info: BlobInfo) -> PieceDownloads:
         if info.size > self._max_size:
             raise BlobTooLarge(self.root, info.size, self._max_size)
         async with self._opening:  # several sources may name the list at once
             if self.pieces is None:
                 partial = await self._downloads.store.open_partial(info)
-                self.pieces = Pieces(self, self._downloads, self.circle, self.headway, partial)
+                self.pieces = PieceDownloads(self, self._downloads, self.circle, self.headway, partial)
                 self.headway.begins(trio.current_time())
             return self.pieces
 

@@ -56,14 +56,14 @@ class AskAny(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="any")
     skip: bytes
 
 
-class Tell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tell"):
+class HaveReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tell"):
     """I am fetching `root` and have the pieces of the map `have`; which do you have?"""
 
     root: bytes
     have: bytes
 
 
-Request = AskInfo | AskPieces | AskAny | Tell
+Request = AskInfo | AskPieces | AskAny | HaveReply
 
 
 class HaveInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

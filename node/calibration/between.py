@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.calibration.calibrate import Measured, Plan, exercise_of, look_with, make_work
-from node.calibration.measure import Progress, Work
+from node.calibration.calibrate import CalibrationPlan, Measured, exercise_of, look_with, make_work
+from node.calibration.measure import MeasuredWork, Progress
 from node.environments.base import Environment
 from node.errors import RunFileError
 from node.inference.architectures import routing_of
-from node.inference.engine import Finished
+from node.inference.engine import FinishedSequence
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import build_model
 from protocol.decision import SampleStatistics
@@ -62,7 +62,7 @@ class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="work"
     cheating: dict[str, list[Made]]
 
 
-class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class VerifiedAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One answer as a verifier saw it: of each proof (exponent mismatches, mantissa mean, median), float64 bytes of
     the tokens' distances, and what its experts lacked, at most (protocol.decision)."""
 
@@ -71,25 +71,25 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     routing: float | None = None
 
 
-class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VerifierLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """work: root of the export; way: "" for honest work."""
 
     work: str
     maker: str
     way: str
     verifier: str
-    samples: list[Seen]
+    samples: list[VerifiedAnswer]
 
 
-class Looks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="looks"):
+class MachineLooks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="looks"):
     """What one machine saw in others' work."""
 
     version: int
     subject: str
-    looks: list[Look]
+    looks: list[VerifierLook]
 
 
-T = TypeVar("T", Export, Looks)
+T = TypeVar("T", Export, MachineLooks)
 
 
 def subject(run: RunSpec) -> str:
@@ -105,7 +105,13 @@ def root_of(data: bytes) -> str:
 
 
 def export(
-    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
+    run: RunSpec,
+    model: Path,
+    environment: Environment,
+    plan: CalibrationPlan,
+    progress: Progress,
+    *,
+    cheats: bool = True,
 ) -> bytes:
     """Make work with every engine of this machine. Raises EngineError, ModelError."""
     honest, cheating = make_work(run, model, environment, plan, progress, cheats=cheats)
@@ -115,7 +121,7 @@ def export(
     return msgspec.msgpack.encode(Export(VERSION, subject(run), plan.seed, maker, made, cheated))
 
 
-def _made(work: Work) -> list[Made]:
+def _made(work: MeasuredWork) -> list[Made]:
     return [
         Made(
             list(sequence.output),
@@ -138,7 +144,7 @@ def look(
     """What every engine of this machine sees in others' work. Raises RunFileError for a file that cannot be used."""
     config = build_model(model, "meta").config
     vocabulary, routing = int(config.vocab_size), routing_of(config)
-    works: list[tuple[str, str, str, Work]] = []
+    works: list[tuple[str, str, str, MeasuredWork]] = []
     for data in exports:
         file = _read(data, Export, run)
         kinds = [(name, "", made) for name, made in file.honest.items()]
@@ -147,21 +153,21 @@ def look(
             (root_of(data), maker, way, _work(run, environment, file.seed, made, vocabulary, routing))
             for maker, way, made in kinds
         ]
-    looks: list[Look] = []
+    looks: list[VerifierLook] = []
     for verifier, number, samples in look_with(run, model, settings, [work for *_, work in works], progress):
         root, maker, way, _ = works[number]
-        looks.append(Look(root, maker, way, verifier, [_seen(one) for one in samples]))
-    return msgspec.msgpack.encode(Looks(VERSION, subject(run), looks))
+        looks.append(VerifierLook(root, maker, way, verifier, [_seen(one) for one in samples]))
+    return msgspec.msgpack.encode(MachineLooks(VERSION, subject(run), looks))
 
 
 def _work(
     run: RunSpec, environment: Environment, seed: int, made: Sequence[Made], vocabulary: int, routing: Routing | None
-) -> Work:
+) -> MeasuredWork:
     """What a file says, beside the problems and numbers that it must be about."""
     exercise = exercise_of(run, environment, len(made), seed)
     k, rows = run.verification.toploc_k, run.verification.toploc_batch
     most = run.rollout.max_output_tokens + (run.rollout.max_environment_tokens if exercise.bounds.turns > 1 else 0)
-    work = Work([], [], [], [])
+    work = MeasuredWork([], [], [], [])
     for request, one in zip(exercise.requests, made, strict=True):
         if not 1 <= len(one.output) <= most or objection(one.segments, len(one.output)):
             raise _unusable("an answer in it is empty, too long or not in form")
@@ -170,7 +176,7 @@ def _work(
         if odd := odd_experts(one.experts, len(request.prompt) + len(one.output) - 1, routing):
             raise _unusable(f"an answer in it has {odd}")
         experts = table_of(one.experts, routing) if routing else None
-        sequence = Finished(list(request.prompt), one.output, tuple(one.segments), experts)
+        sequence = FinishedSequence(list(request.prompt), one.output, tuple(one.segments), experts)
         sampled = len(sequence.sampled)
         if sampled > run.rollout.max_output_tokens:
             raise _unusable("an answer in it is too long")
@@ -184,9 +190,9 @@ def _work(
     return work
 
 
-def _seen(sample: SampleStatistics) -> Seen:
+def _seen(sample: SampleStatistics) -> VerifiedAnswer:
     errors = [(one.exponent_mismatches, one.mantissa_mean, one.mantissa_median) for one in sample.errors]
-    return Seen(errors, sample.distances.astype("<f8").tobytes(), sample.routing)
+    return VerifiedAnswer(errors, sample.distances.astype("<f8").tobytes(), sample.routing)
 
 
 def gather(run: RunSpec, files: Sequence[bytes]) -> Measured:
@@ -194,7 +200,7 @@ def gather(run: RunSpec, files: Sequence[bytes]) -> Measured:
     of one arithmetic. Raises RunFileError for files that cannot be used, and for a pair of classes that nobody saw."""
     found: dict[tuple[str, str, str, str], list[SampleStatistics]] = {}
     for data in files:
-        for one in _read(data, Looks, run).looks:
+        for one in _read(data, MachineLooks, run).looks:
             key = one.work, one.maker, one.way, one.verifier
             # Twice the same samples would count as twice as many.
             if key in found:
@@ -226,7 +232,7 @@ def _cheat(keys: Sequence[tuple[str, str, str, str]]) -> str:
     return min(own, key=lambda maker: (-len(own[maker]), maker)) if own else ""
 
 
-def _checked(run: RunSpec, look: Look) -> list[SampleStatistics]:
+def _checked(run: RunSpec, look: VerifierLook) -> list[SampleStatistics]:
     """The numbers of a look, if they are any that an engine can have given."""
     good = is_engine_class(look.maker) and is_engine_class(look.verifier) and (not look.way or _WAY.fullmatch(look.way))
     # Two at least: one half of them makes the tables, the other one checks these.

@@ -20,10 +20,10 @@ import torch
 from node.calibration.cuts import Looks, draw_files, hard_cuts
 from node.calibration.measure import (
     OTHER_DRAWS,
+    MeasuredWork,
+    MeasureStage,
     Progress,
-    Stage,
     Weights,
-    Work,
     adapter_for,
     hand_over,
     look_at,
@@ -31,23 +31,23 @@ from node.calibration.measure import (
     other_weights,
 )
 from node.environments.base import Environment, Problem
-from node.inference.engine import Engine, Request, generate
+from node.inference.engine import Engine, GenerationRequest, generate
 from node.inference.engines import make_engine
 from node.inference.lora import merged
 from node.inference.settings import DTYPES, EngineSettings
 from node.inference.start_weights import StartWeights
-from node.inference.turns import Bounds, Generate, Rollout, bounds_of, play
+from node.inference.turns import Bounds, Generate, PlayedRollout, bounds_of, play
 from protocol.checks import check_activations, check_sampling, sampling_statistics
 from protocol.cuts import Cuts
 from protocol.decision import (
     SAMPLE_BOUND,
+    CalibrationTable,
     Decision,
     DecisionSpec,
     Evidence,
-    Level,
     Likelihoods,
     SampleStatistics,
-    Table,
+    SuspicionLevel,
     bound_of,
     count,
     proof_distance,
@@ -63,7 +63,7 @@ TRIALS = 10
 DRAWN_FILES = 40
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class DecisionOutcome(msgspec.Struct, frozen=True):
     """How the decision does on held-out samples of one kind. proof_distance, sampling: means of the two statistics;
     cut: share of files that a hard cut rejects; suspected, convicted: median files until then, None if not within
     MOST_FILES; false_alarms: honest trials that were suspected, of TRIALS."""
@@ -87,13 +87,13 @@ class Calibration(msgspec.Struct, frozen=True):
 
     verification: VerificationSpec
     expectation: dict[str, float]
-    honest: dict[str, Outcome]
-    cheating: dict[str, Outcome]
-    crossed: dict[str, Outcome]
+    honest: dict[str, DecisionOutcome]
+    cheating: dict[str, DecisionOutcome]
+    crossed: dict[str, DecisionOutcome]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CalibrationPlan:
     """What to measure with."""
 
     settings: Sequence[EngineSettings]
@@ -118,20 +118,28 @@ class Measured:
 
 
 def calibrate(
-    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress
+    run: RunSpec, model: Path, environment: Environment, plan: CalibrationPlan, progress: Progress
 ) -> tuple[Calibration, Measured]:
     """Measure and derive. Raises EngineError or ModelError if the model cannot be worked with."""
     measured = measure(run, model, environment, plan, progress)
     return derive(run, measured, plan.seed, progress), measured
 
 
-def look_at_honest_work(run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress) -> Looks:
+def look_at_honest_work(
+    run: RunSpec, model: Path, environment: Environment, plan: CalibrationPlan, progress: Progress
+) -> Looks:
     """Everybody's honest work in the eyes of everybody, and nothing else."""
     return measure(run, model, environment, plan, progress, cheats=False).honest
 
 
 def measure(
-    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
+    run: RunSpec,
+    model: Path,
+    environment: Environment,
+    plan: CalibrationPlan,
+    progress: Progress,
+    *,
+    cheats: bool = True,
 ) -> Measured:
     """Everybody's work in the eyes of everybody."""
     *_, measured = measuring(run, model, environment, plan, progress, cheats=cheats)
@@ -139,7 +147,13 @@ def measure(
 
 
 def measuring(
-    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
+    run: RunSpec,
+    model: Path,
+    environment: Environment,
+    plan: CalibrationPlan,
+    progress: Progress,
+    *,
+    cheats: bool = True,
 ) -> Iterator[Measured]:
     """The same, as far as it has come: once nobody has looked, and again after each look."""
     honest, cheating = make_work(run, model, environment, plan, progress, cheats=cheats)
@@ -158,11 +172,11 @@ def measuring(
 
 
 def look_with(
-    run: RunSpec, model: Path, settings: Sequence[EngineSettings], works: Sequence[Work], progress: Progress
+    run: RunSpec, model: Path, settings: Sequence[EngineSettings], works: Sequence[MeasuredWork], progress: Progress
 ) -> Iterator[tuple[str, int, list[SampleStatistics]]]:
     """(class of the verifier, number of the work, what it sees), engine by engine. Raises EngineError, ModelError."""
     rows, temperature = run.verification.toploc_batch, run.rollout.temperature
-    stage = Stage(progress, "looking at work", len(settings) * sum(len(work.sequences) for work in works))
+    stage = MeasureStage(progress, "looking at work", len(settings) * sum(len(work.sequences) for work in works))
     for one in settings:
         engine, weights = _engine(run, model, one)
         engine.load(weights)
@@ -184,15 +198,15 @@ def _engine(run: RunSpec, model: Path, settings: EngineSettings) -> tuple[Engine
 
 
 def make_work(
-    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool
-) -> tuple[dict[str, Work], dict[str, Work]]:
+    run: RunSpec, model: Path, environment: Environment, plan: CalibrationPlan, progress: Progress, *, cheats: bool
+) -> tuple[dict[str, MeasuredWork], dict[str, MeasuredWork]]:
     """(honest work by class, cheats by way). Raises EngineError, ModelError."""
     makers = [one for one in plan.settings if one.dtype in plan.makers]
     samples = plan.samples or most_samples(run, model, plan.settings)
     exercise = exercise_of(run, environment, samples, plan.seed)
-    making = Stage(progress, "making honest work", samples * len(makers))
-    honest: dict[str, Work] = {}
-    cheating: dict[str, Work] = {}
+    making = MeasureStage(progress, "making honest work", samples * len(makers))
+    honest: dict[str, MeasuredWork] = {}
+    cheating: dict[str, MeasuredWork] = {}
     for number, settings in enumerate(makers):
         engine, weights = _engine(run, model, settings)
         engine.load(weights)
@@ -204,7 +218,7 @@ def make_work(
     return honest, cheating
 
 
-def _honestly(engine: Engine, exercise: "Exercise", stage: Stage) -> list[Rollout]:
+def _honestly(engine: Engine, exercise: "Exercise", stage: MeasureStage) -> list[PlayedRollout]:
     """A quarter of it one by one: another batch size is an honest difference, too."""
     few = max(1, len(exercise.requests) // 4)
     alone = [slice(i, i + 1) for i in range(few)]
@@ -212,7 +226,7 @@ def _honestly(engine: Engine, exercise: "Exercise", stage: Stage) -> list[Rollou
     return exercise.played(partial(generate, engine), parts, stage)
 
 
-def _handed_over(run: RunSpec, exercise: "Exercise", made: Sequence[Rollout]) -> Work:
+def _handed_over(run: RunSpec, exercise: "Exercise", made: Sequence[PlayedRollout]) -> MeasuredWork:
     return hand_over(exercise.requests, made, run.verification.toploc_k, run.verification.toploc_batch)
 
 
@@ -222,13 +236,13 @@ class Exercise:
 
     environment: Environment
     problems: list[Problem]
-    requests: list[Request]
+    requests: list[GenerationRequest]
     temperature: float
     bounds: Bounds
 
-    def played(self, generate: Generate, parts: Iterable[slice], stage: Stage) -> list[Rollout]:
+    def played(self, generate: Generate, parts: Iterable[slice], stage: MeasureStage) -> list[PlayedRollout]:
         """The rollouts of these parts, each played at once."""
-        rollouts: list[Rollout] = []
+        rollouts: list[PlayedRollout] = []
         for part in parts:
             problems, requests = self.problems[part], self.requests[part]
             rollouts += play(generate, self.environment, problems, requests, self.temperature, self.bounds)
@@ -243,7 +257,7 @@ def exercise_of(run: RunSpec, environment: Environment, samples: int, seed: int)
     problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=samples)]
     limit = run.rollout.max_output_tokens
     drawn = uniforms(random.bytes(32), samples * limit).reshape(samples, limit)
-    requests = [Request(environment.prompt_tokens(problems[i]), u) for i, u in enumerate(drawn)]
+    requests = [GenerationRequest(environment.prompt_tokens(problems[i]), u) for i, u in enumerate(drawn)]
     return Exercise(environment, problems, requests, run.rollout.temperature, bounds_of(run, environment))
 
 
@@ -255,7 +269,7 @@ def _cheat(
     previous: Path | None,
     exercise: Exercise,
     progress: Progress,
-) -> dict[str, Work]:
+) -> dict[str, MeasuredWork]:
     """Every kind of dishonest work; the engine has the right weights before and after."""
     whole = merged(StartWeights(model), weights) if is_adapter(weights) else weights
     # vLLM's processes are handed what they are to use, and each puts it on its device by itself.
@@ -264,12 +278,12 @@ def _cheat(
     if previous is not None:
         others["previous"] = partial(engine.read, str(previous))
     count = len(exercise.requests)
-    stage = Stage(progress, "cheating", count * (len(others) + len(OTHER_DRAWS)))
+    stage = MeasureStage(progress, "cheating", count * (len(others) + len(OTHER_DRAWS)))
 
-    def made(generate: Generate) -> Work:
+    def made(generate: Generate) -> MeasuredWork:
         return _handed_over(run, exercise, exercise.played(generate, stage.parts(count), stage))
 
-    work: dict[str, Work] = {}
+    work: dict[str, MeasuredWork] = {}
     try:
         for name, make in others.items():
             engine.load(make())
@@ -295,9 +309,9 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
     total = len(second.honest) + len(second.cheating) + len(crossed)
     done = 0
 
-    def replay(looks: Looks, worker: str = "") -> dict[str, Outcome]:
+    def replay(looks: Looks, worker: str = "") -> dict[str, DecisionOutcome]:
         nonlocal done
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, DecisionOutcome] = {}
         for name, samples in looks.items():
             maker, _, verifier = name.partition(">")
             maker, verifier = worker or maker, verifier or measured.maker
@@ -354,7 +368,7 @@ def _tables(
     return msgspec.structs.replace(bounds, honest=honest, cheating=cheating, crossed=crossed)
 
 
-def _usable(table: Table, allowance: float = 0.0, bound: float = SAMPLE_BOUND) -> Table:
+def _usable(table: CalibrationTable, allowance: float = 0.0, bound: float = SAMPLE_BOUND) -> CalibrationTable:
     """Samples of one token have no proofs: a table without any says nothing about proofs, evenly."""
     proofs = table.proofs if any(table.proofs) else (1,) * len(table.proofs)
     return msgspec.structs.replace(table, proofs=proofs, allowance=allowance, bound=bound)
@@ -379,7 +393,7 @@ def outcome(
     classes: tuple[str, str],
     samples: Sequence[SampleStatistics],
     seed: int,
-) -> Outcome:
+) -> DecisionOutcome:
     """Replay the decision on files of these samples. classes: that the worker states, and the verifier's."""
     k, cuts = rules.toploc_k, rules.cuts(*classes)
     distances = np.concatenate([sample.distances for sample in samples])
@@ -401,7 +415,7 @@ def outcome(
         suspected.append(when[0])
         convicted.append(when[1])
     mean, outside = sampling_statistics(distances)
-    return Outcome(
+    return DecisionOutcome(
         proof_distance=float(np.mean([proof_distance(error, k) for error in errors])) if errors else 0.0,
         sampling=mean,
         outside=outside,
@@ -419,9 +433,9 @@ def _first_files(spec: DecisionSpec, evidence: Sequence[Evidence]) -> tuple[floa
     worker, suspected = Decision(spec), math.inf
     for number, one in enumerate(evidence, 1):
         level = worker.update(one).level
-        if level >= Level.SUSPECT:
+        if level >= SuspicionLevel.SUSPECT:
             suspected = min(suspected, number)
-        if level >= Level.CONVICTED:
+        if level >= SuspicionLevel.CONVICTED:
             return suspected, number
     return suspected, math.inf
 

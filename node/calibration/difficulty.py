@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from node.environments.base import Environment, Problem
 from node.environments.registry import load_environment
-from node.inference.engine import Request, generate
+from node.inference.engine import GenerationRequest, generate
 from node.inference.lora import start_policy
 from node.inference.torch_engine import TorchEngine, build_model, image_names
 from node.inference.turns import bounds_of, play
@@ -70,7 +70,7 @@ class Difficulty:
             own = scores[place * samples : (place + 1) * samples]
             yield problem.problem_id, sum(score > 0.5 for score in own) / samples
 
-    def _requests(self, problem: Problem, samples: int) -> Iterator[Request]:
+    def _requests(self, problem: Problem, samples: int) -> Iterator[GenerationRequest]:
         most = self._run.rollout.max_output_tokens
         # From the problem alone: its random numbers do not depend on which problems are asked beside it.
         seed = blake3(problem.problem_id.encode(), derive_key_context=_SEED).digest()
@@ -79,7 +79,7 @@ class Difficulty:
         prompts = [self._prompt(problem, target) for target in targets]
         for number, row in enumerate(drawn):
             turn = number % len(targets)
-            yield Request(prompts[turn], row[: output_limit(self._run, targets[turn])])
+            yield GenerationRequest(prompts[turn], row[: output_limit(self._run, targets[turn])])
 
     def _prompt(self, problem: Problem, target: int | None) -> list[int]:
         if target is None:

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.inference.engine import Completion, Engine, Finished, Prefill, Request, generate
+from node.inference.engine import Completion, Engine, FinishedSequence, GenerationRequest, Prefill, generate
 from node.inference.proofs import compare_all, prove_all
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import build_model, image_names
-from node.inference.turns import Rollout
+from node.inference.turns import PlayedRollout
 from protocol.decision import SampleStatistics
 from protocol.lora import WEIGHT, Lora, tensors_of
 from protocol.run import RunSpec
 from protocol.sampling import distance
-from protocol.toploc import Proof, proof_count, split_proofs
+from protocol.toploc import ActivationProof, proof_count, split_proofs
 
 Progress = Callable[[str, int, int], None]
 """(stage, how much is done, of how much)."""
@@ -32,7 +32,7 @@ AT_ONCE = 32
 """Samples between two words of progress."""
 
 
-class Stage:
+class MeasureStage:
     """Samples that are made or looked at, as progress."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
@@ -62,12 +62,12 @@ def most_samples(run: RunSpec, model: Path, settings: Sequence[EngineSettings]) 
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MeasuredWork:
     """What a worker hands over. sequences, uniforms and proofs are per sample; encoded: the proofs' bytes."""
 
-    sequences: list[Finished]
+    sequences: list[FinishedSequence]
     uniforms: list[np.ndarray]
-    proofs: list[list[Proof]]
+    proofs: list[list[ActivationProof]]
     encoded: list[bytes]
 
     @property
@@ -75,7 +75,9 @@ class Work:
         return sum(len(sequence.sampled) for sequence in self.sequences)
 
 
-def hand_over(requests: Sequence[Request], rollouts: Sequence[Rollout], k: int, rows: int) -> Work:
+def hand_over(
+    requests: Sequence[GenerationRequest], rollouts: Sequence[PlayedRollout], k: int, rows: int
+) -> MeasuredWork:
     """Proofs of what an engine made. k: points per proof; rows: decode rows per proof."""
     encoded = prove_all([rollout.rows for rollout in rollouts], k, rows)
     proofs = [
@@ -83,14 +85,16 @@ def hand_over(requests: Sequence[Request], rollouts: Sequence[Rollout], k: int, 
         for data, rollout in zip(encoded, rollouts, strict=True)
     ]
     sequences = [
-        Finished(list(r.prompt), one.output, one.segments, one.experts)
+        FinishedSequence(list(r.prompt), one.output, one.segments, one.experts)
         for r, one in zip(requests, rollouts, strict=True)
     ]
     drawn = [request.uniforms[: one.sampled] for request, one in zip(requests, rollouts, strict=True)]
-    return Work(sequences, drawn, proofs, list(encoded))
+    return MeasuredWork(sequences, drawn, proofs, list(encoded))
 
 
-def look_at(engine: Engine, work: Work, temperature: float, rows: int, stage: Stage) -> list[SampleStatistics]:
+def look_at(
+    engine: Engine, work: MeasuredWork, temperature: float, rows: int, stage: MeasureStage
+) -> list[SampleStatistics]:
     """What a verifier with `engine` sees, one result per sample."""
     prefills: list[Prefill] = []
     for part in stage.parts(len(work.sequences)):
@@ -183,7 +187,7 @@ def _int4(matrix: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-Sampler = Callable[[Engine, Sequence[Request], float], list[Completion]]
+Sampler = Callable[[Engine, Sequence[GenerationRequest], float], list[Completion]]
 
 
 def at_temperature(factor: float) -> Sampler:
@@ -191,19 +195,19 @@ def at_temperature(factor: float) -> Sampler:
     return lambda engine, requests, temperature: generate(engine, requests, max(0.01, temperature * factor))
 
 
-def greedy(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def greedy(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Always (nearly) the likeliest token."""
     return generate(engine, requests, 0.01)
 
 
-def other_draw(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def other_draw(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Another seed's tokens, as somebody submits who tries many and picks the best."""
     random = np.random.default_rng(0)
-    drawn = [Request(request.prompt, random.random(len(request.uniforms))) for request in requests]
+    drawn = [GenerationRequest(request.prompt, random.random(len(request.uniforms))) for request in requests]
     return generate(engine, drawn, temperature)
 
 
-def garbage(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def garbage(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Random tokens with an honest prefill over them: proofs in order, nothing was generated."""
     random = np.random.default_rng(0)
     # No end tokens: one of them in the middle would end the answer.
@@ -239,10 +243,10 @@ def other_weights(weights: Weights, learning_rate: float, device: str = "cpu") -
 
 
 def prefilled(
-    engine: Engine, requests: Sequence[Request], outputs: Sequence[list[int]], temperature: float
+    engine: Engine, requests: Sequence[GenerationRequest], outputs: Sequence[list[int]], temperature: float
 ) -> list[Completion]:
     """Somebody else's tokens, with the activations of this engine's prefill."""
-    sequences = [Finished(request.prompt, output) for request, output in zip(requests, outputs, strict=True)]
+    sequences = [FinishedSequence(request.prompt, output) for request, output in zip(requests, outputs, strict=True)]
     prefills = engine.prefill(sequences, temperature)
     return [
         Completion(output, output[-1] in engine.eos, prefill.heads, experts=prefill.experts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from node.chain.refusals import MOST_WORDS, Refused, kind_of
+from node.chain.refusals import MOST_WORDS, EndpointRefused, kind_of
 
 if TYPE_CHECKING:
     from web3.types import RPCResponse
@@ -124,14 +124,14 @@ def parse_answer(method: str, body: bytes, status: int = 200) -> "RPCResponse":
     return {"jsonrpc": "2.0", "id": 1, "result": result}
 
 
-def _refused(method: str, error: dict[str, Any] | str, status: int) -> Refused:
+def _refused(method: str, error: dict[str, Any] | str, status: int) -> EndpointRefused:
     """As much of an error as has a form: makers leave fields out, or put other types there."""
     said = {"message": error} if isinstance(error, str) else error
     message, code, data = said.get("message"), said.get("code"), said.get("data")
     words = message if isinstance(message, str) else ""
     number = code if isinstance(code, int) else None
     kind = kind_of(method, words, number, data, status)
-    return Refused(kind, method, words[:MOST_WORDS], data=data, code=number or 0)
+    return EndpointRefused(kind, method, words[:MOST_WORDS], data=data, code=number or 0)
 
 
 def _one(raw: msgspec.Raw, kind: Any) -> Any:

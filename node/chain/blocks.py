@@ -5,7 +5,7 @@ from web3.exceptions import BlockNotFound
 from web3.types import RPCEndpoint
 
 from node.chain.connection import Connection
-from node.chain.refusals import Kind, Refused
+from node.chain.refusals import EndpointRefused, RefusalKind
 
 GET_BLOCK = RPCEndpoint("eth_getBlockByNumber")
 
@@ -50,13 +50,13 @@ class Blocks(Connection):
             try:
                 return self._block(hex(number)).hash
             except BlockNotFound as error:
-                raise Refused(Kind.BEHIND, GET_BLOCK, str(error)) from error
+                raise EndpointRefused(RefusalKind.BEHIND, GET_BLOCK, str(error)) from error
 
         def ask() -> bytes | None:
             try:
                 return self._witnesses.agreed("read a block", GET_BLOCK, view, patient=False)
-            except Refused as refusal:
-                if refusal.kind is not Kind.BEHIND:
+            except EndpointRefused as refusal:
+                if refusal.kind is not RefusalKind.BEHIND:
                     raise
                 return None
 

@@ -18,14 +18,14 @@ from web3.middleware import AttributeDictMiddleware
 
 from contracts import codes
 from contracts.asking import at_once
-from contracts.bindings import Contracts, Event, parse_log, raw_log
+from contracts.bindings import ChainEvent, Contracts, parse_log, raw_log
 from node.chain.errors import ChainError, NotDeployed, OtherContracts, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.refusals import CALL
 from node.chain.rpc import EXPECTED, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
-from node.chain.simulate import Simulation, Step, simulate
+from node.chain.simulate import SimulatedStep, Simulation, simulate
 from node.chain.witnesses import EndpointRecord, Witnesses
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain
@@ -44,7 +44,7 @@ class Receipt(msgspec.Struct, frozen=True):
     transaction: str
     block: int
     gas_used: int
-    events: tuple[Event, ...]
+    events: tuple[ChainEvent, ...]
     cost: int = 0
     contract: Address | None = None
 
@@ -132,12 +132,12 @@ class Connection:
         """Any view of the contracts, in a thread. action completes "cannot ..."."""
         return await self._read(action, lambda: view(self._contracts))
 
-    async def simulate(self, steps: Sequence[Step], sender: Address) -> Simulation:
+    async def simulate(self, steps: Sequence[SimulatedStep], sender: Address) -> Simulation:
         """What the steps would cost, one after the other; raises what they would revert with."""
         work = partial(simulate, self._web3, steps, sender, l1_fees=self.profile.l1_fees)
         return await self._read(steps[0].action, work)
 
-    async def execute(self, step: Step, key: NodeKey) -> Receipt:
+    async def execute(self, step: SimulatedStep, key: NodeKey) -> Receipt:
         """Send one transaction and wait until it counts."""
         return await self._write(step.action, step.call, key)
 

@@ -34,7 +34,7 @@ from node.chain.errors import ChainError, DevnetError, translate
 from node.chain.faucet import FAUCET_CAP
 from node.chain.http import client_for
 from node.chain.profile import NetworkProfile, read_profile, write_profile
-from node.chain.refusals import Refused
+from node.chain.refusals import EndpointRefused
 from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.errors import UNREADABLE
@@ -512,7 +512,7 @@ def _has_code(url: str, chain_id: int, address: Address) -> bool:
     try:
         with closing(Endpoints([url], chain_id)) as endpoints:
             answer = endpoints.request("eth_getCode", encoded("eth_getCode", [address, "latest"]))
-    except Refused as refusal:
+    except EndpointRefused as refusal:
         raise translate(refusal, "look for the contracts") from refusal
     return answer.get("result", "0x") != "0x"
 

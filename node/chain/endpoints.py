@@ -23,7 +23,7 @@ import structlog
 from node.chain.answers import BadAnswer, parse_answer
 from node.chain.errors import RpcUnreachable, WrongChain, scrubbed, shown, translate
 from node.chain.http import EnvironmentUnusable, client_for
-from node.chain.refusals import CALLERS, MAYBE_HEARD, OF_THE_QUESTION, STATUSES, Kind, Marks, Refused
+from node.chain.refusals import CALLERS, MAYBE_HEARD, OF_THE_QUESTION, STATUSES, EndpointRefused, Marks, RefusalKind
 from node.deadline import within
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Endpoints:
         self._urls = tuple(urls)
         self._chain_id = chain_id
         self._timeout = timeout
-        self._idle: list[Line] = []
+        self._idle: list[SerialConnection] = []
         self._closed = False
         self._lock = threading.Lock()
         self._current = 0
@@ -133,7 +133,7 @@ class Endpoints:
         no second opinion either. Returns it, as it is shown."""
         url = self._urls[self._order(method)[0] if place is None else place]
         with self._lock:
-            self._marks.note(url, method, Kind.UNSUPPORTED, time.monotonic())
+            self._marks.note(url, method, RefusalKind.UNSUPPORTED, time.monotonic())
         return shown(url)
 
     def put_last(self, place: int) -> str:
@@ -188,7 +188,7 @@ class Endpoints:
             rests = [
                 (self._marks.rests(url, "", now), place)
                 for place, url in enumerate(self._urls)
-                if isinstance(error := causes.get(url), Refused) and error.kind is Kind.QUOTA
+                if isinstance(error := causes.get(url), EndpointRefused) and error.kind is RefusalKind.QUOTA
             ]
         pause, place = min(rests, default=(0.0, -1))
         return None if place < 0 else (place, pause)
@@ -200,7 +200,7 @@ class Endpoints:
             self._verify(url)
             sent = True
             answer = self._post(url, payload, method)
-        except Refused as refusal:
+        except EndpointRefused as refusal:
             if refusal.kind in CALLERS:
                 self._stick(place, causes)
                 raise
@@ -269,7 +269,7 @@ class Endpoints:
         before = causes.get(self._urls[self._current])
         if ONLY.get() is not None:
             return
-        if place == self._current or (isinstance(before, Refused) and before.kind in OF_THE_QUESTION):
+        if place == self._current or (isinstance(before, EndpointRefused) and before.kind in OF_THE_QUESTION):
             return
         with self._lock:
             rests = self._marks.rests(self._urls[self._current], "", time.monotonic())
@@ -291,12 +291,12 @@ class Endpoints:
             return line.post(url, payload, method)
 
     @contextmanager
-    def _line(self) -> Iterator["Line"]:
+    def _line(self) -> Iterator["SerialConnection"]:
         """One that nobody else uses."""
         with self._lock:
             # The one used last: its connection is the likeliest to be open still.
             line = self._idle.pop() if self._idle else None
-        line = line or Line(self._timeout)
+        line = line or SerialConnection(self._timeout)
         try:
             yield line
         finally:
@@ -306,7 +306,7 @@ class Endpoints:
                 self.close()
 
 
-class Line:
+class SerialConnection:
     """A connection that serves one request at a time: httpx tells which one a request goes by only when it connects."""
 
     def __init__(self, timeout: float) -> None:
@@ -345,13 +345,13 @@ class Line:
             answer = parse_answer(method, body, status)
         except BadAnswer as error:
             if status in STATUSES:
-                raise Refused(STATUSES[status], method, f"HTTP {status}", shown(url)) from error
+                raise EndpointRefused(STATUSES[status], method, f"HTTP {status}", shown(url)) from error
             raise EndpointFailed(scrubbed(f"HTTP {status} {error}", url)) from error
-        except Refused as refusal:
+        except EndpointRefused as refusal:
             words = scrubbed(refusal.words or f"HTTP {status}", url)
-            raise Refused(refusal.kind, method, words, shown(url), refusal.data, refusal.code) from None
+            raise EndpointRefused(refusal.kind, method, words, shown(url), refusal.data, refusal.code) from None
         if status in STATUSES or status >= 500:
-            raise Refused(STATUSES.get(status, Kind.BROKEN), method, f"HTTP {status}", shown(url))
+            raise EndpointRefused(STATUSES.get(status, RefusalKind.BROKEN), method, f"HTTP {status}", shown(url))
         return answer
 
     def _post(self, url: str, payload: bytes) -> tuple[int, bytes]:
@@ -398,13 +398,13 @@ class Line:
 def _worst(causes: Mapping[str, Exception]) -> Exception:
     """What to tell where no endpoint gave an answer: the last words about the question itself, which the asker may
     put otherwise; else that all are of another chain, or cannot be used."""
-    of_the_question = [e for e in causes.values() if isinstance(e, Refused) and e.kind in OF_THE_QUESTION]
+    of_the_question = [e for e in causes.values() if isinstance(e, EndpointRefused) and e.kind in OF_THE_QUESTION]
     if of_the_question:
         return of_the_question[-1]
     wrong = [error for error in causes.values() if isinstance(error, WrongChain)]
     if wrong and len(wrong) == len(causes):
         return wrong[-1]
-    refused = all(isinstance(error, Refused) for error in causes.values())
+    refused = all(isinstance(error, EndpointRefused) for error in causes.values())
     return RpcUnreachable({url: _told(error) for url, error in causes.items()}, refused=refused and bool(causes))
 
 
@@ -414,7 +414,7 @@ def _tell_of_change(url: str, causes: Mapping[str, Exception]) -> None:
 
 
 def _told(cause: Exception) -> str:
-    if isinstance(cause, Refused):
+    if isinstance(cause, EndpointRefused):
         return f"{cause.kind} ({cause})"
     return cause.why if isinstance(cause, WrongChain) else str(cause)
 
@@ -447,7 +447,7 @@ class Asker:
         """Raises ChainError."""
         try:
             answer = self._endpoints.request("eth_call", encoded("eth_call", [transaction, "latest"]))
-        except Refused as refusal:
+        except EndpointRefused as refusal:
             raise translate(refusal, self._action) from refusal
         return bytes.fromhex(answer.get("result", "").removeprefix("0x"))
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from contracts.bindings import Revert
-from node.chain.refusals import Kind, Refused, revert_of
+from node.chain.refusals import EndpointRefused, RefusalKind, revert_of
 from protocol.errors import IntellectError
 
 
@@ -363,7 +363,7 @@ def translate(error: Exception, action: str) -> ChainError:
     """The error to raise instead of `error`; action completes "cannot ..."."""
     if isinstance(error, ChainError):
         return error
-    if isinstance(error, Refused):
+    if isinstance(error, EndpointRefused):
         return _from_refusal(error, action)
     # web3 takes a second to import, and whoever reads a profile needs these errors, but no chain
     from web3.exceptions import BadFunctionCallOutput
@@ -378,19 +378,19 @@ def translate(error: Exception, action: str) -> ChainError:
     return RpcRefused(action, f"{type(error).__name__}: {str(error)[:300]}")
 
 
-_REMEDIES: Mapping[Kind, str] = {
-    Kind.QUOTA: "wait, or name another endpoint in rpc_urls of the network profile",
-    Kind.BEHIND: "wait: an endpoint that lags has the block soon; or name another one in rpc_urls",
-    Kind.PRUNED: "name an endpoint that keeps old states (an archive) in rpc_urls of the network profile",
-    Kind.UNSUPPORTED: "name an endpoint with this method in rpc_urls of the network profile",
-    Kind.RANGE: "name an endpoint that gives logs of more blocks in rpc_urls of the network profile",
+_REMEDIES: Mapping[RefusalKind, str] = {
+    RefusalKind.QUOTA: "wait, or name another endpoint in rpc_urls of the network profile",
+    RefusalKind.BEHIND: "wait: an endpoint that lags has the block soon; or name another one in rpc_urls",
+    RefusalKind.PRUNED: "name an endpoint that keeps old states (an archive) in rpc_urls of the network profile",
+    RefusalKind.UNSUPPORTED: "name an endpoint with this method in rpc_urls of the network profile",
+    RefusalKind.RANGE: "name an endpoint that gives logs of more blocks in rpc_urls of the network profile",
 }
 
 
-def _from_refusal(refusal: Refused, action: str) -> ChainError:
-    if refusal.kind is Kind.REVERTED:
+def _from_refusal(refusal: EndpointRefused, action: str) -> ChainError:
+    if refusal.kind is RefusalKind.REVERTED:
         return from_revert(revert_of(refusal.words, refusal.data), action)
-    if refusal.kind is Kind.FUNDS:
+    if refusal.kind is RefusalKind.FUNDS:
         remedy = "send the account some of the chain's coin for gas"
         return InsufficientFunds(f"cannot {action}", refusal.words[:300], remedy)
     place = f"{refusal.endpoint}: " if refusal.endpoint else ""

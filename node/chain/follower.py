@@ -21,15 +21,15 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
+from contracts.bindings import NOBODY, ChainEvent, ContractError, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.blocks import Block
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
 from node.chain.witnesses import FUTURE, EndpointRecord
-from node.state.tables import Form, open_table, refused, resealed, sealed
+from node.state.tables import SchemaForm, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
-POLL, DEVNET_POLL = 6.0, 1.0
+HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 1.0
 """Seconds between two looks at the newest block; the second on a chain of one's own, which nobody pays for by the
 question."""
 PACE = 0.05
@@ -58,17 +58,17 @@ CREATE TABLE IF NOT EXISTS chain_events (
 CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL, {sealed("at")});
 """
-FORM = Form("what was read of the chain,", 2, _SCHEMA, {1: resealed(_SCHEMA)}, cache=True)
+FORM = SchemaForm("what was read of the chain,", 2, _SCHEMA, {1: resealed(_SCHEMA)}, cache=True)
 
 
 class RolledBack(msgspec.Struct, frozen=True):
     """Blocks above `block` were replaced: `events`, delivered before, did not happen. New ones follow."""
 
     block: int
-    events: tuple[Event, ...]
+    events: tuple[ChainEvent, ...]
 
 
-Delivery = Event | RolledBack
+Delivery = ChainEvent | RolledBack
 
 
 class EventStore:
@@ -162,7 +162,7 @@ class EventFollower:
         pool: int | None,
         path: Path | str,
         *,
-        poll: float = POLL,
+        poll: float = HEAD_SECONDS,
         capacity: int = 256,
         patience: float = LAG_PATIENCE,
     ) -> None:
@@ -473,7 +473,7 @@ class EventFollower:
             else:
                 await self._send.send(event)
 
-    def _parsed(self, entry: RawLog) -> Event | None:
+    def _parsed(self, entry: RawLog) -> ChainEvent | None:
         """None for what is not ours to know, or has not its form."""
         try:
             return parse_log(entry, self._client.profile.contracts)

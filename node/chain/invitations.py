@@ -70,7 +70,7 @@ def bearer_key() -> str:
     return NodeKey.generate().secret.hex()
 
 
-class Door(msgspec.Struct, frozen=True):
+class InvitationCheck(msgspec.Struct, frozen=True):
     """Whether a pool lets a node in, as far as invitations go. needed: it must be admitted first; by: what does that;
     why: in words, of the last look where nothing does."""
 
@@ -83,7 +83,7 @@ class Door(msgspec.Struct, frozen=True):
         return self.needed and self.by is None
 
 
-OPEN_DOOR = Door(False, None, "the pool is open: nobody needs an invitation")
+OPEN_DOOR = InvitationCheck(False, None, "the pool is open: nobody needs an invitation")
 
 
 def look(
@@ -94,16 +94,16 @@ def look(
     node: Address,
     provider: Address | None,
     now: int,
-) -> Door:
+) -> InvitationCheck:
     """Of a pool by invitation. node: NOBODY where it has no key yet; provider: whose stake would answer for it, if that
     is known; now: by the chain's clock. Blocks on the network. Raises ChainError."""
     if node in (pool.manager, *pool.validators):
-        return Door(False, None, "the pool itself names this node")
+        return InvitationCheck(False, None, "the pool itself names this node")
     if node != NOBODY and contracts.admits(pool.id, node):
-        return Door(False, None, "this node was let in before")
+        return InvitationCheck(False, None, "this node was let in before")
     provider = (contracts.node_info(node).owner if node != NOBODY else None) or provider
     if not given:
-        return Door(True, None, "this network profile has no invitation")
+        return InvitationCheck(True, None, "this network profile has no invitation")
     refused = list[str]()
     # Those for an address first: a place of a file that many have is left to others.
     for one in sorted(given, key=lambda one: bool(one.key)):
@@ -112,10 +112,10 @@ def look(
             taken = contracts.places_taken(pool.id, one.invitee)
             if taken < one.places:
                 left = f"{one.places - taken} of {one.places} places are left"
-                return Door(True, one, f"an invitation for {_whom(one)}; {left}, until {_day(one.deadline)}")
+                return InvitationCheck(True, one, f"an invitation for {_whom(one)}; {left}, until {_day(one.deadline)}")
             why = "the manager took it back" if taken == REVOKED else f"its {one.places} place(s) are taken"
         refused.append(why)
-    return Door(True, None, "; ".join(_counted(refused)))
+    return InvitationCheck(True, None, "; ".join(_counted(refused)))
 
 
 def _against(

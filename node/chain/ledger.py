@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 
 from contracts.bindings import (
+    ChainEvent,
     Claimed,
     EarningsDropped,
     EarningsPosted,
-    Event,
     GivenBack,
     Joined,
     Left,
@@ -68,7 +68,7 @@ class Ledger:
 
     # from the chain
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: ChainEvent) -> None:
         self.told += not isinstance(event, Joined | Left | Claimed | Redeemed | NodeAttested | TermHeld)
         match event:
             case EarningsPosted():
@@ -97,7 +97,7 @@ class Ledger:
                 # The slash stays on record beside it: a replaced block may take the overturning back.
                 self._overturned.add(case)
 
-    def undo(self, event: Event) -> None:
+    def undo(self, event: ChainEvent) -> None:
         """A replaced block took an event back."""
         self.told += 1
         match event:

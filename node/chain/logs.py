@@ -12,12 +12,12 @@ from web3.types import RPCEndpoint
 
 from contracts.bindings import (
     Addresses,
+    ChainEvent,
     ContractError,
     Contracts,
-    Event,
     Joined,
-    Member,
-    MemberState,
+    MemberRecord,
+    MembershipRecord,
     RawLog,
     parse_log,
     pool_topic,
@@ -25,10 +25,10 @@ from contracts.bindings import (
     topic_of,
 )
 from node.chain.endpoints import Endpoints
-from node.chain.refusals import LOGS, Kind, Refused
+from node.chain.refusals import LOGS, EndpointRefused, RefusalKind
 from protocol.identity import Address
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=ChainEvent)
 logger = structlog.get_logger()
 MEMBER_BATCH = 256
 GET_LOGS = RPCEndpoint(LOGS)
@@ -39,7 +39,7 @@ class Logs:
 
     def __init__(self, web3: Web3, endpoints: Endpoints, addresses: Addresses) -> None:
         self._web3, self._endpoints, self._addresses = web3, endpoints, addresses
-        self._spans: dict[str, Span] = {}
+        self._spans: dict[str, BlockSpan] = {}
         """Of each endpoint, by how it is shown."""
 
     @property
@@ -55,8 +55,10 @@ class Logs:
             end = min(start + self.blocks - 1, last)
             try:
                 part = self._ask(start, end, topics, places)
-            except Refused as refusal:
-                if refusal.kind is not Kind.RANGE or not self._span_of(refusal.endpoint).refused(end - start + 1):
+            except EndpointRefused as refusal:
+                if refusal.kind is not RefusalKind.RANGE or not self._span_of(refusal.endpoint).refused(
+                    end - start + 1
+                ):
                     raise
                 continue
             self._span_of(self._endpoints.answered).answered(end - start + 1, len(part))
@@ -65,12 +67,12 @@ class Logs:
         return found
 
     @property
-    def _span(self) -> "Span":
+    def _span(self) -> "BlockSpan":
         """Of the endpoint that is asked for logs first."""
         return self._span_of(self._endpoints.first_for(LOGS))
 
-    def _span_of(self, endpoint: str) -> "Span":
-        return self._spans.setdefault(endpoint, Span())
+    def _span_of(self, endpoint: str) -> "BlockSpan":
+        return self._spans.setdefault(endpoint, BlockSpan())
 
     def _ask(self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
         """Past web3's own formatters, which take longer than everything else that a log costs."""
@@ -97,25 +99,27 @@ class Logs:
         return found
 
 
-class Members:
+class PoolMembers:
     """Who is in a pool; contacts are kept, each with the block of its log."""
 
     def __init__(self, contracts: Contracts, logs: Logs, place: Address) -> None:
         self._contracts, self._logs, self._place = contracts, logs, place
         self._contacts: dict[tuple[int, Address], tuple[int, str]] = {}
 
-    def all(self, pool: int) -> list[Member]:
-        count, states = self._contracts.member_count(pool), list[MemberState]()
+    def all(self, pool: int) -> list[MemberRecord]:
+        count, states = self._contracts.member_count(pool), list[MembershipRecord]()
         for first in range(0, count, MEMBER_BATCH):
             states += self._contracts.members(pool, first, MEMBER_BATCH)
         self._learn(pool, states)
         return [
-            Member(s.node, s.provider, self._contacts.get((pool, s.node), (0, ""))[1], s.evicted, s.left, s.lease_until)
+            MemberRecord(
+                s.node, s.provider, self._contacts.get((pool, s.node), (0, ""))[1], s.evicted, s.left, s.lease_until
+            )
             for s in states
             if s.provider is not None
         ]
 
-    def _learn(self, pool: int, states: Sequence[MemberState]) -> None:
+    def _learn(self, pool: int, states: Sequence[MembershipRecord]) -> None:
         """Contacts are in logs only, at the blocks that the contract remembers: those that we do not know yet."""
         wanted = {s.node: s.joined_block for s in states}
         blocks = sorted(
@@ -141,7 +145,7 @@ CAUTIOUS = 64
 """Answers after which a length that was refused is tried again."""
 
 
-class Span:
+class BlockSpan:
     """`blocks`: of the next question."""
 
     def __init__(self) -> None:

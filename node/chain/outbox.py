@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from node.state.tables import Form, open_table, refused
+from node.state.tables import SchemaForm, open_table, refused
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS transactions (
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS transactions (
 );
 CREATE INDEX IF NOT EXISTS transactions_of_sender ON transactions (source, sender, fate, nonce);
 """
-FORM = Form("the outbox", 1, _SCHEMA, care="do not delete the file while transactions of its keys are unfinished")
+FORM = SchemaForm("the outbox", 1, _SCHEMA, care="do not delete the file while transactions of its keys are unfinished")
 KEPT = 2_000
 """Finished rows that are kept for people to look at."""
 

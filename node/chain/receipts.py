@@ -18,7 +18,7 @@ from web3.exceptions import BlockNotFound, TransactionNotFound
 from contracts.asking import at_once
 from node.chain.errors import EndpointsDisagree, RpcUnreachable
 from node.chain.outbox import Fate, Outbox, Pending
-from node.chain.refusals import Refused
+from node.chain.refusals import EndpointRefused
 from node.chain.witnesses import Witnesses
 
 log = structlog.get_logger()
@@ -145,7 +145,7 @@ REMEMBERED_BLOCKS = 120
 """So far back every full node counts an account's transactions."""
 
 
-class Use(msgspec.Struct, frozen=True):
+class NumberUse(msgspec.Struct, frozen=True):
     """The transaction (0x hex) that used a number, and how many blocks stand on its own."""
 
     transaction: str
@@ -166,7 +166,7 @@ def is_known(web3: Web3, transaction: str) -> bool:
     return True
 
 
-def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
+def use_of(web3: Web3, sender: str, nonce: int) -> NumberUse | None:
     """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
     try:
         head = int(web3.eth.block_number)
@@ -182,7 +182,7 @@ def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
             else:
                 low = middle + 1
         block: Any = web3.eth.get_block(low, full_transactions=True)
-    except (BlockNotFound, Refused):
+    except (BlockNotFound, EndpointRefused):
         return None
     except RpcUnreachable as error:
         if not error.refused:
@@ -192,5 +192,5 @@ def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
         if not isinstance(row, Mapping):
             return None  # an endpoint that shows hashes only
         if str(row["from"]).lower() == sender.lower() and int(row["nonce"]) == nonce:
-            return Use("0x" + bytes(row["hash"]).hex(), head - low)
+            return NumberUse("0x" + bytes(row["hash"]).hex(), head - low)
     return None

@@ -21,7 +21,7 @@ MOST_PARTS = 64
 """Strings of a refusal that are read: a stack trace has hundreds."""
 
 
-class Kind(StrEnum):
+class RefusalKind(StrEnum):
     """What a refusal means."""
 
     REVERTED = "the contract refused"
@@ -43,24 +43,24 @@ class Kind(StrEnum):
 
 CALLERS = frozenset(
     {
-        Kind.REVERTED,
-        Kind.REJECTED,
-        Kind.FUNDS,
-        Kind.KNOWN,
-        Kind.NONCE_USED,
-        Kind.OCCUPIED,
-        Kind.UNDERPRICED,
-        Kind.RANGE,
+        RefusalKind.REVERTED,
+        RefusalKind.REJECTED,
+        RefusalKind.FUNDS,
+        RefusalKind.KNOWN,
+        RefusalKind.NONCE_USED,
+        RefusalKind.OCCUPIED,
+        RefusalKind.UNDERPRICED,
+        RefusalKind.RANGE,
     }
 )
 """The asker's business: no other endpoint is asked. All others say something of the endpoint, and the next is asked."""
-OF_THE_QUESTION = frozenset({Kind.WRONG, Kind.BEHIND, Kind.PRUNED, Kind.UNSUPPORTED})
+OF_THE_QUESTION = frozenset({RefusalKind.WRONG, RefusalKind.BEHIND, RefusalKind.PRUNED, RefusalKind.UNSUPPORTED})
 """Where all endpoints refuse so, the asker may have another way to ask."""
-MAYBE_HEARD = frozenset({Kind.BROKEN, Kind.WRONG})
+MAYBE_HEARD = frozenset({RefusalKind.BROKEN, RefusalKind.WRONG})
 """After such a refusal a transaction may have been taken all the same."""
 
 
-class Rest(NamedTuple):
+class EndpointRest(NamedTuple):
     """How long an endpoint is passed over: `least` seconds, twice as long each time in a row, up to `most`. method:
     for the refused method only."""
 
@@ -69,33 +69,33 @@ class Rest(NamedTuple):
     method: bool = False
 
 
-RESTS: Mapping[Kind, Rest] = {
-    Kind.QUOTA: Rest(2.0, 60.0),
-    Kind.BARRED: Rest(60.0, 600.0),
-    Kind.BROKEN: Rest(1.0, 30.0),
-    Kind.BEHIND: Rest(1.0, 10.0, method=True),
-    Kind.PRUNED: Rest(10.0, 60.0, method=True),
-    Kind.UNSUPPORTED: Rest(600.0, 600.0, method=True),
+RESTS: Mapping[RefusalKind, EndpointRest] = {
+    RefusalKind.QUOTA: EndpointRest(2.0, 60.0),
+    RefusalKind.BARRED: EndpointRest(60.0, 600.0),
+    RefusalKind.BROKEN: EndpointRest(1.0, 30.0),
+    RefusalKind.BEHIND: EndpointRest(1.0, 10.0, method=True),
+    RefusalKind.PRUNED: EndpointRest(10.0, 60.0, method=True),
+    RefusalKind.UNSUPPORTED: EndpointRest(600.0, 600.0, method=True),
 }
 
 
 # The table. The first row whose words are found decides; a row without methods holds for all
 
 
-class Row(NamedTuple):
-    kind: Kind
+class RefusalRow(NamedTuple):
+    kind: RefusalKind
     words: re.Pattern[str]
     methods: tuple[str, ...] = ()
 
 
-def _row(kind: Kind, *words: str, methods: tuple[str, ...] = ()) -> Row:
-    return Row(kind, re.compile("|".join(words)), methods)
+def _row(kind: RefusalKind, *words: str, methods: tuple[str, ...] = ()) -> RefusalRow:
+    return RefusalRow(kind, re.compile("|".join(words)), methods)
 
 
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[RefusalRow, ...] = (
     # A contract may put any words into its reason, so what runs one is looked through for a revert before all else.
     _row(
-        Kind.REVERTED,
+        RefusalKind.REVERTED,
         r"revert",
         r"\bvm (execution error|exception)",
         r"\b(invalid|bad|undefined) (opcode|instruction|jump)",
@@ -107,7 +107,7 @@ TABLE: tuple[Row, ...] = (
     ),
     # Before "underpriced" and "already": geth says "replacement transaction underpriced" of a number that is taken.
     _row(
-        Kind.OCCUPIED,
+        RefusalKind.OCCUPIED,
         r"replacement[ _]?(transaction|fee|not ?allowed)",
         r"transaction replacement",
         r"(could|can) ?not replace",
@@ -116,7 +116,7 @@ TABLE: tuple[Row, ...] = (
         methods=(SEND,),
     ),
     _row(
-        Kind.KNOWN,
+        RefusalKind.KNOWN,
         r"already ?(known|imported|exists|submitted|received)",
         r"known ?transaction",
         r"already (in|present in) (the )?(tx|transaction|mem)?[ -]?(pool|system|cache|queue)",
@@ -124,7 +124,7 @@ TABLE: tuple[Row, ...] = (
         methods=(SEND,),
     ),
     _row(
-        Kind.NONCE_USED,
+        RefusalKind.NONCE_USED,
         r"nonce[ _]?(is )?too[ _]?low",
         r"old ?nonce",
         r"nonce (has )?(already )?(been )?used",
@@ -132,16 +132,16 @@ TABLE: tuple[Row, ...] = (
         r"(wrong|invalid|incorrect) (transaction )?nonce",
         methods=(SEND,),
     ),
-    _row(Kind.BEHIND, r"nonce[ _]?(is )?too[ _]?high", r"nonce ?gap", r"future nonce", methods=(SEND,)),
+    _row(RefusalKind.BEHIND, r"nonce[ _]?(is )?too[ _]?high", r"nonce ?gap", r"future nonce", methods=(SEND,)),
     _row(
-        Kind.FUNDS,
+        RefusalKind.FUNDS,
         r"(insufficient|not enough|enough) ?(eth |native )?(funds|balance)",
         r"exceeds (the )?(account|sender)('s)? ?balance",
         r"funds for gas",
         methods=(SEND, *CALLS),
     ),
     _row(
-        Kind.UNDERPRICED,
+        RefusalKind.UNDERPRICED,
         r"underpriced",
         r"base ?fee",
         r"(fee|price|tip|cap)( cap| supplied)?( is)? ?too ?low",
@@ -150,7 +150,7 @@ TABLE: tuple[Row, ...] = (
         methods=(SEND, *CALLS),
     ),
     _row(
-        Kind.REJECTED,
+        RefusalKind.REJECTED,
         r"intrinsic",
         r"(exceeds|over|above) (the )?(block|transaction|tx|maximum)?'?s? ?gas ?limit",
         r"gas ?limit ?(is )?(too|exceed|reached)",
@@ -170,7 +170,7 @@ TABLE: tuple[Row, ...] = (
     ),
     # Of logs: an endpoint that lags, and one that counts requests, speak of ranges and logs, too.
     _row(
-        Kind.BEHIND,
+        RefusalKind.BEHIND,
         r"(beyond|past|above|after|ahead of|greater than|higher than|exceeds?) "
         r"(the )?(current |latest |chain |node's )*(head|tip\b|height|latest|current block|last accepted|best block)",
         r"invalid block ?range( params)?\.?$",
@@ -179,12 +179,12 @@ TABLE: tuple[Row, ...] = (
         methods=(LOGS,),
     ),
     _row(
-        Kind.QUOTA,
+        RefusalKind.QUOTA,
         r"rate[ -]?limit|too many requests|compute units|request (rate|count)|per second|\b429\b|-32016",
         methods=(LOGS,),
     ),
     _row(
-        Kind.RANGE,
+        RefusalKind.RANGE,
         r"range.{0,60}(too|exceed|larger|limit|bigger|greater|maximum|max\b|not (allowed|supported))",
         r"range.{0,60}(over\b|wide|less than|at most)",
         r"(exceed|larger|limit|bigger|maximum|max\b|too (large|wide|big|high|many)|over \d|up to|reduce|narrow|smaller)"
@@ -201,10 +201,15 @@ TABLE: tuple[Row, ...] = (
     ),
     # A plan that is used up for a month, before a limit of seconds.
     _row(
-        Kind.BARRED, r"monthly", r"billing", r"payment required", r"suspended|deactivated", r"(ran )?out of credits?\b"
+        RefusalKind.BARRED,
+        r"monthly",
+        r"billing",
+        r"payment required",
+        r"suspended|deactivated",
+        r"(ran )?out of credits?\b",
     ),
     _row(
-        Kind.QUOTA,
+        RefusalKind.QUOTA,
         r"rate[ -]?limit",
         r"\brate exceeded|request rate",
         r"too many (concurrent )?(requests?|connections|calls)",
@@ -221,7 +226,7 @@ TABLE: tuple[Row, ...] = (
         r"(tx|transaction)? ?(pool|queue) is full|txpool full|too many transactions",
     ),
     _row(
-        Kind.PRUNED,
+        RefusalKind.PRUNED,
         r"missing trie node",
         r"\bprun(ed|ing)\b",
         r"\barchiv",
@@ -234,7 +239,7 @@ TABLE: tuple[Row, ...] = (
         r"proof window",
     ),
     _row(
-        Kind.UNSUPPORTED,
+        RefusalKind.UNSUPPORTED,
         r"method.{0,80}(not|n't|unsupported|disabled|blocked|forbidden|unavailable|restricted)\b",
         r"(unsupported|unknown|no such|invalid|disallowed|blocked|forbidden) (rpc )?(method|namespace|module)",
         r"not (yet )?implemented",
@@ -247,7 +252,7 @@ TABLE: tuple[Row, ...] = (
         r"contract creation.{0,30}(not|n't|disabled)",
     ),
     _row(
-        Kind.BEHIND,
+        RefusalKind.BEHIND,
         r"(header|block)s?\b.{0,80}(not|n't) (been )?(found|available|known|exist|ready|yet|canonical)",
         r"block\b.{0,80}(not|n't) been (processed|synced|indexed)",
         r"(unknown|missing|nonexistent|non-existent|invalid|future) (block|header)",
@@ -259,7 +264,7 @@ TABLE: tuple[Row, ...] = (
         r"resource not found",
     ),
     _row(
-        Kind.BARRED,
+        RefusalKind.BARRED,
         r"unauthori[sz]ed|authenticat|authoriz|\bforbidden\b|\bdenied\b",
         r"not allowed|not permitted|\bbanned\b|\bblacklist",
         r"(api|access|project|app) ?-?(key|id|token)",
@@ -268,53 +273,57 @@ TABLE: tuple[Row, ...] = (
         r"unsupported country|your (ip|country|region)|cloudflare|captcha",
     ),
     _row(
-        Kind.BROKEN,
+        RefusalKind.BROKEN,
         r"internal|backend|upstream|gateway|timed? ?-?out|timeout|deadline|overload|busy|unavailable|maintenance",
         r"try again|temporar|unhealthy|no (healthy|available|working)|connection (refused|reset)|\beof\b|server error",
     ),
     _row(
-        Kind.WRONG,
+        RefusalKind.WRONG,
         r"invalid (argument|param|request|json|address|hex|type|length)|cannot unmarshal|missing value",
         r"parse error|too many arguments|hex string|bad request|invalid input",
     ),
 )
-CODES: Mapping[int, Kind] = {
-    -32004: Kind.UNSUPPORTED,  # EIP-1474
-    -32005: Kind.QUOTA,  # EIP-1474: limit exceeded
-    -32007: Kind.QUOTA,  # QuickNode, of seconds
-    -32012: Kind.QUOTA,  # QuickNode, of credits
-    -32016: Kind.QUOTA,  # Base, proxyd
-    -32029: Kind.QUOTA,
-    -32097: Kind.QUOTA,
-    429: Kind.QUOTA,  # Alchemy
-    -32001: Kind.BEHIND,  # EIP-1474: resource not found
-    -32601: Kind.UNSUPPORTED,
-    -32052: Kind.BARRED,  # Ankr
-    -32701: Kind.PRUNED,  # PublicNode: old blocks are for those who pay
-    -32602: Kind.WRONG,
-    -32700: Kind.WRONG,
+CODES: Mapping[int, RefusalKind] = {
+    -32004: RefusalKind.UNSUPPORTED,  # EIP-1474
+    -32005: RefusalKind.QUOTA,  # EIP-1474: limit exceeded
+    -32007: RefusalKind.QUOTA,  # QuickNode, of seconds
+    -32012: RefusalKind.QUOTA,  # QuickNode, of credits
+    -32016: RefusalKind.QUOTA,  # Base, proxyd
+    -32029: RefusalKind.QUOTA,
+    -32097: RefusalKind.QUOTA,
+    429: RefusalKind.QUOTA,  # Alchemy
+    -32001: RefusalKind.BEHIND,  # EIP-1474: resource not found
+    -32601: RefusalKind.UNSUPPORTED,
+    -32052: RefusalKind.BARRED,  # Ankr
+    -32701: RefusalKind.PRUNED,  # PublicNode: old blocks are for those who pay
+    -32602: RefusalKind.WRONG,
+    -32700: RefusalKind.WRONG,
 }
-LOGS_CODES: Mapping[int, Kind] = {-32614: Kind.RANGE, -32600: Kind.RANGE, -32602: Kind.RANGE}
+LOGS_CODES: Mapping[int, RefusalKind] = {
+    -32614: RefusalKind.RANGE,
+    -32600: RefusalKind.RANGE,
+    -32602: RefusalKind.RANGE,
+}
 """The same for logs: behind these numbers a range stands more often than anything else."""
-CALL_CODES: Mapping[int, Kind] = {3: Kind.REVERTED, -32015: Kind.REVERTED}
+CALL_CODES: Mapping[int, RefusalKind] = {3: RefusalKind.REVERTED, -32015: RefusalKind.REVERTED}
 """geth's and Parity's numbers for a revert; a gateway's -32015 says "timeout" besides."""
-STATUSES: Mapping[int, Kind] = {
-    401: Kind.BARRED,
-    402: Kind.BARRED,
-    403: Kind.BARRED,
-    404: Kind.BARRED,
-    407: Kind.BARRED,
-    410: Kind.BARRED,
-    429: Kind.QUOTA,
+STATUSES: Mapping[int, RefusalKind] = {
+    401: RefusalKind.BARRED,
+    402: RefusalKind.BARRED,
+    403: RefusalKind.BARRED,
+    404: RefusalKind.BARRED,
+    407: RefusalKind.BARRED,
+    410: RefusalKind.BARRED,
+    429: RefusalKind.QUOTA,
 }
 
 
-class Refused(Exception):
+class EndpointRefused(Exception):
     """An endpoint answered with an error. words: its own, without the endpoint's secrets; endpoint: its URL, as it may
     be shown."""
 
     def __init__(
-        self, kind: Kind, method: str, words: str, endpoint: str = "", data: Any = None, code: int = 0
+        self, kind: RefusalKind, method: str, words: str, endpoint: str = "", data: Any = None, code: int = 0
     ) -> None:
         super().__init__(f"{words or kind} ({code})" if code else words or str(kind))
         self.kind = kind
@@ -325,21 +334,21 @@ class Refused(Exception):
         self.code = code
 
 
-def kind_of(method: str, message: str, code: int | None = None, data: Any = None, status: int = 200) -> Kind:
+def kind_of(method: str, message: str, code: int | None = None, data: Any = None, status: int = 200) -> RefusalKind:
     """What the refusal of `method` means. message, code, data: of the JSON-RPC error; status: of HTTP."""
     if method in CALLS and _ours(message, data) is not None:
-        return Kind.REVERTED
+        return RefusalKind.REVERTED
     words = " ".join(_words(message, data)).lower()[:MOST_WORDS]
     for row in TABLE:
         if (not row.methods or method in row.methods) and row.words.search(words):
             return row.kind
     if method in CALLS and (code in CALL_CODES or _hex_of(data)):
-        return Kind.REVERTED
+        return RefusalKind.REVERTED
     if method == LOGS and code is not None and code in LOGS_CODES and status not in STATUSES:
         return LOGS_CODES[code]
     if code is not None and code in CODES:
         return CODES[code]
-    return STATUSES.get(status, Kind.BROKEN)
+    return STATUSES.get(status, RefusalKind.BROKEN)
 
 
 def _words(message: str, data: Any) -> Iterator[str]:
@@ -434,7 +443,7 @@ class Marks:
         self._until: dict[tuple[str, str], float] = {}
         self._times: dict[tuple[str, str], int] = {}
 
-    def note(self, url: str, method: str, kind: Kind, now: float) -> None:
+    def note(self, url: str, method: str, kind: RefusalKind, now: float) -> None:
         """It refused so."""
         rest = RESTS.get(kind)
         if rest is None:

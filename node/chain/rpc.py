@@ -8,9 +8,9 @@ from web3.providers.base import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
 from node.chain.endpoints import Endpoints
-from node.chain.refusals import Refused
+from node.chain.refusals import EndpointRefused
 
-EXPECTED: tuple[type[Exception], ...] = (Refused, Web3Exception, ValueError, TypeError, KeyError)
+EXPECTED: tuple[type[Exception], ...] = (EndpointRefused, Web3Exception, ValueError, TypeError, KeyError)
 """Refusals of endpoints, and what web3 raises for bad answers."""
 
 

@@ -18,6 +18,7 @@ from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
 
 from contracts.asking import at_once
+from node.bounded_dict import BoundedDict
 from node.chain.errors import (
     ChainError,
     FeeTooHigh,
@@ -31,14 +32,14 @@ from node.chain.errors import (
 )
 from node.chain.outbox import Fate, Outbox, Pending
 from node.chain.receipts import Receipts, count
-from node.chain.refusals import Kind, Refused
+from node.chain.refusals import EndpointRefused, RefusalKind
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import (
     BASES,
     FEE_BUMP,
     FEES,
-    Call,
     Price,
+    TransactionCall,
     call_of,
     fields_of,
     noop,
@@ -48,7 +49,6 @@ from node.chain.transactions import (
     sign_transaction,
 )
 from node.chain.witnesses import Witnesses
-from node.recent import Recent
 from protocol.identity import Address, NodeKey
 from protocol.upkeep import Patience
 
@@ -160,7 +160,7 @@ class Sender:
         self._locks: dict[str, trio.Lock] = {}
         self._own: set[tuple[str, int]] = set()
         """(sender, nonce) that a task of this process waits for."""
-        self._raises: Recent[tuple[str, int], tuple[int, float]] = Recent(RAISED)
+        self._raises: BoundedDict[tuple[str, int], tuple[int, float]] = BoundedDict(RAISED)
         """(sender, nonce) -> how often its fee was raised, and when it may be again (monotonic)."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
@@ -199,7 +199,7 @@ class Sender:
 
     # ---- in threads: putting out
 
-    def _submit(self, call: Call, key: NodeKey, action: str, patience: Patience | None) -> _Sent:
+    def _submit(self, call: TransactionCall, key: NodeKey, action: str, patience: Patience | None) -> _Sent:
         try:
             # A crash between sending and hearing of the receipt must not pay twice for one intent.
             earlier = self._unfinished(call, key)
@@ -224,7 +224,7 @@ class Sender:
         except EXPECTED as error:
             raise translate(error, action) from error
 
-    def _unfinished(self, call: Call, key: NodeKey) -> _Sent | None:
+    def _unfinished(self, call: TransactionCall, key: NodeKey) -> _Sent | None:
         """An equal call that waits for a block, or was mined and nobody was told; the others are sent again first."""
         found: _Sent | None = None
         for left in self._resume(key.address):
@@ -322,18 +322,18 @@ class Sender:
         """
         try:
             self._web3.eth.send_raw_transaction(pending.raw)
-        except Refused as refusal:
-            used = refusal.kind in (Kind.NONCE_USED, Kind.OCCUPIED)
+        except EndpointRefused as refusal:
+            used = refusal.kind in (RefusalKind.NONCE_USED, RefusalKind.OCCUPIED)
             # "Nonce too low" for a variant may mean that an earlier variant of ours was mined: the receipts will tell.
-            if refusal.kind is Kind.KNOWN or self._uncertain() or (used and not first):
+            if refusal.kind is RefusalKind.KNOWN or self._uncertain() or (used and not first):
                 return
             if used:
-                if self._receipts.took(pending, wait=refusal.kind is Kind.NONCE_USED):
+                if self._receipts.took(pending, wait=refusal.kind is RefusalKind.NONCE_USED):
                     return
                 raise _NonceTaken from refusal
-            if refusal.kind is Kind.UNDERPRICED:
+            if refusal.kind is RefusalKind.UNDERPRICED:
                 raise _Underpriced from refusal
-            if refusal.kind in (Kind.BEHIND, Kind.WRONG):
+            if refusal.kind in (RefusalKind.BEHIND, RefusalKind.WRONG):
                 raise RpcUnreachable({refusal.endpoint: str(refusal)}, refused=True) from refusal
             raise translate(refusal, pending.action) from refusal
 
@@ -354,12 +354,12 @@ class Sender:
         sent.replaced = used and self._receipts.is_replaced(sent.variants)
         return None
 
-    def _why_reverted(self, call: Call, key: NodeKey, action: str, receipt: Any) -> ChainError:
+    def _why_reverted(self, call: TransactionCall, key: NodeKey, action: str, receipt: Any) -> ChainError:
         asked: Any = {**call.fields(), "from": Web3.to_checksum_address(key.address)}
         try:
             self._web3.eth.call(asked, block_identifier=receipt["blockNumber"])
         except (RpcUnreachable, *EXPECTED) as error:
-            if isinstance(error, Refused) and error.kind is Kind.REVERTED:
+            if isinstance(error, EndpointRefused) and error.kind is RefusalKind.REVERTED:
                 return translate(error, action)
             log.warning("chain.revert_unexplained", action=action, why=str(error)[:200])
         return Reverted(action, "unknown", {}, "0x" + bytes(receipt["transactionHash"]).hex())
@@ -438,7 +438,7 @@ class Sender:
         except (ChainError, _Underpriced) as error:
             log.warning("chain.fee_not_raised", action=action, why=str(error))
 
-    def _tend(self, sent: _Sent, key: NodeKey) -> None:
+    def _maintain(self, sent: _Sent, key: NodeKey) -> None:
         """What stands before ours in the queue: raise the fees of what nobody waits for, fill what nobody sent."""
         sender = key.address
         for left in self._resume(sender):
@@ -493,7 +493,7 @@ class Sender:
         """Nothing happened for a while: look at what stands before ours, then pay more for ours."""
 
         def work() -> None:
-            self._tend(sent, key)
+            self._maintain(sent, key)
             self._receipts.offer(sent.variants[-1])
             if not sent.seen and not sent.unheard:
                 self._bump(sent, key, action)

@@ -17,9 +17,9 @@ from web3.types import RPCEndpoint
 
 from contracts.asking import at_once
 from node.chain.errors import InsufficientFunds, RpcRefused, RpcUnreachable, from_revert, tokens, translate
-from node.chain.refusals import Refused, revert_of
+from node.chain.refusals import EndpointRefused, revert_of
 from node.chain.rpc import EXPECTED
-from node.chain.transactions import BASES, Call, call_of, price_now
+from node.chain.transactions import BASES, TransactionCall, call_of, price_now
 from protocol.identity import Address
 
 GAS_PRICE_ORACLE = "0x420000000000000000000000000000000000000F"
@@ -30,7 +30,7 @@ SIGNED_OVERHEAD = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """One transaction to be. action completes "cannot ..."."""
 
     action: str
@@ -71,7 +71,7 @@ class Simulation(msgspec.Struct, frozen=True):
         return all(step.exact for step in self.steps)
 
 
-def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: bool) -> Simulation:
+def simulate(web3: Web3, steps: Sequence[SimulatedStep], sender: Address, *, l1_fees: bool) -> Simulation:
     """Raises what the first failing step would revert with (Reverted, InsufficientStake, InsufficientFunds)."""
     calls = [call_of(step.call) for step in steps]
     gas = _gas_of_many(web3, steps, calls, sender) if len(steps) > 1 else None
@@ -95,12 +95,12 @@ def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: boo
     return done
 
 
-def guess_gas(call: Call) -> int:
+def guess_gas(call: TransactionCall) -> int:
     """About, from the size: a byte of a contract costs 200 to keep and up to 16 to send, a plain call rarely 100k."""
     return 100_000 if call.to else 60_000 + 216 * len(call.data)
 
 
-def l1_fee(web3: Web3, call: Call) -> int:
+def l1_fee(web3: Web3, call: TransactionCall) -> int:
     """Wei for the transaction's data on the layer below; 0 where there is no such oracle."""
     data = call.data + b"\xff" * SIGNED_OVERHEAD
     padded = data + b"\0" * (-len(data) % 32)
@@ -109,7 +109,7 @@ def l1_fee(web3: Web3, call: Call) -> int:
     return int.from_bytes(answer) if len(answer) == 32 else 0
 
 
-def _gas_of_one(web3: Web3, step: Step, call: Call, sender: Address) -> int:
+def _gas_of_one(web3: Web3, step: SimulatedStep, call: TransactionCall, sender: Address) -> int:
     asked: Any = {**call.fields(), "from": Web3.to_checksum_address(sender)}
     try:
         return at_once(lambda: web3.eth.call(asked), lambda: int(web3.eth.estimate_gas(asked)))[1]
@@ -117,21 +117,23 @@ def _gas_of_one(web3: Web3, step: Step, call: Call, sender: Address) -> int:
         raise translate(error, step.action) from error
 
 
-def _gas_of_many(web3: Web3, steps: Sequence[Step], calls: Sequence[Call], sender: Address) -> list[int | None] | None:
+def _gas_of_many(
+    web3: Web3, steps: Sequence[SimulatedStep], calls: Sequence[TransactionCall], sender: Address
+) -> list[int | None] | None:
     """None where no endpoint can do that."""
     who = [{"from": sender, **({"to": call.to} if call.to else {})} for call in calls]
     asked = [{**names, "input": "0x" + call.data.hex()} for names, call in zip(who, calls, strict=True)]
     request: Any = [{"blockStateCalls": [{"calls": asked}]}, "latest"]
     try:
         answer = web3.provider.make_request(RPCEndpoint("eth_simulateV1"), request)
-    except (Refused, RpcUnreachable):
+    except (EndpointRefused, RpcUnreachable):
         return None
     if not answer.get("result"):
         return None
     return [_gas_used(step, result) for step, result in zip(steps, _results(answer, steps), strict=True)]
 
 
-def _results(answer: Any, steps: Sequence[Step]) -> list[Any]:
+def _results(answer: Any, steps: Sequence[SimulatedStep]) -> list[Any]:
     try:
         results = answer["result"][0]["calls"]
     except (LookupError, TypeError) as error:
@@ -141,7 +143,7 @@ def _results(answer: Any, steps: Sequence[Step]) -> list[Any]:
     return results
 
 
-def _gas_used(step: Step, result: Any) -> int:
+def _gas_used(step: SimulatedStep, result: Any) -> int:
     try:
         if int(result["status"], 16) == 1:
             return int(result["gasUsed"], 16)

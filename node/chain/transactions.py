@@ -1,7 +1,7 @@
 """What a transaction is made of, and what it pays per gas. Sends nothing.
 
-A `Call` is who is called with what; numbers and fees come later, so that the same call can be recognised after
-a restart however it was numbered and paid.
+A `TransactionCall` is who is called with what; numbers and fees come later, so that the same call can be recognised
+after a restart however it was numbered and paid.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from web3.types import RPCEndpoint
 
 from contracts.asking import at_once
 from node.chain.outbox import Pending
-from node.chain.refusals import OF_THE_QUESTION, Refused
+from node.chain.refusals import OF_THE_QUESTION, EndpointRefused
 from protocol.identity import Address, NodeKey
 
 FEE_BUMP = 1.125
@@ -31,7 +31,7 @@ FEES = ("maxFeePerGas", "maxPriorityFeePerGas")
 MAX_TIP = RPCEndpoint("eth_maxPriorityFeePerGas")
 
 
-class Call(msgspec.Struct, frozen=True):
+class TransactionCall(msgspec.Struct, frozen=True):
     """to: None deploys a contract."""
 
     to: Address | None
@@ -48,12 +48,12 @@ class Call(msgspec.Struct, frozen=True):
         return {**to, "data": HexBytes(self.data), "value": 0}
 
 
-def call_of(call: ContractFunction | ContractConstructor) -> Call:
+def call_of(call: ContractFunction | ContractConstructor) -> TransactionCall:
     """The bare call inside web3's object; asks no endpoint."""
     nothing: Any = {"gas": 0, "maxFeePerGas": 0, "maxPriorityFeePerGas": 0, "chainId": 0, "nonce": 0, "value": 0}
     built: Any = call.build_transaction(nothing)
     to = built.get("to")
-    return Call(Address(str(to)) if to else None, bytes(HexBytes(built["data"])))
+    return TransactionCall(Address(str(to)) if to else None, bytes(HexBytes(built["data"])))
 
 
 def sign_transaction(fields: Mapping[str, Any], key: NodeKey, action: str, intent: str) -> Pending:
@@ -112,7 +112,7 @@ def _tip(web3: Web3) -> int | None:
     """None where the endpoints do not have the method, which is not in Ethereum's specification."""
     try:
         return int(web3.manager.request_blocking(MAX_TIP, []), 16)
-    except Refused as refusal:
+    except EndpointRefused as refusal:
         if refusal.kind not in OF_THE_QUESTION:
             raise
         return None

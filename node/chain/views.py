@@ -16,8 +16,8 @@ from contracts.bindings import (
     NOBODY,
     CaseInfo,
     ChairInfo,
-    Member,
-    MemberState,
+    MemberRecord,
+    MembershipRecord,
     NodeInfo,
     PoolInfo,
     PostedEarnings,
@@ -28,7 +28,7 @@ from contracts.bindings import (
 )
 from node.chain.blocks import Blocks
 from node.chain.errors import ChainError, RpcRefused
-from node.chain.logs import Logs, Members
+from node.chain.logs import Logs, PoolMembers
 from node.chain.refusals import CALL, LOGS
 from node.chain.witnesses import Key, itself
 from protocol.identity import Address
@@ -49,7 +49,7 @@ class Views(Blocks):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._logs = Logs(self._web3, self._provider.endpoints, self.profile.contracts)
-        self._members = Members(self._contracts, self._logs, self.profile.contracts.swarm)
+        self._members = PoolMembers(self._contracts, self._logs, self.profile.contracts.swarm)
 
     @property
     def log_blocks(self) -> int:
@@ -90,7 +90,7 @@ class Views(Blocks):
         """Pools have the numbers 1 to this."""
         return await self._read("count pools", self._contracts.pool_count)
 
-    async def members(self, pool: int) -> list[Member]:
+    async def members(self, pool: int) -> list[MemberRecord]:
         """Everybody who ever joined, with the last contact; flags tell who left or was evicted."""
         return await self._read(f"read the members of pool {pool}", lambda: self._members.all(pool))
 
@@ -98,7 +98,7 @@ class Views(Blocks):
         """Whether judges had a node slashed in a pool, and nobody overturned it."""
         return (await self.standing(pool, node)).evicted
 
-    async def standing(self, pool: int, node: Address) -> MemberState:
+    async def standing(self, pool: int, node: Address) -> MembershipRecord:
         return await self._decides(f"read member {node}", partial(self._contracts.member, pool, node), pool)
 
     async def node_info(self, node: Address) -> NodeInfo:

@@ -18,11 +18,11 @@ import msgspec
 import structlog
 
 from contracts.bindings import ContractError
+from node.bounded_dict import BoundedDict
 from node.chain.endpoints import Endpoints
 from node.chain.errors import EndpointsDisagree, RpcUnreachable, WrongChain
-from node.chain.refusals import Kind, Refused
+from node.chain.refusals import EndpointRefused, RefusalKind
 from node.chain.rpc import EXPECTED
-from node.recent import Recent
 
 AGREED_FOR = 3600.0
 """Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is new."""
@@ -61,9 +61,9 @@ class Witnesses:
 
     def __init__(self, endpoints: Endpoints, clock: Callable[[], float] = time.monotonic) -> None:
         self._endpoints, self._clock = endpoints, clock
-        self._agreed: Recent[Hashable, tuple[object, float]] = Recent(REMEMBERED, refresh=True)
+        self._agreed: BoundedDict[Hashable, tuple[object, float]] = BoundedDict(REMEMBERED, refresh=True)
         """What was asked -> what two told alike, by its key, and when."""
-        self._apart: Recent[str, int] = Recent(REMEMBERED)
+        self._apart: BoundedDict[str, int] = BoundedDict(REMEMBERED)
         """What was asked -> times in a row that two told different things."""
         self._counts: dict[str, Counter[int]] = {name: Counter() for name in ("contradicted", "disagreed", "alone")}
 
@@ -174,7 +174,7 @@ class Witnesses:
             log.debug("chain.no_second_opinion", why=error.why)
         except (ContractError, *EXPECTED) as error:
             # That the contract refuses is an answer, and so is one without its form.
-            if not isinstance(error, Refused) or error.kind is Kind.REVERTED:
+            if not isinstance(error, EndpointRefused) or error.kind is RefusalKind.REVERTED:
                 return _Told(error=error)
             log.debug("chain.no_second_opinion", why=str(error)[:200])
         return None
@@ -196,7 +196,11 @@ class _Told(Generic[T]):
 
     def means(self, key: Key) -> object:
         # Words differ from maker to maker.
-        return ("answer", key(self.answer)) if self.error is None else ("no answer", isinstance(self.error, Refused))
+        return (
+            ("answer", key(self.answer))
+            if self.error is None
+            else ("no answer", isinstance(self.error, EndpointRefused))
+        )
 
     def get(self) -> T:
         if self.error is not None:

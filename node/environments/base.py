@@ -155,7 +155,7 @@ Reply = list[int] | None | Undecided
 tell."""
 
 
-class Plain(Protocol):
+class PlainEnvironment(Protocol):
     """The part of an environment that says one thing."""
 
     @property
@@ -168,13 +168,13 @@ class Defaults:
     """What environments have in common that gain nothing by being asked about many rollouts at once, and whose problems
     are all of one class."""
 
-    def steps(self: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+    def steps(self: PlainEnvironment, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         return [reply_of(self, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
 
-    def is_judged(self: Plain, problem: Problem) -> bool:
+    def is_judged(self: PlainEnvironment, problem: Problem) -> bool:
         return self.determinism == "judged"
 
-    def is_witnessed(self: Plain, problem: Problem) -> bool:
+    def is_witnessed(self: PlainEnvironment, problem: Problem) -> bool:
         return self.determinism == "witnessed"
 
     def states(self, problem: Problem, transcript: Transcript) -> bytes:
@@ -184,7 +184,7 @@ class Defaults:
         return None
 
 
-def reply_of(environment: Plain, problem: Problem, transcript: Transcript) -> Reply:
+def reply_of(environment: PlainEnvironment, problem: Problem, transcript: Transcript) -> Reply:
     try:
         return environment.step(problem, transcript)
     # One rollout that this machine cannot tell leaves the replies to the others as they are.

@@ -13,7 +13,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 """ShareGPT's words for who speaks."""
 
 
-class Columns(Protocol):
+class DatasetColumns(Protocol):
     """What the arguments of `dataset` say of columns; empty: nothing."""
 
     @property
@@ -24,7 +24,7 @@ class Columns(Protocol):
     def messages_column(self) -> str: ...
 
 
-def with_named_columns(row: Mapping[str, Any], said: Columns) -> dict[str, Any]:
+def with_named_columns(row: Mapping[str, Any], said: DatasetColumns) -> dict[str, Any]:
     """The row as published forms have it. Raises ValueError for a column that it does not have, or one that cannot be
     what it is said to be.
 

@@ -38,8 +38,8 @@ from node.environments.task_types.shapes.base import Published
 from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
 from node.environments.twins import groups_of
-from node.errors import Finding, Findings
-from node.sandbox import Limits
+from node.errors import Mistake, Mistakes
+from node.sandbox import SandboxLimits
 from protocol.errors import UNREADABLE
 
 MAX_GOLDS, MAX_GOLD = 4096, 16 * 1024
@@ -73,8 +73,8 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_tasks: str = "error"
     on_bad_row: str = "error"
     bad_rows: int = -1
-    fuel: int = Limits().fuel
-    memory_mib: int = Limits().memory_mib
+    fuel: int = SandboxLimits().fuel
+    memory_mib: int = SandboxLimits().memory_mib
     packages: str = ""
     prompt_column: str = ""
     answer_column: str = ""
@@ -88,7 +88,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True)
-class Rows:
+class DatasetRows:
     """What a data file holds. shapes: form -> rows taken; skipped: rows left out for what is wrong with them; repeats:
     equal rows and further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"; golds:
     published solutions of some, by problem_id; long: problems left out for their length; alike: problems that are on
@@ -97,7 +97,7 @@ class Rows:
     training: list[Problem] = field(default_factory=list)
     held_back: list[Problem] = field(default_factory=list)
     shapes: Counter[str] = field(default_factory=Counter)
-    skipped: Findings = field(default_factory=Findings)
+    skipped: Mistakes = field(default_factory=Mistakes)
     repeats: int = 0
     left_out: int = 0
     golds: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class DatasetEnvironment(ListedProblems, OneTurn):
 
     name = "dataset"
 
-    def __init__(self, rows: Rows, tokenizer: Tokenizer, runner: ProgramRunner, *, chat: bool) -> None:
+    def __init__(self, rows: DatasetRows, tokenizer: Tokenizer, runner: ProgramRunner, *, chat: bool) -> None:
         self._training = training = rows.training
         self._held_back = held_back = rows.held_back
         self._tokenizer = tokenizer
@@ -240,7 +240,7 @@ def asking(tokenizer: Asked, arguments: Arguments) -> Asked:
     return tokenizer.asked_with(settings) if settings else tokenizer
 
 
-def _leave_long_ones_out(rows: Rows, arguments: Arguments, tokenizer: Tokenizer, chat: bool) -> None:
+def _leave_long_ones_out(rows: DatasetRows, arguments: Arguments, tokenizer: Tokenizer, chat: bool) -> None:
     """Raises DatasetError where others are too long here than when the run was made: see `_read`."""
     for listed in (rows.training, rows.held_back):
         kept = [one for one in listed if len(encode_prompt(one, tokenizer, chat=chat)) <= arguments.most_tokens]
@@ -254,10 +254,10 @@ def _leave_long_ones_out(rows: Rows, arguments: Arguments, tokenizer: Tokenizer,
         )
 
 
-def _read(data: Path | Sequence[Path], arguments: Arguments) -> Rows:
+def _read(data: Path | Sequence[Path], arguments: Arguments) -> DatasetRows:
     """Every row of the files. Raises DatasetError with all mistakes where bad rows are not skipped, or where others are
     skipped than when the run was made."""
-    rows = Rows()
+    rows = DatasetRows()
     seen: dict[str, Problem] = {}
     keys: dict[str, str] = {}
     for path in (paths := files_of(data)):
@@ -276,9 +276,11 @@ def _read(data: Path | Sequence[Path], arguments: Arguments) -> Rows:
     return rows
 
 
-def _read_file(path: Path, arguments: Arguments, rows: Rows, seen: dict[str, Problem], keys: dict[str, str]) -> None:
+def _read_file(
+    path: Path, arguments: Arguments, rows: DatasetRows, seen: dict[str, Problem], keys: dict[str, str]
+) -> None:
     def bad(line: int, what: str, remedy: str = _MEND) -> None:
-        rows.skipped.add(Finding(f"{path}, line {line}", what, remedy))
+        rows.skipped.add(Mistake(f"{path}, line {line}", what, remedy))
 
     for line, raw in read_rows(path, bad):
         if len(seen) > MAX_ROWS:
@@ -294,7 +296,7 @@ def _read_file(path: Path, arguments: Arguments, rows: Rows, seen: dict[str, Pro
             bad(line, f"a value in it is of another type than it should be: {str(error)[:120]}")
 
 
-def _split(problems: list[Problem], keys: Mapping[str, str], share: float, rows: Rows) -> None:
+def _split(problems: list[Problem], keys: Mapping[str, str], share: float, rows: DatasetRows) -> None:
     """Hold a share of the problems back, and what is alike to them: learnt in other words, an answer is no evidence."""
     firsts = groups_of(problems, [keys.get(problem.problem_id) for problem in problems])
     rows.alike = sum(first != place for place, first in enumerate(firsts))
@@ -310,7 +312,7 @@ def _split(problems: list[Problem], keys: Mapping[str, str], share: float, rows:
         (rows.held_back if back else rows.training).append(problem)
 
 
-def unusable_rows(found: Findings) -> DatasetError:
+def unusable_rows(found: Mistakes) -> DatasetError:
     """The first finding as an error that carries them all."""
     first, more = found.first[0], found.total - 1
     also = f" (and {more} more mistakes: intellect-node run validate)" if more else ""
@@ -324,7 +326,7 @@ class _OtherTask(ValueError):
 
 
 def _take(
-    raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[str, Problem], keys: dict[str, str]
+    raw: Mapping[str, Any], arguments: Arguments, rows: DatasetRows, seen: dict[str, Problem], keys: dict[str, str]
 ) -> None:
     """Put a row among those `seen`, and its split key, if it has one. Raises ValueError for one that cannot be used."""
     key = raw.get(SPLIT_KEY)
@@ -367,7 +369,7 @@ def _problem(published: Published, raw: Mapping[str, Any], arguments: Arguments)
     return Problem(published.problem_id, prompt, truth, published.task, before)
 
 
-def collect(data: Path | Sequence[Path], arguments: Arguments) -> Rows:
+def collect(data: Path | Sequence[Path], arguments: Arguments) -> DatasetRows:
     """Every row of a data set that is not part of a run yet. Raises DatasetError for a file that cannot be read."""
     _check_arguments(arguments)
     return _read(data, arguments)
@@ -392,10 +394,10 @@ def _arguments(args: Mapping[str, Any]) -> Arguments:
     return msgspec.convert({"path": "", **{key: args[key] for key in args if key in known}}, Arguments)
 
 
-def _limits(arguments: Arguments) -> Limits:
+def _limits(arguments: Arguments) -> SandboxLimits:
     try:
         packages = tuple(arguments.packages.split())
-        return Limits(fuel=arguments.fuel, memory_mib=arguments.memory_mib, packages=packages)
+        return SandboxLimits(fuel=arguments.fuel, memory_mib=arguments.memory_mib, packages=packages)
     except ValueError as error:
         raise DatasetError("the dataset's arguments are wrong", str(error), "correct [environment.args]") from None
 

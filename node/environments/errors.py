@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-from node.errors import Findings
+from node.errors import Mistakes
 from node.sandbox.errors import Undecided
 from protocol.errors import IntellectError
 
@@ -17,7 +17,7 @@ class EnvironmentFault(IntellectError):
 class DatasetError(EnvironmentFault):
     """A data file that cannot be used; `why` names file and line. findings: all mistakes, where there are rows."""
 
-    findings: Findings | None = None
+    findings: Mistakes | None = None
 
 
 class PackageError(EnvironmentFault):

@@ -28,7 +28,7 @@ def least_dependable(kinds: Iterable[Determinism]) -> Determinism:
     return max(kinds, key=LEAST_DEPENDABLE_LAST.index)
 
 
-class Part(EnvironmentSettings, Protocol):
+class MixPart(EnvironmentSettings, Protocol):
     """One environment of a mix (`protocol.sections.EnvironmentPart`)."""
 
     @property
@@ -166,7 +166,7 @@ class MixEnvironment:
         return label, replace(problem, problem_id=problem_id)
 
 
-def load_mix(parts: Sequence[Part], load: Callable[[EnvironmentSettings], Environment]) -> MixEnvironment:
+def load_mix(parts: Sequence[MixPart], load: Callable[[EnvironmentSettings], Environment]) -> MixEnvironment:
     """load: the registry's loader of a single environment."""
     return MixEnvironment([(part.title, part.weight, load(part)) for part in parts])
 

@@ -11,12 +11,22 @@ from textwrap import dedent
 from typing import Any
 
 from node.environments.guests import guest
-from node.sandbox import Call, Limits, Outcome, Sandbox, SandboxError, Status, Undecided, find_runtime, shelf
+from node.sandbox import (
+    CallOutcome,
+    CallStatus,
+    Sandbox,
+    SandboxCall,
+    SandboxError,
+    SandboxLimits,
+    Undecided,
+    find_runtime,
+    shelf,
+)
 
 MAX_SOURCE = 256 * 1024
 TOTAL = 16
 """Times the fuel of one trial that all trials of a program may use together."""
-Opener = Callable[[Mapping[str, bytes], str, Limits], Sandbox]
+Opener = Callable[[Mapping[str, bytes], str, SandboxLimits], Sandbox]
 """(files, entry module, limits) -> a sandbox that has loaded it."""
 # As CommonMark has it: behind the marks of a fence stands no further one, else it is code in a line.
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
@@ -27,7 +37,7 @@ _ENTRY = "intellect_program"
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProgramTrial:
     """One run. function: empty for a script, which reads `stdin`; else it is called with `arguments` (JSON), or with
     the list that `python` writes."""
 
@@ -74,20 +84,20 @@ def _blanks(line: str) -> int:
     return len(line) - len(line.lstrip(" \t"))
 
 
-def finished(outcome: Outcome) -> bool:
+def finished(outcome: CallOutcome) -> bool:
     """Whether a program came to its end: it returned, or exited with 0."""
-    return outcome.status is Status.OK or (outcome.status is Status.EXITED and outcome.value == 0)
+    return outcome.status is CallStatus.OK or (outcome.status is CallStatus.EXITED and outcome.value == 0)
 
 
 class ProgramRunner:
     """Opened when first needed; for one thread."""
 
-    def __init__(self, opener: Opener, limits: Limits) -> None:
+    def __init__(self, opener: Opener, limits: SandboxLimits) -> None:
         self._opener = opener
         self._limits = limits
         self._sandbox: Sandbox | None = None
 
-    def run(self, source: str, trials: Sequence[Trial]) -> Iterator[Outcome | Undecided]:
+    def run(self, source: str, trials: Sequence[ProgramTrial]) -> Iterator[CallOutcome | Undecided]:
         """One outcome for each trial, as they come. A caller who has seen enough takes no more of them.
 
         All together may use TOTAL times what one may; after that, the rest is out of fuel.
@@ -100,10 +110,10 @@ class ProgramRunner:
         left = TOTAL * self._limits.fuel
         for trial in trials:
             if left <= 0:
-                yield Outcome(Status.OUT_OF_FUEL, error="the trials before used up what all may use together")
+                yield CallOutcome(CallStatus.OUT_OF_FUEL, error="the trials before used up what all may use together")
                 continue
             for outcome in self._sandbox.run([_call(source, trial, min(left, self._limits.fuel))]):
-                left -= outcome.fuel if isinstance(outcome, Outcome) else 0
+                left -= outcome.fuel if isinstance(outcome, CallOutcome) else 0
                 yield outcome
 
     def another(self) -> "ProgramRunner":
@@ -120,12 +130,12 @@ class ProgramRunner:
             self._sandbox = None
 
 
-def _call(source: str, trial: Trial, fuel: int) -> Call:
+def _call(source: str, trial: ProgramTrial, fuel: int) -> SandboxCall:
     if trial.python:
-        return Call("call_written", (source, trial.function, trial.python), trial.stdin.encode(), fuel)
+        return SandboxCall("call_written", (source, trial.function, trial.python), trial.stdin.encode(), fuel)
     if trial.function:
-        return Call("call", (source, trial.function, list(trial.arguments)), trial.stdin.encode(), fuel)
-    return Call("run", (source,), trial.stdin.encode(), fuel)
+        return SandboxCall("call", (source, trial.function, list(trial.arguments)), trial.stdin.encode(), fuel)
+    return SandboxCall("run", (source,), trial.stdin.encode(), fuel)
 
 
 # Which sandbox strangers' code runs in: CPython for WASI, whose outcomes are the same on every machine.
@@ -140,7 +150,7 @@ def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
     optimised: whether the compiler takes its time for fast code; outcomes are the same.
     """
 
-    def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
+    def opened(files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> Sandbox:
         from node.sandbox import open_wasi
         from node.sandbox.opening import SandboxPool
         from node.sandbox.wasi.settings import Settings

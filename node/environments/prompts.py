@@ -11,7 +11,7 @@ MAX_CHARACTERS = 1 << 20
 MAX_MESSAGES = 64
 
 
-class Message(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a published chat; other keys of it say nothing to a model."""
 
     role: Literal["system", "user", "assistant"]
@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True):
 
 def read_prompt(value: Any) -> tuple[tuple[Said, ...], str]:
     """(what was said before, the user's last message). Raises ValueError that says what is wrong."""
-    messages = [Message("user", value)] if isinstance(value, str) else _messages(value)
+    messages = [ChatMessage("user", value)] if isinstance(value, str) else _messages(value)
     if len(messages) > MAX_MESSAGES or sum(len(one.content) for one in messages) > MAX_CHARACTERS:
         raise ValueError("the prompt is too long")
     if not messages or messages[-1].role != "user" or not messages[-1].content:
@@ -79,8 +79,8 @@ class ListedProblems:
         return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
 
 
-def _messages(value: Any) -> Sequence[Message]:
+def _messages(value: Any) -> Sequence[ChatMessage]:
     try:
-        return msgspec.convert(value, list[Message])
+        return msgspec.convert(value, list[ChatMessage])
     except msgspec.ValidationError as error:
         raise ValueError(f"the prompt is neither text nor a list of messages with role and content: {error}") from None

@@ -13,7 +13,7 @@ from node.environments.errors import DatasetError, EnvironmentFault, nearest
 from node.environments.mix import MixEnvironment, load_mix
 from node.environments.package.archive import asset_name
 from node.environments.package.manifest import is_name
-from node.errors import Finding, Findings
+from node.errors import Mistake, Mistakes
 from node.own_code import Function, calling, load_function, unusable
 from protocol.errors import IntellectError
 
@@ -88,7 +88,7 @@ def check_prompts(
     A worker that draws such a problem could not deliver. ask: the problem as the model is asked, where that is more
     than the problem itself.
     """
-    longest, found = 0, Findings()
+    longest, found = 0, Mistakes()
     worst: tuple[int, DatasetError] | None = None
     numbers = looked_at(environment)
     for number in numbers:
@@ -98,7 +98,7 @@ def check_prompts(
             size = error.tokens if isinstance(error, PromptTooLong) else 0
             worst = (size, error) if worst is None or size > worst[0] else worst
             place = f"{environment.name}, problem {number}"
-            found.add(Finding(place, f"{error.what}: {error.why}", error.remedy, size))
+            found.add(Mistake(place, f"{error.what}: {error.why}", error.remedy, size))
     if worst is not None:
         first = worst[1]
         more = f" (and {found.total - 1} more of the {len(numbers)} problems looked at)" if found.total > 1 else ""
@@ -168,7 +168,7 @@ def files_below(asset: str, files: Mapping[str, Path]) -> list[Path]:
 _WANTED = "a finite number"
 
 
-class Row(TypedDict):
+class DatasetRow(TypedDict):
     """answer: whatever the environment's own scorer compares with: for mathematics right answers, any of them; for a
     package its row as JSON."""
 
@@ -198,7 +198,7 @@ class OwnReward:
         return [self._one(problem, transcript) for problem, transcript in zip(problems, transcripts, strict=True)]
 
     def _one(self, problem: Problem, transcript: Transcript) -> float:
-        row = Row(problem_id=problem.problem_id, prompt=problem.prompt, answer=problem.answer)
+        row = DatasetRow(problem_id=problem.problem_id, prompt=problem.prompt, answer=problem.answer)
         answer = self._tokenizer.decode(last_answer(transcript))
         returned = calling(self._import_path, self._function, row, answer, wanted=_WANTED)
         try:

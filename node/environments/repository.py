@@ -10,18 +10,18 @@ from typing import Any, Self
 
 import msgspec
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, answer_of, key_of
 from node.environments.dataset import unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.files import data_file, read_rows
-from node.environments.machine import TOOLS, Machine, check_files
+from node.environments.machine import TOOLS, SessionMachine, check_files
 from node.environments.programs import Opener, finished, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.task_types.code import same_output
 from node.environments.tools.form import how_to_call, parse_call
-from node.errors import Finding, Findings
-from node.recent import Recent
-from node.sandbox import Call, Limits
+from node.errors import Mistake, Mistakes
+from node.sandbox import SandboxCall, SandboxLimits
 
 MOST_CALLS = 64
 _REMEMBERED = 1 << 12
@@ -72,7 +72,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
     determinism: Determinism = "bounded"
 
     def __init__(
-        self, rows: Sequence[_Row], tokenizer: Tokenizer, arguments: Arguments, limits: Limits, opener: Opener
+        self, rows: Sequence[_Row], tokenizer: Tokenizer, arguments: Arguments, limits: SandboxLimits, opener: Opener
     ) -> None:
         """Raises ValueError for a prompt that cannot be used."""
         self.turns = arguments.calls + 1
@@ -88,10 +88,10 @@ class RepositoryEnvironment(ListedProblems, Defaults):
     def _begin(self) -> None:
         """Nothing starts yet."""
         given = self._arguments
-        self.machine = Machine(
+        self.machine = SessionMachine(
             self._opener, self._limits, fuel=given.session_fuel, call_fuel=given.call_fuel, most=given.result_characters
         )
-        self._known = Recent[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](_REMEMBERED)
 
     def _problem(self, row: _Row) -> Problem:
         before, prompt = read_prompt(row.prompt)
@@ -148,7 +148,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
                 wrong.append(row.problem_id)
         return wrong
 
-    def _calls(self, problem: Problem, transcript: Transcript) -> list[Call] | None:
+    def _calls(self, problem: Problem, transcript: Transcript) -> list[SandboxCall] | None:
         """All calls of a session up to that which the transcript ends with; None where it ends with none."""
         calls = [self.machine.begin(self._rows[problem.problem_id].files)]
         for segment in transcript:
@@ -175,11 +175,11 @@ def load(
     """Read and check the whole file. Raises DatasetError, EnvironmentFault."""
     path = data_file(assets, arguments.path)
     limits = _limits(arguments)
-    found, rows = Findings(), {}
+    found, rows = Mistakes(), {}
     remedy = "correct the row: problem_id, prompt, files, tests [{code, output}], gold"
 
     def bad(line: int, what: str) -> None:
-        found.add(Finding(f"{path}, line {line}", what, remedy))
+        found.add(Mistake(f"{path}, line {line}", what, remedy))
 
     for line, raw in read_rows(path, bad):
         try:
@@ -197,11 +197,11 @@ def load(
     return environment
 
 
-def _limits(arguments: Arguments) -> Limits:
+def _limits(arguments: Arguments) -> SandboxLimits:
     try:
         # A call may say less than the limit and never more, so the limit covers both kinds.
         fuel = max(arguments.call_fuel, arguments.test_fuel)
-        limits = Limits(
+        limits = SandboxLimits(
             fuel=fuel,
             memory_mib=arguments.memory_mib,
             disk_bytes=arguments.disk_kib << 10,

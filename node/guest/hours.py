@@ -19,7 +19,7 @@ AHEAD = 8
 _SPAN = re.compile(r"(?:(?P<days>[a-z, -]+) )?(?P<from>\d{1,2}:\d{2})-(?P<to>\d{1,2}:\d{2})")
 
 
-class Span(msgspec.Struct, frozen=True):
+class HourSpan(msgspec.Struct, frozen=True):
     """days: on which it begins, 0 for Monday; start, end: minutes of the day; an end that is no later than the start is
     of the next day."""
 
@@ -50,12 +50,12 @@ class Span(msgspec.Struct, frozen=True):
 class Hours(msgspec.Struct, frozen=True):
     """spans: none is always; zone: of the clock that counts, None for this machine's."""
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[HourSpan, ...] = ()
     zone: tzinfo | None = None
 
     @classmethod
     def parse(cls, texts: Sequence[str], zone: tzinfo | None = None) -> Self:
-        return cls(tuple(map(Span.parse, texts)), zone)
+        return cls(tuple(map(HourSpan.parse, texts)), zone)
 
     def open(self, at: float) -> bool:
         clock = datetime.fromtimestamp(at, self.zone)

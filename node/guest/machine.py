@@ -24,7 +24,7 @@ PROGRAM, SECONDS = "nvidia-smi", 10.0
 MOST_LINES = 512
 
 
-class Use(NamedTuple):
+class OthersUse(NamedTuple):
     """By others. cores: processors' worth of time since the last look; gpu: percent of the busiest GPU; each None where
     it cannot be told. battery: whether the machine runs on one."""
 
@@ -50,13 +50,13 @@ class Use(NamedTuple):
         return " and ".join(names)
 
 
-class Look(Protocol):
+class MachineLook(Protocol):
     """One look at the machine. Blocking."""
 
-    def __call__(self) -> Use: ...
+    def __call__(self) -> OthersUse: ...
 
 
-class Watch:
+class UseWatch:
     """Looks, one after the other: what others used in between. gpus: whether there is one of NVIDIA's."""
 
     def __init__(self, *, gpus: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,12 +64,12 @@ class Watch:
         self._clock = clock
         self._before: tuple[float, float, dict[tuple[int, float], float]] | None = None
 
-    def __call__(self) -> Use:
+    def __call__(self) -> OthersUse:
         own = own_processes()
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         gpu = others_on_gpu({one.pid for one in own}) if self._gpus else 0.0
         # Unknown (None) is no battery's word: a desktop's power supply says nothing of itself.
-        return Use(self._others(own), gpu, battery is not None and battery.power_plugged is False)
+        return OthersUse(self._others(own), gpu, battery is not None and battery.power_plugged is False)
 
     def _others(self, own: Iterable[psutil.Process]) -> float | None:
         """Processors' worth of time by others since the last look, None at the first one."""

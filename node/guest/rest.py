@@ -20,7 +20,7 @@ DOING = "paused: it takes no new work for a while"
 """The same at length, for everybody: why is its owner's affair."""
 
 
-class Rest:
+class GuestRest:
     """One of each node. patience: seconds, where nobody says otherwise."""
 
     def __init__(self, patience: float = PATIENCE) -> None:

@@ -36,7 +36,7 @@ NAMES = {
 }
 
 
-class Guest(msgspec.Struct, frozen=True):
+class GuestSettings(msgspec.Struct, frozen=True):
     """Bytes and seconds; 0: no limit. gpu_watts: that the owner has set, of each GPU."""
 
     hours: Hours = Hours()
@@ -55,7 +55,7 @@ class Guest(msgspec.Struct, frozen=True):
         return bool(self.hours.spans) or self.only_idle
 
 
-def read_guest(values: Mapping[str, Any]) -> Guest:
+def read_guest(values: Mapping[str, Any]) -> GuestSettings:
     """Raises ConfigError with all mistakes."""
     wrong: list[str] = []
     found: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def read_guest(values: Mapping[str, Any]) -> Guest:
     if wrong:
         known = "; ".join(f"{name} ({what})" for name, what in NAMES.items())
         raise ConfigError("[guest] cannot be used", "; ".join(wrong), f"correct these lines of config.toml; {known}")
-    return Guest(**found)
+    return GuestSettings(**found)
 
 
 def seconds_of(value: Any, most: float = LONGEST) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from node.inference.answering import COLDEST, draw_of
-from node.inference.engine import Completion, Engine, Finished, Weights
+from node.inference.engine import Completion, Engine, FinishedSequence, Weights
 from node.inference.errors import EngineError
 from node.inference.model_files import is_model_file
 from node.inference.proofs import compare_all, prove_all
@@ -188,7 +188,7 @@ def look_again(
     except (binascii.Error, UnicodeEncodeError, MalformedProof) as error:
         return msgspec.structs.replace(looked, why=f"its proofs cannot be read: {error}")
     temperature = max(proof.temperature, COLDEST)
-    (found,) = engine.prefill([Finished(proof.prompt, proof.output, adapter=adapter)], temperature)
+    (found,) = engine.prefill([FinishedSequence(proof.prompt, proof.output, adapter=adapter)], temperature)
     errors = compare_all([split], [found.rows], BATCH)
     distances = distance(draw_of(proof.seed, proof.number, len(proof.output)), found.lo, found.hi)
     fault = check_activations(errors, cuts) or check_sampling(distances, cuts)

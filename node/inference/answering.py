@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.inference.engine import Apart, Completion, Engine, Finished, Prefill, Request, Weights
+from node.inference.engine import Apart, Completion, Engine, FinishedSequence, GenerationRequest, Prefill, Weights
 from node.inference.errors import EngineError
-from node.inference.owner import EnginePolicy, Owner, Ticket
-from node.inference.session import Session
+from node.inference.scheduler import EnginePolicy, EngineScheduler, RequestContext
+from node.inference.session import EngineSession
 from node.inference.tokenizer import LocalTokenizer
-from node.inference.wire import Answer, Answered
+from node.inference.wire import AnswerReply, AnswerRequest
 from protocol.sampling import uniforms
 
 COLDEST = 1e-4
@@ -31,9 +31,9 @@ _CONTEXT = "intellect-node answer draw v1"
 
 
 @dataclass(frozen=True)
-class Question:
-    """model: empty for the base, else an adapter's name; prompt: token ids; told: hears (answer, token), and ends that
-    answer by True."""
+class AnswerQuestion:
+    """model: empty for the base, else an adapter's name; prompt: token ids; on_progress: hears (answer, token), and
+    ends that answer by True."""
 
     prompt: Sequence[int]
     most: int
@@ -41,14 +41,14 @@ class Question:
     temperature: float = 1.0
     seed: int = 0
     count: int = 1
-    told: Callable[[int, int], bool] = lambda answer, token: False
+    on_progress: Callable[[int, int], bool] = lambda answer, token: False
 
 
 @dataclass(eq=False)
-class Call:
+class AnswerCall:
     """A question that may be given up. cancelled by `Answerer.cancel`."""
 
-    ticket: Ticket = field(default_factory=lambda: Ticket(0, "task"))
+    ticket: RequestContext = field(default_factory=lambda: RequestContext(0, "task"))
 
 
 class Likelihood(NamedTuple):
@@ -68,11 +68,11 @@ class Answers(Protocol):
     def provable(self) -> bool: ...
     def call(self) -> Any: ...
     def cancel(self, call: Any) -> None: ...
-    def answer(self, question: Question, call: Any) -> list[Any]: ...
+    def answer(self, question: AnswerQuestion, call: Any) -> list[Any]: ...
     def likelihoods(
         self, model: str, prompt: Sequence[int], output: Sequence[int], top: int, call: Any
     ) -> list[Likelihood]: ...
-    def proven(self, question: Question, number: int, completion: Any) -> dict[str, Any]: ...
+    def proven(self, question: AnswerQuestion, number: int, completion: Any) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
 
@@ -102,41 +102,42 @@ class Answerer:
             names = [name.encode() for name in adapters]
             for name, weights in adapters.items():
                 engine.hold(name.encode(), weights, names)
-        self._owner = Owner()
+        self._owner = EngineScheduler()
         self._numbers = itertools.count(1)
         # A daemon: a program that is interrupted does not wait for it.
         self._thread = threading.Thread(target=self._owner.serve, name="engine", daemon=True)
         self._thread.start()
 
-    def call(self) -> Call:
-        return Call(Ticket(next(self._numbers), "task"))
+    def call(self) -> AnswerCall:
+        return AnswerCall(RequestContext(next(self._numbers), "task"))
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: AnswerCall) -> None:
         """Its rows are free at the next step."""
         call.ticket.cancelled = True
         self._owner.wake()
 
-    def answer(self, question: Question, call: Call) -> list[Completion]:
+    def answer(self, question: AnswerQuestion, call: AnswerCall) -> list[Completion]:
         """Waits for all of them: call from a thread. Raises EngineError, Cancelled."""
         draws = [draw_of(question.seed, number, question.most) for number in range(question.count)]
         requests = [
-            Request(question.prompt, numbers, told=_hearing(question, number)) for number, numbers in enumerate(draws)
+            GenerationRequest(question.prompt, numbers, on_progress=_hearing(question, number))
+            for number, numbers in enumerate(draws)
         ]
         return self._owner.draw(call.ticket, self._policy(question.model), requests, max(question.temperature, COLDEST))
 
     def likelihoods(
-        self, model: str, prompt: Sequence[int], output: Sequence[int], top: int, call: Call
+        self, model: str, prompt: Sequence[int], output: Sequence[int], top: int, call: AnswerCall
     ) -> list[Likelihood]:
         """Of each token of an output, and of the `top` likeliest there; the model's own, at temperature 1. Waits;
         raises EngineError, Cancelled."""
-        (found,) = self._owner.look(call.ticket, self._policy(model), [Finished(prompt, output, top=top)], 1.0)
+        (found,) = self._owner.look(call.ticket, self._policy(model), [FinishedSequence(prompt, output, top=top)], 1.0)
         return likelihoods_of(found, len(output))
 
     @property
     def provable(self) -> bool:
         return self._directory is not None
 
-    def proven(self, question: "Question", number: int, completion: Completion) -> dict[str, Any]:
+    def proven(self, question: "AnswerQuestion", number: int, completion: Completion) -> dict[str, Any]:
         """An answer's proof, as JSON has it. Computes, and reads the model's files once: call from a thread."""
         from node.inference.answer_proofs import model_root, prove
 
@@ -174,26 +175,26 @@ def likelihoods_of(found: Prefill, count: int) -> list[Likelihood]:
     return [Likelihood(*one) for one in zip(found.logprobs.tolist(), pairs, strict=True)]
 
 
-def asked(session: Session, request: Answer, said: Callable[[int, int], None]) -> Answered:
+def asked(session: EngineSession, request: AnswerRequest, said: Callable[[int, int], None]) -> AnswerReply:
     """What a node's engine answers whoever its owner lets ask. said: hears (place, token). Raises EngineError."""
     if request.output:
-        sequence = Finished(request.prompt, request.output, top=request.top)
+        sequence = FinishedSequence(request.prompt, request.output, top=request.top)
         (found,) = session.prefill(session.engine, [sequence], 1.0)
         worth = likelihoods_of(found, len(request.output))
-        return Answered(id=request.id, logprobs=[one.logprob for one in worth], top=[one.top for one in worth])
+        return AnswerReply(id=request.id, logprobs=[one.logprob for one in worth], top=[one.top for one in worth])
     places = itertools.count()
 
     def told(token: int) -> bool:
         said(next(places), token)
         return False
 
-    drawn = Request(request.prompt, draw_of(request.seed, request.number, request.most), told=told)
+    drawn = GenerationRequest(request.prompt, draw_of(request.seed, request.number, request.most), on_progress=told)
     (found,) = session.generator()([drawn], max(request.temperature, COLDEST))
-    return Answered(id=request.id, output=found.output)
+    return AnswerReply(id=request.id, output=found.output)
 
 
-def _hearing(question: Question, number: int) -> Callable[[int], bool]:
-    return lambda token: question.told(number, token)
+def _hearing(question: AnswerQuestion, number: int) -> Callable[[int], bool]:
+    return lambda token: question.on_progress(number, token)
 
 
 def draw_of(seed: int, number: int, most: int) -> np.ndarray:

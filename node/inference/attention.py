@@ -19,7 +19,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from node.inference.architectures import PLAIN, Attending
-from node.inference.transformer import Shape
+from node.inference.transformer import TransformerShape
 
 _numbers = count(1)
 
@@ -31,7 +31,7 @@ class KVCache:
     """keys, values: per layer [rows, kv heads, span or a little more, D], a whole number of blocks of positions; what
     no sequence wrote is arbitrary but finite."""
 
-    def __init__(self, shape: Shape, device: str, dtype: torch.dtype, block: int = 1) -> None:
+    def __init__(self, shape: TransformerShape, device: str, dtype: torch.dtype, block: int = 1) -> None:
         self.shape, self._device, self._dtype, self.block = shape, device, dtype, block
         self.captured: dict[tuple[int, ...], Any] = {}
         """Over these tensors, by rows and positions (node.inference.graphs)."""
@@ -161,7 +161,7 @@ class Causal:
 
     by_shape = True
 
-    def __init__(self, kernel: Kernel, shape: Shape) -> None:
+    def __init__(self, kernel: Kernel, shape: TransformerShape) -> None:
         self._kernel, self._shape = kernel, shape
         self._masks = _Masks()
 
@@ -228,7 +228,7 @@ class Chunk:
         return self._masks.of(torch.arange(self._start, end, device=q.device), end, q.dtype, how.window)
 
 
-class Step:
+class DecodeStep:
     """One token of each of the first rows of a cache, at its own position."""
 
     by_shape = True
@@ -294,8 +294,9 @@ class Beginnings:
 
 
 class Branches:
-    """`Step` where rows share what they begin with: each row's query meets its beginning together with those of the
-    others that have it, then its own part, and the two are added up by their softmax's sums (Juravsky et al. 2024)."""
+    """`DecodeStep` where rows share what they begin with: each row's query meets its beginning together with those of
+    the others that have it, then its own part, and the two are added up by their softmax's sums (Juravsky et al.
+    2024)."""
 
     by_shape = True
 

@@ -16,9 +16,9 @@ import trio
 
 from node.changes import Changes
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
-from node.inference.link import Link, Told
-from node.inference.wire import MOST_REQUESTS, Asked, LoadPolicy, Prepare, R, Ready
-from node.processes.forkserver import Anew, Child, Starter, kill_group
+from node.inference.link import ChildLink, Told
+from node.inference.wire import MOST_REQUESTS, AnsweredMessage, EngineReady, LoadPolicy, Prepare, R
+from node.processes.forkserver import Anew, ChildProcess, Starter, kill_group
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
@@ -43,7 +43,12 @@ class EngineChild(Protocol):
     """The part of an `EngineProcess` that those drive who have work for it."""
 
     async def ask(
-        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+        self,
+        request: AnsweredMessage[R],
+        *,
+        timeout: float,
+        policy: LoadPolicy | None = None,
+        on_progress: Told | None = None,
     ) -> R: ...
 
 
@@ -69,8 +74,8 @@ class EngineProcess:
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._starter = starter or Anew()
-        self._process: Child | None = None
-        self._link: Link | None = None
+        self._process: ChildProcess | None = None
+        self._link: ChildLink | None = None
         self._ready = trio.Event()
         self._asleep = False
         self._slept = Changes()
@@ -79,7 +84,7 @@ class EngineProcess:
         self._role = "worker"
         self._starts = 0
         self._worked = False
-        self.ready: Ready | None = None
+        self.ready: EngineReady | None = None
 
     @property
     def pid(self) -> int | None:
@@ -103,7 +108,7 @@ class EngineProcess:
 
     @property
     def used(self) -> dict[str, float]:
-        """Seconds of the running child's engine that each kind of work has had (node.inference.owner)."""
+        """Seconds of the running child's engine that each kind of work has had (node.inference.scheduler)."""
         return self._link.used if self._link else {}
 
     def check_permitted(self, rules: VerificationSpec, role: str = "worker") -> None:
@@ -159,10 +164,15 @@ class EngineProcess:
         self._slept.tell()
 
     async def ask(
-        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+        self,
+        request: AnsweredMessage[R],
+        *,
+        timeout: float,
+        policy: LoadPolicy | None = None,
+        on_progress: Told | None = None,
     ) -> R:
         """The reply to `request` from a child that holds `policy`; any number of
-        requests may be asked at a time. told: hears how far it is.
+        requests may be asked at a time. on_progress: hears how far it is.
 
         Raises EngineError if the engine refuses, EngineCrashed if it ended under the request and its repetitions,
         EngineTimeout after `timeout` seconds: then the request is cancelled, and the child goes on.
@@ -174,37 +184,37 @@ class EngineProcess:
         self._asking += 1
         try:
             with trio.move_on_after(timeout):
-                return await self._repeated(request, policy, told)
+                return await self._repeated(request, policy, on_progress)
             raise EngineTimeout("the engine gave no answer", f"{timeout:g} seconds passed", "give it smaller work")
         finally:
             self._asking -= 1
 
-    async def _repeated(self, request: Asked[R], policy: LoadPolicy | None, told: Told | None) -> R:
+    async def _repeated(self, request: AnsweredMessage[R], policy: LoadPolicy | None, on_progress: Told | None) -> R:
         blamed, ends = 0, 0
         while True:
             try:
-                return await self._asked(request, policy, told)
+                return await self._asked(request, policy, on_progress)
             except EngineCrashed as crash:
                 blamed, ends = blamed + (not crash.blameless), ends + 1
                 if blamed > REPEATS or ends >= MOST_ENDS:
                     raise
                 log.info("engine.repeats", request=type(request).__name__, why=crash.why)
 
-    async def _asked(self, request: Asked[R], policy: LoadPolicy | None, told: Told | None) -> R:
+    async def _asked(self, request: AnsweredMessage[R], policy: LoadPolicy | None, on_progress: Told | None) -> R:
         while (link := self._link) is None or link.ended.is_set():
             await self._ready.wait()
         # The policy goes with the request, whoever answers it: a caller that counted the child's starts could miss one,
         # skip the load and fail for good.
         if policy is not None:
             await link.hold(policy)
-        return await link.exchange(request, told)
+        return await link.exchange(request, on_progress)
 
     async def _run_child(self, task_status: trio.TaskStatus[None]) -> None:
         """One child's life: start, prepare, serve until it breaks. Always raises."""
         self._worked = False
         process = self._process = await self._spawn()
         self._starts += 1
-        link, objection = Link(process), None
+        link, objection = ChildLink(process), None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.run)
@@ -220,11 +230,11 @@ class EngineProcess:
             link.close()
             await _kill(process)
 
-    async def _put_away(self, link: Link) -> None:
+    async def _put_away(self, link: ChildLink) -> None:
         await self._slept.until(lambda: self._asleep)
         link.close()
 
-    async def _introduce(self, link: Link, task_status: trio.TaskStatus[None]) -> EngineError | None:
+    async def _introduce(self, link: ChildLink, task_status: trio.TaskStatus[None]) -> EngineError | None:
         """Prepare the run and let requests come; what stands against that."""
         before = self.ready
         try:
@@ -247,7 +257,7 @@ class EngineProcess:
             task_status.started()
         return None
 
-    async def _spawn(self) -> Child:
+    async def _spawn(self) -> ChildProcess:
         try:
             return await self._starter.start(self._command, self._env, heard=True)
         except OSError as error:
@@ -256,7 +266,7 @@ class EngineProcess:
             ) from None
 
 
-async def _kill(process: Child) -> None:
+async def _kill(process: ChildProcess) -> None:
     """Kill the child and all it started: it leads a process group of its own."""
     kill_group(process.pid)
     # A node that is being cancelled still waits for the killed child: else its process and pipes would stay.

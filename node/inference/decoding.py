@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.inference.engine import MOST_IN_FLIGHT, U16, Completion, Request
+from node.inference.engine import MOST_IN_FLIGHT, U16, Completion, GenerationRequest
 from node.inference.errors import EngineError, ran_out
 from node.inference.language_model import LanguageModel
 from node.inference.out_of_memory import smaller
@@ -43,7 +43,7 @@ class TorchDecoder:
         self._numbers = count(1)
         self._reach = float(_FIRST_GUESS)
 
-    def submit(self, request: Request) -> int:
+    def submit(self, request: GenerationRequest) -> int:
         self._check(request)
         number = next(self._numbers)
         # Most answers end long before their limit: room for all of it would be most of the memory.
@@ -57,7 +57,7 @@ class TorchDecoder:
         self._waiting.append(one)
         return number
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: GenerationRequest) -> None:
         if len(self) >= MOST_IN_FLIGHT:
             raise EngineError("too many requests", f"{len(self)} are in flight", "submit more when some have finished")
         if not len(request.prompt) or not len(request.uniforms):

@@ -26,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from node.inference.proofs import Rows
+from node.inference.proofs import ProofRows
 from protocol.routing import Routing
 from protocol.segments import sampled_tokens
 
@@ -41,18 +41,18 @@ Weights = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """prompt: token ids, at least one; uniforms: float64[max output tokens], one per token to draw; experts: of the
     prompt's first tokens, which were computed before; adapter: the name of one that is held (`Apart`); rows: where
-    heads go instead of into the completion, if the engine can; told: hears each token as it is drawn, at once and in
-    the engine's thread, and ends the answer by True, if the engine can."""
+    heads go instead of into the completion, if the engine can; on_progress: hears each token as it is drawn, at once
+    and in the engine's thread, and ends the answer by True, if the engine can."""
 
     prompt: Sequence[int]
     uniforms: F64
     experts: U8 | None = None
     adapter: bytes = b""
-    rows: Rows | None = None
-    told: Callable[[int], bool] | None = None
+    rows: ProofRows | None = None
+    on_progress: Callable[[int], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Completion:
     heads: U16
     swaps: tuple[int, ...] = ()
     experts: U8 | None = None
-    kept: Rows | None = None
+    kept: ProofRows | None = None
 
     @property
     def rows(self) -> U16:
@@ -74,7 +74,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedSequence:
     """A finished sequence to recompute. prompt and output: token ids, at least one each; segments: which of the output
     were sampled (protocol.segments), all of them if there are none; experts: of all tokens, else routers choose;
     adapter: as of a request; top: how many of the likeliest tokens are wanted beside each sampled one."""
@@ -114,7 +114,7 @@ class Prefill:
 class Decoder(Protocol):
     """Requests in flight, on the weights that were in use when they were submitted, at one temperature."""
 
-    def submit(self, request: Request) -> int:
+    def submit(self, request: GenerationRequest) -> int:
         """A number of its own. Raises EngineError for a request that cannot be served and while MOST_IN_FLIGHT are."""
         ...
 
@@ -194,7 +194,7 @@ class Engine(Protocol):
         """A decoder with nothing in flight."""
         ...
 
-    def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+    def prefill(self, sequences: Sequence[FinishedSequence], temperature: float) -> list[Prefill]:
         """Recompute finished sequences in one forward pass each."""
         ...
 
@@ -215,10 +215,13 @@ class Apart(Protocol):
 
 
 def generate(
-    engine: Engine, requests: Sequence[Request], temperature: float, told: Callable[[], object] = lambda: None
+    engine: Engine,
+    requests: Sequence[GenerationRequest],
+    temperature: float,
+    on_progress: Callable[[], object] = lambda: None,
 ) -> list[Completion]:
-    """Sample one completion per request, in order. told: hears of each. Raises EngineError; nothing stays in flight
-    then."""
+    """Sample one completion per request, in order. on_progress: hears of each. Raises EngineError; nothing stays in
+    flight then."""
     decoder = engine.decoder(temperature)
     waiting = iter(enumerate(requests))
     places: dict[int, int] = {}
@@ -229,7 +232,7 @@ def generate(
                 places[decoder.submit(request)] = place
             for number, completion in decoder.step():
                 done[places.pop(number)] = completion
-                told()
+                on_progress()
     finally:
         for number in places:
             decoder.cancel(number)

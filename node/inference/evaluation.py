@@ -13,9 +13,9 @@ from blake3 import blake3
 
 from node.environments.base import Environment, Problem
 from node.environments.mix import MixEnvironment, label_of
-from node.inference.engine import Request
+from node.inference.engine import GenerationRequest
 from node.inference.proofs import unproven
-from node.inference.turns import Generate, Rollout, bounds_of, play
+from node.inference.turns import Generate, PlayedRollout, bounds_of, play
 from protocol.budgets import output_limit, shaped, target_in_evaluation, told
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
@@ -27,12 +27,12 @@ _SAMPLE = "intellect-node evaluation sample v1"
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class EvaluatedAnswer:
     """A held-back problem and its answer. task: what the environment scored; reward: what that is worth in the run,
     with the length that was asked for (target) in it."""
 
     problem: Problem
-    rollout: Rollout
+    rollout: PlayedRollout
     task: float
     reward: float
     target: int | None
@@ -49,7 +49,7 @@ class Evaluation:
         self._others = others
         self._generate = generate
         self.samples = 0
-        self.answered: list[Answered] = []
+        self.answered: list[EvaluatedAnswer] = []
         """The last evaluation's, of what the run trains on."""
 
     def figures(self, step: int) -> dict[str, Any]:
@@ -72,11 +72,11 @@ class Evaluation:
         found |= lengths_of(self.answered) if self._run.length_budget.targets else {}
         return found | ({"eval_reward_by_environment": table} if len(table) > 1 else {})
 
-    def answered_in(self, step: int) -> list[Answered]:
+    def answered_in(self, step: int) -> list[EvaluatedAnswer]:
         """What the problems that a step draws are answered."""
         return self.answered_by([b""], step)[0]
 
-    def answered_by(self, adapters: Sequence[bytes], step: int) -> list[list[Answered]]:
+    def answered_by(self, adapters: Sequence[bytes], step: int) -> list[list[EvaluatedAnswer]]:
         """The same of each of several adapters that the engine holds, all of them at a time; b"" is its base."""
         return self._answered(self._environment, step, "", adapters)
 
@@ -88,7 +88,7 @@ class Evaluation:
 
     def _answered(
         self, environment: Environment, step: int, label: str, adapters: Sequence[bytes] = (b"",)
-    ) -> list[list[Answered]]:
+    ) -> list[list[EvaluatedAnswer]]:
         """What each adapter answered an environment's problems. label: empty for what the run trains on; others draw
         numbers of their own."""
         limit = self._run.rollout.max_output_tokens
@@ -99,7 +99,7 @@ class Evaluation:
         problems = [environment.held_back_problem(number) for number in chosen]
         targets = [target_in_evaluation(self._run, turn) for turn in range(len(chosen))]
         requests = [
-            Request(self._prompt(environment, problem, target), numbers[: output_limit(self._run, target)])
+            GenerationRequest(self._prompt(environment, problem, target), numbers[: output_limit(self._run, target)])
             for problem, target, numbers in zip(problems, targets, drawn, strict=True)
         ]
         # All adapters in one call: their requests share a decoder, row beside row.
@@ -111,9 +111,9 @@ class Evaluation:
         found = [self._worth(*one) for one in zip(asked, rollouts, scores, targets * len(adapters), strict=True)]
         return [found[at * len(problems) : (at + 1) * len(problems)] for at in range(len(adapters))]
 
-    def _worth(self, problem: Problem, rollout: Rollout, task: float, target: int | None) -> Answered:
+    def _worth(self, problem: Problem, rollout: PlayedRollout, task: float, target: int | None) -> EvaluatedAnswer:
         reward = task if target is None else shaped(self._run.length_budget, task, rollout.sampled, target)
-        return Answered(problem, rollout, float(task), float(reward), target)
+        return EvaluatedAnswer(problem, rollout, float(task), float(reward), target)
 
     def answers(self, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
         """Some of the last evaluation in words, bounded. length: sampled tokens; finished: ended by the policy
@@ -131,7 +131,7 @@ class Evaluation:
             for one in self._shown()
         ]
 
-    def _shown(self) -> list[Answered]:
+    def _shown(self) -> list[EvaluatedAnswer]:
         """Spread over all; every step one further, or all would have the same target where those come in turns."""
         width = max(1, -(-len(self.answered) // SHOWN))
         return [self.answered[at + at // width % width] for at in range(0, len(self.answered) - width + 1, width)]
@@ -144,7 +144,7 @@ class Evaluation:
         return environment.prompt_tokens(replace(problem, prompt=self._text(problem, target)))
 
 
-def lengths_of(answered: Sequence[Answered]) -> dict[str, Any]:
+def lengths_of(answered: Sequence[EvaluatedAnswer]) -> dict[str, Any]:
     """How far answers are from the lengths that they were asked for, in tokens; the correlation of the two (None where
     one of them does not vary); mean length and mean error of each target; and the task's own score beside them."""
     targets = np.array([one.target or 0 for one in answered], dtype=np.float64)

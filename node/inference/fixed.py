@@ -126,7 +126,7 @@ class FixedModel(LanguageModel):
         whole[:, :used] = tokens, rows, places
         fed, at_rows, at_places = self.numbers(whole)
         farthest = int(places.max())
-        attend = Blocks(cache, at_rows, at_places, used, farthest // self.block + 1)
+        attend = AttentionBlocks(cache, at_rows, at_places, used, farthest // self.block + 1)
         end = -(-(farthest + 1) // TABLE) * TABLE
         return self._transformer(fed[:, None], at_places[:, None], end, attend, routes)[:used, 0]
 
@@ -144,7 +144,7 @@ def _filled(rows: Tensor, count: int) -> Tensor:
     return whole
 
 
-class Blocks:
+class AttentionBlocks:
     """`Attend` of one tile. rows, places: int64[tile], of which the first `used` are tokens; blocks: that the farthest
     of them sees."""
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference.adapters import NOBODY, Adapters
-from node.inference.attention import Beginnings, Branches, Kernel, KVCache, Step
+from node.inference.attention import Beginnings, Branches, DecodeStep, Kernel, KVCache
 from node.inference.transfer import sent
 from node.inference.transformer import Transformer
 
@@ -174,7 +174,7 @@ class Graphs:
 
     def _compute(self, cache: KVCache, end: int, tokens: Tensor, places: Tensor) -> Tensor:
         # A graph is replayed for other places, so it never knows that all rows are at the same one.
-        attend = Step(self._kernel, cache, places, end, level=False)
+        attend = DecodeStep(self._kernel, cache, places, end, level=False)
         return self._transformer(tokens[:, None], places[:, None], end, attend)[:, 0]
 
     def _compute_branches(

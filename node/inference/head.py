@@ -13,7 +13,7 @@ CHUNK_CELLS = 1 << 24
 """Weights turned into float32 at a time where a device has no such product: 64 MiB."""
 
 
-class Head:
+class OutputHead:
     """weight: [vocabulary, hidden], not copied unless `wide`; bias: [vocabulary] or None.
 
     wide: a copy in float32 is kept. On a CPU it is worth its memory, since nothing there sums bfloat16 in float32.

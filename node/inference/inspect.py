@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.inference.engine import Engine, Finished, Prefill
+from node.inference.engine import Engine, FinishedSequence, Prefill
 from node.inference.errors import EngineError
 from node.inference.proofs import compare_all
 from node.inference.replay import replay_turns, transcript_of
-from node.inference.session import Session
-from node.inference.tasks import Tasks, heard
+from node.inference.session import EngineSession
+from node.inference.tasks import DrawnTasks, heard
 from node.inference.wire import Inspect, Inspected
 from node.state.files import write_whole
 from protocol import checks
@@ -31,26 +31,26 @@ from protocol.messages import NO_PROMPTS
 from protocol.rollout import (
     MAX_FILE_BYTES,
     MalformedRollout,
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     SampleRow,
+    ValidatorReport,
     decode,
     encode_report,
 )
 from protocol.routing import load_of, table_of
 from protocol.run import VerificationSpec
 from protocol.sampling import distance, uniforms
-from protocol.statements import Outcome, WorkCommitment
-from protocol.toploc import Proof, ProofErrors, proof_count
+from protocol.statements import VerdictOutcome, WorkCommitment
+from protocol.toploc import ActivationProof, ProofErrors, proof_count
 from protocol.values import mean_logprobs, prompts_hash, reward_tags
 
 SCORED_TOGETHER = 4
 """Answers of a group between two looks at the clock: a group of 256 may all run into a deadline of seconds."""
 
 
-def inspect(session: Session, order: Inspect) -> Inspected:
+def inspect(session: EngineSession, order: Inspect) -> Inspected:
     """Judge the file at `order.path`; on acceptance write the report. session: at that order. Raises EngineError for
     our own troubles only."""
     started = time.monotonic()
@@ -60,7 +60,7 @@ def inspect(session: Session, order: Inspect) -> Inspected:
     written = fault is None and _write_report(session, order, data, found)
     return Inspected(
         id=order.id,
-        outcome=int(fault.outcome if fault else Outcome.ACCEPT),
+        outcome=int(fault.outcome if fault else VerdictOutcome.ACCEPT),
         reason=int(fault.reason if fault else Reason.NONE),
         detail=fault.detail if fault else "",
         report_path=order.report_path if written else "",
@@ -104,7 +104,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Findings:
+class InspectionFindings:
     """What the checks came to, up to the first fault. unreplayed: groups whose turns could not be replayed; prompts:
     hash of what the file was to answer."""
 
@@ -115,7 +115,7 @@ class Findings:
     scores: Scores = Scores()
 
 
-def _judge(session: Session, order: Inspect, data: bytes) -> Findings:
+def _judge(session: EngineSession, order: Inspect, data: bytes) -> InspectionFindings:
     """Every check, cheapest first; the model sees the groups of the lot only, in one prefill. Then the rewards, in
     which there is nothing to be found wrong.
 
@@ -126,29 +126,29 @@ def _judge(session: Session, order: Inspect, data: bytes) -> Findings:
     # Later checks rely on earlier ones: of a stranger's bytes nothing is believed that was not checked by then.
     batch = _parse(session, order, data)
     if isinstance(batch, Fault):
-        return Findings(batch)
+        return InspectionFindings(batch)
     tasks = _tasks(session, batch)
     if isinstance(tasks, Fault):
-        return Findings(tasks)
+        return InspectionFindings(tasks)
     prompts = prompts_hash(tasks.prompts)
     proofs = _check_form(session, order, batch, tasks)
     if isinstance(proofs, Fault):
-        return Findings(proofs, prompts)
+        return InspectionFindings(proofs, prompts)
     drawn = range(session.run.rollout.prompts_per_file) if order.groups is None else order.groups
     until = time.monotonic() + session.run.audit.scoring_seconds
     otherwise, unreplayed = replay_turns(session.environment, session.bounds, batch, tasks, first=drawn, until=until)
-    if otherwise and otherwise.outcome is Outcome.SLASH:
-        return Findings(otherwise, prompts, unreplayed)
+    if otherwise and otherwise.outcome is VerdictOutcome.SLASH:
+        return InspectionFindings(otherwise, prompts, unreplayed)
     left = until - time.monotonic()  # the prefill waits for its turn on the engine, which is not the file's doing
     replay = _replay_tokens(session, batch, proofs, drawn, second_look=order.second_look)
     # `otherwise` is no proof here, or it would have been returned above: what the model finds says more.
     if fault := replay.fault or otherwise:
-        return Findings(fault, prompts, unreplayed, replay)
+        return InspectionFindings(fault, prompts, unreplayed, replay)
     scores = _score(session, batch, tasks, unreplayed, time.monotonic() + left)
-    return Findings(_check_heard(session, batch, tasks, scores), prompts, unreplayed, replay, scores)
+    return InspectionFindings(_check_heard(session, batch, tasks, scores), prompts, unreplayed, replay, scores)
 
 
-def _check_heard(session: Session, batch: RolloutBatch, tasks: Tasks, scores: Scores) -> Fault | None:
+def _check_heard(session: EngineSession, batch: RolloutBatch, tasks: DrawnTasks, scores: Scores) -> Fault | None:
     """Servers pay what the file says that they paid. Raises EngineError where one did not say it: another recorder may
     hear it, and this one has no word about the file."""
     witnessed = tasks.witnessed(session.environment)
@@ -161,9 +161,9 @@ def _check_heard(session: Session, batch: RolloutBatch, tasks: Tasks, scores: Sc
 
 
 def _replay_tokens(
-    session: Session,
+    session: EngineSession,
     batch: RolloutBatch,
-    proofs: Sequence[Sequence[Proof]],
+    proofs: Sequence[Sequence[ActivationProof]],
     drawn: Collection[int],
     *,
     second_look: bool,
@@ -176,14 +176,16 @@ def _replay_tokens(
     rows, worker = [batch.rows[i] for i in place], batch.header.engine
     engine = session.unlike(worker) if second_look else session.like(worker)
     prefills = _prefill(session, engine, rows)
-    seen = Seen(rows, prefills, [proofs[i] for i in place], engine.name, worker)
+    seen = RecomputedRows(rows, prefills, [proofs[i] for i in place], engine.name, worker)
     fault, statistics, evidence = _check_numbers(session, seen)
     if fault is None:
         fault = checks.check_freshness(batch, session.answer(session.challenge(batch.rows)))
     return Replay(fault, groups, rows, prefills, engine.name, statistics, evidence)
 
 
-def _score(session: Session, batch: RolloutBatch, tasks: Tasks, unreplayed: Collection[int], until: float) -> Scores:
+def _score(
+    session: EngineSession, batch: RolloutBatch, tasks: DrawnTasks, unreplayed: Collection[int], until: float
+) -> Scores:
     rewards, undecided = score_groups(session, batch, tasks, unreplayed, until)
     late = undecided.difference(unreplayed)
     judged = {group for group in late if session.environment.is_judged(tasks.problems[group])}
@@ -191,7 +193,7 @@ def _score(session: Session, batch: RolloutBatch, tasks: Tasks, unreplayed: Coll
 
 
 def score_groups(
-    session: Session, batch: RolloutBatch, tasks: Tasks, unreplayed: Collection[int], until: float
+    session: EngineSession, batch: RolloutBatch, tasks: DrawnTasks, unreplayed: Collection[int], until: float
 ) -> tuple[list[float], set[int]]:
     """(reward of every sample, groups without a dependable one): those that are `unreplayed`, and what is left when the
     clock says `until`.
@@ -233,7 +235,7 @@ def _read(path: str) -> bytes:
         return file.read(MAX_FILE_BYTES + 1)
 
 
-def _parse(session: Session, order: Inspect, data: bytes) -> RolloutBatch | Fault:
+def _parse(session: EngineSession, order: Inspect, data: bytes) -> RolloutBatch | Fault:
     rollout = session.run.rollout
     # More than any rollout may have: what is longer is refused before it stands in memory as numbers.
     tokens = rollout.max_prompt_tokens + rollout.max_output_tokens + rollout.max_environment_tokens
@@ -244,12 +246,12 @@ def _parse(session: Session, order: Inspect, data: bytes) -> RolloutBatch | Faul
     return checks.check_identity(batch, _commitment(session, order)) or batch
 
 
-def _commitment(session: Session, order: Inspect) -> WorkCommitment:
+def _commitment(session: EngineSession, order: Inspect) -> WorkCommitment:
     about = session.submission
     return WorkCommitment(order.pool, about.node, about.policy_root, about.index, order.file_root, order.units)
 
 
-def _tasks(session: Session, batch: RolloutBatch) -> Tasks | Fault:
+def _tasks(session: EngineSession, batch: RolloutBatch) -> DrawnTasks | Fault:
     """What the file must be about, given the capacity class that it states."""
     try:
         return session.tasks(batch.header.capacity)
@@ -257,7 +259,9 @@ def _tasks(session: Session, batch: RolloutBatch) -> Tasks | Fault:
         return Fault(Reason.MALFORMED, f"the header's {error}")
 
 
-def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Tasks) -> list[list[Proof]] | Fault:
+def _check_form(
+    session: EngineSession, order: Inspect, batch: RolloutBatch, tasks: DrawnTasks
+) -> list[list[ActivationProof]] | Fault:
     """Everything that needs no model: form, units, draw, termination, the proofs' form."""
     run = session.run
     if batch.header.heard and not tasks.witnessed(session.environment):
@@ -278,28 +282,28 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
     return fault or checks.parse_proofs(batch, run.verification)
 
 
-def _prefill(session: Session, engine: Engine, rows: Sequence[SampleRow]) -> list[Prefill]:
+def _prefill(session: EngineSession, engine: Engine, rows: Sequence[SampleRow]) -> list[Prefill]:
     routing = engine.routing
     sequences = [
-        Finished(row.prompt, row.output, row.segments, table_of(row.experts, routing) if routing else None)
+        FinishedSequence(row.prompt, row.output, row.segments, table_of(row.experts, routing) if routing else None)
         for row in rows
     ]
     return session.prefill(engine, sequences)
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecomputedRows:
     """What was recomputed of some rows, beside what their maker says. worker, verifier: classes of the engines that
     made the file, by its header, and that looked."""
 
     rows: Sequence[SampleRow]
     prefills: Sequence[Prefill]
-    proofs: Sequence[Sequence[Proof]]
+    proofs: Sequence[Sequence[ActivationProof]]
     verifier: str
     worker: str
 
 
-def _check_numbers(session: Session, seen: Seen) -> tuple[Fault | None, dict[str, float], Evidence]:
+def _check_numbers(session: EngineSession, seen: RecomputedRows) -> tuple[Fault | None, dict[str, float], Evidence]:
     """Activations and the replay of the sampler: what is wrong, and what was measured."""
     rules = session.run.verification
     cuts = rules.cuts(seen.worker, seen.verifier)
@@ -318,7 +322,7 @@ def _check_numbers(session: Session, seen: Seen) -> tuple[Fault | None, dict[str
     return fault or checks.check_sampling(distances, cuts), statistics, evidence
 
 
-def _routes(session: Session, rows: Sequence[SampleRow], short: Sequence[np.ndarray]) -> dict[str, float]:
+def _routes(session: EngineSession, rows: Sequence[SampleRow], short: Sequence[np.ndarray]) -> dict[str, float]:
     """How the recomputed samples were spread over experts; nothing of a model without."""
     routing = session.engine.routing
     if routing is None:
@@ -328,7 +332,7 @@ def _routes(session: Session, rows: Sequence[SampleRow], short: Sequence[np.ndar
     return {"routing": worst, "busiest_expert": float(shares.max()), "idle_experts": float((shares == 0).mean())}
 
 
-def _first_misrouted(seen: Seen, cuts: Cuts) -> int:
+def _first_misrouted(seen: RecomputedRows, cuts: Cuts) -> int:
     """The group of the first sample whose experts fail by themselves."""
     pairs = zip(seen.rows, seen.prefills, strict=True)
     return next((row.group for row, one in pairs if one.routing is not None and one.routing.max() > cuts.routing), -1)
@@ -341,7 +345,9 @@ def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts:
     return next(failing, -1)
 
 
-def _evidence(rules: VerificationSpec, seen: Seen, errors: Sequence[ProofErrors], distances: np.ndarray) -> Evidence:
+def _evidence(
+    rules: VerificationSpec, seen: RecomputedRows, errors: Sequence[ProofErrors], distances: np.ndarray
+) -> Evidence:
     """What the samples say about their worker, by the run's calibrated tables; nothing if none fits."""
     if not rules.decision.calibrated:
         return Evidence({})
@@ -365,7 +371,7 @@ def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
     }
 
 
-def _distances(session: Session, seen: Seen) -> np.ndarray:
+def _distances(session: EngineSession, seen: RecomputedRows) -> np.ndarray:
     """float64[sampled tokens]: how far each drawn number lies outside its token's interval."""
     drawn = [uniforms(session.seed(row.group, row.sample), row.units) for row in seen.rows]
     lo = np.concatenate([prefill.lo for prefill in seen.prefills])
@@ -373,7 +379,7 @@ def _distances(session: Session, seen: Seen) -> np.ndarray:
     return distance(np.concatenate(drawn), lo, hi)
 
 
-def _write_report(session: Session, order: Inspect, data: bytes, found: Findings) -> bool:
+def _write_report(session: EngineSession, order: Inspect, data: bytes, found: InspectionFindings) -> bool:
     """Write what was recomputed of the drawn groups; False if there is nothing that could be trained on. Where judges
     are to say the reward, it is NaN."""
     scores, size = found.scores, session.run.rollout.group_size
@@ -391,5 +397,5 @@ def _write_report(session: Session, order: Inspect, data: bytes, found: Findings
         return False
     root = order.file_root or describe(data).root
     header = ReportHeader(root.hex(), order.policy_root.hex())
-    write_whole(Path(order.report_path), encode_report(Report(header, rows)))
+    write_whole(Path(order.report_path), encode_report(ValidatorReport(header, rows)))
     return True

@@ -15,10 +15,10 @@ from torch import Tensor
 from node.inference import device_sampling
 from node.inference.adapters import Adapters
 from node.inference.architectures import logit_cap, logit_divisor
-from node.inference.attention import KERNELS, Beginnings, Branches, Causal, Chunk, KVCache, Step
+from node.inference.attention import KERNELS, Beginnings, Branches, Causal, Chunk, DecodeStep, KVCache
 from node.inference.errors import EngineError
 from node.inference.graphs import Graphs
-from node.inference.head import Head
+from node.inference.head import OutputHead
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
 from node.inference.transformer import Routes, Transformer
@@ -48,7 +48,7 @@ class LanguageModel:
         self._transformer = Transformer(model, device, dtype, self.adapters)
         # That kernel's name says how adapters are added; attention is what it is under sdpa.
         self._kernel = KERNELS["sdpa" if attention == LORA else attention]
-        self._head = Head(self._transformer.head)
+        self._head = OutputHead(self._transformer.head)
         self._divisor, self._cap = logit_divisor(model.config), logit_cap(model.config)
         self._device = device
         self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
@@ -118,7 +118,7 @@ class LanguageModel:
             return self._branched(cache, tokens, places, routes, shared)
         (fed, positions), end = self.numbers([tokens, places]), max(places) + 1
         # Told from the numbers here: asked of the tensor, it would be one more wait for a GPU in each step.
-        attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)
+        attend = DecodeStep(self._kernel, cache, positions, end, level=end == min(places) + 1)
         return self._transformer(fed[:, None], positions[:, None], end, attend, routes)[:, 0]
 
     def _branched(

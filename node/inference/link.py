@@ -18,26 +18,26 @@ from node.inference.wire import (
     HEADER,
     MOST_REQUESTS,
     REPLY_TO,
-    Asked,
+    AnsweredMessage,
     Cancel,
-    Ending,
-    Failed,
+    ChildEnding,
+    EngineWireError,
     Inspect,
     LoadPolicy,
     Ping,
     Pong,
     Produce,
-    Progress,
     R,
     Reply,
-    Said,
-    WireError,
+    RequestFailed,
+    RequestProgress,
+    SaidToken,
     answer_to,
     body_length,
     decode_reply,
     encode,
 )
-from node.processes.forkserver import Child
+from node.processes.forkserver import ChildProcess
 
 READ_SIZE = 1 << 16
 PING_EVERY = 1.0
@@ -46,15 +46,15 @@ CANCEL_GRACE = 120.0
 LAST_WORD = 0.5
 """Seconds in which what a child said before it ended may still be read, and its end be known."""
 _REMEDY = "the node restarts it"
-Told = Callable[[Progress | Said], None]
+Told = Callable[[RequestProgress | SaidToken], None]
 
 
 class _Awaited:
-    """A request without an answer. told: hears of its progress."""
+    """A request without an answer. on_progress: hears of its progress."""
 
-    def __init__(self, request: Asked[Any], told: Told | None) -> None:
+    def __init__(self, request: AnsweredMessage[Any], on_progress: Told | None) -> None:
         self.request = request
-        self.told = told
+        self.told = on_progress
         self.answered = trio.Event()
         self.reply: Reply | None = None
 
@@ -63,10 +63,10 @@ class _Awaited:
         self.answered.set()
 
 
-class Link:
+class ChildLink:
     """The way to a running child."""
 
-    def __init__(self, process: Child) -> None:
+    def __init__(self, process: ChildProcess) -> None:
         self._process = process
         self._numbers = itertools.count(1)
         self._awaited: dict[int, _Awaited] = {}
@@ -102,7 +102,7 @@ class Link:
 
     # requests
 
-    async def exchange(self, request: Asked[R], told: Told | None = None) -> R:
+    async def exchange(self, request: AnsweredMessage[R], on_progress: Told | None = None) -> R:
         """The reply to one request. Raises EngineError if the engine refuses, EngineCrashed if the child ends.
 
         Cancelling it cancels the request.
@@ -111,7 +111,7 @@ class Link:
             # It had ended before this request came, which cannot be why.
             raise self._crash(blameless=True)
         number = next(self._numbers)
-        awaited = self._awaited[number] = _Awaited(request, told)
+        awaited = self._awaited[number] = _Awaited(request, on_progress)
         try:
             self._say(msgspec.structs.replace(request, id=number))
             await awaited.answered.wait()
@@ -124,7 +124,7 @@ class Link:
         reply = awaited.reply
         if reply is None:
             raise self._crash(blameless=self._during is not None and number not in self._during)
-        if isinstance(reply, Failed):
+        if isinstance(reply, RequestFailed):
             raise EngineError(reply.what, reply.why, reply.remedy)
         self.worked |= isinstance(request, Produce | Inspect)
         return answer_to(request, reply)
@@ -141,7 +141,7 @@ class Link:
 
     # frames
 
-    def _say(self, request: Asked[Any] | Cancel | Ping) -> None:
+    def _say(self, request: AnsweredMessage[Any] | Cancel | Ping) -> None:
         try:
             self._out.send_nowait(encode(request))
         except trio.WouldBlock:
@@ -165,17 +165,17 @@ class Link:
                 self._hear(reply)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await self._gone("its output ended")
-        except WireError as error:
+        except EngineWireError as error:
             self._break("the engine babbles", error.why)
 
     def _hear(self, reply: Reply) -> None:
         if isinstance(reply, Pong):
             self._dog.pong(time.monotonic(), reply.beats, reply.busy)
             self.used = reply.used
-        elif isinstance(reply, Ending):
+        elif isinstance(reply, ChildEnding):
             self._during = reply.during
             self._break(reply.what, reply.why, reply.remedy)
-        elif isinstance(reply, Progress | Said):
+        elif isinstance(reply, RequestProgress | SaidToken):
             awaited = self._awaited.get(reply.id)
             # Of a request that was cancelled some may still be on the way.
             if awaited is not None and awaited.told is not None:
@@ -188,7 +188,7 @@ class Link:
         if self._cancelled.pop(reply.id, None) is not None:
             return
         awaited = self._awaited.get(reply.id)
-        if awaited is None or not isinstance(reply, (REPLY_TO[type(awaited.request)], Failed)):
+        if awaited is None or not isinstance(reply, (REPLY_TO[type(awaited.request)], RequestFailed)):
             self._break("the engine babbles", f"{type(reply).__name__} {reply.id} was not asked for")
         else:
             awaited.settle(reply)

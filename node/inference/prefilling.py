@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.inference.engine import F32, F64, U8, U16, Finished, Prefill
+from node.inference.engine import F32, F64, U8, U16, FinishedSequence, Prefill
 from node.inference.errors import EngineError, ran_out
 from node.inference.language_model import I64, LanguageModel, batches
 from node.inference.out_of_memory import smaller
@@ -22,7 +22,7 @@ from protocol.segments import sampled_places
 class _Work:
     """One sequence: what goes through the model, where its tokens were sampled, and what was found so far."""
 
-    def __init__(self, sequence: Finished, model: LanguageModel) -> None:
+    def __init__(self, sequence: FinishedSequence, model: LanguageModel) -> None:
         self.fed = [*sequence.prompt, *sequence.output[:-1]]
         self.places = len(sequence.prompt) - 1 + sampled_places(sequence.segments, len(sequence.output))
         self.drawn: I64 = np.asarray(sequence.sampled, dtype=np.int64)
@@ -75,7 +75,7 @@ class Prefiller:
     pass_tokens: int
 
     @torch.inference_mode()
-    def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+    def prefill(self, sequences: Sequence[FinishedSequence], temperature: float) -> list[Prefill]:
         """In order. Raises EngineError."""
         all_work = [_Work(sequence, self.model) for sequence in sequences]
         # By length: a pass is padded to its longest, and padding is computed in vain.

@@ -25,32 +25,32 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.inference.engines import EngineFactory, make_engine
 from node.inference.errors import reason_to_end
-from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest
 from node.inference.room import adapter_columns, room_for
-from node.inference.server import Server, SessionType, log
-from node.inference.session import Session
+from node.inference.scheduler import Cancelled, EngineScheduler, RequestContext, Share, emptiest
+from node.inference.server import EngineServer, SessionType, log
+from node.inference.session import EngineSession
 from node.inference.settings import EngineSettings, devices
 from node.inference.wire import (
     MOST_REQUESTS,
-    Answer,
+    AnswerRequest,
     Cancel,
-    Ending,
-    Failed,
+    ChildEnding,
+    EngineWireError,
     Inspect,
     Ping,
     Pong,
     Produce,
-    Progress,
     Reply,
     Request,
-    Said,
+    RequestFailed,
+    RequestProgress,
+    SaidToken,
     Teach,
-    WireError,
     encode,
     kept_policies,
     requests,
 )
-from node.inference.wish import Wish, wish_from
+from node.inference.wish import EngineOptions, wish_from
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
@@ -65,7 +65,12 @@ class Conversation:
     called from any thread, and perhaps more than once."""
 
     def __init__(
-        self, source: BinaryIO, sink: BinaryIO, server: Server, owner: Owner, ended: Callable[[int], None]
+        self,
+        source: BinaryIO,
+        sink: BinaryIO,
+        server: EngineServer,
+        owner: EngineScheduler,
+        ended: Callable[[int], None],
     ) -> None:
         self._source = source
         self._sink = sink
@@ -73,14 +78,17 @@ class Conversation:
         self._owner = owner
         self._ended = ended
         self._writing = threading.Lock()
-        self._jobs = Jobs(lambda request, ticket: server.answer(request, ticket, owner), self._say)
+        self._jobs = EngineJobs(lambda request, ticket: server.answer(request, ticket, owner), self._say)
 
     def _say(self, reply: Reply) -> None:
         try:
             frame = encode(reply)
-        except (WireError, UnicodeEncodeError) as error:  # half a character in a stranger's text, or too much of it
+        except (
+            EngineWireError,
+            UnicodeEncodeError,
+        ) as error:  # half a character in a stranger's text, or too much of it
             what, remedy = "the engine's answer cannot be sent", "see the log of the engine"
-            frame = encode(Failed(id=reply.id, what=what, why=str(error)[:300], remedy=remedy))
+            frame = encode(RequestFailed(id=reply.id, what=what, why=str(error)[:300], remedy=remedy))
         try:
             with self._writing:
                 self._sink.write(frame)
@@ -93,15 +101,15 @@ class Conversation:
         try:
             for request in requests(self._source):
                 self._hear(request)
-        except (WireError, OSError) as error:
+        except (EngineWireError, OSError) as error:
             log("engine.input_broken", error=str(error))
             self._ended(_UNREADABLE)
         else:
             self._ended(_GONE)
 
-    def _hear(self, request: Request | WireError) -> None:
-        if isinstance(request, WireError):
-            self._say(Failed(what=request.what, why=request.why, remedy="report this: the daemon sent it"))
+    def _hear(self, request: Request | EngineWireError) -> None:
+        if isinstance(request, EngineWireError):
+            self._say(RequestFailed(what=request.what, why=request.why, remedy="report this: the daemon sent it"))
         elif isinstance(request, Ping):
             owner = self._owner
             used = {str(share): seconds for share, seconds in owner.clock.used.items()}
@@ -120,21 +128,21 @@ class Conversation:
             nonlocal last
             if time.monotonic() - last >= PROGRESS_EVERY:
                 last = time.monotonic()
-                self._say(Progress(id=number, done=done, of=of))
+                self._say(RequestProgress(id=number, done=done, of=of))
 
         return tell
 
-    def end_if_fatal(self, error: Exception, during: Collection[Ticket]) -> None:
+    def end_if_fatal(self, error: Exception, during: Collection[RequestContext]) -> None:
         """Never returns from what the process cannot go on after. during: what the engine was at."""
         reason = reason_to_end(error)
         if reason is not None:
             log("engine.ends", what=reason.what, why=reason.why)
             numbers = tuple({ticket.number for ticket in during})
-            self._say(Ending(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))
+            self._say(ChildEnding(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))
             os._exit(_UNUSABLE)
 
 
-def settings_for(wish: Wish, run: RunSpec) -> EngineSettings:
+def settings_for(wish: EngineOptions, run: RunSpec) -> EngineSettings:
     """How an engine for a run computes here."""
     settings = wish.granted(run.verification.admitted, devices())
     if run.distill and run.distill.tasks:  # its teacher is put beside it
@@ -144,14 +152,14 @@ def settings_for(wish: Wish, run: RunSpec) -> EngineSettings:
     return settings
 
 
-def main(session_type: SessionType = Session, factory: EngineFactory | None = None) -> None:
+def main(session_type: SessionType = EngineSession, factory: EngineFactory | None = None) -> None:
     """Serve until stdin ends. factory: if none is given, the engine that command line, machine and run want."""
-    wish = Wish() if factory else wish_from(sys.argv[1:])
+    wish = EngineOptions() if factory else wish_from(sys.argv[1:])
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
     # Only now is there a conversation to tell of an end, and only in its requests anything can fail.
-    owner = Owner(fatal=lambda error, during: conversation.end_if_fatal(error, during))
-    server = Server(
+    owner = EngineScheduler(fatal=lambda error, during: conversation.end_if_fatal(error, during))
+    server = EngineServer(
         lambda run: factory or functools.partial(make_engine, settings=settings_for(wish, run)), session_type
     )
     # A conversation ends in any thread, where sys.exit would end that thread alone.
@@ -162,7 +170,7 @@ def main(session_type: SessionType = Session, factory: EngineFactory | None = No
 
 # The requests that an engine's process is at work on, each in a thread of its own; the rest wait their turn.
 # Threads go to the kind of work that has fewest for its weight, and a kind that has none waits for no thread, so none
-# starves. The engine itself is shared elsewhere (node.inference.owner): threads read, score, prove and write.
+# starves. The engine itself is shared elsewhere (node.inference.scheduler): threads read, score, prove and write.
 JOBS = 4
 """Threads at work, and one more for each kind of work that would have none."""
 MOST_WAITING = 2 * MOST_REQUESTS
@@ -175,33 +183,35 @@ def share_of(request: Request) -> Share | None:
         return "rollout" if request.task is None else "task"
     if isinstance(request, Teach):
         return "verdict" if request.checking else "task"
-    if isinstance(request, Answer):
+    if isinstance(request, AnswerRequest):
         return "answer"
     return "verdict" if isinstance(request, Inspect) else None
 
 
-class Jobs:
+class EngineJobs:
     """answer: the reply to a request, never raises; say: sends a reply, from any thread."""
 
     def __init__(
-        self, answer: Callable[[Request, Ticket], Reply], say: Callable[[Reply], None], limit: int = JOBS
+        self, answer: Callable[[Request, RequestContext], Reply], say: Callable[[Reply], None], limit: int = JOBS
     ) -> None:
         self._answer = answer
         self._say = say
         self._limit = limit
         self._lock = threading.Lock()
-        self._waiting: dict[Share, deque[tuple[Request, Ticket]]] = {}
+        self._waiting: dict[Share, deque[tuple[Request, RequestContext]]] = {}
         self._running: Counter[Share] = Counter()
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, RequestContext] = {}
 
     def submit(self, request: Request, progress: Callable[[int, int], None]) -> None:
         """Begin with a request, now or later. progress: hears how far it is."""
         share = share_of(request)
-        said = lambda place, token: self._say(Said(id=request.id, place=place, token=token))
-        ticket = Ticket(request.id, share or "rollout", progress, said)
+        said = lambda place, token: self._say(SaidToken(id=request.id, place=place, token=token))
+        ticket = RequestContext(request.id, share or "rollout", progress, said)
         with self._lock:
             if len(self._tickets) >= MOST_WAITING:
-                busy = Failed(id=request.id, what="the engine is busy", why=f"{MOST_WAITING} requests", remedy="wait")
+                busy = RequestFailed(
+                    id=request.id, what="the engine is busy", why=f"{MOST_WAITING} requests", remedy="wait"
+                )
                 return self._say(busy)
             self._tickets[request.id] = ticket
             if share is None:
@@ -239,10 +249,10 @@ class Jobs:
             return emptiest(self._running, idle)
         return emptiest(self._running, self._waiting) if self._waiting and self._running.total() < self._limit else None
 
-    def _start(self, request: Request, ticket: Ticket, share: Share | None) -> None:
+    def _start(self, request: Request, ticket: RequestContext, share: Share | None) -> None:
         threading.Thread(target=self._work, args=(request, ticket, share), daemon=True).start()
 
-    def _work(self, request: Request, ticket: Ticket, share: Share | None) -> None:
+    def _work(self, request: Request, ticket: RequestContext, share: Share | None) -> None:
         reply = self._answer(request, ticket)
         with self._lock:
             del self._tickets[request.id]
@@ -252,10 +262,10 @@ class Jobs:
             self._begin()
 
 
-def cancelled(number: int) -> Failed:
+def cancelled(number: int) -> RequestFailed:
     """The reply to a request that was given up."""
     error = Cancelled()
-    return Failed(id=number, what=error.what, why=error.why, remedy=error.remedy)
+    return RequestFailed(id=number, what=error.what, why=error.why, remedy=error.remedy)
 
 
 if __name__ == "__main__":

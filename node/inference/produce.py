@@ -10,12 +10,12 @@ import numpy as np
 
 from node.environments.base import Environment, Problem, Transcript
 from node.environments.errors import Undecided
-from node.inference.engine import Request as Sample
+from node.inference.engine import GenerationRequest as Sample
 from node.inference.errors import EngineError
-from node.inference.proofs import Rows, prove_all
-from node.inference.session import Session
-from node.inference.tasks import Tasks, heard
-from node.inference.turns import Rollout, play
+from node.inference.proofs import ProofRows, prove_all
+from node.inference.session import EngineSession
+from node.inference.tasks import DrawnTasks, heard
+from node.inference.turns import PlayedRollout, play
 from node.inference.wire import Produce, Produced
 from node.state.files import write_whole
 from protocol.checks import subject_of
@@ -25,7 +25,7 @@ from protocol.rollout import MAX_FILE_BYTES, RolloutBatch, RolloutHeader, Sample
 from protocol.sampling import uniforms
 
 
-def produce(session: Session, order: Produce) -> Produced:
+def produce(session: EngineSession, order: Produce) -> Produced:
     """Write the rollout file that `order` asks for. session: at that order. Raises EngineError."""
     started = time.monotonic()
     tasks = _tasks(session, order.capacity)
@@ -56,7 +56,9 @@ def produce(session: Session, order: Produce) -> Produced:
     )
 
 
-def _rewards(session: Session, tasks: Tasks, groups: Sequence[int], rollouts: Sequence[Rollout]) -> list[float]:
+def _rewards(
+    session: EngineSession, tasks: DrawnTasks, groups: Sequence[int], rollouts: Sequence[PlayedRollout]
+) -> list[float]:
     """By this node's own reckoning. Raises EngineError where a server did not say them: the file could not tell what it
     paid, so nobody would take it."""
     environment = session.environment
@@ -68,7 +70,7 @@ def _rewards(session: Session, tasks: Tasks, groups: Sequence[int], rollouts: Se
     return rewards
 
 
-def _tasks(session: Session, capacity: int) -> Tasks:
+def _tasks(session: EngineSession, capacity: int) -> DrawnTasks:
     try:
         tasks = session.tasks(capacity)
     except ValueError as error:
@@ -85,7 +87,7 @@ def _tasks(session: Session, capacity: int) -> Tasks:
     return tasks
 
 
-def _check_size(session: Session) -> None:
+def _check_size(session: EngineSession) -> None:
     """A record of experts may be most of a file: whether the longest that the run allows is one that others read."""
     rollout, routing = session.run.rollout, session.engine.routing
     if routing is None:
@@ -102,7 +104,7 @@ def _check_size(session: Session) -> None:
         )
 
 
-def _requests(session: Session, tasks: Tasks) -> list[Sample]:
+def _requests(session: EngineSession, tasks: DrawnTasks) -> list[Sample]:
     return [
         Sample(prompt, uniforms(session.seed(group, i), tasks.limits[group]))
         for group, prompt in enumerate(tasks.prompts)
@@ -110,11 +112,13 @@ def _requests(session: Session, tasks: Tasks) -> list[Sample]:
     ]
 
 
-def _play(session: Session, tasks: Tasks, groups: Sequence[int], samples: Sequence[Sample]) -> list[Rollout]:
+def _play(
+    session: EngineSession, tasks: DrawnTasks, groups: Sequence[int], samples: Sequence[Sample]
+) -> list[PlayedRollout]:
     problems, temperature = [tasks.problems[group] for group in groups], session.run.rollout.temperature
     answers = session.generator()
     cuts = session.run.verification
-    keep = partial(Rows, cuts.toploc_k, cuts.toploc_batch)
+    keep = partial(ProofRows, cuts.toploc_k, cuts.toploc_batch)
     return play(answers, session.environment, problems, samples, temperature, session.bounds, strict=True, keep=keep)
 
 
@@ -128,7 +132,9 @@ def _states(environment: Environment, problem: Problem, transcript: Transcript) 
         raise EngineError("a session's states cannot be told", undecided.why, undecided.remedy) from undecided
 
 
-def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Sequence[Rollout]) -> list[SampleRow]:
+def _rows(
+    session: EngineSession, header: RolloutHeader, tasks: DrawnTasks, rollouts: Sequence[PlayedRollout]
+) -> list[SampleRow]:
     cuts, size = session.run.verification, session.run.rollout.group_size
     proofs = prove_all([rollout.rows for rollout in rollouts], cuts.toploc_k, cuts.toploc_batch)
     rows: list[SampleRow] = []

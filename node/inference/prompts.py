@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from node.inference.attention import Beginnings, KVCache
-from node.inference.engine import U8, U16, Completion, Request
+from node.inference.engine import U8, U16, Completion, GenerationRequest
 from node.inference.language_model import LanguageModel, batches
 from node.inference.room import CHUNK_TOKENS
 from node.inference.transfer import fetched
@@ -37,7 +37,7 @@ class Drawn:
     sampled in answers before this one."""
 
     number: int
-    request: Request
+    request: GenerationRequest
     tokens: list[int]
     heads: U16
     begun: bytes
@@ -95,7 +95,7 @@ class Drawn:
 
     def ends(self, eos: frozenset[int]) -> bool:
         """Asked once behind each token, of which whoever waits for it hears here."""
-        told, token = self.request.told, self.tokens[-1]
+        told, token = self.request.on_progress, self.tokens[-1]
         enough = told is not None and told(token)
         return enough or token in eos or self.output == len(self.request.uniforms)
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.inference.errors import EngineError
-from protocol.toploc import Proof, ProofErrors, build_proofs, encode_points, row_batches, top_points
+from protocol.toploc import ActivationProof, ProofErrors, build_proofs, encode_points, row_batches, top_points
 from protocol.toploc import compare_all as compare_batches
 
 U16 = NDArray[np.uint16]
@@ -20,7 +20,7 @@ _WORTH_COMPARING = 1 << 14
 """Values of a sample up to which looking for an equal one is quicker than another proof."""
 
 
-class Rows:
+class ProofRows:
     """What proofs need of a rollout's rows, while it is made: of every `batch` rows their k points, which are 6 bytes
     each, and only the newest rows as they are. k = 0: nothing is kept.
 
@@ -78,24 +78,24 @@ class Rows:
         return b"".join(proof for positions, bits in columns for proof in encode_points(positions, bits))
 
 
-def unproven() -> Rows:
+def unproven() -> ProofRows:
     """Of a rollout that nobody will prove."""
-    return Rows(0, 1)
+    return ProofRows(0, 1)
 
 
-def prove_all(samples: Sequence[U16 | Rows], k: int, batch: int) -> list[bytes]:
+def prove_all(samples: Sequence[U16 | ProofRows], k: int, batch: int) -> list[bytes]:
     """samples: uint16[n-1, hidden] each, or what was kept of them -> concatenated proofs of each sample.
 
     Short answers to one problem are often equal, and so are their rows, bit for bit; those are proven once.
     """
     # Of rows that were kept as points only the newest are left to prove.
-    whole = [one.open if isinstance(one, Rows) else one for one in samples]
+    whole = [one.open if isinstance(one, ProofRows) else one for one in samples]
     first: dict[bytes | int, int] = {}
     which = [first.setdefault(_content(rows, i), i) for i, rows in enumerate(whole)]
     batches = {i: row_batches(whole[i], batch) for i in first.values()}
     proofs = iter(build_proofs([rows for of_sample in batches.values() for rows in of_sample], k))
     joined = {i: b"".join([next(proofs) for _ in of_sample]) for i, of_sample in batches.items()}
-    before = (one.proofs() if isinstance(one, Rows) else b"" for one in samples)
+    before = (one.proofs() if isinstance(one, ProofRows) else b"" for one in samples)
     return [known + joined[i] for known, i in zip(before, which, strict=True)]
 
 
@@ -103,7 +103,7 @@ def _content(rows: U16, number: int) -> bytes | int:
     return rows.tobytes() if rows.size <= _WORTH_COMPARING else number
 
 
-def compare_all(proofs: Sequence[Sequence[Proof]], samples: Sequence[U16], batch: int) -> list[ProofErrors]:
+def compare_all(proofs: Sequence[Sequence[ActivationProof]], samples: Sequence[U16], batch: int) -> list[ProofErrors]:
     """Compare every proof of every sample with the recomputed rows; one result per proof, in order.
 
     proofs: as from protocol.checks.parse_proofs, so that each sample has one proof per `batch` rows.

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from node.environments.base import Environment, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
-from node.inference.tasks import Tasks
+from node.inference.tasks import DrawnTasks
 from node.inference.turns import Bounds, Due, replies, sampled_tokens
 from protocol.checks import Fault, Reason, check_states, check_turn
 from protocol.rollout import RolloutBatch, SampleRow
 from protocol.segments import pieces
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 
 AT_ONCE = 16
 """Rollouts of one pass, where a group has no more: between passes the clock is looked at."""
@@ -31,7 +31,13 @@ def transcript_of(row: SampleRow) -> Transcript:
 
 
 def replay_turns(
-    environment: Environment, bounds: Bounds, batch: RolloutBatch, tasks: Tasks, *, first: Collection[int], until: float
+    environment: Environment,
+    bounds: Bounds,
+    batch: RolloutBatch,
+    tasks: DrawnTasks,
+    *,
+    first: Collection[int],
+    until: float,
 ) -> tuple[Fault | None, set[int]]:
     """(the first forged turn, groups that could not be replayed before the clock said `until`). The rows' form has
     passed protocol.checks. What a server said otherwise, and a session's other state, is told where nothing is forged:
@@ -56,7 +62,7 @@ def replay_turns(
             if isinstance(found, Fault) and environment.is_witnessed(tasks.problems[group]):
                 found = Fault(Reason.HEARD_OTHERWISE, found.detail, group)
             # A forged turn is proven: nothing else in the file changes that.
-            if isinstance(found, Fault) and found.outcome is Outcome.SLASH:
+            if isinstance(found, Fault) and found.outcome is VerdictOutcome.SLASH:
                 return found, unreplayed
             if isinstance(found, Fault):
                 otherwise = otherwise or found
@@ -112,7 +118,7 @@ class _Replay:
                 self.found = undecided
 
 
-def _replay_of(tasks: Tasks, row: SampleRow) -> _Replay:
+def _replay_of(tasks: DrawnTasks, row: SampleRow) -> _Replay:
     return _Replay(row, tasks.problems[row.group], transcript_of(row), tasks.limits[row.group])
 
 

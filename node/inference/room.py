@@ -74,7 +74,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """weights, passes, logits, cache: bytes; batch_tokens: in the cache; pass_tokens: in one pass without a cache;
     logit_cells: logits (rows * vocabulary) at a time."""
 
@@ -98,7 +98,9 @@ class Plan:
         return f"{told}, fewer than the {FULL_TOKENS:,} that it could use" if self.small else told
 
 
-def plan(model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool = True, wide_head: bool = False) -> Plan:
+def plan(
+    model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool = True, wide_head: bool = False
+) -> MemoryPlan:
     """How an engine divides up `free` bytes of a device, of which others will take `leave`.
 
     wide_head: the output head is there a second time, in float32. Raises NoRoom where the model does not fit, or
@@ -119,7 +121,7 @@ def plan(model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool =
     tokens = min(MOST_TOKENS if gpu else CPU_TOKENS, (left - passes - logits) // (of_token + growing))
     if tokens < LEAST_TOKENS:
         raise _too_little(weights + passes + logits + LEAST_TOKENS * of_token, free, leave, usable)
-    return Plan(weights, passes, logits, tokens * of_token, tokens, pass_tokens, cells)
+    return MemoryPlan(weights, passes, logits, tokens * of_token, tokens, pass_tokens, cells)
 
 
 @lru_cache(1024)

@@ -13,14 +13,23 @@ from typing import Protocol, Self
 
 from node.environments.base import Environment, EnvironmentSettings, Problem, Tokenizer
 from node.environments.registry import load_environment
-from node.inference.engine import Apart, Completion, Engine, Finished, Prefill, Request, Weights, generate
+from node.inference.engine import (
+    Apart,
+    Completion,
+    Engine,
+    FinishedSequence,
+    GenerationRequest,
+    Prefill,
+    Weights,
+    generate,
+)
 from node.inference.engines import EngineFactory, load_start, teacher_beside
 from node.inference.errors import EngineError
 from node.inference.guarded import Guarded
-from node.inference.owner import EnginePolicy
-from node.inference.tasks import Shard, Shards, Tasks, deal
+from node.inference.scheduler import EnginePolicy
+from node.inference.tasks import DrawnTasks, Shard, Shards, deal
 from node.inference.turns import Bounds, Generate, bounds_of
-from node.inference.wire import Answer, Inspect, Produce, ShardOrder, Teach, kept_policies
+from node.inference.wire import AnswerRequest, Inspect, Produce, ShardOrder, Teach, kept_policies
 from protocol import freshness
 from protocol.budgets import draw_targets
 from protocol.draw import draw_problems, sample_seed
@@ -33,13 +42,17 @@ from protocol.sections import TEACHER
 
 
 class Computing(Protocol):
-    """Who puts work through the engine (node.inference.owner.Desk)."""
+    """Who puts work through the engine (node.inference.scheduler.EngineHandle)."""
 
-    def draw(self, policy: EnginePolicy, requests: Sequence[Request], temperature: float) -> list[Completion]: ...
-    def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]: ...
+    def draw(
+        self, policy: EnginePolicy, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Completion]: ...
+    def look(
+        self, policy: EnginePolicy, sequences: Sequence[FinishedSequence], temperature: float
+    ) -> list[Prefill]: ...
 
 
-class Bench:
+class EngineSet:
     """A model's engine, those that compute otherwise with the same weights, and which policy each of them has."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
@@ -91,7 +104,7 @@ class Submission:
             raise EngineError("not an address", str(error), "report this: the daemon sent it") from None
 
 
-class Session:
+class EngineSession:
     """A run being worked on. Raises EngineError for requests that it cannot serve.
 
     By itself it uses its engine at once, in the thread that asks. Where several threads ask, each has a view (`at`) by
@@ -101,7 +114,7 @@ class Session:
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
         self.run = run
         self._assets = assets
-        self._bench = Bench(*factory(assets / MODEL))
+        self._bench = EngineSet(*factory(assets / MODEL))
         self.engine, self._tokenizer = self._bench.engine, self._bench.tokenizer
         self.environment: Environment = self._load(run.environment)
         self.policies = KeptPolicies(self.engine.read, kept_policies(run))
@@ -118,7 +131,7 @@ class Session:
     def _load(self, environment: EnvironmentSettings) -> Environment:
         return Guarded(load_environment(environment, self._assets, self._tokenizer))
 
-    def at(self, order: Produce | Inspect | Teach | Answer, computing: Computing | None = None) -> Self:
+    def at(self, order: Produce | Inspect | Teach | AnswerRequest, computing: Computing | None = None) -> Self:
         """The same engine and weights at what an order is about, and by way of somebody who computes.
 
         Raises EngineError for a node or a task that is none.
@@ -129,7 +142,7 @@ class Session:
         if isinstance(order, Teach):
             return view
         view.policy = order.policy_root
-        if not isinstance(order, Answer):
+        if not isinstance(order, AnswerRequest):
             view._about = Submission.of(order)
             if order.task is not None:
                 with self._making:
@@ -158,13 +171,15 @@ class Session:
         """How answers are drawn under the policy."""
         return partial(self._computing.draw, self._in(self.engine))
 
-    def prefill(self, engine: Engine, sequences: Sequence[Finished], temperature: float | None = None) -> list[Prefill]:
+    def prefill(
+        self, engine: Engine, sequences: Sequence[FinishedSequence], temperature: float | None = None
+    ) -> list[Prefill]:
         """What an engine, the own one or a sibling, recomputes of finished sequences under the policy; at the run's
         temperature if no other is given."""
         at = self.run.rollout.temperature if temperature is None else temperature
         return self._computing.look(self._in(engine), sequences, at)
 
-    def ask_teacher(self, sequences: Sequence[Finished]) -> list[Prefill]:
+    def ask_teacher(self, sequences: Sequence[FinishedSequence]) -> list[Prefill]:
         """What the run's teacher finds of finished sequences. Raises EngineError."""
         if self.run.distill is None:
             raise EngineError("nobody can be taught", "the run has no teacher", "report this: the daemon asked for it")
@@ -255,7 +270,7 @@ class Session:
         about = self.submission
         return sample_seed(about.policy_root, about.node, about.index, group, sample)
 
-    def tasks(self, capacity: int) -> Tasks:
+    def tasks(self, capacity: int) -> DrawnTasks:
         """The problems with prompts and length budgets. Raises ValueError for a capacity class that is none."""
         about = self.submission
         targets = draw_targets(self.run, about.policy_root, about.node, about.index, capacity)
@@ -283,11 +298,11 @@ class Session:
 class _AtOnce:
     """Computes in the thread that asks."""
 
-    def draw(self, policy: EnginePolicy, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def draw(self, policy: EnginePolicy, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         policy.put()
         return generate(policy.engine, [policy.request(one) for one in requests], temperature)
 
-    def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+    def look(self, policy: EnginePolicy, sequences: Sequence[FinishedSequence], temperature: float) -> list[Prefill]:
         policy.put()
         return policy.engine.prefill(policy.sequences(sequences), temperature)
 

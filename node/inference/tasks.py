@@ -23,7 +23,7 @@ from protocol.values import reward_tag
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks:
+class DrawnTasks:
     """One entry per group. targets: empty where the run has no length budgets; limits: most sampled tokens."""
 
     run: RunSpec
@@ -64,7 +64,7 @@ def deal(
     environment: Environment,
     problems: list[Problem],
     targets: tuple[int, ...],
-) -> Tasks:
+) -> DrawnTasks:
     """targets: of lengths, as drawn; none where the run has no budgets."""
     asked = problems
     if targets:
@@ -75,7 +75,7 @@ def deal(
             for problem, target in zip(problems, targets, strict=True)
         ]
     prompts = [environment.prompt_tokens(problem) for problem in asked]
-    return Tasks(run, problems, prompts, targets, limits(run, targets))
+    return DrawnTasks(run, problems, prompts, targets, limits(run, targets))
 
 
 # What an engine process needs to know of a task: its environment, and the problems and seeds of one shard.

@@ -4,9 +4,9 @@ computes on the same device in the same type, and is made when it is first asked
 import time
 from pathlib import Path
 
-from node.inference.engine import Finished
+from node.inference.engine import FinishedSequence
 from node.inference.errors import EngineError
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Taught, Teach
 from node.state.files import write_whole
 from protocol.blobs import describe
@@ -17,7 +17,7 @@ AT_ONCE = 64
 """Rows of one turn on the engine: others get theirs between."""
 
 
-def teach(session: Session, order: Teach) -> Taught:
+def teach(session: EngineSession, order: Teach) -> Taught:
     """Raises EngineError, and MalformedRollout for a file that is none."""
     started = time.monotonic()
     batch = _read(session, order)
@@ -25,14 +25,14 @@ def teach(session: Session, order: Teach) -> Taught:
     for start in range(0, len(batch.rows), AT_ONCE):
         rows = batch.rows[start : start + AT_ONCE]
         # Experts on record are the policy's, not the teacher's.
-        sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
+        sequences = [FinishedSequence(row.prompt, row.output, row.segments) for row in rows]
         found += [one.logprobs.tolist() for one in session.ask_teacher(sequences)]
     data = encode_taught(order.file_root, order.task, batch.rows, found)
     write_whole(Path(order.out_path), data)
     return Taught(id=order.id, path=order.out_path, tokens=batch.units, seconds=time.monotonic() - started)
 
 
-def _read(session: Session, order: Teach) -> RolloutBatch:
+def _read(session: EngineSession, order: Teach) -> RolloutBatch:
     with open(order.path, "rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     # What is found is bound to this root: of other bytes it would be a result that no validator comes to.

@@ -45,7 +45,7 @@ _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _FORMAT = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+)?)?")
 
 
-class Once:
+class ReadOnce:
     """A sequence that is read once, as the generators of jinja2's filters are, but made and paid for at once."""
 
     def __init__(self, items: Sequence[Any]) -> None:
@@ -68,22 +68,22 @@ class Once:
         return self.items[self._next :]
 
 
-_CONTAINERS = (list, tuple, dict, range, Once, *_VIEWS)
+_CONTAINERS = (list, tuple, dict, range, ReadOnce, *_VIEWS)
 
 
-class Budget:
+class RenderingBudget:
     """What one rendering has left."""
 
     def __init__(self) -> None:
         self.steps, self.characters, self.calls = MAX_STEPS, MAX_MADE, MAX_CALLS
 
 
-_budget: ContextVar[Budget] = ContextVar("template budget")
+_budget: ContextVar[RenderingBudget] = ContextVar("template budget")
 
 
 @contextmanager
 def a_rendering() -> Iterator[None]:
-    token = _budget.set(Budget())
+    token = _budget.set(RenderingBudget())
     try:
         yield
     finally:
@@ -139,7 +139,7 @@ def weigh(value: Any, nested: int = MAX_NESTED) -> int:
     if not nested:
         raise TemplateError(f"it looks at lists that are nested more than {MAX_NESTED} deep")
     spend(length_hint(value))
-    items: Iterable[Any] = value.left() if isinstance(value, Once) else value
+    items: Iterable[Any] = value.left() if isinstance(value, ReadOnce) else value
     if isinstance(value, dict):
         items = (part for pair in value.items() for part in pair)
     return sum(weigh(item, nested - 1) for item in items)
@@ -302,7 +302,7 @@ def bounded_method(method: Callable[..., Any]) -> Callable[..., Any]:
             _pay_text_method(owner, name, [*args, *kwargs.values()])
             if name == "join" and args:
                 # What is left of a sequence that can be read once was counted, not read.
-                args = (args[0].left() if isinstance(args[0], Once) else args[0], *args[1:])
+                args = (args[0].left() if isinstance(args[0], ReadOnce) else args[0], *args[1:])
         elif isinstance(owner, dict):
             spend(1 if name == "get" else 1 + len(owner))
         else:
@@ -319,12 +319,12 @@ def result(value: Any) -> Any:
         make(len(value))
     elif isinstance(value, list | tuple):
         spend(len(value))
-    elif isinstance(value, Iterator) and not isinstance(value, Once):
+    elif isinstance(value, Iterator) and not isinstance(value, ReadOnce):
         items: list[Any] = []
         for item in value:
             spend(1)
             items.append(item)
-        return Once(items)
+        return ReadOnce(items)
     return number(value)
 
 

@@ -340,7 +340,7 @@ _environment.globals = {
 }
 
 
-class Program:
+class TemplateProgram:
     """A template, ready to be rendered. Whatever goes wrong in a stranger's program is a TemplateError: jinja2 catches
     nothing else, and programs divide by zero as others do."""
 
@@ -352,9 +352,9 @@ class Program:
         return _in_form(self._template.render, **given)
 
 
-def compiled(text: str) -> Program:
+def compiled(text: str) -> TemplateProgram:
     """Raises TemplateError."""
-    return Program(text)
+    return TemplateProgram(text)
 
 
 def names(text: str) -> set[str]:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from node.inference.adapters import MOST_ADAPTERS
 from node.inference.architectures import FAMILIES, unsupported, written_out
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Decoder, Finished, Prefill, Weights
+from node.inference.engine import Decoder, FinishedSequence, Prefill, Weights
 from node.inference.errors import EngineError, ModelError, ran_out
 from node.inference.fixed import model_for
 from node.inference.image import read_image
@@ -30,7 +30,7 @@ from node.inference.lora import whole_weights
 from node.inference.model_files import QUANTIZATION, TIED, is_mxfp4, read_json
 from node.inference.out_of_memory import left_out, let_go
 from node.inference.prefilling import Prefiller
-from node.inference.room import ModelSize, NoRoom, Plan, plan, room_for_adapters
+from node.inference.room import MemoryPlan, ModelSize, NoRoom, plan, room_for_adapters
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
 from node.inference.start_weights import StartWeights
 from node.inference.tokenizer import LocalTokenizer
@@ -93,7 +93,7 @@ def image_names(model: Any) -> dict[str, Tensor]:
     return dict(sorted(model.named_parameters()))
 
 
-def _plan(model: ModelSize, settings: EngineSettings, adapters: int) -> Plan:
+def _plan(model: ModelSize, settings: EngineSettings, adapters: int) -> MemoryPlan:
     """What a device has room for, before anything is put there. adapters: bytes of those kept apart. Raises NoRoom."""
     gpu = settings.device != "cpu"
     wide = not gpu and settings.dtype == "bfloat16"
@@ -217,7 +217,7 @@ class TorchEngine:
         self._decoders.add(decoder)
         return decoder
 
-    def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+    def prefill(self, sequences: Sequence[FinishedSequence], temperature: float) -> list[Prefill]:
         return self._prefiller.prefill(sequences, temperature)
 
     def close(self) -> None:

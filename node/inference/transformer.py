@@ -67,7 +67,7 @@ shape says of each layer, and takes a layer's sinks [heads] behind v; another on
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TransformerShape:
     layers: int
     heads: int
     kv_heads: int
@@ -84,7 +84,7 @@ class Shape:
         return self.attending[layer] if self.attending else PLAIN
 
     @classmethod
-    def of(cls, config: Any) -> "Shape":
+    def of(cls, config: Any) -> "TransformerShape":
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         sizes = config.num_hidden_layers, heads, config.num_key_value_heads, dim, config.hidden_size
@@ -345,7 +345,9 @@ def _clamped(config: Any) -> Callable[[Tensor], Tensor]:
 
 
 class Layer:
-    def __init__(self, fused: Fused, name: str, shape: Shape, row: Architecture, config: Any, *, routed: bool) -> None:
+    def __init__(
+        self, fused: Fused, name: str, shape: TransformerShape, row: Architecture, config: Any, *, routed: bool
+    ) -> None:
         """routed: it is one of those with experts."""
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         self._shape, self._turned = shape, shape.heads + shape.kv_heads
@@ -399,11 +401,11 @@ Turn = tuple[Tensor, Tensor]
 """(cos, sin) of `Rotation.at`."""
 
 
-def _norm(weight: Tensor | None, shape: Shape, row: Architecture) -> Callable[[Tensor], Tensor]:
+def _norm(weight: Tensor | None, shape: TransformerShape, row: Architecture) -> Callable[[Tensor], Tensor]:
     return (lambda x: x) if weight is None else Norm(weight, shape.eps, row.gain)
 
 
-def _qk_norms(fused: Fused, attention: str, shape: Shape, row: Architecture) -> Callable[[Tensor], Tensor]:
+def _qk_norms(fused: Fused, attention: str, shape: TransformerShape, row: Architecture) -> Callable[[Tensor], Tensor]:
     """Of [..., heads of queries and keys, D], if the model has some."""
     names = f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"
     if not row.whole_norms:
@@ -426,7 +428,7 @@ class Transformer:
         names, config = dict(model.named_parameters()), model.config
         fused = Fused({name: tensor.shape for name, tensor in names.items()}, device, dtype, adapters)
         row = ARCHITECTURES[config.model_type]
-        self.shape = Shape.of(config)
+        self.shape = TransformerShape.of(config)
         self.device, self.dtype = device, dtype
         self._embedding = fused.required("model.embed_tokens.weight")
         scale = embedding_scale(config)

@@ -14,12 +14,12 @@ import numpy as np
 
 from node.environments.base import Environment, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
-from node.inference.engine import U8, U16, Completion, Request
+from node.inference.engine import U8, U16, Completion, GenerationRequest
 from node.inference.errors import EngineError
-from node.inference.proofs import Rows
+from node.inference.proofs import ProofRows
 from protocol.run import RunSpec
 
-Generate = Callable[[Sequence[Request], float], list[Completion]]
+Generate = Callable[[Sequence[GenerationRequest], float], list[Completion]]
 """`node.inference.engine.generate` on some engine, or what somebody has in its place."""
 ATTEMPTS = 3
 """How often a worker asks an environment that cannot tell in time."""
@@ -49,7 +49,7 @@ def unbounded(environment: Environment) -> Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class PlayedRollout:
     """A whole sample. finished: its last answer ended with an end token; heads: uint16[n, hidden] of the n sampled
     tokens, or none where something was kept of them; experts: of all tokens but the last (node.inference.engine)."""
 
@@ -57,7 +57,7 @@ class Rollout:
     finished: bool
     heads: U16
     experts: U8 | None = None
-    kept: Rows | None = None
+    kept: ProofRows | None = None
 
     @property
     def output(self) -> list[int]:
@@ -75,7 +75,7 @@ class Rollout:
         return sampled_tokens(self.transcript)
 
     @property
-    def rows(self) -> U16 | Rows:
+    def rows(self) -> U16 | ProofRows:
         """To be proven."""
         return self.heads[1:] if self.kept is None else self.kept
 
@@ -127,8 +127,8 @@ class _Play:
     """A rollout in the making."""
 
     problem: Problem
-    request: Request
-    kept: Rows | None = None
+    request: GenerationRequest
+    kept: ProofRows | None = None
     transcript: list[Segment] = field(default_factory=list)
     heads: list[U16] = field(default_factory=list)
     finished: bool = False
@@ -138,11 +138,11 @@ class _Play:
     def sampled(self) -> int:
         return sampled_tokens(self.transcript)
 
-    def next(self) -> Request:
+    def next(self) -> GenerationRequest:
         said = [token for segment in self.transcript for token in segment.tokens]
         left = self.request.uniforms[self.sampled :]
         prompt, adapter = [*self.request.prompt, *said], self.request.adapter
-        return Request(prompt, left, self.experts, adapter, self.kept)
+        return GenerationRequest(prompt, left, self.experts, adapter, self.kept)
 
     def due(self) -> Due:
         return Due(self.problem, self.transcript, len(self.request.uniforms) - self.sampled)
@@ -159,25 +159,25 @@ class _Play:
         self.finished = completion.finished
         self.experts = completion.experts
 
-    def whole(self) -> Rollout:
+    def whole(self) -> PlayedRollout:
         if self.kept is not None:
             heads = np.empty((0, 0), dtype=np.uint16)
         else:
             heads = self.heads[0] if len(self.heads) == 1 else np.concatenate(self.heads)
-        return Rollout(self.transcript, self.finished, heads, self.experts, self.kept)
+        return PlayedRollout(self.transcript, self.finished, heads, self.experts, self.kept)
 
 
 def play(
     generate: Generate,
     environment: Environment,
     problems: Sequence[Problem],
-    requests: Sequence[Request],
+    requests: Sequence[GenerationRequest],
     temperature: float,
     bounds: Bounds,
     *,
     strict: bool = False,
-    keep: Callable[[], Rows] | None = None,
-) -> list[Rollout]:
+    keep: Callable[[], ProofRows] | None = None,
+) -> list[PlayedRollout]:
     """One rollout per request, to the problem at its place. strict: what others must come to as well, so that an
     environment that cannot tell raises EngineError; else such a rollout is over. keep: what is kept of the rows, by
     default all of them."""

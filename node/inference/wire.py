@@ -1,9 +1,9 @@
 """Frames between the daemon and its engine child: u32-LE length, then msgpack of one tagged struct.
 
-Requests carry an id of their own and the reply repeats it; a request that fails is answered with `Failed`. Many are in
-flight at a time and their replies come in any order, `Progress` of the longer ones before them. `Cancel` has none of
-its own: the request that it names is answered, mostly with `Failed`. `Ping` is answered whatever the engine does.
-Knows bytes only: reading and writing is done by the two ends.
+Requests carry an id of their own and the reply repeats it; a request that fails is answered with `RequestFailed`.
+Many are in flight at a time and their replies come in any order, `RequestProgress` of the longer ones before them.
+`Cancel` has none of its own: the request that it names is answered, mostly with `RequestFailed`. `Ping` is answered
+whatever the engine does. Knows bytes only: reading and writing is done by the two ends.
 """
 
 import struct
@@ -32,7 +32,7 @@ def kept_policies(run: RunSpec) -> int:
     return run.recipe.max_staleness + SPARE_POLICIES
 
 
-class WireError(ProtocolError):
+class EngineWireError(ProtocolError):
     """A frame that is too long or is not one of the messages."""
 
 
@@ -45,18 +45,18 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 R = TypeVar("R")
 
 
-class Asked(_Message, Generic[R], frozen=True):
+class AnsweredMessage(_Message, Generic[R], frozen=True):
     """A request that is asked for an answer of this type."""
 
 
-class Prepare(Asked["Ready"], frozen=True):
+class Prepare(AnsweredMessage["EngineReady"], frozen=True):
     """Load the run. run: canonical RunSpec JSON; assets_dir: directory of its files."""
 
     run: bytes
     assets_dir: str
 
 
-class Ready(_Message, frozen=True):
+class EngineReady(_Message, frozen=True):
     """engine: name and version; parameters: of the model; engine_class: as in protocol.engines."""
 
     device: str
@@ -66,7 +66,7 @@ class Ready(_Message, frozen=True):
     engine_class: str = ""
 
 
-class LoadPolicy(Asked["Loaded"], frozen=True):
+class LoadPolicy(AnsweredMessage["Loaded"], frozen=True):
     """Keep a policy's weights in memory. policy_root: 32 bytes; path: its bf16 image, already verified."""
 
     policy_root: bytes
@@ -87,7 +87,7 @@ class ShardOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_root: bytes
 
 
-class Produce(Asked["Produced"], frozen=True):
+class Produce(AnsweredMessage["Produced"], frozen=True):
     """Generate submission `index` of `node` under a loaded policy and write the rollout file to out_path.
 
     capacity: the class that the node claims for itself, which bounds its length budgets; task: where the file is the
@@ -116,7 +116,7 @@ class Produced(_Message, frozen=True):
     informative: float = 1.0
 
 
-class Inspect(Asked["Inspected"], frozen=True):
+class Inspect(AnsweredMessage["Inspected"], frozen=True):
     """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty;
     report_path: where to write the recomputed values, empty for nowhere; groups: which ones to put through the
     model, None for all. Everything that needs no model is checked of all. second_look: compute in another way than
@@ -175,7 +175,7 @@ class Inspected(_Message, frozen=True):
     prompts: bytes = NO_PROMPTS
 
 
-class Teach(Asked["Taught"], frozen=True):
+class Teach(AnsweredMessage["Taught"], frozen=True):
     """Write what the run's teacher says of the rollout file at `path` to out_path, for a task (32 bytes). file_root: of
     the file, 32 bytes; checking: another one's result is to be compared with it."""
 
@@ -194,7 +194,7 @@ class Taught(_Message, frozen=True):
     seconds: float
 
 
-class Answer(Asked["Answered"], frozen=True):
+class AnswerRequest(AnsweredMessage["AnswerReply"], frozen=True):
     """Draw an answer to a prompt under a loaded policy, by the numbers of seed and number, and say each token as it
     comes; or, where there is an `output`, look what its tokens are worth, beside the `top` likeliest. Token ids."""
 
@@ -208,14 +208,14 @@ class Answer(Asked["Answered"], frozen=True):
     top: int = 0
 
 
-class Said(_Message, frozen=True):
+class SaidToken(_Message, frozen=True):
     """Token `place` of the answer that the request `id` asks for."""
 
     place: int
     token: int
 
 
-class Answered(_Message, frozen=True):
+class AnswerReply(_Message, frozen=True):
     """output: what was drawn, of which some engines say no tokens before; logprobs, top: of the tokens that were to be
     looked at and of the likeliest there, by token, at temperature 1."""
 
@@ -236,14 +236,14 @@ class Ping(_Message, frozen=True):
 
 class Pong(_Message, frozen=True):
     """beats: grows with everything that the engine's thread ends; busy: what it does now, empty for nothing; used:
-    seconds of the engine that each kind of work has had (node.inference.owner)."""
+    seconds of the engine that each kind of work has had (node.inference.scheduler)."""
 
     beats: int
     busy: str = ""
     used: dict[str, float] = {}
 
 
-class Progress(_Message, frozen=True):
+class RequestProgress(_Message, frozen=True):
     """How far the request `id` is. done: answers that are sampled, of those it needs so far.
 
     The answers themselves do not come one by one: what leaves an engine's process is a rollout file, an opinion or a
@@ -254,13 +254,13 @@ class Progress(_Message, frozen=True):
     of: int
 
 
-class Failed(_Message, frozen=True):
+class RequestFailed(_Message, frozen=True):
     what: str
     why: str
     remedy: str
 
 
-class Ending(_Message, frozen=True):
+class ChildEnding(_Message, frozen=True):
     """The child's last word: it ends, and why. during: the requests that it was computing; whoever asks for the others
     may repeat them in good conscience."""
 
@@ -270,16 +270,28 @@ class Ending(_Message, frozen=True):
     during: tuple[int, ...] = ()
 
 
-Request = Prepare | LoadPolicy | Produce | Inspect | Teach | Answer | Cancel | Ping
-Reply = Ready | Loaded | Produced | Inspected | Taught | Answered | Pong | Progress | Said | Failed | Ending
+Request = Prepare | LoadPolicy | Produce | Inspect | Teach | AnswerRequest | Cancel | Ping
+Reply = (
+    EngineReady
+    | Loaded
+    | Produced
+    | Inspected
+    | Taught
+    | AnswerReply
+    | Pong
+    | RequestProgress
+    | SaidToken
+    | RequestFailed
+    | ChildEnding
+)
 
 REPLY_TO: dict[type, type[Any]] = {
-    Prepare: Ready,
+    Prepare: EngineReady,
     LoadPolicy: Loaded,
     Produce: Produced,
     Inspect: Inspected,
     Teach: Taught,
-    Answer: Answered,
+    AnswerRequest: AnswerReply,
 }
 """What each request that is asked for is answered with."""
 
@@ -288,7 +300,7 @@ def encode(message: _Message) -> bytes:
     """The whole frame, length included."""
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME:
-        raise WireError("a message to the engine is too long", f"{len(body)} bytes")
+        raise EngineWireError("a message to the engine is too long", f"{len(body)} bytes")
     return HEADER.pack(len(body)) + body
 
 
@@ -296,19 +308,19 @@ def body_length(header: bytes) -> int:
     """Length that a frame's first four bytes announce; raises WireError above MAX_FRAME."""
     (length,) = HEADER.unpack(header)
     if length > MAX_FRAME:
-        raise WireError("unreadable frame", f"{length} bytes announced, {MAX_FRAME} allowed")
+        raise EngineWireError("unreadable frame", f"{length} bytes announced, {MAX_FRAME} allowed")
     return length
 
 
-def answer_to(request: Asked[R], reply: Reply) -> R:
+def answer_to(request: AnsweredMessage[R], reply: Reply) -> R:
     """The reply as what such a request is answered with. Raises WireError for another."""
     answer: Any = reply
     if not isinstance(answer, REPLY_TO[type(request)]):
-        raise WireError("no answer", f"{type(reply).__name__} is none to {type(request).__name__}")
+        raise EngineWireError("no answer", f"{type(reply).__name__} is none to {type(request).__name__}")
     return answer
 
 
-def requests(source: BinaryIO) -> Iterator[Request | WireError]:
+def requests(source: BinaryIO) -> Iterator[Request | EngineWireError]:
     """What comes until the stream ends, what cannot be read as its error. Raises WireError where the next frame cannot
     be found, OSError."""
     while (header := source.read(HEADER.size)) and len(header) == HEADER.size:
@@ -318,7 +330,7 @@ def requests(source: BinaryIO) -> Iterator[Request | WireError]:
             return
         try:
             yield _decode(body, Request)
-        except WireError as error:
+        except EngineWireError as error:
             yield error
 
 
@@ -331,4 +343,4 @@ def _decode(body: bytes, kind):  # type: ignore[no-untyped-def]  # noqa: ANN001,
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except UNREADABLE as error:
-        raise WireError("unreadable frame", str(error)[:200]) from None
+        raise EngineWireError("unreadable frame", str(error)[:200]) from None

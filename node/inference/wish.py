@@ -13,7 +13,7 @@ from protocol.engines import permits
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class EngineOptions:
     """Settings as a command line has them: what is None or "auto" is chosen by the machine and the run."""
 
     device: str | None = None
@@ -65,7 +65,7 @@ def main() -> None:
     print(json.dumps([way.name for way in wish_from(sys.argv[1:]).ways(devices())]))
 
 
-def wish_from(arguments: Sequence[str]) -> Wish:
+def wish_from(arguments: Sequence[str]) -> EngineOptions:
     """The settings named on an engine's command line; prints usage and exits with 2 if it cannot be read."""
     parser = argparse.ArgumentParser(
         prog="engine",
@@ -92,7 +92,7 @@ def wish_from(arguments: Sequence[str]) -> Wish:
     if chosen.attention and chosen.engine not in (AUTO, kind_of(chosen.attention).name):
         parser.error(f"--attention {chosen.attention} is no kernel of --engine {chosen.engine}")
     most = int(chosen.most_gib * GIB)
-    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens or 0, chosen.engine, most)
+    return EngineOptions(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens or 0, chosen.engine, most)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from node.inference.wire import Inspect, LoadPolicy, Produce
 from node.metrics.alarms import Alarm
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
-from node.recipe.batch_log import BatchLog, Entry
+from node.recipe.batch_log import BatchEntry, BatchLog
 from node.recipe.desk import desk_blobs, desk_paths, desk_root
 from node.recipe.join import join
 from node.recipe.manifest import compose, materialise
@@ -41,7 +41,7 @@ from protocol.identity import Address, address_bytes, address_from_bytes
 from protocol.manifest import encode_manifest
 from protocol.rollout import decode, decode_report
 from protocol.run import RunSpec
-from protocol.statements import Outcome, WorkCommitment
+from protocol.statements import VerdictOutcome, WorkCommitment
 
 log = structlog.get_logger()
 LOOK_EVERY = 0.02
@@ -68,16 +68,16 @@ class DeskRun:
         spool: Spool,
         observer: Observer,
         others: Sequence[SpoolProcess | EngineProcess] = (),
-        told: Told = lambda record: None,
+        on_progress: Told = lambda record: None,
         doing: Doing = lambda text: None,
     ) -> None:
-        """told: hears every new step's record, in order, and of batches without signal, of which none is made; doing:
-        what goes on meanwhile."""
+        """on_progress: hears every new step's record, in order, and of batches without signal, of which none is made;
+        doing: what goes on meanwhile."""
         self._run, self._encoded, self._assets = run, encoded, assets
         self._learner, self._spool, self._observer = learner, spool, observer
         self._watch = SpoolWatch(spool, LOOK_EVERY)
         self._processes = (learner, *others)
-        self._told, self._doing = told, doing
+        self._told, self._doing = on_progress, doing
         self._tokens = 0
         self._before = self._began = 0.0
         self.ended_by: str | None = None
@@ -321,7 +321,7 @@ class LocalRun(DeskRun):
             report_path=str(report),
         )
         inspected = await engine.ask(look, timeout=WORK_DEADLINE, policy=load)
-        if inspected.outcome != Outcome.ACCEPT:
+        if inspected.outcome != VerdictOutcome.ACCEPT:
             raise EngineError(
                 "the engine's own rollouts do not pass its checks",
                 inspected.detail,
@@ -349,7 +349,7 @@ class LocalRun(DeskRun):
     def _log(self, selection: Selection) -> None:
         metrics = describe_selection(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
         settled = [group_name(group) for group in selection.settled]
-        self._batch_log.write(Entry(selection.step, metrics, settled, self._seconds))
+        self._batch_log.write(BatchEntry(selection.step, metrics, settled, self._seconds))
 
     def _write_batch(self, number: int, selection: Selection) -> None:
         """The manifest, and the batch that follows from it. number: of the batch in the spool."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 
 MAX_KEYS = 4096
 
@@ -55,7 +55,7 @@ class Budgets:
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._buckets: Recent[Hashable, TokenBucket] = Recent(MAX_KEYS, refresh=True)
+        self._buckets: BoundedDict[Hashable, TokenBucket] = BoundedDict(MAX_KEYS, refresh=True)
 
     def take(self, key: Hashable, tokens: float, now: float) -> bool:
         """Spend `tokens` of `key`'s bucket if they are there."""

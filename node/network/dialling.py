@@ -15,13 +15,13 @@ from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
 
+from node.bounded_dict import BoundedDict
 from node.network.circuit.circuits import Circuits
 from node.network.circuit.ends import is_direct
 from node.network.contacts import READ, AddressSet, Contact, better_than_relays, ways_to
 from node.network.errors import PeerUnavailable
 from node.network.hardening import HardSwarm
-from node.network.redial import Link
-from node.recent import Recent
+from node.network.redial import LinkKind
 from protocol.identity import Address, PeerId, address_of_peer
 
 log = structlog.get_logger(__name__)
@@ -126,19 +126,19 @@ class Dialler:
             raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
         log.debug("network.connected", peer=contact.member, relay=member)
 
-    def link(self, where: AddressSet) -> Link:
+    def link(self, where: AddressSet) -> LinkKind:
         """Who can be dialled is, though a relay connects us already."""
         live = self._live(id_of(where.peer_id))
         if not live:
-            return Link.APART
-        return Link.BEST if directly(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
+            return LinkKind.APART
+        return LinkKind.BEST if directly(live) or not better_than_relays(self._ways(where)) else LinkKind.RELAYED
 
 
 class Knocks:
     """Who was not at which address, and when."""
 
     def __init__(self) -> None:
-        self._missed: Recent[str, tuple[Address, float]] = Recent(MAX_KEPT, refresh=True)
+        self._missed: BoundedDict[str, tuple[Address, float]] = BoundedDict(MAX_KEPT, refresh=True)
 
     def may(self, contact: Contact, now: float) -> bool:
         """Whether this member's word is reason enough to dial the address now."""

@@ -50,7 +50,7 @@ from multiaddr import Multiaddr
 from node.addresses import refusal
 from node.network import sockets
 from node.network.noise import NoiseSession
-from node.network.yamux import Session
+from node.network.yamux import YamuxSession
 
 log = structlog.get_logger(__name__)
 
@@ -109,7 +109,7 @@ def port_is_taken(host: str, port: int) -> bool:
     return False
 
 
-class Tasks(InternalManagerAPI):
+class SupervisedTasks(InternalManagerAPI):
     """Runs a libp2p service in a nursery; an error in one of its tasks ends that task alone.
 
     Replaces the library's manager, in which it ends the service and with it the host. A daemon
@@ -166,7 +166,7 @@ class Tasks(InternalManagerAPI):
             self._done += 1
 
     def run_child_service(self, service: ServiceAPI, daemon: bool = False, name: str | None = None) -> ManagerAPI:
-        child = Tasks(service, self._fault)
+        child = SupervisedTasks(service, self._fault)
         self.run_task(child.run, daemon=daemon, name=name)
         return child
 
@@ -239,7 +239,7 @@ class HardMuxer(MuxerMultistream):
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
 
-        return self._annotate_connection(Session(cast(NoiseSession, conn), peer_id), conn, protocol)
+        return self._annotate_connection(YamuxSession(cast(NoiseSession, conn), peer_id), conn, protocol)
 
 
 class _NoAutoConnector(AutoConnector):
@@ -291,7 +291,7 @@ class HardSwarm(Swarm):
         """The oldest direct one is for news; bulk goes by another if there is one, where the fewest streams are."""
         direct = [each for each in connections if each.get_connection_type() != ConnectionType.RELAYED]
         if FOR_BULK.get() and len(direct) > 1:
-            return min(direct[1:], key=lambda each: len(cast(Session, each.muxed_conn).streams))
+            return min(direct[1:], key=lambda each: len(cast(YamuxSession, each.muxed_conn).streams))
         return (direct or connections)[0]
 
     async def _do_handle_inbound_connection(
@@ -319,7 +319,7 @@ class HardSwarm(Swarm):
             return
         finally:
             self._upgrading.pop(scope, None)
-        if isinstance(muxed, Session):
+        if isinstance(muxed, YamuxSession):
             await muxed.event_closed.wait()
         else:
             await raw.close()

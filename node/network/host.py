@@ -15,7 +15,7 @@ from node.network import hardening, requests
 from node.network.announcing import Announcing, reachable
 from node.network.circuit.circuits import Circuits
 from node.network.circuit.punching import Punching
-from node.network.circuit.rules import Limits
+from node.network.circuit.rules import RelayLimits
 from node.network.contacts import Told
 from node.network.dialling import id_of
 from node.network.errors import (
@@ -27,11 +27,11 @@ from node.network.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from node.network.interface import MAX_GOSSIP_BYTES, Accept, Handler, NetworkStats, Tally, TcpPath
+from node.network.interface import MAX_GOSSIP_BYTES, Accept, Handler, NetworkCounters, NetworkStats, TcpPath
 from node.network.lanes import Lanes
 from node.network.links import Links
 from node.network.requests import Requests
-from node.network.screening import Screen
+from node.network.screening import GossipScreen
 from node.network.stack import Stack
 from protocol.identity import Address, NodeKey, PeerId
 
@@ -57,7 +57,7 @@ class Libp2pNetwork:
         listen: str | Sequence[str] = "/ip4/0.0.0.0/tcp/4001",
         *,
         announce: Sequence[str] = (),
-        relay: Limits | None = None,
+        relay: RelayLimits | None = None,
         private: bool = True,
         boot: int = 0,
     ) -> None:
@@ -65,12 +65,12 @@ class Libp2pNetwork:
         self.peer_id: PeerId = key.peer_id
         self._key = key
         self._listen = (listen,) if isinstance(listen, str) else tuple(listen)
-        self._tally = Tally()
+        self._tally = NetworkCounters()
         self._boot = boot
         self.private = private
         self._links = Links(self.address, self.listening, private=private)
         known = self._links.known
-        self._screen = Screen(known, self._tally, self._tally.fault)
+        self._screen = GossipScreen(known, self._tally, self._tally.fault)
         self._requests = Requests(self._links, self._tally)
         self._lanes = Lanes(self._links, self._requests)
         self._seen_at: str | None = None
@@ -80,7 +80,7 @@ class Libp2pNetwork:
             self.peer_id, announce, self.listening, lambda: map(where, self._circuits.relays())
         )
         self._circuits = Circuits(
-            relay or Limits(), known.is_member, known.address_of, self._announcing.direct, self._punching
+            relay or RelayLimits(), known.is_member, known.address_of, self._announcing.direct, self._punching
         )
         # Small, for strangers may ask it too: what is echoed costs us as many bytes as it costs them.
         self.serve(PING, _echo, max_request=32)

@@ -29,7 +29,7 @@ def _unheard(delivered: bool) -> None:
     """Nobody asked to be told."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SentResponse(msgspec.Struct, frozen=True):
     """A response whose handler wants to know when it has left: sent(True) once the transport has all of it,
     sent(False) if it could not be delivered. Called exactly once, and must not raise. bulk: whatever else this node has
     to say to the asker goes before it."""
@@ -39,7 +39,7 @@ class Answer(msgspec.Struct, frozen=True):
     bulk: bool = False
 
 
-Handler = Callable[[Address, bytes], Awaitable[bytes | Answer]]
+Handler = Callable[[Address, bytes], Awaitable[bytes | SentResponse]]
 """Answers a request: (asker, request) -> response. An exception resets that one stream and nothing else."""
 
 
@@ -189,7 +189,7 @@ class Network(Protocol):
         ...
 
 
-class Tally:
+class NetworkCounters:
     """Mutable counters behind NetworkStats."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from node.network.interface import TcpPath
 from node.network.links import MAX_LANES, Links, close_quietly, session_of
 from node.network.requests import Requests
 from node.network.sockets import Tcp
-from node.network.yamux import Session
+from node.network.yamux import YamuxSession
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ PAUSE = 30.0
 """After lanes could not be opened."""
 
 
-class Watch:
+class PathWatch:
     """What was seen of the path to one peer. Pure."""
 
     def __init__(self) -> None:
@@ -111,8 +111,8 @@ class Lanes:
     def __init__(self, links: Links, requests: Requests) -> None:
         self._links = links
         self._requests = requests
-        self._watched: dict[ID, Watch] = {}
-        self._bulk: dict[Session, tuple[int, float]] = {}
+        self._watched: dict[ID, PathWatch] = {}
+        self._bulk: dict[YamuxSession, tuple[int, float]] = {}
         self._opened: dict[INetConn, float] = {}
         self._nursery: trio.Nursery | None = None
         requests.serve(PROTOCOL, self._asked, max_request=1)
@@ -158,13 +158,13 @@ class Lanes:
         return sends
 
     def _look(self, peer: ID, connections: list[INetConn], now: float) -> None:
-        watch = self._watched.setdefault(peer, Watch())
+        watch = self._watched.setdefault(peer, PathWatch())
         lacking = MAX_LANES + 1 - len(connections) - watch.dialling
         if watch.look(_tcp_of(connections)) and lacking > 0 and not watch.opening and now >= watch.retry_at:
             watch.opens()
             self._start(peer, connections, watch)
 
-    def _start(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
+    def _start(self, peer: ID, connections: list[INetConn], watch: PathWatch) -> None:
         if self._nursery is not None:
             # Only who dialled knows an address at which the other one listens; the other side asks it to.
             if session_of(connections[0]).is_initiator:
@@ -172,7 +172,7 @@ class Lanes:
             else:
                 self._nursery.start_soon(self._ask, peer, watch)
 
-    async def _open(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
+    async def _open(self, peer: ID, connections: list[INetConn], watch: PathWatch) -> None:
         """Some more, to the very address that was dialled before.
 
         Returns once half of them are there. A dial that loses a packet of its own takes one to three seconds longer,
@@ -191,7 +191,7 @@ class Lanes:
         finally:
             watch.opening = False
 
-    async def _dial(self, peer: ID, place: Multiaddr, watch: Watch) -> None:
+    async def _dial(self, peer: ID, place: Multiaddr, watch: PathWatch) -> None:
         try:
             with trio.fail_after(DIAL_SECONDS):
                 self._opened[await self._links.dial_beside(peer, place)] = trio.current_time()
@@ -203,7 +203,7 @@ class Lanes:
             watch.dialled.set()
             watch.dialled = trio.Event()
 
-    async def _ask(self, peer: ID, watch: Watch) -> None:
+    async def _ask(self, peer: ID, watch: PathWatch) -> None:
         """The other side to do that. It answers once half of them are there."""
         member = self._links.known.address_of(peer.to_bytes())
         before = len(self._links.direct().get(peer, ()))
@@ -225,7 +225,7 @@ class Lanes:
         if not connections or not self._links.known.is_member(asker):
             return b""
         peer, now = connections[0].muxed_conn.peer_id, trio.current_time()
-        watch = self._watched.setdefault(peer, Watch())
+        watch = self._watched.setdefault(peer, PathWatch())
         ours = session_of(connections[0]).is_initiator
         if ours and len(connections) <= MAX_LANES and not watch.opening and now >= watch.retry_at:
             watch.opens()

@@ -13,6 +13,7 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from node.bounded_dict import BoundedDict
 from node.network import yamux
 from node.network.circuit.circuits import Circuits
 from node.network.circuit.ends import is_direct
@@ -21,7 +22,6 @@ from node.network.dialling import Dialler, directly, id_of
 from node.network.errors import PeerUnavailable
 from node.network.hardening import FOR_BULK, HardSwarm
 from node.network.redial import PING_SECONDS, Redialer
-from node.recent import Recent
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, address_of_peer
 from protocol.liveness import MAX_MEMBERS
@@ -29,8 +29,8 @@ from protocol.liveness import MAX_MEMBERS
 log = structlog.get_logger(__name__)
 
 
-# Newcomers ask for the run before they are members, and visitors for a policy; whoever floods with keys of the moment
-# drives out strangers only, never a member.
+# Newcomers ask for the run before they are members, and light clients for a policy; whoever floods with keys of the
+# moment drives out strangers only, never a member.
 MAX_STRANGERS = 64
 MAX_LANES = 12
 """Connections with one peer that are for bulk alone."""
@@ -50,7 +50,7 @@ class Links:
     def __init__(self, own: Address, listening: Callable[[], tuple[str, ...]], *, private: bool) -> None:
         self._dialler = Dialler(lambda member: self.redialer.where(member), self._live_of, listening, private=private)
         self.redialer = Redialer(own, self._dialler.dial, self._dialler.link, self._ping)
-        self.known = Known(self.redialer.knows)
+        self.known = KnownPeers(self.redialer.knows)
         self._strangers: dict[INetConn, ID] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -133,9 +133,9 @@ class Links:
     def _live_of(self, peer: ID) -> list[INetConn]:
         return [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]
 
-    def _sessions(self, peer: ID) -> list[yamux.Session]:
+    def _sessions(self, peer: ID) -> list[yamux.YamuxSession]:
         found = (connection.muxed_conn for connection in self._swarm.connections.get(peer, ()))
-        return [muxed for muxed in found if isinstance(muxed, yamux.Session)]
+        return [muxed for muxed in found if isinstance(muxed, yamux.YamuxSession)]
 
     # -- dialling ----------------------------------------------------------------------------------
 
@@ -222,9 +222,9 @@ class Links:
             self._nursery.start_soon(close_quietly, connection)
 
 
-def session_of(connection: INetConn) -> yamux.Session:
+def session_of(connection: INetConn) -> yamux.YamuxSession:
     """Of a direct connection."""
-    if not isinstance(connection.muxed_conn, yamux.Session):
+    if not isinstance(connection.muxed_conn, yamux.YamuxSession):
         raise AssertionError("the connection has another muxer than ours")
     return connection.muxed_conn
 
@@ -236,13 +236,13 @@ async def close_quietly(connection: INetConn) -> None:
         log.debug("network.close_failed", error=repr(error))
 
 
-class Known:
+class KnownPeers:
     """is_member: whether a node is one, wherever it is."""
 
     def __init__(self, is_member: Callable[[Address], bool]) -> None:
         self.is_member = is_member
         # Twice the members: strangers may push out each other's entries, and not soon those of members.
-        self._addresses: Recent[bytes, Address] = Recent(2 * MAX_MEMBERS)
+        self._addresses: BoundedDict[bytes, Address] = BoundedDict(2 * MAX_MEMBERS)
 
     def address_of(self, peer: bytes) -> Address | None:
         """The address of a raw peer id, None if it is not a node's."""

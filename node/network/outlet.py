@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from node.network.sockets import Prompt
-from node.network.turns import Pace, Turns
+from node.network.turns import LinePace, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +24,7 @@ class Outlet:
     """below: where the frames go; stalled: called when the peer reads nothing, ends the connection. ended: nothing is
     sent any more."""
 
-    def __init__(self, below: Prompt, pace: Pace, stalled: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, below: Prompt, pace: LinePace, stalled: Callable[[], Awaitable[None]]) -> None:
         self.pace = pace
         self.ended = False
         self._below = below

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from google.protobuf.message import Message
 from libp2p.utils.varint import encode_uvarint
 
-from node.network.yamux import Stream
+from node.network.yamux import YamuxStream
 
 MAX_SHIFT = 28
 """Of a packet's length: more bytes than this say nothing that a limit allows."""
@@ -17,7 +17,7 @@ def packet(message: Message) -> bytes:
     return encode_uvarint(len(body)) + body
 
 
-async def next_packet(stream: Stream, limit: int) -> bytes | None:
+async def next_packet(stream: YamuxStream, limit: int) -> bytes | None:
     """The body of the next one, and no byte behind it; None at the end. Raises ValueError for one beyond the limit."""
     begun = bytearray()
     while (head := _head(begun, 0, limit)) is None:

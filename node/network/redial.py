@@ -36,7 +36,7 @@ LONGEST_RELAYED_DELAY = 300.0
 """Between two tries to do without a relay."""
 
 
-class Link(Enum):
+class LinkKind(Enum):
     """How a member is connected, as far as its contacts allow better."""
 
     APART = "apart"
@@ -63,7 +63,7 @@ class Redialer:
         self,
         own: Address,
         dial: Callable[[AddressSet], Awaitable[None]],
-        link: Callable[[AddressSet], Link],
+        link: Callable[[AddressSet], LinkKind],
         ping: Callable[[AddressSet], Awaitable[None]],
     ) -> None:
         self._own = own
@@ -150,23 +150,23 @@ class Redialer:
         with scope:
             await trio.sleep(self._patience(where))
             checked = due = trio.current_time()
-            was = Link.APART
+            was = LinkKind.APART
             while True:
                 link, now = self._link(where), trio.current_time()
                 # Who was connected and is not any more is tried at once, without the wait that earlier failures had
                 # earned.
-                if link is Link.BEST or (link is Link.APART and was is not link):
+                if link is LinkKind.BEST or (link is LinkKind.APART and was is not link):
                     self.failures.pop(where.member, None)
                     due = now
                 was = link
-                if link is not Link.BEST and now >= due:
+                if link is not LinkKind.BEST and now >= due:
                     await self._try(where)
                     checked = trio.current_time()
                     due = checked + self._pause(where.member, link)
-                elif link is not Link.APART and now - checked > PING_SECONDS:
+                elif link is not LinkKind.APART and now - checked > PING_SECONDS:
                     await self._ping(where)
                     checked = trio.current_time()
-                if link is Link.BEST:
+                if link is LinkKind.BEST:
                     with trio.move_on_after(REST_SECONDS):
                         await self._loss.wait()
                 else:
@@ -176,14 +176,14 @@ class Redialer:
         """Seconds before the first try: of two who learn of each other at once, one dials first."""
         # A loop that starts anew, because the member moved, does not forget that nobody answered there.
         if self.failures.get(where.member):
-            return self._pause(where.member, Link.APART)
+            return self._pause(where.member, LinkKind.APART)
         if where.hidden:
             return LET_IT_CALL * (1 + random.random())  # noqa: S311 - no secret
         return FIRST_DELAY * (1 + random.random()) if self._own > where.member else 0.0  # noqa: S311 - no secret
 
-    def _pause(self, member: Address, link: Link) -> float:
+    def _pause(self, member: Address, link: LinkKind) -> float:
         failures = self.failures.get(member, 0)
-        longest = LONGEST_RELAYED_DELAY if link is Link.RELAYED else LONGEST_DELAY
+        longest = LONGEST_RELAYED_DELAY if link is LinkKind.RELAYED else LONGEST_DELAY
         return delay_after(failures, random.random(), longest) if failures else 0.0  # noqa: S311 - no secret
 
     async def _try(self, where: AddressSet) -> None:

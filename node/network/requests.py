@@ -13,12 +13,12 @@ from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
+from node.bounded_dict import BoundedDict
 from node.network import yamux
 from node.network.budget import Budgets, TokenBucket
 from node.network.errors import PeerMisbehaved, PeerUnavailable
-from node.network.interface import Answer, Handler, Tally
+from node.network.interface import Handler, NetworkCounters, SentResponse
 from node.network.links import Links
-from node.recent import Recent
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ class KeptStreams(Generic[S]):
     """The clock is an argument: seconds, monotonic."""
 
     def __init__(self) -> None:
-        self._idle: Recent[tuple[Address, str], deque[tuple[float, S]]] = Recent(MAX_PLACES, refresh=True)
+        self._idle: BoundedDict[tuple[Address, str], deque[tuple[float, S]]] = BoundedDict(MAX_PLACES, refresh=True)
 
     def take(self, peer: Address, protocol: str, now: float) -> tuple[S | None, list[S]]:
         """(the stream used last, if one is fit for use; those that were given up: too old, or closed by the peer)."""
@@ -87,7 +87,7 @@ STRANGER_BYTES = (4.0 * 1024**2, 32.0 * 1024**2)
 class Requests:
     """Those that this node asks, and those that it answers."""
 
-    def __init__(self, links: Links, tally: Tally) -> None:
+    def __init__(self, links: Links, tally: NetworkCounters) -> None:
         self._links = links
         self._known = links.known
         self._tally = tally
@@ -127,12 +127,12 @@ class Requests:
             if kept is not None:
                 try:
                     return await self._ask_on(kept, peer, protocol, data, limit)
-                except (Ended, MuxedStreamError):
+                except (RequestEnded, MuxedStreamError):
                     # The peer may have closed it for idleness at this very moment: asked again, once, on a new stream.
                     log.debug("network.kept_stream_gone", peer=peer)  # nothing of an answer had come
             opened = _Kept(await self._links.open_stream(peer, protocol, bulk=limit > BULK))
             return await self._ask_on(opened, peer, protocol, data, limit)
-        except WireError as error:
+        except RequestWireError as error:
             # It announced more than we take, which an honest peer never does; anything else may be a bad line.
             if error.announced >= 0:
                 raise PeerMisbehaved(peer, str(error)) from error
@@ -174,7 +174,7 @@ class Requests:
         await stream.close()
 
     async def _answer_one(
-        self, asker: Address, handler: Handler, max_request: int, stream: yamux.Stream, patience: float
+        self, asker: Address, handler: Handler, max_request: int, stream: yamux.YamuxStream, patience: float
     ) -> bool:
         """Whether another request may come on this stream."""
         stranger = not self._known.is_member(asker)
@@ -186,13 +186,13 @@ class Requests:
         try:
             with trio.fail_after(patience):
                 request, keep = await read_request(stream, max_request)
-        except Ended:
+        except RequestEnded:
             return False
         except trio.TooSlowError:
             if patience == KEEP_SECONDS:
                 return False  # nobody asked again
             raise
-        except WireError as error:
+        except RequestWireError as error:
             if error.announced < 0:
                 raise
             with trio.fail_after(SERVE_SECONDS):
@@ -203,10 +203,10 @@ class Requests:
             # Only the handler holds a place: a peer that reads its answer slowly must not keep others out.
             async with self._serving:
                 answer = await handler(asker, request)
-            await self._send(stream, stranger, answer if isinstance(answer, Answer) else Answer(answer))
+            await self._send(stream, stranger, answer if isinstance(answer, SentResponse) else SentResponse(answer))
         return keep and not stranger  # who has no contact asks little, and each time anew
 
-    async def _send(self, stream: yamux.Stream, stranger: bool, answer: Answer) -> None:
+    async def _send(self, stream: yamux.YamuxStream, stranger: bool, answer: SentResponse) -> None:
         delivered = False
         try:
             if stranger:
@@ -243,7 +243,7 @@ class _Kept:
         return self.muxed.recv_closed or self.muxed.send_closed
 
 
-async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tuple[int, bytes], bool]:
+async def _converse(stream: yamux.YamuxStream, data: bytes, limit: int) -> tuple[tuple[int, bytes], bool]:
     """Send and receive at once: a peer may answer, and stop reading, before it has read all of the request. The answer,
     and whether all of the request was sent before it."""
     sent = False
@@ -266,7 +266,7 @@ async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tupl
         nursery.start_soon(send)
         try:
             answer = await read_response(stream, limit)
-        except (WireError, MuxedStreamError) as error:
+        except (RequestWireError, MuxedStreamError) as error:
             failure = error
         taken = sent
         nursery.cancel_scope.cancel()
@@ -307,14 +307,14 @@ REASONS = {BUSY: "it is busy, or we asked too much", TOO_LARGE: "the request is 
 RESPONSE_HEADER = 5
 
 
-class Stream(Protocol):
+class RequestStream(Protocol):
     """What this module needs of a stream."""
 
     async def read_exactly(self, n: int) -> bytes: ...
     async def write(self, data: bytes | memoryview, *, head: bytes = b"", bulk: bool = False) -> None: ...
 
 
-class WireError(Exception):
+class RequestWireError(Exception):
     """The other side closed early, or announced more than the limit. `announced` is that length, or -1."""
 
     def __init__(self, message: str, announced: int = -1) -> None:
@@ -322,48 +322,48 @@ class WireError(Exception):
         self.announced = announced
 
 
-class Ended(WireError):
+class RequestEnded(RequestWireError):
     """The other side closed, and nothing of what we wait for had come."""
 
 
-async def _read(stream: Stream, count: int) -> bytes:
+async def _read(stream: RequestStream, count: int) -> bytes:
     data = await stream.read_exactly(count) if count else b""
     if len(data) < count:
-        raise WireError(f"the stream ended after {len(data)} of {count} bytes")
+        raise RequestWireError(f"the stream ended after {len(data)} of {count} bytes")
     return data
 
 
-async def _begin(stream: Stream, count: int) -> bytes:
+async def _begin(stream: RequestStream, count: int) -> bytes:
     """The first `count` bytes of something. Raises Ended if there is nothing."""
     data = await stream.read_exactly(count)
     if not data:
-        raise Ended("the stream ended")
+        raise RequestEnded("the stream ended")
     return data + await _read(stream, count - len(data))
 
 
-async def _read_body(stream: Stream, length: int, limit: int) -> bytes:
+async def _read_body(stream: RequestStream, length: int, limit: int) -> bytes:
     if length > limit:
-        raise WireError(f"{length} bytes announced, at most {limit} allowed", length)
+        raise RequestWireError(f"{length} bytes announced, at most {limit} allowed", length)
     return await _read(stream, length)
 
 
-async def write_request(stream: Stream, body: bytes, *, keep: bool = False) -> None:
+async def write_request(stream: RequestStream, body: bytes, *, keep: bool = False) -> None:
     """keep: further requests may come on this stream, so that it is not closed after the answer."""
     await stream.write(body, head=(len(body) | (KEEP if keep else 0)).to_bytes(4))
 
 
-async def read_request(stream: Stream, limit: int) -> tuple[bytes, bool]:
+async def read_request(stream: RequestStream, limit: int) -> tuple[bytes, bool]:
     """(body, keep). Raises Ended if the stream ended before it, WireError for one that is cut or too long."""
     head = int.from_bytes(await _begin(stream, 4))
     return await _read_body(stream, head & ~KEEP, limit), bool(head & KEEP)
 
 
-async def write_response(stream: Stream, status: int, body: bytes, *, bulk: bool = False) -> None:
+async def write_response(stream: RequestStream, status: int, body: bytes, *, bulk: bool = False) -> None:
     """bulk: what else is to be said over the connection goes first."""
     await stream.write(body, head=bytes([status]) + len(body).to_bytes(4), bulk=bulk)
 
 
-async def read_response(stream: Stream, limit: int) -> tuple[int, bytes]:
+async def read_response(stream: RequestStream, limit: int) -> tuple[int, bytes]:
     """(status, body). Raises as `read_request` does."""
     head = await _begin(stream, RESPONSE_HEADER)
     return head[0], await _read_body(stream, int.from_bytes(head[1:]), limit)

@@ -12,8 +12,8 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.budget import Budgets
 from node.network.hardening import Fault
-from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Tally
-from node.network.links import Known
+from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, NetworkCounters
+from node.network.links import KnownPeers
 from protocol.identity import Address
 from protocol.liveness import AHEAD
 
@@ -71,10 +71,10 @@ class _Subscription:
         self.send, self.receive = trio.open_memory_channel[tuple[Address, bytes]](SUBSCRIPTION_BUFFER)
 
 
-class Screen:
+class GossipScreen:
     """What gossip asks of a node (`gossip.Listener`). fault: told of every error that was caught on a peer's behalf."""
 
-    def __init__(self, known: Known, tally: Tally, fault: Fault) -> None:
+    def __init__(self, known: KnownPeers, tally: NetworkCounters, fault: Fault) -> None:
         self.is_member = known.is_members
         self._known = known
         self._fault = fault

@@ -21,10 +21,10 @@ from node.limits import open_files
 from node.network import yamux
 from node.network.dialling import DIAL_SECONDS
 from node.network.gossip.gossip import Gossip
-from node.network.hardening import Fault, HardMuxer, HardSwarm, HardTcp, Tasks
+from node.network.hardening import Fault, HardMuxer, HardSwarm, HardTcp, SupervisedTasks
 from node.network.links import Links, close_quietly
 from node.network.noise import LeanNoise
-from node.network.screening import Screen
+from node.network.screening import GossipScreen
 from protocol.identity import NodeKey
 
 # A pool may have more members than this; a node dials a part of them, and news reaches the rest by gossip.
@@ -36,7 +36,9 @@ CLOSE_SECONDS = 3.0
 class Stack:
     """`host`, `swarm` and `gossip` of one start."""
 
-    def __init__(self, key: NodeKey, links: Links, screen: Screen, fault: Fault, *, private: bool, boot: int) -> None:
+    def __init__(
+        self, key: NodeKey, links: Links, screen: GossipScreen, fault: Fault, *, private: bool, boot: int
+    ) -> None:
         self._fault = fault
         keys = create_new_key_pair(key.secret)
         own = ID.from_pubkey(keys.public_key)
@@ -48,7 +50,7 @@ class Stack:
         # A new static key at each start: it is signed by the node's key, and a stolen one is worth nothing after.
         noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
-        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
+        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.YamuxSession})
         most = min(MAX_CONNECTIONS, open_files() // 2)
         self.swarm = HardSwarm(
             own,
@@ -87,7 +89,7 @@ class Stack:
     async def _run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
-                await nursery.start(Tasks(self.swarm, self._fault).run)
+                await nursery.start(SupervisedTasks(self.swarm, self._fault).run)
                 await nursery.start(self.gossip.run)
                 task_status.started(scope)
 

@@ -58,7 +58,7 @@ class Turns:
             queue.popleft().set()
 
 
-class Pace:
+class LinePace:
     """turn: bytes that may be written at once. The line's rate is what it took between two moments at which it took no
     more, or, as a lower bound, what it took in a while in which it always took more. The clock is an argument."""
 

@@ -31,7 +31,7 @@ from node.network.budget import TokenBucket
 from node.network.noise import NoiseSession
 from node.network.outlet import STALL_SECONDS, Outlet
 from node.network.sockets import Tcp, prompt
-from node.network.turns import Pace
+from node.network.turns import LinePace
 
 log = structlog.get_logger(__name__)
 
@@ -145,10 +145,10 @@ class _Unread:
             self._listener()
 
 
-class Stream(IMuxedStream):
+class YamuxStream(IMuxedStream):
     """One stream. Raises MuxedStreamEOF after the peer's last byte, MuxedStreamReset once either side has reset it."""
 
-    def __init__(self, session: "Session", number: int) -> None:
+    def __init__(self, session: "YamuxSession", number: int) -> None:
         self.muxed_conn = self.session = session
         self.number = number
         self.send_window = WINDOW_BYTES
@@ -329,7 +329,7 @@ class Stream(IMuxedStream):
     def get_remote_address(self) -> tuple[str, int] | None:
         return self.session.get_remote_address()
 
-    async def __aenter__(self) -> "Stream":
+    async def __aenter__(self) -> "YamuxStream":
         return self
 
     async def __aexit__(
@@ -338,27 +338,27 @@ class Stream(IMuxedStream):
         await self.close()
 
 
-def stream_below(stream: INetStream) -> Stream:
+def stream_below(stream: INetStream) -> YamuxStream:
     """What is below the library's wrapper, whose locks and states cost more than our frames."""
     below = getattr(stream, "muxed_stream", None)
-    if not isinstance(below, Stream):
+    if not isinstance(below, YamuxStream):
         raise AssertionError("the connection has another muxer than ours")
     return below
 
 
-class Session(IMuxedConn):
+class YamuxSession(IMuxedConn):
     """All streams of one connection. `start` runs it; `heard_at`: when data last arrived, on trio's clock; `bulk`:
     bytes of pieces that were sent."""
 
     def __init__(self, conn: NoiseSession, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.secured_conn = conn
-        self._out = Outlet(prompt(conn), Pace(BODY_BYTES, MAX_WRITE), self._end)
+        self._out = Outlet(prompt(conn), LinePace(BODY_BYTES, MAX_WRITE), self._end)
         self.pace = self._out.pace
         self.peer_id = peer_id
         self.on_close = on_close
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, YamuxStream] = {}
         self.buffered = self.bulk = 0
         self.heard_at = 0.0
         self._heard = trio.Event()
@@ -366,7 +366,7 @@ class Session(IMuxedConn):
         # By yamux the side that dialled takes odd numbers, so that both may open a stream at the same moment.
         self._next = 1 if self._initiator else 2
         self._inbound = 0
-        self._incoming, self._accepted = trio.open_memory_channel[Stream](MAX_INBOUND)
+        self._incoming, self._accepted = trio.open_memory_channel[YamuxStream](MAX_INBOUND)
         self._untold: dict[Callable[[], None], None] = {}
         self.frames = TokenBucket(*FRAMES)
 
@@ -459,29 +459,29 @@ class Session(IMuxedConn):
 
     # streams
 
-    async def open_stream(self) -> Stream:
+    async def open_stream(self) -> YamuxStream:
         """Raises MuxedStreamError if the connection is gone."""
         number, self._next = self._next, self._next + 2
-        stream = self.streams[number] = Stream(self, number)
+        stream = self.streams[number] = YamuxStream(self, number)
         if await self._out.write(HEADER.pack(0, WINDOW, SYN, number, 0)):
             return stream
         self.streams.pop(number, None)
         raise MuxedStreamError("the connection is gone")
 
-    async def accept_stream(self) -> Stream:
+    async def accept_stream(self) -> YamuxStream:
         try:
             return await self._accepted.receive()
         except trio.EndOfChannel:
             raise MuxedConnUnavailable("the connection is closed") from None
 
-    def peer_opens(self, number: int) -> Stream | None:
+    def peer_opens(self, number: int) -> YamuxStream | None:
         """The new stream, None if the peer has too many. Raises _Broken for a number that is not its to give."""
         if number in self.streams or number == 0 or (number % 2 == 1) == self._initiator:
             raise _Broken(f"it opens stream {number}")
         if self._inbound >= MAX_INBOUND:
             self.answer(WINDOW, RST, number, 0)
             return None
-        stream = Stream(self, number)
+        stream = YamuxStream(self, number)
         try:
             self._incoming.send_nowait(stream)
         # The peer opened and reset more streams than anybody has accepted: reset them, the connection may be sound.
@@ -493,7 +493,7 @@ class Session(IMuxedConn):
         self.answer(WINDOW, ACK, number, 0)
         return stream
 
-    def forget_if_over(self, stream: Stream) -> None:
+    def forget_if_over(self, stream: YamuxStream) -> None:
         """Nothing more comes on a stream that is over; what is unread stays with whoever holds it."""
         if not stream.closed or self.streams.pop(stream.number, None) is None:
             return
@@ -504,7 +504,7 @@ class Session(IMuxedConn):
 
     # frames in, by way of the reader
 
-    def make_room(self, stream: Stream | None, length: int) -> None:
+    def make_room(self, stream: YamuxStream | None, length: int) -> None:
         """Before a body arrives. Raises _Broken for more than its window, or than we keep."""
         self.frames.charge(-length / FRAME_BYTES)
         if stream is not None:
@@ -559,10 +559,10 @@ def _frames(number: int, head: bytes, data: memoryview) -> Iterator[bytes | memo
 class _Reader:
     """Where we are in the peer's frames, which may begin and end anywhere in its messages."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: YamuxSession) -> None:
         self._session = session
         self._header = bytearray()
-        self._body_of: Stream | None = None
+        self._body_of: YamuxStream | None = None
         self._missing = 0
         self._flags = 0
         self._run = 0
@@ -657,7 +657,7 @@ class _Reader:
         if not length and stream is not None:
             self._flagged(stream, flags)
 
-    def _flagged(self, stream: Stream, flags: int) -> None:
+    def _flagged(self, stream: YamuxStream, flags: int) -> None:
         if flags & RST:
             stream.end()
         elif flags & FIN:

@@ -14,16 +14,16 @@ import trio
 
 from contracts.bindings import NOBODY, Contracts, PoolInfo, PostedEarnings
 from node.chain.bonds import Bond, read_bond
-from node.chain.endpoints import EndpointFailed, Line
+from node.chain.endpoints import EndpointFailed, SerialConnection
 from node.chain.errors import ChainError, OtherContracts, RpcUnreachable, shown, tokens
 from node.chain.faucet import is_devnet
-from node.chain.invitations import OPEN_DOOR, Door
+from node.chain.invitations import OPEN_DOOR, InvitationCheck
 from node.chain.invitations import look as look_for_invitation
 from node.chain.profile import NetworkProfile
-from node.chain.refusals import Refused
+from node.chain.refusals import EndpointRefused
 from node.config import NodeConfig
 from node.errors import KeyError_
-from node.preflight.finding import Finding, failure, ok, warning
+from node.preflight.finding import CheckFinding, failure, ok, warning
 from node.state.keystore import claimed_address, read_keystore
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
@@ -44,7 +44,7 @@ LOG_BLOCKS = 10
 Endpoint = dict[str, Any]
 
 
-def check_rpc(profile: NetworkProfile, now: float, *, deep: bool = False) -> list[Finding]:
+def check_rpc(profile: NetworkProfile, now: float, *, deep: bool = False) -> list[CheckFinding]:
     """One finding for each endpoint, and one for all of them where none can be used. deep: also ask for old logs."""
     probed = [probe(url, profile, deep=deep) for url in profile.rpc_urls]
     found = [judge(endpoint, profile, now) for endpoint in probed]
@@ -61,7 +61,7 @@ def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
     """What one endpoint says of itself. Credentials in its URL are left out."""
     found: Endpoint = {"endpoint": shown(url)}
     try:
-        with closing(Line(TIMEOUT)) as line:
+        with closing(SerialConnection(TIMEOUT)) as line:
             began = time.monotonic()
             found["chain_id"] = int(line.ask(url, "eth_chainId"), 16)
             found["seconds"] = round(time.monotonic() - began, 3)
@@ -69,12 +69,12 @@ def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
             found["block"], found["timestamp"] = int(block["number"], 16), int(block["timestamp"], 16)
             if deep and profile.deployed:
                 found["logs_from"] = _logs_from(line, url, profile, found["block"])
-    except (EndpointFailed, Refused, ValueError, TypeError, KeyError) as error:
+    except (EndpointFailed, EndpointRefused, ValueError, TypeError, KeyError) as error:
         found["error"] = (str(error) or type(error).__name__)[:200]
     return found
 
 
-def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> Finding:
+def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> CheckFinding:
     """Pure. now: unix seconds."""
     name, another = endpoint["endpoint"], "take it out of rpc_urls in the profile, or name a better one"
     if "error" in endpoint:
@@ -96,7 +96,7 @@ def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> Finding:
     return ok("rpc", told, **endpoint)
 
 
-def check_witnesses(profile: NetworkProfile, serving: int | None = None) -> Finding:
+def check_witnesses(profile: NetworkProfile, serving: int | None = None) -> CheckFinding:
     """Whether two endpoints tell what money follows from. serving: of those in the profile, where they were asked."""
     urls = len(profile.rpc_urls)
     serving = urls if serving is None else serving
@@ -116,7 +116,7 @@ def check_witnesses(profile: NetworkProfile, serving: int | None = None) -> Find
     )
 
 
-def check_contracts(profile: NetworkProfile, other: Sequence[str]) -> Finding:
+def check_contracts(profile: NetworkProfile, other: Sequence[str]) -> CheckFinding:
     """Pure. other: contracts that have other code than this program's."""
     if other:
         error = OtherContracts(other, profile.name)
@@ -124,7 +124,7 @@ def check_contracts(profile: NetworkProfile, other: Sequence[str]) -> Finding:
     return ok("contracts", "their code is that of this program's contracts, but for what was set at their birth")
 
 
-def _logs_from(line: Line, url: str, profile: NetworkProfile, head: int) -> int:
+def _logs_from(line: SerialConnection, url: str, profile: NetworkProfile, head: int) -> int:
     """The first block of which logs are told, found by halving between the contracts' first block and the newest."""
     low, high = min(profile.deployed_block, head), head
     if _tells_logs(line, url, profile, low):
@@ -137,12 +137,12 @@ def _logs_from(line: Line, url: str, profile: NetworkProfile, head: int) -> int:
     return high
 
 
-def _tells_logs(line: Line, url: str, profile: NetworkProfile, block: int) -> bool:
+def _tells_logs(line: SerialConnection, url: str, profile: NetworkProfile, block: int) -> bool:
     wanted = {"address": profile.contracts.swarm, "fromBlock": hex(block), "toBlock": hex(block + LOG_BLOCKS)}
     try:
         # An endpoint that has thrown old logs away refuses the question; that is what is looked for.
         return isinstance(line.ask(url, "eth_getLogs", wanted), list)
-    except Refused:
+    except EndpointRefused:
         return False
 
 
@@ -157,7 +157,7 @@ HOPELESS = 300.0
 REMEDY = "let the system keep its time: timedatectl set-ntp true (or your system's NTP service)"
 
 
-def against_chain(newest_block: float, now: float, *, rehearsal: bool = False) -> Finding:
+def against_chain(newest_block: float, now: float, *, rehearsal: bool = False) -> CheckFinding:
     """newest_block: its timestamp; rehearsal: of a local chain, whose clock anybody may have moved."""
     ahead = now - newest_block
     data = {"chain_seconds_behind": round(ahead, 1)}
@@ -170,7 +170,7 @@ def against_chain(newest_block: float, now: float, *, rehearsal: bool = False) -
     return ok("clock", f"within {abs(ahead):.0f} s of the newest block", **data)
 
 
-def against_peers(offsets: Sequence[float]) -> Finding | None:
+def against_peers(offsets: Sequence[float]) -> CheckFinding | None:
     """offsets: this clock minus each peer's, seconds; None where nobody is heard."""
     if not offsets:
         return None
@@ -194,7 +194,7 @@ DAYS = 7
 """Days of gas below which a node's owner is warned."""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class ChainStanding(msgspec.Struct, frozen=True):
     """What the chain knows of a node. Amounts in wei; gas: wei for joining; day: wei for a day's commitments."""
 
     node: Address
@@ -225,7 +225,7 @@ async def look_up(
     pool: PoolInfo,
     units: int,
     candidate: Callable[[], Awaitable["Provider | None"]],
-) -> tuple[Standing, "Provider | None"]:
+) -> tuple[ChainStanding, "Provider | None"]:
     """candidate: asks whose stake would answer for a node that is not registered yet; its answer is returned, too.
     Raises IntellectError."""
     found, info, balances, price = await together(
@@ -239,10 +239,10 @@ async def look_up(
     )
     bonded = stake[0].bonded if stake else 0
     day = daily_gas(max(DAY // max(pool.delay, pool.epoch_seconds, 1), 1)) * price
-    return Standing(node, provider, bonded, required, balances.coin, JOIN_GAS * price, day), found
+    return ChainStanding(node, provider, bonded, required, balances.coin, JOIN_GAS * price, day), found
 
 
-def check_stake(standing: Standing, commands: list[str]) -> Finding:
+def check_stake(standing: ChainStanding, commands: list[str]) -> CheckFinding:
     """Pure. commands: what to type if it is missing."""
     data = msgspec.to_builtins(standing, builtin_types=(int,)) | {"commands": commands}
     data |= {name: str(data[name]) for name in ("bonded", "required", "coin", "gas", "day")}
@@ -256,7 +256,7 @@ def check_stake(standing: Standing, commands: list[str]) -> Finding:
     return ok("stake", f"{tokens(standing.bonded)} tokens of {standing.provider} answer for this node", **data)
 
 
-def check_gas(standing: Standing) -> Finding:
+def check_gas(standing: ChainStanding) -> CheckFinding:
     """Pure."""
     days = (standing.coin - standing.gas) / standing.day if standing.day else float("inf")
     data = {"coin_wei": str(standing.coin), "join_wei": str(standing.gas), "day_wei": str(standing.day)}
@@ -271,7 +271,7 @@ def check_gas(standing: Standing) -> Finding:
     return ok("gas", f"the node's account has {coins(standing.coin)}: gas {lasts}", **data)
 
 
-def check_bond(bond: Bond, common: str) -> Finding:
+def check_bond(bond: Bond, common: str) -> CheckFinding:
     """Pure. Of a validator: without it the slash that a quorum agrees on does not arrive. common: how a command names
     the network and the provider's key."""
     data = {"needed_wei": str(bond.needed), "own_wei": str(bond.own), "allowed_wei": str(bond.allowed)}
@@ -281,7 +281,7 @@ def check_bond(bond: Bond, common: str) -> Finding:
     return warning("bond", what, "; then ".join(bond.steps(common)), **data)
 
 
-async def look_at_bond(chain: "ChainClient", node: Address, pool: PoolInfo, config: NodeConfig) -> Finding | None:
+async def look_at_bond(chain: "ChainClient", node: Address, pool: PoolInfo, config: NodeConfig) -> CheckFinding | None:
     """None for who carries no slash, or has no stake yet, and on a devnet, which gives the bond. Raises ChainError."""
     if node not in pool.validators or is_devnet(chain.profile):
         return None
@@ -295,7 +295,7 @@ async def look_at_bond(chain: "ChainClient", node: Address, pool: PoolInfo, conf
     return check_bond(await chain.ask("read a bond", read), common)
 
 
-def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
+def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> CheckFinding:
     """Pure. posted: its newest table, where that is known."""
     data = {"pool": pool.id, "ended": pool.ended, "paused": pool.paused, "invited": pool.invited}
     if pool.ended:
@@ -320,7 +320,7 @@ def check_pool(pool: PoolInfo, posted: PostedEarnings | None = None) -> Finding:
     return ok("pool", f"pool {pool.id} {paid}", **data)
 
 
-async def look_at_door(chain: "ChainClient", pool: PoolInfo, node: Address, config: NodeConfig) -> Door:
+async def look_at_door(chain: "ChainClient", pool: PoolInfo, node: Address, config: NodeConfig) -> InvitationCheck:
     """Whether the pool takes a node, or one of the profile's invitations lets it in. Raises ChainError."""
     if not pool.invited:
         return OPEN_DOOR
@@ -329,7 +329,7 @@ async def look_at_door(chain: "ChainClient", pool: PoolInfo, node: Address, conf
     return await chain.ask("look for an invitation", lambda contracts: look_for_invitation(contracts, *given))
 
 
-def check_invitation(door: Door) -> Finding:
+def check_invitation(door: InvitationCheck) -> CheckFinding:
     """Pure."""
     if not door.shut:
         return ok("invitation", door.why)
@@ -386,7 +386,7 @@ def _time(seconds: int) -> str:
     return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} h" if hours >= 1 else f"{seconds} s"
 
 
-def gas_step(standing: Standing) -> str:
+def gas_step(standing: ChainStanding) -> str:
     """What to send to the node's account: enough to join and for some days."""
     return f"send {coins(standing.gas + DAYS * standing.day - standing.coin)} of the chain's coin to {standing.node}"
 
@@ -426,7 +426,7 @@ def provider_file(config: NodeConfig) -> Path | None:
 
 async def look(
     chain: "ChainClient", node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
-) -> tuple[Standing, list[str]]:
+) -> tuple[ChainStanding, list[str]]:
     """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
     standing, provider = await look_up(chain, node, pool, config.units, lambda: find_provider(chain, config))
     return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
@@ -500,7 +500,9 @@ def network_word(network: str) -> str:
     return str(Path(network).resolve()) if "/" in network or network.endswith(".toml") else network
 
 
-def next_steps(standing: Standing, provider: Provider | None, network: str, directory: Path, units: int) -> list[str]:
+def next_steps(
+    standing: ChainStanding, provider: Provider | None, network: str, directory: Path, units: int
+) -> list[str]:
     """Commands to copy, and what to send to whom, until this node may join. Pure. Without a known provider the first
     step only: the others name its address."""
     gas = [] if standing.coin >= standing.gas else [f"{gas_step(standing)} (this node, for gas)"]
@@ -512,7 +514,7 @@ def next_steps(standing: Standing, provider: Provider | None, network: str, dire
     return [*gas, *_provisions(standing, provider, common), *_staking(standing, common, directory, units)]
 
 
-def _provisions(standing: Standing, provider: Provider, common: str) -> list[str]:
+def _provisions(standing: ChainStanding, provider: Provider, common: str) -> list[str]:
     """What the provider's account lacks: coin for gas, tokens for the stake."""
     steps: list[str] = []
     if provider.coin < provider.needs:
@@ -526,7 +528,7 @@ def _provisions(standing: Standing, provider: Provider, common: str) -> list[str
     return steps
 
 
-def _staking(standing: Standing, common: str, directory: Path, units: int) -> list[str]:
+def _staking(standing: ChainStanding, common: str, directory: Path, units: int) -> list[str]:
     if standing.registered:
         lacking = tokens(standing.required - standing.bonded)
         return [f"intellect-node contract stake {lacking} --provider {standing.provider} {common}"]

@@ -11,7 +11,7 @@ import trio
 from node.inference.client import CALIBRATE, EngineProcess
 from node.inference.errors import EngineError
 from node.inference.vllm.installed import check_version
-from node.preflight.finding import Finding, failure, ok, warning
+from node.preflight.finding import CheckFinding, failure, ok, warning
 from node.processes.forkserver import Anew, Starter
 from protocol.errors import UNREADABLE, IntellectError
 from protocol.run import RunSpec, VerificationSpec, encode_run
@@ -23,7 +23,7 @@ CLASS_DEADLINE = 120.0
 """Seconds: libraries that load on a busy machine."""
 
 
-def check_engines(wanted: str, *, gpu: bool, own: str | None) -> Finding:
+def check_engines(wanted: str, *, gpu: bool, own: str | None) -> CheckFinding:
     """Blocking. wanted: of the settings, auto included; own: another program that computes, which is not looked at."""
     if own:
         return ok("engines", f"another program computes: {own}", engine="own")
@@ -40,7 +40,7 @@ def check_engines(wanted: str, *, gpu: bool, own: str | None) -> Finding:
 
 async def check_class(
     rules: VerificationSpec, role: str, options: Sequence[str] = (), starter: Starter | None = None
-) -> Finding:
+) -> CheckFinding:
     """Whether the run admits a class that this machine's own engine computes as: asked before a stake is put up for it,
     of a process that loads no model. options: the engine's."""
     try:
@@ -59,7 +59,7 @@ def names_in(said: bytes) -> list[str]:
     return msgspec.json.decode(said.strip().split(b"\n")[-1], type=list[str])
 
 
-def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> Finding:
+def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> CheckFinding:
     """Pure. names: all classes that the machine offers, best first."""
     refused = [rules.blind(name) if role == "validator" else rules.objection(name) for name in names]
     fitting = [name for name, why in zip(names, refused, strict=True) if not why]
@@ -75,7 +75,7 @@ def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> Fin
 DEADLINE = 180.0
 
 
-async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path, starter: Starter | None = None) -> Finding:
+async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path, starter: Starter | None = None) -> CheckFinding:
     """Start it, wait until it is ready, ask whether the run admits it, stop it."""
     child = EngineProcess(argv, encode_run(run), assets, starter=starter)
     began = time.monotonic()
@@ -96,7 +96,7 @@ async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path, starter:
     return ok("engine", f"{child.engine_name} was ready after {seconds:.1f} s", seconds=round(seconds, 1))
 
 
-def _refused(group: BaseExceptionGroup[IntellectError]) -> Finding:
+def _refused(group: BaseExceptionGroup[IntellectError]) -> CheckFinding:
     error = group.exceptions[0]
     if isinstance(error, BaseExceptionGroup):
         return _refused(error)

@@ -7,10 +7,10 @@ import msgspec
 
 from node.config import DISK_FIXED, NodeConfig
 from node.guest.machine import power_limits
-from node.guest.settings import Guest
+from node.guest.settings import GuestSettings
 from node.hardware import Hardware
 from node.platforms import lacking
-from node.preflight.finding import Finding, PreflightFailed, failure, ok, worst
+from node.preflight.finding import CheckFinding, PreflightFailed, failure, ok, worst
 from node.units import size_of
 from protocol.run import RunSpec
 
@@ -23,7 +23,7 @@ Wrong = tuple[str, str]
 """What is wrong, and what to do."""
 
 
-def check_guest(config: NodeConfig, role: str, hardware: Hardware, run: RunSpec | None) -> list[Finding]:
+def check_guest(config: NodeConfig, role: str, hardware: Hardware, run: RunSpec | None) -> list[CheckFinding]:
     """run: None where it is not known. Blocking: the GPUs' power limits are asked for."""
     guest = config.limits
     if lacks := lacking(role, sys.platform):
@@ -46,7 +46,7 @@ def refuse_guest(config: NodeConfig, role: str, hardware: Hardware, run: RunSpec
         raise PreflightFailed(found)
 
 
-def capped(hardware: Hardware, guest: Guest) -> Hardware:
+def capped(hardware: Hardware, guest: GuestSettings) -> Hardware:
     """The machine as a guest may use it. Of processors it sees no others by itself (`keep_to_cores`)."""
     if not guest.gpu_memory:
         return hardware
@@ -66,7 +66,9 @@ def _of_role(config: NodeConfig, role: str) -> Iterator[Wrong]:
         yield what, "leave out --gateway, or the limit"
 
 
-def _of_machine(guest: Guest, hardware: Hardware, watts: Sequence[float] | None, platform: str) -> Iterator[Wrong]:
+def _of_machine(
+    guest: GuestSettings, hardware: Hardware, watts: Sequence[float] | None, platform: str
+) -> Iterator[Wrong]:
     if guest.cores and not platform.startswith("linux"):
         what = f"[guest] cores: {platform} lets no program keep to some of the processors"
         yield what, "leave it out: an engine on a CPU computes with one thread in any case"
@@ -89,7 +91,7 @@ def _of_power(most: float, watts: Sequence[float] | None) -> Iterator[Wrong]:
         yield what, f"as root: nvidia-smi -pl {most:g} (until the next boot; this program never sets it)"
 
 
-def _of_learner(guest: Guest, role: str, run: RunSpec) -> Iterator[Wrong]:
+def _of_learner(guest: GuestSettings, role: str, run: RunSpec) -> Iterator[Wrong]:
     learns = role == "trainer" or (run.pretraining is not None and role == "worker")
     for name, set_ in (("gpu_memory", guest.gpu_memory), ("disk", guest.disk)):
         if set_ and learns:

@@ -17,7 +17,7 @@ from node.errors import KeyError_
 from node.hardware import Hardware
 from node.hardware.builds import Builds, torch_builds
 from node.logs import LOG_BYTES, LOG_FILES
-from node.preflight.finding import Finding, failure, ok, warning
+from node.preflight.finding import CheckFinding, failure, ok, warning
 from node.recipe.requirements import shortfalls
 from node.recipe.speed import LEAST_DECODE, Speed
 from node.sandbox import RuntimeMissing, find_runtime, runtime
@@ -26,8 +26,8 @@ from node.state.directory import MIN_FREE_BYTES, existing
 from node.state.keystore import claimed_address, load_key, read_keystore, read_password
 from node.state.locks import holder_of
 from node.training.errors import TrainingError
-from node.training.planner import Machine, Work, check_engine, plan
-from node.training.sizing import Shape, shape_like
+from node.training.planner import PlannedMachine, TrainingWork, check_engine, plan
+from node.training.sizing import DecoderShape, shape_like
 from node.units import size_of
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
@@ -38,7 +38,7 @@ PROGRAM = "intellect-node"
 TOLD = ("torch", "transformers", "libp2p", "trio", "web3")
 
 
-def check_versions(installed: dict[str, str | None] | None = None) -> Finding:
+def check_versions(installed: dict[str, str | None] | None = None) -> CheckFinding:
     """installed: name -> version, None for what is not there; by default what is installed."""
     have = installed_versions() if installed is None else installed
     wrong = [
@@ -81,7 +81,7 @@ def _version(name: str) -> str | None:
 # Whether another daemon holds the state directory
 
 
-def check_lock(directory: Path, *, joining: bool) -> Finding:
+def check_lock(directory: Path, *, joining: bool) -> CheckFinding:
     """joining: this program is about to take the directory, so whoever holds it is in the way. Changes nothing."""
     holder = holder_of(directory / "lock")
     if holder is None:
@@ -97,7 +97,7 @@ def check_lock(directory: Path, *, joining: bool) -> Finding:
 NODE_KEY = "node-key.json"
 
 
-def check_keys(directory: Path, password: str | None, password_file: Path | None) -> list[Finding]:
+def check_keys(directory: Path, password: str | None, password_file: Path | None) -> list[CheckFinding]:
     """The key is opened where its password can be had; one that is missing is made by `join`."""
     if not directory.is_dir():
         return [ok("keys", f"join makes the node's key in {directory}", path=str(directory))]
@@ -108,7 +108,7 @@ def check_keys(directory: Path, password: str | None, password_file: Path | None
     return [*found, _check_key(path, password, password_file)]
 
 
-def _check_directory(directory: Path) -> Finding:
+def _check_directory(directory: Path) -> CheckFinding:
     status = directory.stat()
     mode, data = status.st_mode & 0o777, {"mode": f"{status.st_mode & 0o777:04o}", "path": str(directory)}
     if status.st_uid not in (os.getuid(), 0):
@@ -118,7 +118,7 @@ def _check_directory(directory: Path) -> Finding:
     return ok("directory", f"{directory} is this user's", **data)
 
 
-def _check_key(path: Path, password: str | None, password_file: Path | None) -> Finding:
+def _check_key(path: Path, password: str | None, password_file: Path | None) -> CheckFinding:
     try:
         claimed = claimed_address(read_keystore(path)) or ""
         if password or password_file or (path.parent / "password").exists():
@@ -135,7 +135,7 @@ def _check_key(path: Path, password: str | None, password_file: Path | None) -> 
 # What this machine is, and how fast its engine was. Pure
 
 
-def check_machine(hardware: Hardware) -> Finding:
+def check_machine(hardware: Hardware) -> CheckFinding:
     """All that is known of it, as data; in words what engines are faster by."""
     features = ", ".join(hardware.features) or "none of the vector units that engines are faster by"
     what = f"{hardware.processor or 'unknown processor'}: {hardware.cores} cores ({features})"
@@ -143,7 +143,7 @@ def check_machine(hardware: Hardware) -> Finding:
     return ok("machine", f"{what}, {memory}", **msgspec.to_builtins(hardware))
 
 
-def speed_finding(speed: Speed | None) -> Finding:
+def speed_finding(speed: Speed | None) -> CheckFinding:
     """None: not measured yet, or it cannot be."""
     if speed is None:
         return ok("speed", "not measured yet: doctor --engine does it, and join where the run deals lengths by it")
@@ -162,11 +162,11 @@ LEAST_DRIVER = {11: 450.80, 12: 525.60, 13: 580.65}
 DRIVERS = "https://www.nvidia.com/drivers"
 
 
-def check_gpu(hardware: Hardware) -> Finding:
+def check_gpu(hardware: Hardware) -> CheckFinding:
     return judge_gpu(hardware, torch_builds(), tool=shutil.which("nvidia-smi") is not None)
 
 
-def judge_gpu(hardware: Hardware, builds: Builds, *, tool: bool) -> Finding:
+def judge_gpu(hardware: Hardware, builds: Builds, *, tool: bool) -> CheckFinding:
     """tool: whether NVIDIA's driver has been installed here, so that a GPU was to be expected."""
     data = {"gpus": [msgspec.to_builtins(gpu) for gpu in hardware.gpus], "driver": hardware.driver, **builds._asdict()}
     makers = {gpu.vendor for gpu in hardware.gpus}
@@ -183,7 +183,7 @@ def judge_gpu(hardware: Hardware, builds: Builds, *, tool: bool) -> Finding:
     return ok("gpu", f"{names}, torch with ROCm {builds.torch_rocm}", **data)
 
 
-def _nvidia(names: str, driver: str, cuda: str | None, data: dict[str, Any]) -> Finding:
+def _nvidia(names: str, driver: str, cuda: str | None, data: dict[str, Any]) -> CheckFinding:
     if cuda is None:
         what = f"{names}, and a build of torch that does not use it"
         return warning("gpu", what, "install the CUDA build: make install TORCH=cuda", **data)
@@ -208,10 +208,10 @@ def check_memory(
     run: RunSpec | None,
     role: str,
     hardware: Hardware,
-    machine: Machine,
-    shape: Shape | None = None,
+    machine: PlannedMachine,
+    shape: DecoderShape | None = None,
     said: Mapping[str, Any] | None = None,
-) -> Finding:
+) -> CheckFinding:
     """run: None where it is not known before joining; machine: the same hardware as a learner sees it; shape: of the
     run's model, by the size of its files where it is not known; said: settings of the learner."""
     data: dict[str, Any] = {"memory_bytes": hardware.memory}
@@ -225,12 +225,14 @@ def check_memory(
     teacher = shape_like(run.weight_bytes(TEACHER) // 2) if run.distill and not as_tasks else None
     try:
         if role == "trainer" or run.pretraining is not None:
-            found = plan(machine, Work.of(run, shape, samples=False, teacher=teacher), said)
+            found = plan(machine, TrainingWork.of(run, shape, samples=False, teacher=teacher), said)
             if found.told:
                 return warning("memory", f"{found.line}; {'; '.join(found.told)}", "see [trainer]", **found.facts)
             return ok("memory", found.line, **data, **found.facts)
         beside = 2 * run.weight_bytes(TEACHER) if as_tasks else 0  # in float32: who does tasks asks the teacher
-        return ok("memory", check_engine(shape, machine, Work.of(run, shape, samples=True).longest, beside), **data)
+        return ok(
+            "memory", check_engine(shape, machine, TrainingWork.of(run, shape, samples=True).longest, beside), **data
+        )
     except TrainingError as error:
         return failure("memory", f"{error.what}: {error.why}", error.remedy, **data)
 
@@ -238,7 +240,7 @@ def check_memory(
 # Room for blobs, images and logs in the state directory, and whether it can be written
 
 
-def check_disk(directory: Path, quota: int, image: int = 0) -> Finding:
+def check_disk(directory: Path, quota: int, image: int = 0) -> CheckFinding:
     """quota: bytes that the blob store may take; image: bytes of a policy, 0 if unknown. Blocking, for a moment."""
     place = existing(directory)
     try:
@@ -252,7 +254,7 @@ def check_disk(directory: Path, quota: int, image: int = 0) -> Finding:
     return judge_disk(disk.f_bavail * disk.f_frsize, stored, quota, image, place)
 
 
-def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> Finding:
+def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> CheckFinding:
     """free: bytes that this user may still write; stored: bytes of blobs that are there. Pure."""
     logs = LOG_BYTES * (LOG_FILES + 1)
     most, least = max(quota - stored, 0) + 3 * image + logs, MIN_FREE_BYTES + 4 * image
@@ -270,7 +272,7 @@ def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> F
 # Whether strangers' code can be run here: interpreter, compiled form, the kernel's walls. Compiles nothing
 
 
-def check_sandbox() -> Finding:
+def check_sandbox() -> CheckFinding:
     """A run without packages does without it, so nothing of it is a failure."""
     lacking = walls.missing()
     data = {"native": lacking or "ok"}

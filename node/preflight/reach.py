@@ -16,10 +16,10 @@ from contracts.bindings import PoolInfo
 from node import addresses
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
-from node.member import Member, open_guest
+from node.member import Participant, open_guest
 from node.network.announcing import reachable
 from node.network.hardening import port_is_taken
-from node.preflight.finding import Finding, failure, ok, warning
+from node.preflight.finding import CheckFinding, failure, ok, warning
 from node.run.assets import Run, obtain_run, obtain_spec
 from node.state.files import write_whole
 from protocol.run import RunSpec
@@ -31,7 +31,7 @@ Scope = Literal["this machine", "a private network", "the internet"]
 FORWARD = "forward a TCP port to this machine and give --announce /ip4/YOUR.PUBLIC.ADDRESS/tcp/PORT"
 
 
-def check_listen(listen: str) -> Finding:
+def check_listen(listen: str) -> CheckFinding:
     """Whether the address can be bound now. Port 0 always can."""
     try:
         host, port = parse(listen)
@@ -47,7 +47,7 @@ def check_listen(listen: str) -> Finding:
     return ok("port", f"{listen} is free" if port else f"{listen}: any free port", listen=listen)
 
 
-def check_announced(address: str, role: str, public: bool, *, chosen: bool = False) -> Finding:
+def check_announced(address: str, role: str, public: bool, *, chosen: bool = False) -> CheckFinding:
     """Whether peers can dial `address` (a multiaddr). public: of a network whose members may be anywhere; chosen: by
     --announce, which is believed.
 
@@ -72,7 +72,7 @@ def check_announced(address: str, role: str, public: bool, *, chosen: bool = Fal
     return warning("reach", f"{what}: {said}", f"to be dialled directly, {remedy}", **data)
 
 
-def check_all_announced(addresses: Sequence[str], role: str, public: bool, *, chosen: bool = False) -> Finding:
+def check_all_announced(addresses: Sequence[str], role: str, public: bool, *, chosen: bool = False) -> CheckFinding:
     """The best of what `check_announced` finds of each: one address by which peers come in is enough."""
     found = [check_announced(address, role, public, chosen=chosen) for address in addresses]
     return min(found, key=lambda finding: _WORSE.index(finding.level))
@@ -188,25 +188,25 @@ HUB = (
 )
 
 
-class Visit(msgspec.Struct, frozen=True):
+class ReachVisit(msgspec.Struct, frozen=True):
     """run: None where nobody handed it out in time."""
 
-    finding: Finding
+    finding: CheckFinding
     run: Run | None
 
 
-async def visit(chain: ChainClient, pool: PoolInfo, directory: Path) -> Visit:
+async def visit(chain: ChainClient, pool: PoolInfo, directory: Path) -> ReachVisit:
     """Dial all members with a key of the moment, and fetch the run into `directory`. Raises ChainError."""
     members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
     if not members:
-        return Visit(
+        return ReachVisit(
             warning("peers", f"nobody is in pool {pool.id} now", "wait for its trainer, or choose another"), None
         )
     async with open_guest(chain, pool, members, directory / "blobs", quota=QUOTA) as member:
         run = await _in_time(
             member, lambda: obtain_run(pool.run_root, member.blobs, member.membership.addresses, directory / "run")
         )
-        return Visit(_judge(len(member.network.connected()), len(members), run), run)
+        return ReachVisit(_judge(len(member.network.connected()), len(members), run), run)
 
 
 async def ask_for_spec(chain: ChainClient, pool: PoolInfo, directory: Path) -> RunSpec | None:
@@ -239,7 +239,7 @@ async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
         return over
 
 
-async def _in_time(member: Member, obtain: Callable[[], Awaitable[T]]) -> T | None:
+async def _in_time(member: Participant, obtain: Callable[[], Awaitable[T]]) -> T | None:
     with trio.move_on_after(DIAL_SECONDS):
         while not member.network.connected():  # noqa: ASYNC110 - the network has no event for it
             await trio.sleep(0.1)
@@ -249,7 +249,7 @@ async def _in_time(member: Member, obtain: Callable[[], Awaitable[T]]) -> T | No
     return None
 
 
-def _judge(reached: int, members: int, run: Run | None) -> Finding:
+def _judge(reached: int, members: int, run: Run | None) -> CheckFinding:
     data = {"members": members, "reached": reached, "run": run.spec.name if run else None}
     if not reached:
         what = f"none of the pool's {members} members can be reached from here"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from node.preflight.chain import against_peers
-from node.preflight.finding import Finding, ok, warning
+from node.preflight.finding import CheckFinding, ok, warning
 from node.preflight.reach import FORWARD
 
 
@@ -33,14 +33,14 @@ class Running(msgspec.Struct, frozen=True):
     troubles: Sequence[str] = ()
 
 
-def check_running(daemon: Running) -> list[Finding]:
+def check_running(daemon: Running) -> list[CheckFinding]:
     found = [ok("daemon", f"it runs: {daemon.phase}, {daemon.text}"), _connections(daemon), _reach(daemon)]
     clock = against_peers(daemon.offsets if daemon.ahead is None else (daemon.ahead,) * daemon.peers)
     troubles = [warning("trouble", text, "its log says more: intellect-node logs") for text in daemon.troubles]
     return [*found, *([clock] if clock else []), *troubles]
 
 
-def _connections(daemon: Running) -> Finding:
+def _connections(daemon: Running) -> CheckFinding:
     what = f"connected with {daemon.connected} of {daemon.others} other members"
     data = {"members": daemon.others, "connected": daemon.connected}
     if daemon.others and not daemon.connected:
@@ -48,7 +48,7 @@ def _connections(daemon: Running) -> Finding:
     return ok("connections", what, **data)
 
 
-def _reach(daemon: Running) -> Finding:
+def _reach(daemon: Running) -> CheckFinding:
     data = {"tried": daemon.tried, "reached": daemon.reached, "way": daemon.way, "seen": daemon.seen}
     data |= {"punched": daemon.punched, "unpunched": daemon.unpunched}
     if not daemon.tried:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from node.config import NodeConfig
-from node.preflight.finding import Finding, failure, ok, warning
+from node.preflight.finding import CheckFinding, failure, ok, warning
 
 PREFIX = "INTELLECT_NODE_"
 OTHERS = ("CACHE", "ENGINE_KEY", "LOCAL_SERVERS", "REASONING_GYM_PYTHON", "VERIFIERS_PYTHON")
@@ -15,7 +15,7 @@ NAMED = "MCP_"
 """Such ones with a name of the owner's choice behind it."""
 
 
-def check_settings(file: Path, environment: Mapping[str, str]) -> list[Finding]:
+def check_settings(file: Path, environment: Mapping[str, str]) -> list[CheckFinding]:
     """One finding for the file, one for the environment."""
     return [_check_file(file), _check_environment(environment)]
 
@@ -30,7 +30,7 @@ def known() -> Iterable[str]:
     return tuple(NodeConfig.model_fields)
 
 
-def _check_file(file: Path) -> Finding:
+def _check_file(file: Path) -> CheckFinding:
     if not file.is_file():
         return ok("settings", f"no {file}: the defaults count")
     try:
@@ -45,7 +45,7 @@ def _check_file(file: Path) -> Finding:
     return ok("settings", f"{file}: {len(table)} settings", keys=sorted(table))
 
 
-def _check_environment(environment: Mapping[str, str]) -> Finding:
+def _check_environment(environment: Mapping[str, str]) -> CheckFinding:
     names = [name.removeprefix(PREFIX) for name in environment if name.startswith(PREFIX)]
     unknown = [name for name in names if not _is_read(name)]
     if unknown:

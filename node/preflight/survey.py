@@ -16,9 +16,9 @@ import trio
 from contracts.bindings import NOBODY, PoolInfo
 from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
-from node.chain.invitations import Door, admission
+from node.chain.invitations import InvitationCheck, admission
 from node.chain.profile import NetworkProfile, load_profile
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from node.config import NodeConfig, Role, default_home
 from node.guest.earning import by_speed
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
@@ -38,7 +38,7 @@ from node.preflight.chain import (
     who_takes_what,
 )
 from node.preflight.engines import check_class, check_engine, check_engines
-from node.preflight.finding import Finding, PreflightFailed, failure, ok, worst
+from node.preflight.finding import CheckFinding, PreflightFailed, failure, ok, worst
 from node.preflight.guest import capped, check_guest, refuse_guest
 from node.preflight.machine import (
     check_disk,
@@ -102,26 +102,26 @@ class Scope(msgspec.Struct, frozen=True):
 
 BYTES_PER_PARAMETER = 2
 """Of the weights that a run begins with."""
-Told = Callable[[Finding], object]
+Told = Callable[[CheckFinding], object]
 
 
-class Survey:
-    """One look. told: hears each finding as it is made; starter: starts what imports an engine's libraries."""
+class PreflightSurvey:
+    """One look. on_progress: hears each finding as it is made; starter: starts what imports an engine's libraries."""
 
     def __init__(
-        self, config: NodeConfig, scope: Scope, told: Told = lambda _: None, starter: Starter | None = None
+        self, config: NodeConfig, scope: Scope, on_progress: Told = lambda _: None, starter: Starter | None = None
     ) -> None:
         self._config = config
         self._scope = scope
-        self._told = told
+        self._told = on_progress
         self._starter = starter
         self._directory = config.directory.resolve()
         # Until it has been looked at; no check reads it before.
         self._hardware = Hardware(0, 0, ())
         self._node: Address = NOBODY
-        self.findings: list[Finding] = []
+        self.findings: list[CheckFinding] = []
 
-    async def run(self) -> list[Finding]:
+    async def run(self) -> list[CheckFinding]:
         # From what costs nothing to what costs most: whoever watches sees the cheap answers at once.
         await self._thread(self._look_at_files)
         self._hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
@@ -142,7 +142,7 @@ class Survey:
 
     # parts
 
-    def _look_at_files(self) -> list[Finding]:
+    def _look_at_files(self) -> list[CheckFinding]:
         config = self._config
         keys = check_keys(self._directory, config.password, config.password_file)
         self._node = next((parse_address(one.data["address"]) for one in keys if one.data.get("address")), NOBODY)
@@ -154,7 +154,7 @@ class Survey:
             *keys,
         ]
 
-    def _look_at_hardware(self) -> list[Finding]:
+    def _look_at_hardware(self) -> list[CheckFinding]:
         config, hardware = self._config, self._hardware
         engines = check_engines(config.engine, gpu=bool(hardware.gpus), own=config.engine_command)
         return [check_machine(hardware), check_gpu(hardware), engines]
@@ -208,7 +208,7 @@ class Survey:
         self._add(ok("role", f"{role}: {reason_for(asked, role, self._hardware)}", role=role))
         return role
 
-    async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo, door: Door) -> None:
+    async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo, door: InvitationCheck) -> None:
         config, directory = self._config, self._directory
         standing, steps = await look(chain, self._node, pool, config, directory)
         if not standing.registered and config.auto_setup and is_devnet(chain.profile):
@@ -225,14 +225,14 @@ class Survey:
         if standing.ready and self._scope.joining and not door.shut:
             await self._rehearse(chain, pool, door)
 
-    async def _rehearse(self, chain: ChainClient, pool: PoolInfo, door: Door) -> None:
+    async def _rehearse(self, chain: ChainClient, pool: PoolInfo, door: InvitationCheck) -> None:
         """Whether the contract would let this node in, asked of the contract itself: where it comes by an invitation,
         of that one first, since the other call would build on it."""
         if door.by is not None:
             enter = admission(chain.contracts, chain.domain, self._node, door.by)
-            step = Step(f"enter pool {pool.id} by invitation", enter)
+            step = SimulatedStep(f"enter pool {pool.id} by invitation", enter)
         else:
-            step = Step(f"join pool {pool.id}", chain.contracts.join(pool.id, "/ip4/127.0.0.1/tcp/4001"))
+            step = SimulatedStep(f"join pool {pool.id}", chain.contracts.join(pool.id, "/ip4/127.0.0.1/tcp/4001"))
         try:
             simulation = await chain.simulate([step], self._node)
         except IntellectError as error:
@@ -240,7 +240,7 @@ class Survey:
             return
         self._add(ok("join", f"the contract admits this node, for {simulation.gas:,} gas", gas=simulation.gas))
 
-    def _look_at_port(self, profile: NetworkProfile, role: Role) -> list[Finding]:
+    def _look_at_port(self, profile: NetworkProfile, role: Role) -> list[CheckFinding]:
         config = self._config
         running = holder_of(self._directory / "lock") is not None
         listen = choose_listen(config.listen, profile, self._directory, running=running)
@@ -264,12 +264,12 @@ class Survey:
             if run is not None and self._scope.engine and role != "trainer":
                 self._add(await check_engine(self._config.engine_argv, run.spec, run.assets, self._starter))
 
-    def _fits(self, run: Run | None, spec: RunSpec | None, role: Role) -> Finding:
+    def _fits(self, run: Run | None, spec: RunSpec | None, role: Role) -> CheckFinding:
         hardware = capped(self._hardware, self._config.limits)
         shape = shape_of(run.assets / MODEL) if run else None
         return check_memory(spec, role, hardware, machine_of(hardware), shape, self._config.trainer)
 
-    async def _estimate(self, chain: ChainClient, pool: PoolInfo, spec: RunSpec) -> Finding:
+    async def _estimate(self, chain: ChainClient, pool: PoolInfo, spec: RunSpec) -> CheckFinding:
         """What a day would come to, as far as anybody can say before."""
         try:
             gas = daily_gas(0) * await chain.gas_price()
@@ -291,17 +291,17 @@ class Survey:
 
     # frame
 
-    def _add(self, finding: Finding) -> None:
+    def _add(self, finding: CheckFinding) -> None:
         self.findings.append(finding)
         self._told(finding)
 
-    async def _thread(self, check: Callable[[], list[Finding]]) -> None:
+    async def _thread(self, check: Callable[[], list[CheckFinding]]) -> None:
         # Abandoned on Ctrl-C: an endpoint that does not answer must not hold the terminal.
         for finding in await trio.to_thread.run_sync(check, abandon_on_cancel=True):
             self._add(finding)
 
 
-def exit_code(findings: list[Finding]) -> int:
+def exit_code(findings: list[CheckFinding]) -> int:
     """0, or the code of the first failure."""
     failed = next((finding for finding in findings if finding.level == "failure"), None)
     return 0 if failed is None else CODES.get(failed.name, 3)
@@ -317,10 +317,10 @@ async def admit(
     role: Role,
     hardware: Hardware,
     listen: tuple[str, ...],
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """The warnings. listen: multiaddrs. Raises PreflightFailed for a failure, ChainError."""
 
-    def examine_machine() -> list[Finding]:
+    def examine_machine() -> list[CheckFinding]:
         return [check_disk(directory, config.quota), check_gpu(hardware), *map(check_listen, listen)]
 
     block = await chain.block()

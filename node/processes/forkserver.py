@@ -18,9 +18,9 @@ import msgspec
 import structlog
 import trio
 
-from node.processes.launch import Server, launch
+from node.processes.launch import LaunchedServer, launch
 from node.processes.opening import patiently
-from node.processes.wire import MAX_PACKET, Ended, Packet, Start, Started, decode, encode
+from node.processes.wire import MAX_PACKET, ChildEnded, ChildStarted, Packet, StartChild, decode, encode
 
 log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ SAID_BYTES = 64 * 1024
 """Of what a program prints, its end."""
 
 
-class Child(Protocol):
+class ChildProcess(Protocol):
     """The part of `trio.Process` that the daemon uses; it leads a session and a process group of its own."""
 
     @property
@@ -53,7 +53,7 @@ class Child(Protocol):
 class Starter(Protocol):
     """Starts programs. heard: whether their output comes to us; otherwise it goes where ours does."""
 
-    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> ChildProcess:
         """Raises OSError if it cannot be started."""
         ...
 
@@ -66,7 +66,7 @@ class Starter(Protocol):
 class Anew:
     """As the system does it."""
 
-    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> ChildProcess:
         return await trio.lowlevel.open_process(
             list(command),
             stdin=subprocess.PIPE,
@@ -98,7 +98,7 @@ class _Awaited:
 class ForkServer:
     """A `Starter` by way of a server that was launched, or of none; children can be ordered while `run` runs."""
 
-    def __init__(self, server: Server | None) -> None:
+    def __init__(self, server: LaunchedServer | None) -> None:
         self._server = server
         self._link: trio.socket.SocketType | None = None
         self._children: dict[int, ForkedChild] = {}
@@ -130,11 +130,11 @@ class ForkServer:
             with trio.CancelScope(shield=True):
                 await self._bury()
 
-    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> ChildProcess:
         """As `Starter.start`; where no more files may be open it waits."""
         order = self.order(command, environment)
 
-        async def start() -> Child:
+        async def start() -> ChildProcess:
             child = await self._piped(order, heard) if order is not None else None
             return child or await Anew().start(command, environment, heard=heard)
 
@@ -163,18 +163,18 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str = "",
         farewell: int = signal.SIGKILL,
-    ) -> Start | None:
+    ) -> StartChild | None:
         """For `python -m module arguments...` with our own interpreter; None for any other program, or one too long.
-        directory, farewell: as in `Start`."""
+        directory, farewell: as in `StartChild`."""
         # Another interpreter has other modules: what the server has imported is none of its.
         if tuple(command[:2]) != (sys.executable, "-m") or len(command) < 3:
             return None
         words = (command[2], tuple(command[3:]), dict(environment), directory, int(farewell))
-        order = Start(next(self._numbers), *words)
+        order = StartChild(next(self._numbers), *words)
         # A packet is read in one piece: one that is cut would be no order at all.
         return order if len(encode(order)) <= MAX_PACKET else None
 
-    async def fork(self, order: Start, descriptors: Sequence[int]) -> "ForkedChild | None":
+    async def fork(self, order: StartChild, descriptors: Sequence[int]) -> "ForkedChild | None":
         """A child with these as its stdin, stdout and stderr, as far as they go; None if the server is gone or has no
         room for it. The descriptors stay the caller's."""
         # One order at a time, so that an answer needs no search.
@@ -184,7 +184,7 @@ class ForkServer:
     def _connect(self) -> None:
         self._link = trio.socket.from_stdlib_socket(self._server.socket) if self._server else None
 
-    async def _piped(self, order: Start, heard: bool) -> "ForkedChild | None":
+    async def _piped(self, order: StartChild, heard: bool) -> "ForkedChild | None":
         """The child, with pipes for its stdin and, where it is heard, its stdout."""
         # O_CLOEXEC: else each child that is started anew would hold the others' pipes open, and none would ever see its
         # end.
@@ -207,7 +207,7 @@ class ForkServer:
         return child
 
     async def _ordered(
-        self, link: trio.socket.SocketType, order: Start, descriptors: Sequence[int]
+        self, link: trio.socket.SocketType, order: StartChild, descriptors: Sequence[int]
     ) -> "ForkedChild | None":
         """The new child. Not cancelled half-way: nobody would own it."""
         # SCM_RIGHTS takes C ints.
@@ -237,11 +237,11 @@ class ForkServer:
                 return
 
     def _note(self, packet: Packet) -> None:
-        if isinstance(packet, Ended):
+        if isinstance(packet, ChildEnded):
             child = self._children.pop(packet.pid, None)
             if child is not None:
                 child.ended(packet.status)
-        elif isinstance(packet, Started) and self._awaited is not None and self._awaited.number == packet.number:
+        elif isinstance(packet, ChildStarted) and self._awaited is not None and self._awaited.number == packet.number:
             child = ForkedChild(packet.pid) if packet.pid else None
             if child is not None:
                 self._children[packet.pid] = child
@@ -263,7 +263,7 @@ class ForkServer:
             self._awaited.answer(None)
 
 
-async def _end_of(stream: trio.lowlevel.FdStream, child: Child) -> bytes:
+async def _end_of(stream: trio.lowlevel.FdStream, child: ChildProcess) -> bytes:
     """What a child says until it ends; nothing of it outlives the question."""
     end = bytearray()
     try:
@@ -277,14 +277,14 @@ async def _end_of(stream: trio.lowlevel.FdStream, child: Child) -> bytes:
     return bytes(end)
 
 
-async def end_child(child: Child) -> None:
+async def end_child(child: ChildProcess) -> None:
     """Leave nothing running: the group at once, the workers by themselves as soon as their parent is gone."""
     await close_stdin(child)
     kill_group(child.pid)
     await child.wait()
 
 
-async def close_stdin(child: Child) -> None:
+async def close_stdin(child: ChildProcess) -> None:
     if child.stdin is not None:
         await child.stdin.aclose()
 
@@ -298,7 +298,7 @@ def kill_group(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _launched(modules: Sequence[str], environment: Mapping[str, str] | None) -> Server | None:
+def _launched(modules: Sequence[str], environment: Mapping[str, str] | None) -> LaunchedServer | None:
     """Another server, or none: where memory is short the old one was killed for it, and the daemon must not end too."""
     try:
         return launch(modules, environment)

@@ -23,7 +23,7 @@ def for_role(role: str) -> tuple[str, ...]:
     return LEARNER if role == "trainer" else ENGINE
 
 
-class Process(Protocol):
+class ServerProcess(Protocol):
     """The part of `subprocess.Popen` that owners of a server use."""
 
     @property
@@ -33,17 +33,17 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class LaunchedServer:
     """A running server, importing `modules`, and our end of its socket. environment: what it was started with, None for
     this process's own."""
 
-    process: Process
+    process: ServerProcess
     socket: socket.socket
     modules: tuple[str, ...]
     environment: Mapping[str, str] | None = None
 
 
-def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None) -> Server | None:
+def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None) -> LaunchedServer | None:
     """Start one; None where there is no such thing: not on Linux. environment: this process's own if None. Raises
     OSError."""
     if not sys.platform.startswith("linux"):
@@ -61,10 +61,10 @@ def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None)
     except OSError:
         ours.close()
         raise
-    return Server(process, ours, tuple(modules), environment)
+    return LaunchedServer(process, ours, tuple(modules), environment)
 
 
-def fork_or_launch(modules: Sequence[str]) -> Server | None:
+def fork_or_launch(modules: Sequence[str]) -> LaunchedServer | None:
     """The same for a program that has done nothing yet: if it was itself forked from a process with these imports, its
     server is one more fork, which costs neither time nor memory."""
     # Asked last: it may have to wait.
@@ -78,7 +78,7 @@ def fork_or_launch(modules: Sequence[str]) -> Server | None:
         ours.close()
         _serve_and_end(theirs)
     theirs.close()
-    return Server(_Forked(pid), ours, tuple(modules))
+    return LaunchedServer(_Forked(pid), ours, tuple(modules))
 
 
 def _serve_and_end(orders: socket.socket) -> None:

@@ -24,16 +24,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.processes.guardian import die_with_parent  # noqa: E402 - as below
-from node.processes.wire import MAX_DESCRIPTORS, MAX_PACKET, Ended, Ready, Start, Started, decode, encode  # noqa: E402 - the environment must be set before torch loads
+from node.processes.wire import (  # noqa: E402 - the environment must be set before torch loads
+    MAX_DESCRIPTORS,
+    MAX_PACKET,
+    ChildEnded,
+    ChildStarted,
+    ServerReady,
+    StartChild,
+    decode,
+    encode,
+)
 
 
-def serve(orders: socket.socket) -> Start | None:
+def serve(orders: socket.socket) -> StartChild | None:
     """Fork a child for each order, until the orders end. Returns the child's order in the child, None in the server."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     # A full pipe is as good as one byte: all the dead are asked for at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    orders.send(encode(Ready()))
+    orders.send(encode(ServerReady()))
     while True:
         ready, _, _ = select.select([orders, woken], [], [])
         if woken in ready:
@@ -44,13 +53,13 @@ def serve(orders: socket.socket) -> Start | None:
             if not data:
                 return None
             order = decode(data)
-            if isinstance(order, Start) and _fork(orders, order, descriptors):
+            if isinstance(order, StartChild) and _fork(orders, order, descriptors):
                 os.close(woken)
                 os.close(wake)
                 return order
 
 
-def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
+def _fork(orders: socket.socket, order: StartChild, descriptors: list[int]) -> bool:
     """Whether this is the child now."""
     server = os.getpid()
     try:
@@ -66,11 +75,11 @@ def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
         return True
     for descriptor in descriptors:
         os.close(descriptor)
-    orders.send(encode(Started(order.number, max(pid, 0))))
+    orders.send(encode(ChildStarted(order.number, max(pid, 0))))
     return False
 
 
-def _become(order: Start, descriptors: list[int], server: int) -> None:
+def _become(order: StartChild, descriptors: list[int], server: int) -> None:
     """Take the place of a program that was just started, which dies with the server."""
     # First of all: a server that dies now would leave an engine that nobody knows.
     die_with_parent(server, order.farewell)
@@ -94,7 +103,7 @@ def _tell_of_the_dead(orders: socket.socket) -> None:
             return
         if not pid:
             return
-        orders.send(encode(Ended(pid, os.waitstatus_to_exitcode(status))))
+        orders.send(encode(ChildEnded(pid, os.waitstatus_to_exitcode(status))))
 
 
 def work(orders: socket.socket) -> None:

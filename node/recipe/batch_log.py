@@ -15,7 +15,7 @@ from node.state.files import write_whole
 from protocol.errors import UNREADABLE
 
 
-class Entry(msgspec.Struct, frozen=True):
+class BatchEntry(msgspec.Struct, frozen=True):
     """metrics: node.recipe.stats of the batch; settled: names of groups that may not be used again; seconds: what
     making it took."""
 
@@ -34,13 +34,13 @@ class BatchLog:
     def _path(self, step: int) -> Path:
         return self._directory / f"batch-{step:06d}.json"
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: BatchEntry) -> None:
         write_whole(self._path(entry.step), msgspec.json.encode(entry))
 
-    def read(self, step: int) -> Entry | None:
+    def read(self, step: int) -> BatchEntry | None:
         """None if there is none (or it was made by another version of the program)."""
         try:
-            return msgspec.json.decode(self._path(step).read_bytes(), type=Entry)
+            return msgspec.json.decode(self._path(step).read_bytes(), type=BatchEntry)
         except (OSError, *UNREADABLE):
             return None
 
@@ -59,5 +59,5 @@ class BatchLog:
         """Output tokens that batches of steps below `before` looked at."""
         return sum(int(entry.metrics.get("output_tokens", 0)) for entry in self._entries(before))
 
-    def _entries(self, before: int) -> Iterator[Entry]:
+    def _entries(self, before: int) -> Iterator[BatchEntry]:
         return filter(None, map(self.read, range(before)))

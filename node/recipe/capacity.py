@@ -24,7 +24,7 @@ CACHE_BYTES = 4
 """Per number in the cache: the engines compute in fp32 on a CPU; a GPU engine's bf16 needs half of that."""
 
 
-class Machine(msgspec.Struct, frozen=True):
+class MachineCapacity(msgspec.Struct, frozen=True):
     """memory: free bytes for a cache; cache_per_token: bytes of key-value cache per token of one sequence; gpu_memory:
     the same of its largest GPU, 0 without."""
 
@@ -44,7 +44,7 @@ class CapacityGauge:
     def __init__(
         self,
         run: RunSpec,
-        machine: Machine,
+        machine: MachineCapacity,
         speed: float | None = None,
         believed: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -79,10 +79,10 @@ class CapacityGauge:
         return seconds <= self._run.length_budget.seconds and fits
 
 
-def measure(assets: Path, gpus: tuple[Gpu, ...] = ()) -> Machine:
+def measure(assets: Path, gpus: tuple[Gpu, ...] = ()) -> MachineCapacity:
     """This machine and the run's model. Blocking: call from a thread."""
     largest = max((gpu.memory for gpu in gpus), default=0)
-    return Machine(limits.memory().free, cache_per_token(assets / "model" / "config.json"), largest)
+    return MachineCapacity(limits.memory().free, cache_per_token(assets / "model" / "config.json"), largest)
 
 
 def cache_per_token(config: Path) -> int:

@@ -7,12 +7,12 @@ worker says about its own success is read. Pure.
 import math
 
 from node.environments.mix import label_of
-from node.recipe.pool import Group, Sample
+from node.recipe.pool import Group, PoolSample
 from node.training.batch import BatchRow
 from protocol.budgets import draw_targets, task_reward
 from protocol.errors import ProtocolError
 from protocol.manifest import lot_of
-from protocol.rollout import Report, ReportRow, RolloutBatch, SampleRow
+from protocol.rollout import ReportRow, RolloutBatch, SampleRow, ValidatorReport
 from protocol.run import RunSpec
 from protocol.segments import objection
 
@@ -21,7 +21,7 @@ MAX_LOGPROB = 1e-3
 
 
 def join(
-    run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, report: Report, *, name: bytes = b""
+    run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, report: ValidatorReport, *, name: bytes = b""
 ) -> list[Group]:
     """The groups of one file that the report recomputes, in order. root: of the file (32 bytes); name: what the groups
     go by (32 bytes, the id of its work), the root where there is none. Raises ProtocolError for a report that is not
@@ -37,7 +37,7 @@ def join(
     lot = lot_of(header.pool, bytes.fromhex(header.policy_root), header.node, header.index)
     # 48 bits of the name and room for 16,384 groups: a number that SQLite, Arrow and torch hold as int64.
     key = int.from_bytes(name[:6]) << 14
-    rows: dict[int, list[tuple[BatchRow, Sample]]] = {}
+    rows: dict[int, list[tuple[BatchRow, PoolSample]]] = {}
     labels: dict[int, str] = {}
     for sample in batch.rows:
         value = values.get((sample.group, sample.sample))
@@ -63,7 +63,7 @@ def join(
             segments=sample.segments,
             experts=sample.experts,
         )
-        rows.setdefault(sample.group, []).append((row, Sample(length, value.reward, task, sample.finished, target)))
+        rows.setdefault(sample.group, []).append((row, PoolSample(length, value.reward, task, sample.finished, target)))
     return [
         Group(
             key=(name, group),
@@ -77,7 +77,7 @@ def join(
     ]
 
 
-def _values(root: bytes, batch: RolloutBatch, report: Report) -> dict[tuple[int, int], ReportRow]:
+def _values(root: bytes, batch: RolloutBatch, report: ValidatorReport) -> dict[tuple[int, int], ReportRow]:
     """(group, sample) -> what was recomputed of it."""
     if report.header.file_root != root.hex() or report.header.policy_root != batch.header.policy_root:
         raise _unusable("it is not about this file")

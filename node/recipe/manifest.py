@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from node.recipe.docket import Unjudged, with_scores, without_rewards
 from node.recipe.join import join
 from node.recipe.judged import Blobs, scores_of
-from node.recipe.lessons import asks_for_teachers, taught_in, with_teacher
+from node.recipe.label_queue import LabelRequest, with_scores, without_rewards
 from node.recipe.pool import Group, Selection, freshness, group_id, origin_of, teaches
+from node.recipe.teacher_queue import asks_for_teachers, taught_in, with_teacher
 from node.training.batch import Batch, BatchHeader
 from protocol.blobs import describe
 from protocol.lots import pack_groups, unpack_groups
 from protocol.manifest import ComposedBatch, MalformedManifest, UsedReport, UsedWork, work_order
-from protocol.rollout import Report, ReportHeader, ReportRow, decode, decode_report
+from protocol.rollout import ReportHeader, ReportRow, ValidatorReport, decode, decode_report
 from protocol.run import RunSpec
 
 
@@ -104,12 +104,12 @@ def _groups(run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs
     rows = tuple(row for one in work.reports for row in _rows(run, work, one, reports(one.root)))
     name, waiting = work.name(pool), without_rewards(rows)
     known = tuple(row for row in rows if row.group not in waiting)
-    report = Report(ReportHeader(work.file_root.hex(), header.policy_root), known)
+    report = ValidatorReport(ReportHeader(work.file_root.hex(), header.policy_root), known)
     found = join(run, work.file_root, work.policy_step, batch, report, name=name)
     if waiting:
         rest = msgspec.structs.replace(batch, rows=tuple(row for row in batch.rows if row.group in waiting))
         lacking = tuple(row for row in rows if row.group in waiting)
-        file = Unjudged(name, work.file_root, work.policy_step, rest, lacking)
+        file = LabelRequest(name, work.file_root, work.policy_step, rest, lacking)
         found += with_scores(run, file, scores_of(work, name, batch, reports))
     # Pool 0 is a desk, where the learner has the teacher by itself.
     if pool and asks_for_teachers(run):

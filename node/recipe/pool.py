@@ -28,7 +28,7 @@ Key = tuple[bytes, int]
 place is another work: what is used up or taken back there must not touch this one."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class PoolSample(msgspec.Struct, frozen=True):
     """A completion as metrics see it. task: the reward before length shaping; target: of its length, None without."""
 
     length: int
@@ -61,7 +61,7 @@ class Group(msgspec.Struct, frozen=True):
     key: Key
     policy_step: int
     rows: tuple[Any, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[PoolSample, ...]
     label: str = ""
     order: tuple[int, int] = (0, 0)
     origin: Origin | None = None

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import torch
 
-from node.inference.engine import Engine, Finished, Request, generate
+from node.inference.engine import Engine, FinishedSequence, GenerationRequest, generate
 from node.inference.engines import make_engine
 from node.inference.settings import devices
-from node.inference.wish import Wish, wish_from
+from node.inference.wish import EngineOptions, wish_from
 from node.recipe.speed import Speed
 from node.training.warmstart import create_model
 
@@ -32,13 +32,13 @@ SECONDS = 0.8
 def decode_once(engine: Engine) -> int:
     """Tokens drawn, in requests that begin together. The random number leads to the middle of the vocabulary, where no
     end token is."""
-    requests = [Request(row[:PROMPT], np.full(OUTPUT, 0.5)) for row in _tokens(engine)]
+    requests = [GenerationRequest(row[:PROMPT], np.full(OUTPUT, 0.5)) for row in _tokens(engine)]
     return sum(len(done.output) for done in generate(engine, requests, 1.0))
 
 
 def prefill_once(engine: Engine) -> int:
     """Tokens recomputed."""
-    engine.prefill([Finished(row[:PROMPT], row[PROMPT:]) for row in _tokens(engine)], 1.0)
+    engine.prefill([FinishedSequence(row[:PROMPT], row[PROMPT:]) for row in _tokens(engine)], 1.0)
     return REQUESTS * (PROMPT + OUTPUT)
 
 
@@ -52,7 +52,7 @@ def rate(once: Callable[[Engine], int], engine: Engine) -> float:
     return tokens / took
 
 
-def measure(wish: Wish) -> Speed:
+def measure(wish: EngineOptions) -> Speed:
     """Raises EngineError."""
     with tempfile.TemporaryDirectory(prefix="intellect-speed-") as folder:
         model = Path(folder)

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from node.recipe.pool import Group, Sample, Selection
+from node.recipe.pool import Group, PoolSample, Selection
 
 PASSED = 0.5
 """A task reward above this counts as solved."""
@@ -50,7 +50,7 @@ def _by_label(groups: Iterable[Group]) -> dict[str, float]:
     return {label: _mean(values) for label, values in sorted(rewards.items())}
 
 
-def _length_error(samples: Iterable[Sample]) -> float | None:
+def _length_error(samples: Iterable[PoolSample]) -> float | None:
     """Mean distance from the target, tokens; None where there are no budgets."""
     errors = [abs(sample.length - sample.target) for sample in samples if sample.target is not None]
     return _mean(map(float, errors)) if errors else None

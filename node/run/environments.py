@@ -16,7 +16,7 @@ from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
 
 if TYPE_CHECKING:
     from node.run.file import RunFile
-    from node.run.packages import Known
+    from node.run.packages import KnownPackage
 
 BUDGET_TOKENS = 32
 """Of the text of a length budget behind a prompt, generously."""
@@ -124,7 +124,7 @@ def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict
     return Named(name=name, args=args, reward=compiled(table.reward, path, files))
 
 
-def _place_package(package: "Known", path: Path, files: dict[str, Path]) -> str:
+def _place_package(package: "KnownPackage", path: Path, files: dict[str, Path]) -> str:
     """The package's name; its archive goes into `files`."""
     name = package.manifest.name
     if files.setdefault(asset_name(name), package.path) != package.path:

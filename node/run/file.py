@@ -164,7 +164,7 @@ def compile_run(
     *,
     desk: bool = False,
     reach: hub.Reach = "here",
-    told: Told = lambda line: None,
+    on_progress: Told = lambda line: None,
     sets: Sequence[str] = (),
 ) -> CompiledRun:
     """Everything that `join --role trainer --run FILE` and `contract pool create --run FILE` need.
@@ -174,16 +174,16 @@ def compile_run(
     what it names on the hub, of which `told` hears. sets: as in `load_run_file`. Raises RunFileError for a missing or
     incomplete model directory, data set or function.
     """
-    run_file, _ = had(run_file or load_run_file(path, sets), path, reach, told)
+    run_file, _ = had(run_file or load_run_file(path, sets), path, reach, on_progress)
     files = model_files(path.parent / Path(run_file.model).expanduser())
     return sealed(draft(path, run_file, files), path, files, desk=desk)
 
 
 def had(
-    run_file: RunFile, path: Path, reach: hub.Reach, told: Told = lambda line: None
+    run_file: RunFile, path: Path, reach: hub.Reach, on_progress: Told = lambda line: None
 ) -> tuple[RunFile, list[hub.Had]]:
     """The run file with what it names on the hub by paths, and what that was. Raises RunFileError."""
-    changed, found = at_hand(run_file, path.parent, reach, told)
+    changed, found = at_hand(run_file, path.parent, reach, on_progress)
     rules = changed.verification
     if changed.model != run_file.model and changed.pretraining is None and rules.toploc_k == type(rules)().toploc_k:
         changed = with_fitting_proofs(changed, path)

@@ -5,13 +5,13 @@ import httpx
 from node.chain.http import client_for
 from node.environments.errors import PackageError
 from node.environments.package.archive import MAX_BYTES, root_of
-from node.run.packages import Known, keep
+from node.run.packages import KnownPackage, keep
 
 SECONDS = 30.0
 """For each answer of the server."""
 
 
-def fetch(root: str, url: str) -> Known:
+def fetch(root: str, url: str) -> KnownPackage:
     """root: 64 hex digits; url: of the directory. Raises PackageError."""
     place = f"{url.rstrip('/')}/{root}.tar"
     try:

@@ -24,7 +24,7 @@ _ROOT = re.compile(r"([a-z][a-z0-9_-]{0,62}@)?[0-9a-f]{64}")
 _STORES = "nodes/*/*/blobs/complete"
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownPackage(msgspec.Struct, frozen=True):
     """A package and its archive on this disk. root: 64 hex digits; size: bytes."""
 
     manifest: Manifest
@@ -38,7 +38,7 @@ def directory() -> Path:
     return default_home() / "environments"
 
 
-def named(text: str, base: Path) -> Known:
+def named(text: str, base: Path) -> KnownPackage:
     """The package of a path (relative to `base`), a root of 64 hex digits or NAME@ROOT, kept here. Raises
     PackageError."""
     if not is_root(text):
@@ -61,7 +61,7 @@ def placed(text: str, base: Path) -> str:
     return text if not text or is_root(text) else str((base / text).absolute())
 
 
-def keep(archive: bytes) -> Known:
+def keep(archive: bytes) -> KnownPackage:
     """Put an archive among this user's packages. Raises PackageError for one that cannot be used."""
     # Read before it is kept: what lies in this directory can be used.
     manifest = read_manifest(unpack(archive))
@@ -70,10 +70,10 @@ def keep(archive: bytes) -> Known:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, archive)
-    return Known(manifest, root, path, len(archive))
+    return KnownPackage(manifest, root, path, len(archive))
 
 
-def by_root(root: str) -> Known:
+def by_root(root: str) -> KnownPackage:
     """Raises PackageError where nobody here has it."""
     for path in (directory() / f"{root}.tar", *sorted(default_home().glob(f"{_STORES}/{root}"))):
         if path.is_file() and path.stat().st_size <= MAX_BYTES:
@@ -88,7 +88,7 @@ def by_root(root: str) -> Known:
     )
 
 
-async def put_into_store(package: Known, state_dir: Path) -> None:
+async def put_into_store(package: KnownPackage, state_dir: Path) -> None:
     """Make a node that does not run a holder of the package. Raises StateError, StoreFull."""
     # Its lock keeps a daemon out: two writers of one store would each forget what the other holds.
     directory = StateDir(state_dir)
@@ -99,9 +99,9 @@ async def put_into_store(package: Known, state_dir: Path) -> None:
         directory.close()
 
 
-def known() -> Iterator[Known]:
+def known() -> Iterator[KnownPackage]:
     """This user's packages by name; what cannot be read is left out."""
-    found: list[Known] = []
+    found: list[KnownPackage] = []
     for path in sorted(directory().glob("*.tar")):
         try:
             found.append(by_root(path.stem))

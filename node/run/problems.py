@@ -16,13 +16,13 @@ import msgspec
 
 from node.environments import both_ways
 from node.environments.base import Determinism, Environment, Problem
-from node.environments.dataset import DatasetEnvironment, Rows
+from node.environments.dataset import DatasetEnvironment, DatasetRows
 from node.environments.errors import EnvironmentFault
 from node.environments.mix import MixEnvironment
 from node.environments.package.archive import asset_name
 from node.environments.registry import check_prompt, check_prompts, load_environment
 from node.environments.task_types.table import MARKED_TASKS, MARKS
-from node.errors import Finding, Findings, RunFileError
+from node.errors import Mistake, Mistakes, RunFileError
 from node.inference.errors import ModelError
 from node.inference.model_files import HEAD, POSITIONS, TIED, read_json
 from node.inference.tokenizer import LocalTokenizer
@@ -309,7 +309,7 @@ def asked(run: RunSpec, problem: Problem) -> Problem:
 def _fact(
     run: RunSpec, label: str, name: str, environment: Environment, share: float, args: Mapping[str, Any]
 ) -> PartFacts:
-    rows: Rows | None = getattr(environment, "rows", None)
+    rows: DatasetRows | None = getattr(environment, "rows", None)
     return PartFacts(
         label=label,
         problems=environment.size,
@@ -328,7 +328,7 @@ def _fact(
     )
 
 
-def _unmarked(rows: Rows) -> int:
+def _unmarked(rows: DatasetRows) -> int:
     """Of a chat's prompts: whoever is asked without one goes on with the text, and does as it was taught."""
     marked = (one for listed in (rows.training, rows.held_back) for one in listed if one.task in MARKED_TASKS)
     return sum(not any(mark in one.prompt for mark in MARKS) for one in marked)
@@ -361,14 +361,14 @@ def _with_real_paths(error: IntellectError, run: CompiledRun, assets: Path) -> I
     for part in ("what", "why", "remedy"):
         setattr(error, part, real(getattr(error, part)))
     found = getattr(error, "findings", None)
-    if isinstance(found, Findings):
+    if isinstance(found, Mistakes):
         found.first = [_renamed(one, real) for one in found.first]
         found.worst = {kind: _renamed(one, real) for kind, one in found.worst.items()}
     return error
 
 
-def _renamed(one: Finding, real: Callable[[str], str]) -> Finding:
-    return Finding(real(one.place), real(one.what), real(one.remedy), one.size)
+def _renamed(one: Mistake, real: Callable[[str], str]) -> Mistake:
+    return Mistake(real(one.place), real(one.what), real(one.remedy), one.size)
 
 
 def _check_model(run: CompiledRun) -> int:

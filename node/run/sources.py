@@ -77,7 +77,7 @@ def pinned(run: "RunFile", base: Path) -> "RunFile":
 
 
 def at_hand(
-    run: "RunFile", base: Path, reach: hub.Reach, told: Told = lambda line: None
+    run: "RunFile", base: Path, reach: hub.Reach, on_progress: Told = lambda line: None
 ) -> "tuple[RunFile, list[hub.Had]]":
     """(the run with a path at every name, what was had). Raises HubError."""
     had: dict[hub.Name, hub.Had] = {}
@@ -87,7 +87,7 @@ def at_hand(
         if not isinstance(source, hub.Name):
             return text
         if source not in had:
-            had[source] = hub.have(source, reach, told)
+            had[source] = hub.have(source, reach, on_progress)
         # Everything in it: which files are the part is decided already.
         return str(had[source].directory / "*" if kind == "dataset" else had[source].directory)
 

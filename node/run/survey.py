@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from node import hub
-from node.errors import Finding, Findings
+from node.errors import Mistake, Mistakes
 from node.run.file import (
     CompiledRun,
     RunFile,
@@ -42,11 +42,11 @@ _FOLLOWING = ("environment", "recipe.loss", "recipe.advantage", *_OF_TEACHER)
 
 
 @dataclass(slots=True)
-class Survey:
+class RunSurvey:
     """compiled and facts: None where something is wrong. had: what it names on the hub; of weights that are not here
     only headers were looked at, and the run has no root yet."""
 
-    findings: Findings
+    findings: Mistakes
     compiled: CompiledRun | None = None
     facts: RunFacts | None = None
     had: list[hub.Had] = field(default_factory=list)
@@ -60,17 +60,19 @@ class Survey:
             return None
 
 
-def survey(path: Path, sets: Sequence[str] = (), reach: hub.Reach = "here", told: Told = lambda line: None) -> Survey:
+def survey(
+    path: Path, sets: Sequence[str] = (), reach: hub.Reach = "here", on_progress: Told = lambda line: None
+) -> RunSurvey:
     """Look at a run as its members will. A mistake in one place hides none in another. sets, reach, told: as in
     `compile_run`."""
-    found = Survey(Findings())
+    found = RunSurvey(Mistakes())
     try:
         run_file = load_run_file(path, sets)
     except IntellectError as error:
         run_file = _readable(path, sets, found, error)
     if run_file is None:
         return found
-    here = found.at(str(path), had, run_file, path, reach, told)
+    here = found.at(str(path), had, run_file, path, reach, on_progress)
     if here is None:
         return found
     run_file, found.had = here
@@ -78,14 +80,14 @@ def survey(path: Path, sets: Sequence[str] = (), reach: hub.Reach = "here", told
     facts, errors = look_at(compiled, scores=True)
     for error in errors:
         # A tokenizer that cannot be loaded is met twice.
-        if Finding(str(path), f"{error.what}: {error.why}", error.remedy) not in found.findings.first:
+        if Mistake(str(path), f"{error.what}: {error.why}", error.remedy) not in found.findings.first:
             found.findings.take(error, str(path))
     if not found.findings.total:
         found.compiled, found.facts = compiled, facts
     return found
 
 
-def _readable(path: Path, sets: Sequence[str], found: Survey, error: IntellectError) -> RunFile | None:
+def _readable(path: Path, sets: Sequence[str], found: RunSurvey, error: IntellectError) -> RunFile | None:
     """What of a run file can be read although something in it cannot; each mistake is a finding."""
     try:
         data = read_tables(path, sets)
@@ -94,7 +96,7 @@ def _readable(path: Path, sets: Sequence[str], found: Survey, error: IntellectEr
         return None
     before = found.findings.total
     for sentence in unknown_keys(data, RunFile):
-        found.findings.add(Finding(str(path), "it has a key that is not known", sentence))
+        found.findings.add(Mistake(str(path), "it has a key that is not known", sentence))
     run_file = _mended(data, path, found)
     if run_file is None:
         return None
@@ -108,7 +110,7 @@ def _readable(path: Path, sets: Sequence[str], found: Survey, error: IntellectEr
     return run_file
 
 
-def _mended(data: dict[str, Any], path: Path, found: Survey) -> RunFile | None:
+def _mended(data: dict[str, Any], path: Path, found: RunSurvey) -> RunFile | None:
     """The run file without the values that are wrong, each of which is a finding; unknown keys are found already."""
     # Values that were taken out: that they are missing afterwards is no second mistake.
     taken = set[str]()
@@ -124,7 +126,7 @@ def _mended(data: dict[str, Any], path: Path, found: Survey) -> RunFile | None:
             return None  # its value was wrong, which is told
         taken.add(".".join(keys))
         if not unknown:
-            found.findings.add(Finding(f"{path}, {'.'.join(keys) or 'the file'}", text, remedy_of(text)))
+            found.findings.add(Mistake(f"{path}, {'.'.join(keys) or 'the file'}", text, remedy_of(text)))
         if not keys or not _removed(data, keys):
             return None
     return None
@@ -142,7 +144,7 @@ def _removed(table: Any, keys: list[str]) -> bool:
     return isinstance(table, dict) and table.pop(last.partition("[")[0], None) is not None
 
 
-def _compiled(path: Path, run_file: RunFile, found: Survey) -> CompiledRun:
+def _compiled(path: Path, run_file: RunFile, found: RunSurvey) -> CompiledRun:
     """The run; where parts of it cannot be made, what there is of it, without its bytes."""
     before, has_data = found.findings.total, run_file.pretraining is None or bool(run_file.pretraining.data)
     files: dict[str, Path] = found.at(str(path), model_files, path.parent / Path(run_file.model).expanduser()) or {}

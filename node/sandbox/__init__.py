@@ -4,21 +4,21 @@ Two sandboxes with one interface (`base`): CPython for WASI with counted instruc
 the same on every machine, and a confined native Python (`confined`), faster and for work on which no verdict depends.
 """
 
-from node.sandbox.base import Call, Limits, Outcome, Sandbox, Session, Status
+from node.sandbox.base import CallOutcome, CallStatus, Sandbox, SandboxCall, SandboxLimits, SandboxSession
 from node.sandbox.errors import RuntimeMissing, SandboxError, Undecided
 from node.sandbox.opening import Sessions, open_confined, open_wasi
 from node.sandbox.runtime import find_runtime
 
 __all__ = [
-    "Call",
-    "Limits",
-    "Outcome",
+    "SandboxCall",
+    "SandboxLimits",
+    "CallOutcome",
     "RuntimeMissing",
     "Sandbox",
     "SandboxError",
-    "Session",
+    "SandboxSession",
     "Sessions",
-    "Status",
+    "CallStatus",
     "Undecided",
     "find_runtime",
     "open_confined",

@@ -10,14 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.sandbox import guest
-from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
+from node.sandbox.base import CallOutcome, CallStatus, Sandbox, SandboxCall, SandboxLimits
 from node.sandbox.errors import Undecided
 
 ENTRY = "attacks"
 FILES = {f"{ENTRY}.py": Path(guest.__file__ or "").with_name("attacks.py").read_bytes()}
-_RAISED, _FUEL, _MEMORY, _LONG = Status.RAISED, Status.OUT_OF_FUEL, Status.OUT_OF_MEMORY, Status.TOO_LONG
+_RAISED, _FUEL, _MEMORY, _LONG = (
+    CallStatus.RAISED,
+    CallStatus.OUT_OF_FUEL,
+    CallStatus.OUT_OF_MEMORY,
+    CallStatus.TOO_LONG,
+)
 
-ATTACKS: dict[str, Status] = {
+ATTACKS: dict[str, CallStatus] = {
     "fork_bomb": _RAISED,
     "thread_bomb": _RAISED,
     "subprocess_run": _RAISED,
@@ -31,20 +36,20 @@ ATTACKS: dict[str, Status] = {
     "endless_in_c": _FUEL,
     "endless_and_deaf": _FUEL,
     "giant_power": _FUEL,
-    "sleep_for_ever": Status.OK,
+    "sleep_for_ever": CallStatus.OK,
     "ten_gigabytes": _RAISED,
     "all_memory": _MEMORY,
     "hidden_memory": _RAISED,
     "zip_bomb": _FUEL,
     "deep_recursion": _FUEL,
-    "deep_objects": Status.CRASHED,
+    "deep_objects": CallStatus.CRASHED,
     "raise_limits": _RAISED,
-    "secrets_in_environment": Status.OK,
-    "read_secrets": Status.OK,
-    "read_proc": Status.OK,
-    "read_devices": Status.OK,
-    "look_around": Status.OK,
-    "write_files": Status.OK,
+    "secrets_in_environment": CallStatus.OK,
+    "read_secrets": CallStatus.OK,
+    "read_proc": CallStatus.OK,
+    "read_devices": CallStatus.OK,
+    "look_around": CallStatus.OK,
+    "write_files": CallStatus.OK,
     "change_own_module": _RAISED,
     "symlinks": _RAISED,
     "hard_links": _RAISED,
@@ -60,55 +65,56 @@ ATTACKS: dict[str, Status] = {
     "become_somebody": _RAISED,
     "change_root": _RAISED,
     "bad_pointer": _RAISED,
-    "abort": Status.CRASHED,
+    "abort": CallStatus.CRASHED,
     "flood_output": _LONG,
     "flood_errors": _LONG,
     "flood_reply": _LONG,
     "no_number": _RAISED,
     "half_a_character": _RAISED,
     "deep_reply": _RAISED,
-    "exit_well": Status.EXITED,
-    "forge_replies": Status.OK,
-    "leave_marks": Status.OK,
+    "exit_well": CallStatus.EXITED,
+    "forge_replies": CallStatus.OK,
+    "leave_marks": CallStatus.OK,
 }
 
 
-def breach(outcome: Outcome | Undecided) -> str | None:
+def breach(outcome: CallOutcome | Undecided) -> str | None:
     """What the attacker says it got, None where nothing. A forged reply of its own call is none: what a call returns is
     the word of who was called."""
-    told = outcome.value if isinstance(outcome, Outcome) and outcome.status is Status.OK else None
+    told = outcome.value if isinstance(outcome, CallOutcome) and outcome.status is CallStatus.OK else None
     return told[:200] if isinstance(told, str) else None
 
 
-LIMITS = Limits(fuel=500_000_000, memory_mib=128, output_bytes=1 << 16, seconds=20.0)
+LIMITS = SandboxLimits(fuel=500_000_000, memory_mib=128, output_bytes=1 << 16, seconds=20.0)
 _TIMED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SandboxTrial:
     """attacks: name -> whether the sandbox held; milliseconds: wall time of a call that does nothing."""
 
     attacks: dict[str, bool]
     milliseconds: float
 
 
-def try_out(sandbox: Sandbox, told: Callable[[str, bool, str], object] = lambda *_: None) -> Trial:
-    """told: hears each attack's name, whether it was held, and how it ended. Raises Undecided where nothing runs."""
+def try_out(sandbox: Sandbox, on_progress: Callable[[str, bool, str], object] = lambda *_: None) -> SandboxTrial:
+    """on_progress: hears each attack's name, whether it was held, and how it ended. Raises Undecided where nothing
+    runs."""
     attacks: dict[str, bool] = {}
     for name in ATTACKS:
         held, how = attack(sandbox, name)
         attacks[name] = held
-        told(name, held, how)
+        on_progress(name, held, how)
     started = time.monotonic()
     for _ in range(_TIMED):
         sandbox.call("hello", "world")
-    return Trial(attacks, (time.monotonic() - started) * 1000 / _TIMED)
+    return SandboxTrial(attacks, (time.monotonic() - started) * 1000 / _TIMED)
 
 
 def attack(sandbox: Sandbox, name: str) -> tuple[bool, str]:
     """Whether it was held, and how it ended. Held: it got nothing, left nothing, and the sandbox still answers."""
-    outcome = next(sandbox.run([Call(name)]))
-    how = f"{outcome.status.value} {outcome.error}" if isinstance(outcome, Outcome) else f"undecided: {outcome.why}"
+    outcome = next(sandbox.run([SandboxCall(name)]))
+    how = f"{outcome.status.value} {outcome.error}" if isinstance(outcome, CallOutcome) else f"undecided: {outcome.why}"
     after, traces = sandbox.call("hello", name), sandbox.call("traces")
-    whole = after.value == f"hello {name}" and traces.status is Status.OK and traces.value is None
+    whole = after.value == f"hello {name}" and traces.status is CallStatus.OK and traces.value is None
     return breach(outcome) is None and whole, breach(outcome) or (how if whole else "the sandbox was changed")

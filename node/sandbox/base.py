@@ -20,7 +20,7 @@ MAX_SECONDS = 600.0
 MAX_DISK_BYTES = 64 << 20
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SandboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one call may use. Raises ValueError where a limit is not above 0 or above what this program allows.
 
     fuel: instructions of one call; load_fuel: of loading the module; memory_mib: of the guest, its interpreter
@@ -47,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _within("disk_bytes", self.disk_bytes + 1, MAX_DISK_BYTES + 1)
 
 
-class Status(StrEnum):
+class CallStatus(StrEnum):
     """How a call ended. Each of them is an ordinary result, in WASI equal on every machine."""
 
     OK = "ok"
@@ -62,7 +62,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SandboxCall:
     """A function of the entry module, its arguments (JSON), what it reads on standard input.
 
     fuel: less than the limit's, where this call shall have less.
@@ -75,7 +75,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What came of a call.
 
     value: the JSON value that the function returned, the exit code where it EXITED, else None; error: for people, the
@@ -84,7 +84,7 @@ class Outcome:
     its machine is the same: memory, files, clock.
     """
 
-    status: Status
+    status: CallStatus
     value: Any = None
     error: str = ""
     fuel: int = 0
@@ -96,19 +96,19 @@ class Outcome:
 class Sandbox(Protocol):
     """An entry module that was loaded, behind a wall. For one thread."""
 
-    def call(self, function: str, *arguments: Any) -> Outcome:
+    def call(self, function: str, *arguments: Any) -> CallOutcome:
         """Raises Undecided."""
         ...
 
-    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | Undecided]:
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome | Undecided]:
         """One outcome for each list of arguments."""
         ...
 
-    def run(self, calls: Iterable[Call]) -> Iterator[Outcome | Undecided]:
+    def run(self, calls: Iterable[SandboxCall]) -> Iterator[CallOutcome | Undecided]:
         """One outcome for each call, as they come. A caller who has seen enough takes no more of them."""
         ...
 
-    def session(self) -> "Session":
+    def session(self) -> "SandboxSession":
         """A machine of its own that lives through several calls."""
         ...
 
@@ -117,11 +117,11 @@ class Sandbox(Protocol):
         ...
 
 
-class Session(Protocol):
+class SandboxSession(Protocol):
     """A machine that remembers: each call begins where the one before ended. `sessions` builds it anew where it is
     lost."""
 
-    def call(self, call: Call) -> Outcome:
+    def call(self, call: SandboxCall) -> CallOutcome:
         """With the state after it. Raises Undecided; what does not end OK leaves no machine to go on with."""
         ...
 

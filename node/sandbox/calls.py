@@ -20,20 +20,20 @@ STDIN, STDOUT = 0, 1
 _CHUNK = 1 << 20
 
 
-def serve(ask: Callable[[wire.Request], wire.Ending | bytes]) -> None:
+def serve(ask: Callable[[wire.SandboxRequest], wire.GuestEnding | bytes]) -> None:
     """Take requests from standard input and answer on standard output, until the node is gone. ask: an ending, or a
     frame that holds one; OSError where no fork can be had."""
     wire.write(STDOUT, wire.encode(wire.READY))
     while True:
         try:
-            request = wire.decode(wire.read(STDIN), wire.Request)
+            request = wire.decode(wire.read(STDIN), wire.SandboxRequest)
         except wire.Closed:
             return
         try:
             answer = ask(request)
         except OSError as error:
             # No fork is this machine's trouble, so Undecided. The server goes on: the next call may find room.
-            answer = wire.Ending("", error=f"this machine cannot fork: {error}")
+            answer = wire.GuestEnding("", error=f"this machine cannot fork: {error}")
         wire.write(STDOUT, answer if isinstance(answer, bytes) else wire.encode(answer))
 
 
@@ -48,9 +48,9 @@ class ForkingServer:
         self._answer_to, self._ask_from = STDOUT, STDIN
         self._sessions: dict[int, _Fork] = {}
 
-    def next(self) -> wire.Request:
+    def next(self) -> wire.SandboxRequest:
         """Returns in a fresh fork for every request, and never in the process that called it."""
-        taken: list[wire.Request] = []
+        taken: list[wire.SandboxRequest] = []
         try:
             serve(lambda request: self._ask(request, taken))
         except _InFork:
@@ -58,26 +58,26 @@ class ForkingServer:
         # The node is gone. Below on this stack stands the guest's code, which must not go on without a request.
         os._exit(0)
 
-    def answer(self, ending: wire.Ending) -> NoReturn:
+    def answer(self, ending: wire.GuestEnding) -> NoReturn:
         """Say how it ended, and end: the call, or the loading if there was no call yet."""
         wire.write(self._answer_to, wire.encode(ending))
         os._exit(0)
 
-    def go_on(self, ending: wire.Ending) -> wire.Request:
+    def go_on(self, ending: wire.GuestEnding) -> wire.SandboxRequest:
         """In a session's fork: say how its call ended, wait for the next."""
         wire.write(self._answer_to, wire.encode(ending))
-        return wire.decode(wire.read(self._ask_from), wire.Request)
+        return wire.decode(wire.read(self._ask_from), wire.SandboxRequest)
 
-    def _ask(self, request: wire.Request, taken: list[wire.Request]) -> bytes | wire.Ending:
+    def _ask(self, request: wire.SandboxRequest, taken: list[wire.SandboxRequest]) -> bytes | wire.GuestEnding:
         # Taken out until its answer is here: a fork that fails or is too slow is asked no more.
         fork = self._sessions.pop(request.session, None)
         if not request.body:
             if fork is not None:
                 fork.end()
-            return wire.Ending("", error="the session is over")
+            return wire.GuestEnding("", error="the session is over")
         # The machine that remembers is lost. A fresh one would answer as if no call had come before.
         if fork is None and request.goes_on:
-            return wire.Ending("", error="the session's process is gone")
+            return wire.GuestEnding("", error="the session's process is gone")
         if fork is None:
             fork = self._fork(request, taken)
         else:
@@ -85,10 +85,10 @@ class ForkingServer:
                 wire.write(fork.ask, wire.encode(request), self._seconds)
             except (wire.Closed, TimeoutError):
                 fork.end()
-                return wire.Ending("", error="the session's process is gone")
+                return wire.GuestEnding("", error="the session's process is gone")
         return self._await(fork, request.session)
 
-    def _fork(self, request: wire.Request, taken: list[wire.Request]) -> "_Fork":
+    def _fork(self, request: wire.SandboxRequest, taken: list[wire.SandboxRequest]) -> "_Fork":
         (hear, theirs), (asked, ask) = os.pipe(), os.pipe()
         # Asked before the fork: a child whose parent has died already would see another process's number.
         server = os.getpid()
@@ -116,13 +116,13 @@ class ForkingServer:
         os.set_blocking(ask, False)
         return _Fork(child, ask, hear)
 
-    def _await(self, fork: "_Fork", session: int) -> bytes | wire.Ending:
+    def _await(self, fork: "_Fork", session: int) -> bytes | wire.GuestEnding:
         """The call's answer as a frame, or why there is none. The fork of a session that goes on is kept."""
         try:
             frame = gather(fork.hear, self._seconds, self._answer_limit, framed=session > 0)
         except TimeoutError:
             fork.end()
-            return wire.Ending("", error=f"it took more than {self._seconds:g} s")
+            return wire.GuestEnding("", error=f"it took more than {self._seconds:g} s")
         except SystemExit:
             fork.end()
             raise
@@ -133,7 +133,7 @@ class ForkingServer:
             return frame
         # The fork of a single call closes its pipe by ending, so its wait status says how. Others may be at work.
         status = fork.end(kill=session > 0 or len(frame) > self._answer_limit)
-        return frame if whole else wire.Ending("", error=f"its process ended: {killed(status)}")
+        return frame if whole else wire.GuestEnding("", error=f"its process ended: {killed(status)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from node.bounded_dict import BoundedDict
 from node.limits import cores
-from node.recent import Recent
 from node.sandbox import shelf, wire
-from node.sandbox.base import Call, Limits, Outcome, Sandbox, Session, Status
+from node.sandbox.base import CallOutcome, CallStatus, Sandbox, SandboxCall, SandboxLimits, SandboxSession
 from node.sandbox.confined import walls
 from node.sandbox.errors import SandboxError, Undecided
 from node.sandbox.process import ProcessSandbox
@@ -32,7 +32,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){0,7}", re.ASCII)
 
 
 def open_wasi(
-    files: Mapping[str, bytes], entry: str, limits: Limits, runtime: Path, *, settings: Settings = OPTIMISED
+    files: Mapping[str, bytes], entry: str, limits: SandboxLimits, runtime: Path, *, settings: Settings = OPTIMISED
 ) -> ProcessSandbox:
     """CPython for WASI with counted instructions: the same outcomes on every machine.
 
@@ -46,7 +46,7 @@ def open_wasi(
     return ProcessSandbox(WASI_HOST, _load(files, entry, limits, str(compiled(runtime, settings))), limits)
 
 
-def open_confined(files: Mapping[str, bytes], entry: str, limits: Limits) -> ProcessSandbox:
+def open_confined(files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> ProcessSandbox:
     """A native Python behind the kernel's walls: about ten times faster, and not the same on every machine.
 
     For what no verdict depends on. Fuel is CPU time here (`confined.walls.FUEL_PER_SECOND`). Raises SandboxError,
@@ -61,8 +61,8 @@ def open_confined(files: Mapping[str, bytes], entry: str, limits: Limits) -> Pro
     return ProcessSandbox(CONFINED_HOST, _load(files, entry, limits, ""), limits)
 
 
-def _load(files: Mapping[str, bytes], entry: str, limits: Limits, runtime: str) -> wire.Load:
-    return wire.Load(
+def _load(files: Mapping[str, bytes], entry: str, limits: SandboxLimits, runtime: str) -> wire.LoadOrder:
+    return wire.LoadOrder(
         files=dict(files),
         entry=entry,
         fuel=limits.fuel,
@@ -109,15 +109,15 @@ class SandboxPool:
         self._most = most or min(MOST, cores())
         self._sandboxes = [open_one()]
 
-    def call(self, function: str, *arguments: Any) -> Outcome:
+    def call(self, function: str, *arguments: Any) -> CallOutcome:
         """Raises Undecided."""
         return self._sandboxes[0].call(function, *arguments)
 
-    def run(self, calls: Iterable[Call]) -> Iterator[Outcome | Undecided]:
+    def run(self, calls: Iterable[SandboxCall]) -> Iterator[CallOutcome | Undecided]:
         """One after the other."""
         return self._sandboxes[0].run(calls)
 
-    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | Undecided]:
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome | Undecided]:
         wanted = min(self._most, len(calls) // CALLS_EACH)
         if wanted < 2 or not self._grow(wanted):
             return self._sandboxes[0].call_all(function, calls)
@@ -125,7 +125,7 @@ class SandboxPool:
         waiting: SimpleQueue[int] = SimpleQueue()
         for place in range(len(calls)):
             waiting.put(place)
-        found: dict[int, Outcome | Undecided] = {}
+        found: dict[int, CallOutcome | Undecided] = {}
 
         def work(sandbox: Sandbox) -> None:
             while True:
@@ -140,7 +140,7 @@ class SandboxPool:
             list(threads.map(work, self._sandboxes))
         return [found[place] for place in range(len(calls))]
 
-    def session(self) -> Session:
+    def session(self) -> SandboxSession:
         return self._sandboxes[0].session()
 
     def close(self) -> None:
@@ -180,24 +180,24 @@ class Sessions:
     def __init__(self, opened: Opened, fuel: int, kept: int = KEPT) -> None:
         self._opened, self._fuel, self._kept = opened, fuel, kept
         self._sandbox: Sandbox | None = None
-        self._waiting: OrderedDict[bytes, Session] = OrderedDict()
-        self._known = Recent[bytes, Outcome](_REMEMBERED)
+        self._waiting: OrderedDict[bytes, SandboxSession] = OrderedDict()
+        self._known = BoundedDict[bytes, CallOutcome](_REMEMBERED)
         self.replayed = 0
 
-    def outcome(self, calls: Sequence[Call]) -> Outcome:
+    def outcome(self, calls: Sequence[SandboxCall]) -> CallOutcome:
         """Of the last of these calls, made one after the other in one machine. Raises Undecided."""
-        return [Outcome(Status.OK), *self._outcomes(calls)][-1]
+        return [CallOutcome(CallStatus.OK), *self._outcomes(calls)][-1]
 
-    def state(self, calls: Sequence[Call]) -> bytes:
+    def state(self, calls: Sequence[SandboxCall]) -> bytes:
         """Of the machine after these calls: the hash that its last one that ended OK left. Raises Undecided."""
-        return next((one.state for one in reversed(list(self._outcomes(calls))) if one.status is Status.OK), b"")
+        return next((one.state for one in reversed(list(self._outcomes(calls))) if one.status is CallStatus.OK), b"")
 
-    def _outcomes(self, calls: Sequence[Call]) -> Iterator[Outcome]:
-        made: list[Call] = []
+    def _outcomes(self, calls: Sequence[SandboxCall]) -> Iterator[CallOutcome]:
+        made: list[SandboxCall] = []
         place, left = _START, self._fuel
         for call in calls:
             if left <= 0:
-                yield Outcome(Status.OUT_OF_FUEL, error="the calls before used up what a session may use")
+                yield CallOutcome(CallStatus.OUT_OF_FUEL, error="the calls before used up what a session may use")
                 return
             # The fuel is part of a call's name (`_place`): with less left, the same call may end otherwise.
             call = replace(call, fuel=min(left, call.fuel or left))
@@ -206,7 +206,7 @@ class Sessions:
                 self._known[after] = self._make(made, place, call, after)
             outcome = self._known[after]
             left -= outcome.fuel
-            if outcome.status is Status.OK:
+            if outcome.status is CallStatus.OK:
                 made.append(call)
                 place = after
             yield outcome
@@ -230,7 +230,7 @@ class Sessions:
         if sandbox is not None:
             sandbox.close()
 
-    def _make(self, made: Sequence[Call], place: bytes, call: Call, after: bytes) -> Outcome:
+    def _make(self, made: Sequence[SandboxCall], place: bytes, call: SandboxCall, after: bytes) -> CallOutcome:
         """The call in the machine in which `made` were made: the one that waits there, or another."""
         # Taken, not looked at: this call moves the machine on, and it is at that place no more.
         session = self._waiting.pop(place, None)
@@ -242,7 +242,7 @@ class Sessions:
             if session is not None:
                 session.close()
             raise
-        if outcome.status is not Status.OK:
+        if outcome.status is not CallStatus.OK:
             session.close()
             return outcome
         self._waiting[after] = session
@@ -250,7 +250,7 @@ class Sessions:
             self._waiting.popitem(last=False)[1].close()
         return outcome
 
-    def _built(self, made: Sequence[Call], place: bytes) -> Session:
+    def _built(self, made: Sequence[SandboxCall], place: bytes) -> SandboxSession:
         session = self.sandbox.session()
         state = b""
         try:
@@ -267,7 +267,7 @@ class Sessions:
         return session
 
 
-def _place(before: bytes, call: Call) -> bytes:
+def _place(before: bytes, call: SandboxCall) -> bytes:
     """32 bytes that name a machine by its calls."""
     asked = (call.function, list(call.arguments), call.stdin, call.fuel)
     return blake3(before + msgspec.msgpack.encode(asked)).digest()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from node.sandbox import wire
-from node.sandbox.base import Call, Limits, Outcome, Session, Status
+from node.sandbox.base import CallOutcome, CallStatus, SandboxCall, SandboxLimits, SandboxSession
 from node.sandbox.errors import SandboxError, Undecided
 from node.sandbox.runtime import child_environment
 from node.sandbox.wire import outcome, printable
@@ -28,7 +28,7 @@ class ProcessSandbox:
     Raises SandboxError where the entry does not load, Undecided where this machine cannot tell.
     """
 
-    def __init__(self, module: str, load: wire.Load, limits: Limits) -> None:
+    def __init__(self, module: str, load: wire.LoadOrder, limits: SandboxLimits) -> None:
         # -P: what lies in the working directory is not imported.
         self._argv = [sys.executable, "-P", "-m", module]
         self._load, self._limits = wire.encode(load), limits
@@ -43,21 +43,21 @@ class ProcessSandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, function: str, *arguments: Any) -> Outcome:
+    def call(self, function: str, *arguments: Any) -> CallOutcome:
         """Raises Undecided."""
-        return self._call(Call(function, arguments))
+        return self._call(SandboxCall(function, arguments))
 
-    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | Undecided]:
-        return list(self.run(Call(function, arguments) for arguments in calls))
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome | Undecided]:
+        return list(self.run(SandboxCall(function, arguments) for arguments in calls))
 
-    def run(self, calls: Iterable[Call]) -> Iterator[Outcome | Undecided]:
+    def run(self, calls: Iterable[SandboxCall]) -> Iterator[CallOutcome | Undecided]:
         for call in calls:
             try:
                 yield self._call(call)
             except Undecided as undecided:
                 yield undecided
 
-    def session(self) -> Session:
+    def session(self) -> SandboxSession:
         self._sessions += 1
         return _ProcessSession(self, self._sessions)
 
@@ -75,11 +75,11 @@ class ProcessSandbox:
         if process.stdout is not None:
             process.stdout.close()
 
-    def _call(self, call: Call, session: int = 0, *, goes_on: bool = False) -> Outcome:
+    def _call(self, call: SandboxCall, session: int = 0, *, goes_on: bool = False) -> CallOutcome:
         body = json.dumps([call.function, list(call.arguments)]).encode()
         if len(body) + len(call.stdin) > MAX_REQUEST:
             # An outcome, not Undecided: the length is the same on every machine.
-            return Outcome(Status.TOO_LONG, error=f"its arguments have more than {MAX_REQUEST} bytes")
+            return CallOutcome(CallStatus.TOO_LONG, error=f"its arguments have more than {MAX_REQUEST} bytes")
         fuel = min(call.fuel or self._limits.fuel, self._limits.fuel)
         try:
             process = self._started()
@@ -88,7 +88,7 @@ class ProcessSandbox:
             raise
         except SandboxError as error:  # it loaded before
             raise _undecided(error.why) from None
-        request = wire.Request(body, call.stdin, fuel, session, goes_on)
+        request = wire.SandboxRequest(body, call.stdin, fuel, session, goes_on)
         ending = self._exchange(process, request, self._limits.seconds + GRACE_SECONDS)
         if not ending.status:
             raise _undecided(ending.error)
@@ -99,7 +99,7 @@ class ProcessSandbox:
         if self._process is None or self._process.poll() is not None:
             return
         with suppress(Undecided):
-            self._exchange(self._process, wire.Request(b"", b"", 1, session), GRACE_SECONDS)
+            self._exchange(self._process, wire.SandboxRequest(b"", b"", 1, session), GRACE_SECONDS)
 
     def _started(self) -> subprocess.Popen[bytes]:
         """The process, loaded. One that has died is started again."""
@@ -129,12 +129,14 @@ class ProcessSandbox:
             raise _undecided(ready.error) if not ready.status else self._does_not_load(ready)
         return process
 
-    def _exchange(self, process: subprocess.Popen[bytes], message: wire.Request | bytes, seconds: float) -> wire.Ending:
+    def _exchange(
+        self, process: subprocess.Popen[bytes], message: wire.SandboxRequest | bytes, seconds: float
+    ) -> wire.GuestEnding:
         """Say one thing, hear one. A process that does not answer is killed. Raises Undecided."""
         data = message if isinstance(message, bytes) else wire.encode(message)
         try:
             wire.write(process.stdin.fileno(), data, seconds)  # type: ignore[union-attr]
-            return wire.decode(wire.read(process.stdout.fileno(), seconds), wire.Ending)  # type: ignore[union-attr]
+            return wire.decode(wire.read(process.stdout.fileno(), seconds), wire.GuestEnding)  # type: ignore[union-attr]
         except (TimeoutError, wire.Closed) as error:
             # An answer that came too late would be taken for that of the next call.
             process.kill()
@@ -142,7 +144,7 @@ class ProcessSandbox:
             why = f"no answer in {seconds:g} s" if isinstance(error, TimeoutError) else "its process ended"
             raise _undecided(why) from None
 
-    def _does_not_load(self, ending: wire.Ending) -> SandboxError:
+    def _does_not_load(self, ending: wire.GuestEnding) -> SandboxError:
         said = ending.complained.decode("utf-8", "replace").strip().splitlines()
         why = printable(ending.error or (said[-1] if said else f"exit code {ending.code}"))
         return SandboxError(
@@ -159,7 +161,7 @@ class _ProcessSession:
         self._sandbox, self._number = sandbox, number
         self._begun = False
 
-    def call(self, call: Call) -> Outcome:
+    def call(self, call: SandboxCall) -> CallOutcome:
         begun, self._begun = self._begun, True
         return self._sandbox._call(call, self._number, goes_on=begun)
 

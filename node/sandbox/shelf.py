@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.sandbox import guest
-from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
+from node.sandbox.base import CallOutcome, CallStatus, Sandbox, SandboxCall, SandboxLimits
 from node.sandbox.errors import RuntimeMissing, SandboxError
 from node.sandbox.runtime import SHA256, cache_directory, download, private_directory
 
@@ -26,7 +26,7 @@ FOLDER = "shelf"
 """Of the archives, in a sandbox as among a run's assets."""
 # The earliest that a zip file can hold. The time of making would give each archive another hash.
 _FIRST_TIME = (1980, 1, 1, 0, 0, 0)
-_LIMITS = Limits(fuel=10**11, memory_mib=1024, output_bytes=16 << 20, seconds=300.0)
+_LIMITS = SandboxLimits(fuel=10**11, memory_mib=1024, output_bytes=16 << 20, seconds=300.0)
 _LEFT_OUT = ("tests", "benchmarks")
 
 
@@ -123,7 +123,7 @@ def files(names: Iterable[str], assets: Path | None = None) -> dict[str, bytes]:
     return {one.asset: _checked(one, find(one, assets).read_bytes(), one.file) for one in wanted(names)}
 
 
-def install(package: Package, opened: Callable[[Mapping[str, bytes], str, Limits], Sandbox]) -> Path:
+def install(package: Package, opened: Callable[[Mapping[str, bytes], str, SandboxLimits], Sandbox]) -> Path:
     """Fetch the wheel with this user's pip, compile it in the sandbox, keep the archive. Raises RuntimeMissing."""
     from node.state.files import write_whole
 
@@ -155,7 +155,10 @@ def _archive(package: Package, wheel: bytes, sandbox: Sandbox) -> bytes:
         for name, data in sorted(kept.items()):
             if name.endswith(".py"):
                 # A call for each: all begin in one state, so no module's bytes depend on those before it.
-                name, data = f"{name}c", _code(name, next(sandbox.run([Call("compiled", (name, data.decode()))])))
+                name, data = (
+                    f"{name}c",
+                    _code(name, next(sandbox.run([SandboxCall("compiled", (name, data.decode()))]))),
+                )
             target.writestr(zipfile.ZipInfo(name, _FIRST_TIME), data)
     return made.getvalue()
 
@@ -167,10 +170,10 @@ def _is_kept(name: str) -> bool:
     return name.endswith(".py") and not any(part in _LEFT_OUT for part in name.split("/"))
 
 
-def _code(name: str, outcome: Outcome | SandboxError) -> bytes:
+def _code(name: str, outcome: CallOutcome | SandboxError) -> bytes:
     if isinstance(outcome, SandboxError):
         raise outcome
-    if outcome.status is not Status.OK:
+    if outcome.status is not CallStatus.OK:
         raise RuntimeMissing("the shelf cannot be made", f"{name}: {outcome.status.value} {outcome.error}", "try again")
     return base64.b64decode(outcome.value)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from node.sandbox.base import Outcome, Status
+from node.sandbox.base import CallOutcome, CallStatus
 from protocol.errors import UNREADABLE
 
 MAX_FRAME = 128 << 20
@@ -20,7 +20,7 @@ _CHUNK = 1 << 16
 _T = TypeVar("_T")
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadOrder(msgspec.Struct, frozen=True):
     """The first frame to a host: what to load, with which limits (`base.Limits`).
 
     runtime: the compiled interpreter, empty where none is needed.
@@ -37,7 +37,7 @@ class Load(msgspec.Struct, frozen=True):
     disk_bytes: int = 0
 
 
-class Request(msgspec.Struct, frozen=True):
+class SandboxRequest(msgspec.Struct, frozen=True):
     """One call. body: JSON of [function, arguments], empty: the session ends; fuel: what it may use; session: the
     number of a machine that stays, 0: one for this call only; goes_on: that machine must be there already."""
 
@@ -48,7 +48,7 @@ class Request(msgspec.Struct, frozen=True):
     goes_on: bool = False
 
 
-class Ending(msgspec.Struct, frozen=True):
+class GuestEnding(msgspec.Struct, frozen=True):
     """How the guest ended, or what it replied. status: a `base.Status`, or empty for Undecided, which `error` explains.
 
     reply: the JSON text of the value where the status is OK; code: of an exit; state: hash of a session's machine.
@@ -64,7 +64,7 @@ class Ending(msgspec.Struct, frozen=True):
     state: bytes = b""
 
 
-READY = Ending("ready")
+READY = GuestEnding("ready")
 """What a host says when the entry module was loaded."""
 
 
@@ -145,31 +145,31 @@ class MalformedReply(ValueError):
     """A reply that is not the JSON of a value."""
 
 
-def outcome(ending: Ending) -> Outcome:
+def outcome(ending: GuestEnding) -> CallOutcome:
     """The outcome that every machine finds. ending: not Undecided."""
-    status, value, error = Status(ending.status), None, printable(ending.error)
-    if status is Status.OK:
+    status, value, error = CallStatus(ending.status), None, printable(ending.error)
+    if status is CallStatus.OK:
         try:
             value = decode_reply(ending.reply)
         except MalformedReply as fault:
-            status, error = Status.RAISED, f"its result is not JSON: {fault}"
-    elif status is Status.EXITED:
+            status, error = CallStatus.RAISED, f"its result is not JSON: {fault}"
+    elif status is CallStatus.EXITED:
         value, error = ending.code, f"exit code {ending.code}"
-    return Outcome(status, value, error, ending.fuel, ending.printed, ending.complained, ending.state)
+    return CallOutcome(status, value, error, ending.fuel, ending.printed, ending.complained, ending.state)
 
 
-def replied(reply: bytes) -> Ending:
+def replied(reply: bytes) -> GuestEnding:
     """What the loop inside said (`guest/loop.py`)."""
     kind, text = reply[:1], reply[1:]
     match kind:
         case b"v":
-            return Ending(Status.OK, reply=text)
+            return GuestEnding(CallStatus.OK, reply=text)
         case b"m":
-            return Ending(Status.OUT_OF_MEMORY, error="MemoryError")
+            return GuestEnding(CallStatus.OUT_OF_MEMORY, error="MemoryError")
         case b"x":
-            return Ending(Status.EXITED, code=int(text[:3]) if text[:3].isdigit() else 1)
+            return GuestEnding(CallStatus.EXITED, code=int(text[:3]) if text[:3].isdigit() else 1)
         case _:
-            return Ending(Status.RAISED, error=text[:2000].decode("utf-8", "replace"))
+            return GuestEnding(CallStatus.RAISED, error=text[:2000].decode("utf-8", "replace"))
 
 
 def decode_reply(text: bytes) -> Any:

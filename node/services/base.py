@@ -59,7 +59,7 @@ async def every(seconds: float | Callable[[], float], do: Callable[[], Awaitable
         await trio.sleep(seconds() if callable(seconds) else seconds)
 
 
-class Crew:
+class ServiceManager:
     """The services of one node that run, in the order of their start.
 
     state: how far the node is, in a word; progress: the same at length, and what has happened.

@@ -17,15 +17,15 @@ import trio
 from node.chain.errors import Reverted
 from node.services.base import Service, every
 from node.services.context import Context
-from node.swarm.ballots import FileState
 from node.swarm.facts import LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone, WorkTouched
 from node.swarm.register import WorkId
 from node.swarm.terms import Term
+from node.swarm.vote_set import FileState
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import MISSED_UNHEALTHY, heartbeat_interval
-from protocol.messages import SilenceSigned, StepJudged
-from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign
+from protocol.messages import LeaderSilent, StepVerdict
+from protocol.statements import TermSilent, Verdict, VerdictOutcome, WorkCommitment, sign
 
 log = structlog.get_logger()
 LOOK_EVERY = 1.0
@@ -57,17 +57,17 @@ class OnChain(Protocol):
     async def end_term(self, silent: list[TermSilent], signatures: list[bytes]) -> object: ...
 
 
-class Ready(msgspec.Struct, frozen=True):
+class LeadFrom(msgspec.Struct, frozen=True):
     """What a trainer could lead from: the first policy that would be its own, and the root of the one before it."""
 
     from_step: int
     parent: bytes
 
 
-class Candidate(Protocol):
+class ChairCandidate(Protocol):
     """A trainer, as far as its chair asks it."""
 
-    def ready(self) -> Ready | None:
+    def ready(self) -> LeadFrom | None:
         """What it could lead from, None while it cannot."""
         ...
 
@@ -85,7 +85,7 @@ class Chairing(Service):
 
     name = "chair"
 
-    def __init__(self, context: Context, chain: OnChain, candidate: Candidate | None = None) -> None:
+    def __init__(self, context: Context, chain: OnChain, candidate: ChairCandidate | None = None) -> None:
         self._candidate = candidate
         self._context = context
         self._chain = chain
@@ -146,9 +146,9 @@ class Chairing(Service):
             await self._say_silent(term)
 
     def _is_gone(self, term: Term) -> bool:
-        return self._is_silent(term) or self._is_stalled(term)
+        return self._is_inactive(term) or self._is_stalled(term)
 
-    def _is_silent(self, term: Term) -> bool:
+    def _is_inactive(self, term: Term) -> bool:
         """Only who was heard before falls silent: until then its lease runs. A new holder is given its time."""
         now, members = self._context.clock.monotonic(), self._context.membership.table
         member = members.get(term.holder)
@@ -184,7 +184,7 @@ class Chairing(Service):
             work, newest = state.register.get(id), state.policies.newest_step
             if self._unused[0] != newest:
                 self._unused = newest, set()
-            accepted = work is not None and work.task is None and state.ballots.state(id) is FileState.ACCEPTED
+            accepted = work is not None and work.task is None and state.vote_set.state(id) is FileState.ACCEPTED
             if accepted and len(self._unused[1]) < self._enough:
                 self._unused[1].add(id)
 
@@ -197,18 +197,18 @@ class Chairing(Service):
         context = self._context
         silent = TermSilent(context.pool, *key, max(context.state.policies.newest_step, 0))
         signature = sign(context.key, context.domain, silent)
-        what = "is not heard" if self._is_silent(term) else "makes no policy of what is accepted"
+        what = "is not heard" if self._is_inactive(term) else "makes no policy of what is accepted"
         log.warning("leader.silent", holder=term.holder, term=term.number, what=what)
         context.progress.tell("chair", f"the trainer {term.holder} {what}: this validator says so")
-        await context.board.post(SilenceSigned(**msgspec.structs.asdict(silent), signature=signature))
+        await context.board.post(LeaderSilent(**msgspec.structs.asdict(silent), signature=signature))
 
     # trainers: hold, end, take
 
-    async def _act_always(self, candidate: Candidate) -> None:
-        kinds = (SilenceSigned, StepJudged, LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone)
+    async def _act_always(self, candidate: ChairCandidate) -> None:
+        kinds = (LeaderSilent, StepVerdict, LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone)
         await self._context.on_news(partial(self._try_to_act, candidate), *kinds, within=LOOK_EVERY)
 
-    async def _try_to_act(self, candidate: Candidate) -> None:
+    async def _try_to_act(self, candidate: ChairCandidate) -> None:
         if not self._terms.seated or self._context.key.address not in self._terms.trainers:
             return
         try:
@@ -223,7 +223,7 @@ class Chairing(Service):
             log.warning("chair.not_reached", why=error.why)
             await trio.sleep(PAUSE)
 
-    async def _act(self, candidate: Candidate) -> None:
+    async def _act(self, candidate: ChairCandidate) -> None:
         term, now = self._terms.now, self._context.time.now()
         if term.holder == self._context.key.address and not term.ended:
             if now > term.until - self._terms.lease / HELD_WITH and candidate.holds():
@@ -246,14 +246,14 @@ class Chairing(Service):
                     raise
                 await self._carry_silence(words)
 
-    async def _take(self, term: Term, ready: Ready) -> None:
+    async def _take(self, term: Term, ready: LeadFrom) -> None:
         log.info("chair.taking", term=term.number + 1, from_step=ready.from_step)
         await self._chain.take_chair(self._context.pool, term.number + 1, ready.from_step, ready.parent)
         await self._until_changed(term)
         said = f"this trainer leads from policy {ready.from_step} on, in term {term.number + 1}"
         self._context.progress.tell("chair", said)
 
-    async def _end(self, term: Term, ready: Ready | None, place: int) -> None:
+    async def _end(self, term: Term, ready: LeadFrom | None, place: int) -> None:
         """What ends a term before its lease does, once there is such a thing; the next standby first."""
         key, act = (term.number, term.until), self._what_ends(term, ready)
         if act is None:
@@ -264,7 +264,7 @@ class Chairing(Service):
             await act()
             await self._until_changed(term)
 
-    def _what_ends(self, term: Term, ready: Ready | None) -> Callable[[], Awaitable[object]] | None:
+    def _what_ends(self, term: Term, ready: LeadFrom | None) -> Callable[[], Awaitable[object]] | None:
         """Of a holder that is out the chair is free at once. A quorum's verdicts against a step of its end its term
         whoever could lead then; its silence only where somebody can."""
         if ready is not None and self._is_out(term):
@@ -274,7 +274,9 @@ class Chairing(Service):
         judged = self._context.jury.step_verdicts(self._context.domain, term.number)
         # The contract refuses all signatures if one is by a validator without a stake.
         quorum, fit = self._context.membership.quorum, set(self._context.membership.validators) - self._unfit
-        against = [one for author, one in judged.items() if one.outcome != Outcome.ACCEPT and author in fit][:quorum]
+        against = [one for author, one in judged.items() if one.outcome != VerdictOutcome.ACCEPT and author in fit][
+            :quorum
+        ]
         if len(against) == quorum and against[0].trainer == term.holder:
             bad = against[0].statement.commitment(term.holder)
             verdicts, signatures = [one.verdict for one in against], [one.signature for one in against]
@@ -291,18 +293,18 @@ class Chairing(Service):
         left = member is not None and member.gone is not None
         return members.is_evicted(term.holder) or (term.number > 0 and left)
 
-    def _silence(self, term: int, fit: set[Address]) -> list[SilenceSigned]:
+    def _silence(self, term: int, fit: set[Address]) -> list[LeaderSilent]:
         """A quorum's words about one lease of a term, the greatest first; none while there are too few. The least ones:
         the chain takes none on trust, and what is too great keeps every later term waiting."""
         # Each validator's word about the latest lease that it spoke of.
-        said = [one.message for one in self._context.facts.standing(SilenceSigned) if one.author in fit]
+        said = [one.message for one in self._context.facts.standing(LeaderSilent) if one.author in fit]
         leases = Counter(one.until for one in said if one.term == term)
         quorum = self._context.membership.quorum
         lease = max((until for until, words in leases.items() if words >= quorum), default=None)
         words = sorted((one for one in said if (one.term, one.until) == (term, lease)), key=lambda one: one.step)
         return words[:quorum][::-1]
 
-    async def _carry_silence(self, words: list[SilenceSigned]) -> None:
+    async def _carry_silence(self, words: list[LeaderSilent]) -> None:
         await self._chain.end_term([one.statement for one in words], [one.signature for one in words])
 
     async def _until_changed(self, term: Term) -> None:

@@ -12,9 +12,9 @@ import trio
 from node.chain.errors import tokens
 from node.services.context import Context
 from node.state.made import WorkDone
-from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
-from node.swarm.register import Work, WorkId
+from node.swarm.register import RegisteredWork, WorkId
+from node.swarm.vote_set import FileState
 from protocol.checks import reason_name
 from protocol.messages import RolloutCommitted
 from protocol.statements import WorkCommitment, sign, work_id
@@ -97,7 +97,7 @@ class OwnWorks:
                     known[id] = now
                     await self._judged(work, now is FileState.ACCEPTED)
 
-    async def _judged(self, work: Work, accepted: bool) -> None:
+    async def _judged(self, work: RegisteredWork, accepted: bool) -> None:
         """The pool has decided on a work of ours, or otherwise than before: its owner is told, with the reasons that
         validators gave."""
         root, units, progress = work.commitment.file_root, work.commitment.units, self._context.progress
@@ -106,7 +106,7 @@ class OwnWorks:
             worth = f", worth {tokens(units * price)} tokens" if price else ""
             progress.contributed("accepted", f"{work.title} was accepted: {units:,} units{worth}")
         else:
-            votes = self._context.state.ballots.rejecting(work.id).values()
+            votes = self._context.state.vote_set.rejecting(work.id).values()
             reasons = sorted({reason_name(vote.verdict.reason) for vote in votes} or {"disputed"})
             details = sorted({vote.detail for vote in votes if vote.detail})
             await self._journal.do(self._journal.files.note_reasons, root, ", ".join(reasons))

@@ -16,7 +16,7 @@ import trio
 
 from node.blobs.interface import Blobs
 from node.clock import Clock, Seconds
-from node.member import Member
+from node.member import Participant
 from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.state.journal import Journal
@@ -25,7 +25,7 @@ from node.swarm.facts import Facts
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.swarm.pool_state import PoolState
-from node.weights.keeper import PolicyShelf
+from node.weights.policy_cache import PolicyCache
 from protocol.identity import Address, NodeKey
 from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
 from protocol.messages import PolicyAnnounced
@@ -96,7 +96,7 @@ class Context(msgspec.Struct):
     blobs: Blobs
     journal: Journal
     membership: Membership
-    shelf: PolicyShelf
+    policy_cache: PolicyCache
     jury: Jury
     progress: ProgressRecord = msgspec.field(default_factory=ProgressRecord)
     price: int = 0
@@ -125,7 +125,7 @@ class Context(msgspec.Struct):
                 await told.receive()
         return so()
 
-    async def heed(self, do: Callable[[Any], object], *kinds: type[Any]) -> None:
+    async def handle(self, do: Callable[[Any], object], *kinds: type[Any]) -> None:
         """Call it with each news of these kinds, what stands first, until cancelled."""
         async for news in self.facts.subscribe(*kinds):
             do(news)
@@ -143,7 +143,7 @@ class Context(msgspec.Struct):
 
 
 def make_context(
-    member: Member,
+    member: Participant,
     run: Run,
     journal: Journal,
     progress: ProgressRecord | None = None,
@@ -156,11 +156,13 @@ def make_context(
     clock = clock or Clock()
     # Rollouts of the stalest policy that still counts must be judged, a few steps later.
     keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
-    shelf = PolicyShelf(keep, member.stock.store)
+    policy_cache = PolicyCache(keep, member.stock.store)
     jury = Jury(member.board, member.membership, run.spec, member.pool, journal, clock.monotonic)
     own = (member.key, member.domain, member.pool)
     shared = (member.board, member.blobs, journal, member.membership)
-    return Context(*own, run, *shared, shelf, jury, progress or ProgressRecord(), price, clock, time or PoolTime())
+    return Context(
+        *own, run, *shared, policy_cache, jury, progress or ProgressRecord(), price, clock, time or PoolTime()
+    )
 
 
 async def manifest_of(context: Context, author: Address, message: PolicyAnnounced, timeout: float) -> BatchManifest:

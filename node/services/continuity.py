@@ -15,8 +15,8 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.network.interface import Network
-from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
 from node.services.judging.lots import pledge_fact
@@ -35,7 +35,7 @@ from node.swarm.ownwords import (
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import heartbeat_interval
-from protocol.messages import CutSigned, Heartbeat, Message, RolloutCommitted, Signed
+from protocol.messages import Heartbeat, Message, RolloutCommitted, RoundVote, Signed
 from protocol.statements import work_id
 
 log = structlog.get_logger()
@@ -70,7 +70,7 @@ class Continuity(Service):
         self._pen = context.journal.pen
         self._ear = context.board.own
         self._vouch = vouch
-        self._told: Recent[Address, float] = Recent(MAX_ASKERS, refresh=True)
+        self._told: BoundedDict[Address, float] = BoundedDict(MAX_ASKERS, refresh=True)
         self._answered: set[Address] = set()
         self._heard: dict[bytes, Signed[Message]] = {}
         self.adopted = self.holds = 0
@@ -286,7 +286,7 @@ class Continuity(Service):
         yield from (one.raw for one in state.policies.words_of(asker))
         yield from (one.raw for by in state.checkpoints.of(asker).values() for one in by if one.author == asker)
         yield from (one.signed.raw for one in reversed(state.register.of(asker)))
-        yield from (one.raw for one in state.ballots.words_of(asker))
+        yield from (one.raw for one in state.vote_set.words_of(asker))
         yield from (one.raw for one in state.steps.words_of(asker))
 
     async def _adopt(self) -> int:
@@ -326,14 +326,14 @@ class Continuity(Service):
     async def _close_fence(self) -> None:
         """Before all that may have been signed unheard. The owner's word is that there is nothing of that kind."""
         state, membership = self._context.state, self._context.membership
-        newest, leader = self._context.shelf.newest, membership.table.get(membership.trainer)
+        newest, leader = self._context.policy_cache.newest, membership.table.get(membership.trainer)
         known = max(
             state.policies.newest_step,
             newest.step if newest else -1,
             membership.terms.reached or -1,
             state.reached(membership.trainer),
             self._ear.newest_step,
-            *(one.message.round for one in self._heard.values() if isinstance(one.message, CutSigned)),
+            *(one.message.round for one in self._heard.values() if isinstance(one.message, RoundVote)),
         )
         if leader is not None and leader.beat is not None:
             known = max(known, min(leader.beat.policy_step, known + LEADERS_AHEAD))

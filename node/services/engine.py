@@ -7,7 +7,7 @@ import trio
 from node.blobs.exchange import BlobExchange
 from node.blobs.headway import describe, fraction
 from node.config import Role
-from node.guest.rest import DOING, Rest
+from node.guest.rest import DOING, GuestRest
 from node.inference.client import EngineProcess
 from node.services.base import Service
 from node.services.context import Context
@@ -17,10 +17,10 @@ from node.swarm.facts import PolicyFollowed, Undone
 from node.weights.fetch import PolicyFollower
 
 
-class Engine(Service):
+class EngineService(Service):
     name = "engine"
 
-    def __init__(self, context: Context, engine: EngineProcess, role: Role, rest: Rest) -> None:
+    def __init__(self, context: Context, engine: EngineProcess, role: Role, rest: GuestRest) -> None:
         self._child, self._role, self._rest = engine, role, rest
         self._rules, self._progress = context.run.spec.verification, context.progress
 
@@ -55,10 +55,10 @@ class Engine(Service):
         return {"engine": "" if self._rest.quiet else self._child.engine_name}
 
 
-class Following(Service):
+class PolicySync(Service):
     name = "policies"
 
-    def __init__(self, follower: PolicyFollower, context: Context, exchange: BlobExchange, rest: Rest) -> None:
+    def __init__(self, follower: PolicyFollower, context: Context, exchange: BlobExchange, rest: GuestRest) -> None:
         self._follower, self._rest = follower, rest
         self._context = context
         self._exchange = exchange
@@ -68,7 +68,7 @@ class Following(Service):
         return cls(place.policies, place.context, place.member.stock.exchange, place.rest)
 
     async def run(self) -> None:
-        """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyClock`)."""
+        """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyIndex`)."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.run)
             nursery.start_soon(self._hear_of_undone)
@@ -78,12 +78,12 @@ class Following(Service):
         """Policies that a term takes back are none to work with."""
         async for undone in self._context.facts.subscribe(Undone):
             if isinstance(undone.fact, PolicyFollowed):
-                self._context.shelf.orphan(undone.fact.root)
+                self._context.policy_cache.orphan(undone.fact.root)
 
     async def _tell_of_the_first(self) -> None:
         progress = self._context.progress
         progress.enter("policy", self._waits_for, lambda: fraction(self._exchange.under_way()))
-        policy = await self._context.shelf.newer_than(-1)
+        policy = await self._context.policy_cache.newer_than(-1)
         progress.tell("policy", f"policy {policy.step} is here and verified")
         progress.enter("first-contribution", progress.doing)
 

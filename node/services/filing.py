@@ -12,9 +12,9 @@ import structlog
 import trio
 
 from node.chain.errors import Reverted, tokens
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from node.progress import ProgressRecord
-from node.services.books import Books, Seen
+from node.services.pool_accounting import PoolAccounting, PoolRecord
 from node.state.earned import OwnLine
 from node.state.kept import cached
 from protocol.filing import Filing, RootLine, Seated, filings_of, in_turn, read_line
@@ -25,7 +25,7 @@ SENDING = "filing"
 """The journal's fact: what may be on its way."""
 
 
-class Filed(msgspec.Struct, frozen=True):
+class OwnFiled(msgspec.Struct, frozen=True):
     """What was filed by this node, in units. epochs: of each that no table has; left: neither redeemed nor dropped;
     over: whether nothing can be filed or redeemed any more."""
 
@@ -41,16 +41,16 @@ class Filed(msgspec.Struct, frozen=True):
 class OwnFiling:
     """One per node; `look` after each look at its pay."""
 
-    def __init__(self, books: Books, progress: ProgressRecord) -> None:
+    def __init__(self, books: PoolAccounting, progress: ProgressRecord) -> None:
         self._context, self._chain, self._ledger, self._progress = books.context, books.chain, books.ledger, progress
         self._journal, self._own, self._pool = books.context.journal, books.context.key.address, books.context.pool
         self._took_office: dict[int, int] = {}
         """Block in which a bench took office -> its timestamp."""
         self._read: dict[bytes, tuple[Address, RootLine]] = {}
         """By the envelope of the root."""
-        self.filed = Filed()
+        self.filed = OwnFiled()
 
-    async def look(self, seen: Seen) -> None:
+    async def look(self, seen: PoolRecord) -> None:
         """File what is to be filed now, redeem what is to be redeemed now."""
         if not seen.pool.ended:
             return
@@ -72,7 +72,7 @@ class OwnFiling:
             return "certified"
         return "redeemed" if epoch in self.filed.epochs and self._ledger.redeemed else "missed"
 
-    def facts(self, seen: Seen) -> dict[str, Any]:
+    def facts(self, seen: PoolRecord) -> dict[str, Any]:
         """As a PayRecord has them."""
         filed, redeems_at = tuple(sorted(self.filed.epochs)), seen.pool.filing.redeems if seen.pool.ended else 0
         redeemed = bool(self._ledger.redeemed)
@@ -89,15 +89,15 @@ class OwnFiling:
     async def _left(self) -> int:
         return await self._chain.ask("read what was filed", lambda c: c.filed_by(self._pool, self._own))
 
-    async def _note(self, seen: Seen, left: int) -> None:
+    async def _note(self, seen: PoolRecord, left: int) -> None:
         epochs: dict[int, int] = {}
         if seen.may_be_filed:
             for epoch in sorted({line.epoch for line in await self._lines(seen)}):
                 if units := await self._filed_of(epoch):
                     epochs[epoch] = units
-        self.filed = Filed(epochs, left, seen.may_be_filed and seen.now >= seen.pool.filing.ends and not left)
+        self.filed = OwnFiled(epochs, left, seen.may_be_filed and seen.now >= seen.pool.filing.ends and not left)
 
-    async def _lines(self, seen: Seen) -> list[OwnLine]:
+    async def _lines(self, seen: PoolRecord) -> list[OwnLine]:
         """Of epochs that no table has."""
         last = seen.pool.epoch_at(seen.pool.stopped_at)
         return await self._journal.do(self._journal.earned.lines, seen.first, last)
@@ -107,7 +107,7 @@ class OwnFiling:
 
     # filing
 
-    async def _file(self, seen: Seen) -> None:
+    async def _file(self, seen: PoolRecord) -> None:
         """Whatever is more than the chain has: roots that were heard since, too."""
         wanted: list[Filing] = []
         for filing in await self.filings(seen):
@@ -120,7 +120,7 @@ class OwnFiling:
             await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode(part))
             await self._finish()
 
-    async def filings(self, seen: Seen) -> list[Filing]:
+    async def filings(self, seen: PoolRecord) -> list[Filing]:
         """Of each epoch that no table has and that a quorum named works of this node in."""
         lines = await self._lines(seen)
         await trio.to_thread.run_sync(self._read_all, lines)
@@ -156,7 +156,7 @@ class OwnFiling:
             if filings:
                 what = f"file {len(filings)} epochs of {self._own}"
                 call = self._chain.contracts.file(self._pool, self._own, filings)
-                await self._chain.execute(Step(what, call), self._context.key)
+                await self._chain.execute(SimulatedStep(what, call), self._context.key)
                 units = sum(filing.units for filing in filings)
                 log.info("pay.filed", epochs=[filing.epoch for filing in filings], units=units)
                 self._progress.tell("filed", f"{units:,} units that no table has are filed, and redeemed later")
@@ -168,7 +168,7 @@ class OwnFiling:
     async def _redeem(self) -> None:
         try:
             call = self._chain.contracts.redeem(self._pool, self._own)
-            await self._chain.execute(Step(f"redeem what {self._own} filed", call), self._context.key)
+            await self._chain.execute(SimulatedStep(f"redeem what {self._own} filed", call), self._context.key)
         except Reverted as error:  # somebody else carried it, or a case about this node is open
             log.info("pay.not_redeemed", why=error.why)
             return

@@ -8,7 +8,7 @@ import trio
 from node.blobs.http.server import Gateway, ServedPolicy, own_certificate, server_context
 from node.services.base import Service
 from node.services.workplace import Workplace
-from node.weights.keeper import PolicyShelf
+from node.weights.policy_cache import PolicyCache
 
 log = structlog.get_logger()
 WHAT, FLAG = "the gateway", "--gateway"
@@ -35,8 +35,8 @@ class Serving(Service):
             certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.context.key)
             tls = await trio.to_thread.run_sync(server_context, certificate)
         listener = place.web.at(config.gateway, WHAT, FLAG, tls)
-        shelf = place.context.shelf
-        gateway = Gateway(listener, place.store, lambda: served(shelf), certificate)
+        policy_cache = place.context.policy_cache
+        gateway = Gateway(listener, place.store, lambda: served(policy_cache), certificate)
         log.info("gateway.serving", source=gateway.source())
         return cls(gateway, config.gateway_announce)
 
@@ -47,9 +47,9 @@ class Serving(Service):
         return {"gateway": self._gateway.source(self._announce)}
 
 
-def served(shelf: PolicyShelf) -> list[ServedPolicy]:
+def served(policy_cache: PolicyCache) -> list[ServedPolicy]:
     """The policies that are held, oldest first."""
     return [
         ServedPolicy(one.step, one.root, one.manifest.image_root, one.manifest.image_size, one.path, one.announcement)
-        for one in shelf.held
+        for one in policy_cache.held
     ]

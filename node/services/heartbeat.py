@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import trio
 
-from node.services.base import Crew, Service
+from node.services.base import Service, ServiceManager
 from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.pen import Pen
@@ -19,7 +19,7 @@ FIRST_GAP = 2.0
 """Seconds between the first two heartbeats, at most; doubled from one to the next while the node starts."""
 
 
-class Beating(Service):
+class HeartbeatSender(Service):
     """shortest: seconds between two heartbeats in a small swarm; contacts: where others reach this node now, the best
     first; pen: has the number of this start, higher than of all before, and says when heartbeats may be said. Without
     one the clock has the number."""
@@ -29,14 +29,14 @@ class Beating(Service):
     def __init__(
         self,
         context: Context,
-        crew: Crew,
+        manager: ServiceManager,
         role: str,
         contacts: Callable[[], tuple[str, ...]],
         shortest: float,
         pen: Pen | None = None,
     ) -> None:
         self._context = context
-        self._crew = crew
+        self._manager = manager
         self._role = role
         self._contacts = contacts
         self._shortest = shortest
@@ -46,7 +46,7 @@ class Beating(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        own = (place.context, place.crew, place.role, place.member.network.contacts, place.config.heartbeat)
+        own = (place.context, place.manager, place.role, place.member.network.contacts, place.config.heartbeat)
         return cls(*own, place.context.journal.pen)
 
     def status(self) -> dict[str, Any]:
@@ -77,11 +77,11 @@ class Beating(Service):
 
     def message(self, interval: float) -> Heartbeat:
         """The heartbeat of this moment. interval: seconds until the next one."""
-        newest = self._context.shelf.newest
+        newest = self._context.policy_cache.newest
         contact, *also = self._contacts() or ("",)
         self._count += 1
-        fields: dict[str, Any] = {"policy_step": newest.step if newest else -1, "state": self._crew.state}
-        fields |= self._crew.beat()  # a service may know better
+        fields: dict[str, Any] = {"policy_step": newest.step if newest else -1, "state": self._manager.state}
+        fields |= self._manager.beat()  # a service may know better
         return Heartbeat(
             pool=self._context.pool,
             boot=self._pen.generation,

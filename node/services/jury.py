@@ -10,23 +10,23 @@ from node.swarm.contributions import Contributions
 from node.swarm.facts import WorkTouched
 from node.swarm.membership import Membership
 from node.swarm.pool_state import PoolState
-from node.swarm.taskbook import describe_task
+from node.swarm.task_table import describe_task
 from protocol.audit import AuditSpec, detection_power
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks at what the clock may have decided."""
 
 
-class Counting(Service):
+class VoteCounter(Service):
     name = "jury"
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._contributions = Contributions(context.state.register, context.state.ballots, context.clock.wall)
+        self._contributions = Contributions(context.state.register, context.state.vote_set, context.clock.wall)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._context.heed, lambda told: self._contributions.look(told.work), WorkTouched)
+            nursery.start_soon(self._context.handle, lambda told: self._contributions.look(told.work), WorkTouched)
             # Some states change without a message: a silent validator is gone without after a while.
             nursery.start_soon(self._count_by_the_clock)
             await self._context.jury.run()
@@ -46,11 +46,11 @@ class Counting(Service):
 def describe_audit(state: PoolState, membership: Membership, audit: AuditSpec) -> dict[str, Any]:
     """power: chance that a cheat in `cheated_share` of a worker's groups was seen in `window`, for the worker that was
     checked least; pledged: the share of groups that the validators promise to recompute in the newest window."""
-    lots, ballots = state.lots, state.ballots
+    lots, vote_set = state.lots, state.vote_set
     window = lots.last_full_window()
     powers = [row for row in lots.powers(window) if membership.is_member(row.node)]
     live = state.validators()
-    pledged = lots.pledged_share(lots.current_window, set(ballots.electorate()))
+    pledged = lots.pledged_share(lots.current_window, set(vote_set.active_validators()))
     committed = sum(row.groups for row in powers)
     groups = round(committed / len(powers)) if powers else 0
     return {
@@ -64,17 +64,17 @@ def describe_audit(state: PoolState, membership: Membership, audit: AuditSpec) -
         "pledged_share": round(pledged, 4),
         "pledged_power": round(detection_power(pledged, groups, audit), 4),
         "validators": [
-            {"address": one, "silent": ballots.is_silent(one), "believed": one not in ballots.disputes.quarantined}
+            {"address": one, "silent": vote_set.is_inactive(one), "believed": one not in vote_set.disputes.quarantined}
             for one in live
         ],
         "quarantined": [
             {"address": one.validator, "why": one.why, "evidence": len(one.evidence)}
-            for one in ballots.disputes.quarantined.values()
+            for one in vote_set.disputes.quarantined.values()
         ],
         "disputes": {
-            "raised": ballots.disputes.raised,
-            "resolved": ballots.disputes.resolved,
-            "open": len(ballots.disputes.open()),
+            "raised": vote_set.disputes.raised,
+            "resolved": vote_set.disputes.resolved,
+            "open": len(vote_set.disputes.open()),
             "prompts_differ": state.works.prompts_differ,
         },
         "trainer": describe_trust(state),

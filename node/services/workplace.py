@@ -18,27 +18,27 @@ from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
 from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
-from node.guest.rest import Rest
+from node.guest.rest import GuestRest
 from node.guest.settings import read_guest
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
-from node.member import Member
+from node.member import Participant
 from node.processes.forkserver import Starter
 from node.run.assets import image_limit
-from node.services.base import Crew
-from node.services.books import Books
-from node.services.certifying import Certifying
+from node.services.base import ServiceManager
+from node.services.certifier import Certifier
+from node.services.claimer import Claimer
 from node.services.context import Context
 from node.services.judging.lots import OwnLots, step_share
+from node.services.pool_accounting import PoolAccounting
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
-from node.services.settling import Settling
 from node.services.training.groups import Groups
-from node.state.tally import Tally
-from node.tasks.stock import TaskStock
+from node.state.tally import LifetimeCounters
+from node.tasks.task_inputs import TaskInputs
 from node.training.client import TrainerProcess
-from node.training.jobs import Jobs
-from node.training.planner import Plan
+from node.training.jobs import JobDirectory
+from node.training.planner import TrainingPlan
 from node.training.planning import machine_of, plan_here
 from node.training.settings import read_settings
 from node.training.spool import Spool
@@ -65,7 +65,7 @@ DROPPED = 16
 
 # dict=True, since `cached_property` keeps its value in `__dict__`, which a Struct has not by itself.
 class Workplace(msgspec.Struct, frozen=True, dict=True):
-    """directory: its state; crew: the services that run; ledger: what became of
+    """directory: its state; manager: of the services that run; ledger: what became of
     the pool's work on chain; web: where HTTP is served; starter: how child processes are started; control: the socket
     by which its owner speaks to the node, None where there is none."""
 
@@ -73,9 +73,9 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     role: Role
     hardware: Hardware
     chain: ChainClient
-    member: Member
+    member: Participant
     context: Context
-    crew: Crew
+    manager: ServiceManager
     directory: Path
     ledger: Ledger
     web: HttpHost
@@ -93,9 +93,9 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return self.directory / "tmp"
 
     @cached_property
-    def rest(self) -> Rest:
+    def rest(self) -> GuestRest:
         """Whether this node rests now."""
-        return Rest(read_guest(self.config.guest).patience)
+        return GuestRest(read_guest(self.config.guest).patience)
 
     @cached_property
     def engine(self) -> EngineProcess:
@@ -112,7 +112,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             context.state.policies,
             context.blobs,
             self.store,
-            context.shelf,
+            context.policy_cache,
             context.run.root,
             lambda author: [author, *context.membership.addresses()],
             image_limit(context.run.spec),
@@ -124,18 +124,18 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         )
 
     @cached_property
-    def stock(self) -> TaskStock:
+    def stock(self) -> TaskInputs:
         """What the engine needs for tasks."""
         context = self.context
         members = context.membership.addresses
         place = self.directory / "tmp" / "tasks"
-        stock = TaskStock(context.run, context.blobs, self.policies, context.shelf, members, place)
+        stock = TaskInputs(context.run, context.blobs, self.policies, context.policy_cache, members, place)
         # So that the files of a task that is over make room for those of others.
-        context.state.tasks.follow(stock.heed)
+        context.state.tasks.follow(stock.handle)
         return stock
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingPlan:
         """Of this node's learner. Raises TrainingError, NothingFits among them."""
         run = self.context.run
         found = plan_here(run.spec, run.assets, self.config.trainer, machine_of(self.hardware), samples=False)
@@ -158,9 +158,9 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return Groups(self.context, self.spool.next_batch, self.watch.tell)
 
     @cached_property
-    def certifying(self) -> Certifying:
+    def certifying(self) -> Certifier:
         """What this validator certifies."""
-        return Certifying(self.context)
+        return Certifier(self.context)
 
     @cached_property
     def dropped(self) -> tuple[trio.MemorySendChannel[Dropped], trio.MemoryReceiveChannel[Dropped]]:
@@ -181,7 +181,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         settings = read_settings(self.config.trainer) if samples else self.plan.settings
         cards = () if samples else self.plan.learners
         process = TrainerProcess(self.spool, settings, self.starter, cards)
-        return Rounds(self.context, process, self.spool, Jobs(self.spool, self.watch), learns=not samples)
+        return Rounds(self.context, process, self.spool, JobDirectory(self.spool, self.watch), learns=not samples)
 
     @cached_property
     def batches(self) -> Batches:
@@ -189,20 +189,20 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return Batches(self.context, self.rounds)
 
     @cached_property
-    def books(self) -> Books:
+    def books(self) -> PoolAccounting:
         """What the chain says of the pool's money, and its tables of earnings."""
-        return Books(self.context, self.chain, self.ledger)
+        return PoolAccounting(self.context, self.chain, self.ledger)
 
     @cached_property
-    def settling(self) -> Settling:
+    def settling(self) -> Claimer:
         """What this node's work comes to."""
         # On a devnet gas costs nothing, and pay waits for no more to come.
-        return Settling(self.books, gathers=not is_devnet(self.chain.profile))
+        return Claimer(self.books, gathers=not is_devnet(self.chain.profile))
 
     @cached_property
-    def tally(self) -> Tally:
+    def tally(self) -> LifetimeCounters:
         """The run's counters, which outlive the daemon."""
-        return Tally(self.context.journal, self.context.run.root)
+        return LifetimeCounters(self.context.journal, self.context.run.root)
 
     @property
     def workshop(self) -> Path:

@@ -43,7 +43,7 @@ NAMES = re.compile(
 WHAT = "the state file"
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BundlePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """root: BLAKE3, in hex."""
 
     name: str
@@ -51,13 +51,13 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: str
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BundleHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """made_at: unix seconds."""
 
     address: str
     made_at: int
     program: str
-    parts: tuple[Part, ...]
+    parts: tuple[BundlePart, ...]
 
 
 def check_moved(directory: Path) -> None:
@@ -70,7 +70,7 @@ def check_moved(directory: Path) -> None:
         )
 
 
-def write_bundle(directory: Path, target: Path, key: NodeKey, password: str, made_at: int, program: str) -> Head:
+def write_bundle(directory: Path, target: Path, key: NodeKey, password: str, made_at: int, program: str) -> BundleHead:
     """The directory's lock must be held: a running daemon promises more. Raises StateError, OSError."""
     if target.exists():
         raise StateError(f"will not overwrite {target}", "there is a file already", "name another one: --to FILE")
@@ -78,8 +78,8 @@ def write_bundle(directory: Path, target: Path, key: NodeKey, password: str, mad
     work.mkdir(mode=0o700, parents=True)
     try:
         files = dict(_gathered(directory, work, key, password))
-        parts = tuple(Part(name, path.stat().st_size, _root(path)) for name, path in files.items())
-        head = Head(key.address, made_at, program, parts)
+        parts = tuple(BundlePart(name, path.stat().st_size, _root(path)) for name, path in files.items())
+        head = BundleHead(key.address, made_at, program, parts)
         _check(head)
         encoded = msgspec.json.encode(head)
         check_space(existing(target.parent), "--to")
@@ -110,7 +110,7 @@ def _gathered(directory: Path, work: Path, key: NodeKey, password: str) -> Itera
             yield name, path
 
 
-def read_head(file: BinaryIO) -> Head:
+def read_head(file: BinaryIO) -> BundleHead:
     """Raises StateError for what is none, or names what it may not."""
     if (found := file.read(len(MAGIC))) != MAGIC:
         if other := OTHER.fullmatch(found):
@@ -121,14 +121,14 @@ def read_head(file: BinaryIO) -> Head:
     if not 0 < size <= MAX_HEAD:
         raise _bad(f"its head has {size} bytes")
     try:
-        head = msgspec.json.decode(file.read(size), type=Head)
+        head = msgspec.json.decode(file.read(size), type=BundleHead)
     except UNREADABLE as error:
         raise _bad(str(error)[:200]) from error
     _check(head)
     return head
 
 
-def _check(head: Head) -> None:
+def _check(head: BundleHead) -> None:
     names = [part.name for part in head.parts]
     if len(names) > MAX_PARTS or len(set(names)) != len(names):
         raise _bad("it has too many parts, or one twice")
@@ -143,7 +143,7 @@ def _check(head: Head) -> None:
         raise _bad("the key or the journal is not in it")
 
 
-def check_bundle(source: Path) -> Head:
+def check_bundle(source: Path) -> BundleHead:
     """Every part of it as it was exported, without its password. Raises StateError, OSError."""
     with source.open("rb") as file:
         head = read_head(file)
@@ -152,7 +152,7 @@ def check_bundle(source: Path) -> Head:
     return head
 
 
-def read_bundle(source: Path, directory: Path, password: str) -> Head:
+def read_bundle(source: Path, directory: Path, password: str) -> BundleHead:
     """Make a state directory of it: all of it, or none. Raises StateError, KeyError_, OSError."""
     if directory.exists() and any(directory.iterdir()):
         raise StateError(
@@ -183,7 +183,7 @@ def read_bundle(source: Path, directory: Path, password: str) -> Head:
     return head
 
 
-def _verify(partial: Path, head: Head, password: str) -> None:
+def _verify(partial: Path, head: BundleHead, password: str) -> None:
     """The key is the one that the head names and opens, and every journal is sound and of a form that is known."""
     try:
         keystore = json.loads((partial / KEY).read_bytes())
@@ -200,7 +200,7 @@ def _verify(partial: Path, head: Head, password: str) -> None:
             journal.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (IMPORTED, b"1"))
 
 
-def _extract(file: BinaryIO, target: Path, part: Part) -> None:
+def _extract(file: BinaryIO, target: Path, part: BundlePart) -> None:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
         _hashed(file, part, out)
@@ -208,7 +208,7 @@ def _extract(file: BinaryIO, target: Path, part: Part) -> None:
         os.fsync(out.fileno())
 
 
-def _hashed(file: BinaryIO, part: Part, out: BinaryIO | None) -> None:
+def _hashed(file: BinaryIO, part: BundlePart, out: BinaryIO | None) -> None:
     found, left = blake3(), part.size
     while left:
         piece = file.read(min(CHUNK, left))
@@ -222,7 +222,7 @@ def _hashed(file: BinaryIO, part: Part, out: BinaryIO | None) -> None:
         raise _bad(f"the bytes of {part.name} are not those that were exported", "copy it again")
 
 
-def _copy(source: Path, target: BinaryIO, part: Part) -> None:
+def _copy(source: Path, target: BinaryIO, part: BundlePart) -> None:
     found, left = blake3(), part.size
     with source.open("rb") as file:
         while left and (piece := file.read(min(CHUNK, left))):

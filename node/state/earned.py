@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from node.state.rows import Rows
+from node.state.rows import JournalRows
 from protocol.earnings import Leaf
 from protocol.identity import Address, address_from_bytes
 
@@ -23,7 +23,7 @@ class OwnLine(NamedTuple):
 class EarnedBook:
     """`Journal.earned`."""
 
-    def __init__(self, journal: "Rows") -> None:
+    def __init__(self, journal: "JournalRows") -> None:
         self._journal, self._db = journal, journal.db
 
     def note_leaves(

@@ -19,7 +19,7 @@ from node.state.earned import EarnedBook
 from node.state.made import OwnFiles
 from node.state.pay import PayBook
 from node.state.pen import Fence, Pen, PenShut
-from node.state.tables import Form, open_table, refused, resealed, sealed
+from node.state.tables import SchemaForm, open_table, refused, resealed, sealed
 from node.state.used import UsedGroups
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ CREATE TABLE IF NOT EXISTS lines (
 ) WITHOUT ROWID;
 """
 
-FORM = Form(
+FORM = SchemaForm(
     "the journal",
     4,
     _SCHEMA + _LEAVES + _LINES,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from node.state.rows import Rows
+from node.state.rows import JournalRows
 
 UNCLEAR = -1
 """The line of works of which nobody can say any more whether a table has them."""
@@ -63,7 +63,7 @@ def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[F
 class OwnFiles:
     """`Journal.files`."""
 
-    def __init__(self, journal: "Rows") -> None:
+    def __init__(self, journal: "JournalRows") -> None:
         self._journal, self._db = journal, journal.db
 
     def add_file(

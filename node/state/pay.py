@@ -9,7 +9,7 @@ import msgspec
 
 from node.state.kept import cached
 from node.state.made import UNCLEAR
-from node.state.rows import Rows
+from node.state.rows import JournalRows
 from protocol.earnings import Accepted
 from protocol.identity import Address
 
@@ -90,7 +90,7 @@ class Sums(msgspec.Struct, frozen=True):
 class PayBook:
     """`Journal.pay`."""
 
-    def __init__(self, journal: "Rows") -> None:
+    def __init__(self, journal: "JournalRows") -> None:
         self._journal, self._db = journal, journal.db
 
     def name(self, validator: Address, works: Sequence[Accepted]) -> list[Accepted]:

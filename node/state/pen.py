@@ -122,7 +122,7 @@ class Pen:
         return not (self._shut or self.held)
 
     @property
-    def is_silent(self) -> bool:
+    def is_inactive(self) -> bool:
         """Whether not even heartbeats are said."""
         return self._silent
 

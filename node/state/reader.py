@@ -21,7 +21,7 @@ from node.state.made import FileRecord, read_records
 from node.state.pay import PAY, PayBook, PayRecord, Sums
 from node.state.tables import check_head, refused
 from protocol.blobs import describe
-from protocol.earnings import Line
+from protocol.earnings import EarningsLine
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.pages import pages_of, read_page
@@ -103,7 +103,9 @@ class StateFiles:
         pages = {describe(file).root: file for file in files}
         try:
             table = checked_head(head, pool, root, total)
-            lines = {at: read_page(pages[table.pages[at].root], table.pages[at], Line) for at in table.pages_of(node)}
+            lines = {
+                at: read_page(pages[table.pages[at].root], table.pages[at], EarningsLine) for at in table.pages_of(node)
+            }
             places = [table.debts[at] for at in pages_of(table.debts, address_bytes(node))]
             owed = [row for page in places for row in read_page(pages[page.root], page, Owed)]
         except (KeyError, ProtocolError):  # an older table, or files of others' lines alone

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 
-class Rows(Protocol):
+class JournalRows(Protocol):
     """What a book is kept in."""
 
     db: sqlite3.Connection

@@ -27,7 +27,7 @@ AFTERWARDS = ("", "-wal", "-shm")
 log = structlog.get_logger()
 
 
-class Form(NamedTuple):
+class SchemaForm(NamedTuple):
     """what: completes "cannot use ..."; version: of this program; schema: its statements, which leave alone what is
     there; steps: version -> statements that lead to the next one; cache: whether all of it can be had again; care: what
     not to do about a file that cannot be used; counts: tables whose rows nobody misses, if the disk changes some."""
@@ -70,7 +70,7 @@ def _seal(*cells: object) -> bytes:
     return blake3(b"\0".join(f"{type(cell).__name__}:{cell!r}".encode() for cell in cells)).digest(8)
 
 
-def _check_rows(db: sqlite3.Connection, path: Path | str, form: Form) -> None:
+def _check_rows(db: sqlite3.Connection, path: Path | str, form: SchemaForm) -> None:
     """Compare all rows with their seals. Raises StateError."""
     for statement in filter(lambda one: SEAL in one, form.schema.split(";")):
         name, seal = re.search(r"EXISTS (\w+)", statement)[1], re.search(rf"{SEAL}\([^)]*\)", statement)[0]  # type: ignore[index]
@@ -82,7 +82,7 @@ def _check_rows(db: sqlite3.Connection, path: Path | str, form: Form) -> None:
             raise _unusable(path, form, f"this disk has changed {wrong} rows of its table {name}", _MEND_DAMAGE)
 
 
-def open_table(path: Path | str, form: Form, *, durable: bool = True) -> sqlite3.Connection:
+def open_table(path: Path | str, form: SchemaForm, *, durable: bool = True) -> sqlite3.Connection:
     """A connection in autocommit, for one thread at a time. durable: each commit is on the disk when it returns.
     Blocking; raises StateError."""
     if str(path) == ":memory:":
@@ -104,7 +104,7 @@ def open_table(path: Path | str, form: Form, *, durable: bool = True) -> sqlite3
         raise refusal(error, place, form) from error
 
 
-def check_head(path: Path, form: Form) -> None:
+def check_head(path: Path, form: SchemaForm) -> None:
     """Refuse a file that is no database, or is of a later form. Opens nothing with SQLite. Raises StateError."""
     try:
         with path.open("rb") as file:
@@ -120,7 +120,7 @@ def check_head(path: Path, form: Form) -> None:
         raise _later(path, form, version)
 
 
-def refusal(error: sqlite3.DatabaseError, path: Path | str, form: Form) -> StateError:
+def refusal(error: sqlite3.DatabaseError, path: Path | str, form: SchemaForm) -> StateError:
     """The error to raise instead of SQLite's."""
     return _unusable(path, form, *explained(error))
 
@@ -151,7 +151,7 @@ _CODES = {
 
 
 @contextmanager
-def refused(path: Path | str, form: Form) -> Iterator[None]:
+def refused(path: Path | str, form: SchemaForm) -> Iterator[None]:
     """SQLite's errors as StateErrors; a broken constraint, which callers count on, stays what it is."""
     try:
         yield
@@ -169,11 +169,11 @@ def _is_passing(error: Exception) -> bool:
     return code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)
 
 
-def _told(error: Exception, path: Path, form: Form) -> Exception:
+def _told(error: Exception, path: Path, form: SchemaForm) -> Exception:
     return refusal(error, path, form) if isinstance(error, sqlite3.DatabaseError) else error
 
 
-def _opened(path: Path | str, form: Form, *, durable: bool) -> sqlite3.Connection:
+def _opened(path: Path | str, form: SchemaForm, *, durable: bool) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=LOCKED_SECONDS)
     try:
         db.create_function(SEAL, -1, _seal, deterministic=True)
@@ -187,7 +187,7 @@ def _opened(path: Path | str, form: Form, *, durable: bool) -> sqlite3.Connectio
     return db
 
 
-def _bring_forward(db: sqlite3.Connection, path: Path | str, form: Form) -> None:
+def _bring_forward(db: sqlite3.Connection, path: Path | str, form: SchemaForm) -> None:
     there = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if there:
@@ -205,7 +205,7 @@ def _bring_forward(db: sqlite3.Connection, path: Path | str, form: Form) -> None
     db.executescript(f"BEGIN IMMEDIATE; {form.schema} PRAGMA user_version={form.version}; COMMIT;")
 
 
-def _step(db: sqlite3.Connection, path: Path | str, form: Form, version: int) -> None:
+def _step(db: sqlite3.Connection, path: Path | str, form: SchemaForm, version: int) -> None:
     """From one number to that of this program, all or nothing. A file without a number is of the first form, if it
     looks so."""
     if version == 0:
@@ -222,7 +222,7 @@ def _step(db: sqlite3.Connection, path: Path | str, form: Form, version: int) ->
         db.execute(f"PRAGMA user_version={form.version}")
 
 
-def _differs(db: sqlite3.Connection, form: Form) -> str | None:
+def _differs(db: sqlite3.Connection, form: SchemaForm) -> str | None:
     """In what a file is not of the first form: None if it has its tables, their columns and keys. Tables that lack are
     made."""
     with closing(sqlite3.connect(":memory:")) as wanted:
@@ -240,15 +240,15 @@ def _columns(db: sqlite3.Connection, table: str) -> set[tuple[str, int]]:
     return {(row[1], row[5]) for row in db.execute(f"PRAGMA table_info({table})")}
 
 
-def _later(path: Path | str, form: Form, version: int) -> StateError:
+def _later(path: Path | str, form: SchemaForm, version: int) -> StateError:
     why = f"it has form {version}, and this program knows forms up to {form.version}"
     return _unusable(path, form, why, "go on with the program that wrote it, which is a newer one")
 
 
-def _earlier(path: Path | str, form: Form, version: int, lacks: str) -> StateError:
+def _earlier(path: Path | str, form: SchemaForm, version: int, lacks: str) -> StateError:
     why = f"it has form {version} ({lacks}), and this program knows form {form.version}"
     return _unusable(path, form, why, "go on with the program that wrote it, or begin with another --state-dir")
 
 
-def _unusable(path: Path | str, form: Form, why: str, remedy: str) -> StateError:
+def _unusable(path: Path | str, form: SchemaForm, why: str, remedy: str) -> StateError:
     return StateError(f"cannot use {form.what} {path}", why, f"{remedy}; {form.care}" if form.care else remedy)

@@ -14,7 +14,7 @@ EVERY = 1.0
 """Seconds between two times that changed counters are written."""
 
 
-class Tally:
+class LifetimeCounters:
     """run: the root of the run that is counted."""
 
     def __init__(self, journal: Journal, run: bytes) -> None:

@@ -1,12 +1,12 @@
 """What trained which step: each group once. Blocking: through `Journal.do`."""
 
-from node.state.rows import Rows
+from node.state.rows import JournalRows
 
 
 class UsedGroups:
     """`Journal.used`."""
 
-    def __init__(self, journal: "Rows") -> None:
+    def __init__(self, journal: "JournalRows") -> None:
         self._journal, self._db = journal, journal.db
 
     def consume(self, roots: list[bytes], step: int) -> None:

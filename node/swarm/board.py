@@ -17,32 +17,32 @@ import trio
 from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
+from node.swarm.author_queue import Readers
 from node.swarm.catchup import CatchingUp, name_of
 from node.swarm.counts import ELSE, MUTED, PATIENCE, Authority, may_say, own_budgets
+from node.swarm.message_store import MessageStore
 from node.swarm.ownwords import OwnEar
-from node.swarm.readers import Readers
-from node.swarm.shelf import Shelf
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
     ANY_MESSAGE,
     Carried,
-    CheckRequested,
     DisputeRaised,
-    EarningsSigned,
+    EarningsVote,
     Entry,
     EpochRootSigned,
     Heartbeat,
+    LeaderSilent,
     M,
     MalformedMessage,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
-    SilenceSigned,
-    StepJudged,
-    ValidatorSaid,
+    StepVerdict,
+    ValidatorBatch,
     VerdictIssued,
+    VerdictRequested,
     authenticate,
     entries,
     open_envelope,
@@ -77,7 +77,7 @@ class Board:
         self._authority = authority
         self._clock = clock
         self.clocks = PeerClocks(Clock(clock, wall))
-        self._shelf = Shelf()
+        self._message_store = MessageStore()
         self._own, self._else = own_budgets(), Budgets(*ELSE)
         self._patience = Budgets(*PATIENCE)
         self._readers: Readers[Signed[Any]] = Readers()
@@ -92,7 +92,7 @@ class Board:
         self._topic = topic(domain, pool)
         # Everything is decided in the validator: what is refused must not be forwarded either.
         self._incoming = wire.subscribe(self._topic, self._accept)
-        self.catching_up = CatchingUp(wire, authority, self._shelf, self._handed, self.counts, clock)
+        self.catching_up = CatchingUp(wire, authority, self._message_store, self._handed, self.counts, clock)
 
     async def run(self) -> None:
         """Drain gossip and catch up until cancelled."""
@@ -106,11 +106,11 @@ class Board:
 
         A slow reader loses the excess, of each author by itself (`counts["lost"]`).
         """
-        return self._readers.subscribe(kinds, self._shelf.messages(*kinds))
+        return self._readers.subscribe(kinds, self._message_store.messages(*kinds))
 
     def messages(self, kind: type[M]) -> list[Signed[M]]:
         """The kept messages of a kind, oldest first."""
-        return self._shelf.messages(kind)
+        return self._message_store.messages(kind)
 
     def sealed(self, message: Message) -> bytes:
         """The signed envelope, for the journal to record before `post_raw`."""
@@ -156,7 +156,7 @@ class Board:
         except ProtocolError as error:  # sealed by this node, so it is its journal's disk
             log.warning("journal.word_damaged", why=error.why, then="it is not said again")
             return
-        self._shelf.saw(name_of(raw), signed)  # kept or not: what comes back of it is no other daemon's word
+        self._message_store.saw(name_of(raw), signed)  # kept or not: what comes back of it is no other daemon's word
         self._take(signed, by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
@@ -167,7 +167,7 @@ class Board:
         """
         for raw in envelopes:
             try:
-                self._shelf.pin(name_of(raw), open_envelope(self._domain, self._pool, raw), self._clock())
+                self._message_store.pin(name_of(raw), open_envelope(self._domain, self._pool, raw), self._clock())
             except ProtocolError as error:
                 self._refuse(error, "pinned")
 
@@ -177,7 +177,7 @@ class Board:
         kind: what it must be. Carried messages carry no further ones: what is checked for them stays bounded.
         """
         parsed = parse_envelope(self._pool, raw)
-        if isinstance(parsed.message, DisputeRaised | CheckRequested | ValidatorSaid):
+        if isinstance(parsed.message, DisputeRaised | VerdictRequested | ValidatorBatch):
             raise MalformedMessage("message refused", "a carried message carries another one")
         if not isinstance(parsed.message, kind):
             raise MalformedMessage("message refused", f"it carries {type(parsed.message).__name__}")
@@ -199,7 +199,7 @@ class Board:
             return False
         name = name_of(raw)
         # Looked up before anything is parsed: a repetition must cost us no more than a hash.
-        seen = self._shelf.seen(name)
+        seen = self._message_store.seen(name)
         if seen is not None:
             return self._repeats(publisher, seen.author, seen.kind)
         at = "form"
@@ -295,20 +295,20 @@ class Board:
                 return signer_of(self._domain, statement.commitment(author), signature) == author
             case RolloutCommitted(commitment=commitment, signature=signature):
                 return signer_of(self._domain, commitment, signature) == author
-            case ValidatorSaid(carried=carried):
+            case ValidatorBatch(carried=carried):
                 return all(self._may_carry(one, author) for one in carried)
-            case StepJudged(statement=statement, trainer=trainer, word=word):
+            case StepVerdict(statement=statement, trainer=trainer, word=word):
                 stated = signer_of(self._domain, statement.commitment(trainer), word) == trainer
                 return stated and signer_of(self._domain, message.verdict, message.signature) == author
-            case SilenceSigned(signature=signature):
+            case LeaderSilent(signature=signature):
                 return signer_of(self._domain, message.statement, signature) == author
-            case EarningsSigned(earnings=earnings, signature=signature):
+            case EarningsVote(earnings=earnings, signature=signature):
                 return signer_of(self._domain, earnings, signature) == author
             case DisputeRaised(first=first, second=second):
                 # Opened as if they had come alone: the carrier's signature vouches for nothing in them.
                 for raw in (first, second):
                     self.opened(raw, VerdictIssued)
-            case CheckRequested(commitment=raw):
+            case VerdictRequested(commitment=raw):
                 self.opened(raw, RolloutCommitted)
             case _:  # it carries nothing that another one signed
                 pass
@@ -331,7 +331,7 @@ class Board:
             # Before the shelf, which keeps no heartbeat of a lower number: another daemon's may be one.
             for one in with_carried(signed):
                 self.own.hear(one)
-        if not self._shelf.put(name_of(signed.raw), signed, now, direct=by == signed.author):
+        if not self._message_store.put(name_of(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
         name = type(signed.message).__name__
@@ -349,4 +349,4 @@ class Board:
 
     def words_of(self, author: Address) -> list[Signed[Message]]:
         """What is kept of one author, newest first."""
-        return self._shelf.of(author)
+        return self._message_store.of(author)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from node.bounded_dict import BoundedDict
 from node.environments.builtin import BUILTIN
-from node.recent import Recent
 from protocol.identity import Address
 from protocol.messages import EnvironmentPublished, Signed
 
@@ -43,7 +43,7 @@ class Offer(msgspec.Struct, frozen=True):
     about: str
 
 
-class Entry(Offer, frozen=True):
+class CatalogueEntry(Offer, frozen=True):
     """One package. publishers: who offers it; alike: other packages whose names look the same, as NAME@ROOT."""
 
     publishers: tuple[Address, ...]
@@ -55,7 +55,7 @@ class ReviewBook:
     """What reviewers committed to, by package: each reviewer's newest report on each task."""
 
     def __init__(self) -> None:
-        self._given: Recent[tuple[str, bytes, Address], tuple[str, int]] = Recent(REMEMBERED)
+        self._given: BoundedDict[tuple[str, bytes, Address], tuple[str, int]] = BoundedDict(REMEMBERED)
 
     def heard(self, package: str, task: bytes, node: Address, report: str, asked: int) -> None:
         self._given[package, task, node] = report, asked
@@ -73,7 +73,7 @@ class ReviewBook:
         return Reviews(len(best), agreeing, report, next(iter(best.values()))[1])
 
 
-def entries(offers: Iterable[Signed[EnvironmentPublished]], reviews: ReviewBook) -> list[Entry]:
+def entries(offers: Iterable[Signed[EnvironmentPublished]], reviews: ReviewBook) -> list[CatalogueEntry]:
     """One for each name and root that is offered, by name."""
     newest: dict[tuple[str, str], EnvironmentPublished] = {}
     publishers: dict[tuple[str, str], dict[Address, None]] = {}
@@ -83,7 +83,7 @@ def entries(offers: Iterable[Signed[EnvironmentPublished]], reviews: ReviewBook)
         publishers.setdefault(key, {})[signed.author] = None
     alike = _alike(newest)
     return [
-        Entry(
+        CatalogueEntry(
             *key,
             one.size,
             one.determinism,

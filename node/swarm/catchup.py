@@ -13,12 +13,12 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.bounded_dict import BoundedDict
 from node.clock import Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
-from node.recent import Recent
 from node.swarm.counts import HANDED, Authority
-from node.swarm.shelf import MAX_MESSAGES, Shelf
+from node.swarm.message_store import MAX_MESSAGES, MessageStore
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address
@@ -68,15 +68,15 @@ class CatchingUp:
         self,
         wire: Network,
         authority: Authority,
-        shelf: Shelf,
+        message_store: MessageStore,
         handed: Callable[[Address, bytes], bool | None],
         counts: Counter[str],
         clock: Seconds,
     ) -> None:
-        self._wire, self._authority, self._shelf = wire, authority, shelf
+        self._wire, self._authority, self._message_store = wire, authority, message_store
         self._handed, self.counts, self._clock = handed, counts, clock
         self._budgets, self._asked = Budgets(*HANDED), Budgets(*ASKED)
-        self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
+        self._refused: BoundedDict[bytes, float] = BoundedDict(MAX_MESSAGES)
         wire.serve(CATCH_UP_PROTOCOL, self.answer, max_request=MAX_QUESTION)
 
     async def run(self) -> None:
@@ -103,12 +103,12 @@ class CatchingUp:
 
     def _pause(self) -> float:
         """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
-        return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)
+        return max(CATCH_UP_EVERY, len(self._message_store) / NAMED_PER_SECOND)
 
     async def _ask(self, peer: Address) -> int:
         """How many messages that brought."""
         # What was refused is named, too, or the same peer would hand it over with every answer.
-        names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
+        names = [*self._unwanted(), *self._message_store.names(MAX_KNOWN)]
         # The newest names, where there are too many: old messages are soon forgotten at the other end as well.
         at = random.randrange(NAME - SHORT + 1)  # noqa: S311 - a new one for each question is enough
         asked = msgspec.msgpack.encode(CatchUp([name[at : at + SHORT] for name in names[-MAX_KNOWN:]], at))
@@ -135,12 +135,12 @@ class CatchingUp:
 
     async def take(self, peer: Address, missed: Sequence[bytes]) -> None:
         """What a peer hands over is charged to that peer, whoever wrote it."""
-        self._unwanted()  # forgets what may be taken by now: a visitor by HTTP asks no peer, and hands over again
+        self._unwanted()  # forgets what may be taken by now: a light client by HTTP asks no peer, and hands over again
         refused = 0
         for raw in missed:
             await trio.lowlevel.checkpoint()  # each one is two signatures' work
             name = name_of(raw)
-            if self._shelf.seen(name) or name in self._refused:
+            if self._message_store.seen(name) or name in self._refused:
                 continue
             # A peer may hold it in good faith, so a few refusals are free; a stream of them ends the answer.
             if refused >= MAX_REFUSED or not self._budgets.take(peer, 1, self._clock()):
@@ -162,4 +162,4 @@ class CatchingUp:
         if not 0 <= asked.at <= NAME - SHORT:
             raise MalformedMessage("bad catch-up", "it names a part that no name has")
         known, part = set(asked.known[:MAX_KNOWN]), slice(asked.at, asked.at + SHORT)
-        return msgspec.msgpack.encode(self._shelf.share(lambda name: name[part] in known, MAX_CATCH_UP_BYTES))
+        return msgspec.msgpack.encode(self._message_store.share(lambda name: name[part] in known, MAX_CATCH_UP_BYTES))

@@ -1,18 +1,18 @@
 """Who offers the state of which followed policy. All offers stay: the bytes say which are true, not who came last."""
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from node.swarm.counts import CHECKPOINTS
 from protocol.identity import Address
 from protocol.messages import CheckpointOffered, Signed
 
 
-class Checkpoints:
+class OfferedCheckpoints:
     """One per node."""
 
     def __init__(self) -> None:
-        self._offered: Recent[tuple[int, int], dict[Address, Signed[CheckpointOffered]]] = Recent(CHECKPOINTS)
+        self._offered: BoundedDict[tuple[int, int], dict[Address, Signed[CheckpointOffered]]] = BoundedDict(CHECKPOINTS)
         """By term and step; of each author one, the first."""
-        self._gone: Recent[tuple[int, int], dict[Address, Signed[CheckpointOffered]]] = Recent(CHECKPOINTS)
+        self._gone: BoundedDict[tuple[int, int], dict[Address, Signed[CheckpointOffered]]] = BoundedDict(CHECKPOINTS)
         """Of policies that were taken back."""
 
     def offered(self, signed: Signed[CheckpointOffered]) -> bool:

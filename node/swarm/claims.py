@@ -14,10 +14,10 @@ import msgspec
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.clock import Seconds
 from node.network.errors import PeerMisbehaved, RequestTimedOut
 from node.network.interface import Network
-from node.recent import Recent
 from protocol.codec import decode_msgpack
 from protocol.errors import IntellectError, ProtocolError
 from protocol.freivalds import (
@@ -87,17 +87,17 @@ class ShowRows(_Question, frozen=True):
     rows: tuple[int, ...]
 
 
-class Tell(_Question, frozen=True):
+class TrialTold(_Question, frozen=True):
     """What came of it."""
 
     passed: bool
 
 
-Question = IsReady | Pose | ShowRows | Tell
+Question = IsReady | Pose | ShowRows | TrialTold
 _ANY_QUESTION = cast(type[Question], Question)  # msgspec decodes unions; type checkers have no word for it
 
 
-class Trial(msgspec.Struct, frozen=True):
+class ClaimTrial(msgspec.Struct, frozen=True):
     """What came of a challenge. seconds: what the product took; at: monotonic; why: in words, empty if passed."""
 
     passed: bool
@@ -106,7 +106,7 @@ class Trial(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class Turn(msgspec.Struct):
+class AskerTurn(msgspec.Struct):
     """One asker's, while it lasts. challenge: None until it is posed; shown: rows of its product were."""
 
     asker: Address
@@ -136,12 +136,12 @@ class Claims:
         self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
         self.prover = prover
-        self.trials: Recent[Address, Trial] = Recent(MEMBERS, refresh=True)
+        self.trials: BoundedDict[Address, ClaimTrial] = BoundedDict(MEMBERS, refresh=True)
         """Of others, by this node."""
-        self.told: Recent[Address, bool] = Recent(MEMBERS, refresh=True)
+        self.told: BoundedDict[Address, bool] = BoundedDict(MEMBERS, refresh=True)
         """What others say came of challenging this node."""
-        self._asked: Recent[Address, float] = Recent(MEMBERS, refresh=True)
-        self._turn: Turn | None = None
+        self._asked: BoundedDict[Address, float] = BoundedDict(MEMBERS, refresh=True)
+        self._turn: AskerTurn | None = None
         network.serve(PROTOCOL, self._answer, max_request=MAX_REQUEST)
 
     def confirmed(self, member: Address) -> bool:
@@ -168,31 +168,31 @@ class Claims:
 
     # asking
 
-    async def challenge(self, member: Address) -> Trial | None:
+    async def challenge(self, member: Address) -> ClaimTrial | None:
         """None where the member takes no challenge now. Raises NetworkError where it cannot be asked."""
         if await self._ask(member, IsReady(), 0, WARM_SECONDS) is None:
             return None
         trial = await self._tried(member)
         self.trials[member] = trial
         log.info("claim.tried", peer=member, passed=trial.passed, seconds=round(trial.seconds, 2), why=trial.why)
-        await self._ask(member, Tell(trial.passed), 0, SHOW_SECONDS)
+        await self._ask(member, TrialTold(trial.passed), 0, SHOW_SECONDS)
         return trial
 
-    async def _tried(self, member: Address) -> Trial:
+    async def _tried(self, member: Address) -> ClaimTrial:
         challenge, began = Challenge(secrets.token_bytes(SEED_BYTES), self._size), self._clock()
         try:
             answer = await self._ask(member, Pose(challenge), self._size * DIGEST_BYTES, PATIENCE)
         # Only this says something of its speed. A line that breaks is no trial, and raises.
         except RequestTimedOut:
-            return Trial(False, self._clock() - began, began, f"no product within {PATIENCE:g} s")
+            return ClaimTrial(False, self._clock() - began, began, f"no product within {PATIENCE:g} s")
         took = self._clock() - began
         if took > self._seconds:
-            return Trial(False, took, began, f"the product took {took:.1f} s of {self._seconds:g}")
+            return ClaimTrial(False, took, began, f"the product took {took:.1f} s of {self._seconds:g}")
         try:
             await self._check(member, challenge, answer)
         except BadProduct as error:
-            return Trial(False, took, began, error.why)
-        return Trial(True, took, began)
+            return ClaimTrial(False, took, began, error.why)
+        return ClaimTrial(True, took, began)
 
     async def _check(self, member: Address, challenge: Challenge, answer: bytes | None) -> None:
         """Raises BadProduct, NetworkError."""
@@ -227,7 +227,7 @@ class Claims:
             return NO
         return await self._go_on(turn, prover, question)
 
-    async def _go_on(self, turn: Turn, prover: Prover, question: Question) -> bytes:
+    async def _go_on(self, turn: AskerTurn, prover: Prover, question: Question) -> bytes:
         """Each question once, in order."""
         match question:
             case Pose(challenge=challenge) if turn.challenge is None:
@@ -239,7 +239,7 @@ class Claims:
                     return NO
                 turn.shown = True
                 return YES + await prover.rows(turn.challenge, rows)
-            case Tell(passed=passed) if turn.challenge is not None:
+            case TrialTold(passed=passed) if turn.challenge is not None:
                 self.told[turn.asker] = passed
                 self._turn = None
                 return YES
@@ -254,7 +254,7 @@ class Claims:
             return False
         self._asked[asker] = now
         # Before the prover warms up, which takes long: who asks meanwhile finds the turn taken.
-        self._turn = turn = Turn(asker, now + TURN_SECONDS)
+        self._turn = turn = AskerTurn(asker, now + TURN_SECONDS)
         try:
             await self.prover.warm()
         except IntellectError as error:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from node.status_schema import ContributionPart, ContributionsPart, DecisionPart
-from node.swarm.ballots import Ballots, FileState
-from node.swarm.register import Register, Work, WorkId
+from node.swarm.register import Register, RegisteredWork, WorkId
+from node.swarm.vote_set import FileState, VoteSet
 from protocol.checks import reason_name
 from protocol.identity import Address
 
@@ -27,16 +27,16 @@ DECIDED = (FileState.ACCEPTED, FileState.REJECTED)
 class Contributions:
     """wall: unix seconds."""
 
-    def __init__(self, register: Register, ballots: Ballots, wall: Callable[[], float]) -> None:
+    def __init__(self, register: Register, vote_set: VoteSet, wall: Callable[[], float]) -> None:
         self._register = register
-        self._ballots = ballots
+        self._vote_set = vote_set
         self._wall = wall
         self.since = wall()
         self.members: dict[str, ContributionPart] = {}
         self.reasons: Counter[str] = Counter()
         self.recent: deque[DecisionPart] = deque(maxlen=SHOWN)
-        self._states: dict[Address, Recent[WorkId, FileState]] = {}
-        self._open: dict[Address, Recent[WorkId, None]] = {}
+        self._states: dict[Address, BoundedDict[WorkId, FileState]] = {}
+        self._open: dict[Address, BoundedDict[WorkId, None]] = {}
         self._told = 0
 
     def look(self, id: WorkId) -> None:
@@ -44,9 +44,9 @@ class Contributions:
         work = self._register.get(id)
         if work is None:
             return
-        states = self._states.setdefault(work.node, Recent(KEPT))
-        before, state = states.get(id), self._ballots.state(id)
-        waiting = self._open.setdefault(work.node, Recent(OPEN))
+        states = self._states.setdefault(work.node, BoundedDict(KEPT))
+        before, state = states.get(id), self._vote_set.state(id)
+        waiting = self._open.setdefault(work.node, BoundedDict(OPEN))
         if state in DECIDED:
             waiting.pop(id, None)
         elif before is None:
@@ -80,12 +80,12 @@ class Contributions:
             recent=list(self.recent),
         )
 
-    def _count(self, work: Work, state: FileState | None, by: int) -> None:
+    def _count(self, work: RegisteredWork, state: FileState | None, by: int) -> None:
         one, accepted = self.members.get(work.node, ContributionPart()), state is FileState.ACCEPTED
         units, refused = one.units + by * accepted * work.commitment.units, one.rejected + by * (not accepted)
         self.members[work.node] = replace(one, accepted=one.accepted + by * accepted, units=units, rejected=refused)
 
-    def _tell(self, work: Work, state: FileState) -> None:
+    def _tell(self, work: RegisteredWork, state: FileState) -> None:
         accepted = state is FileState.ACCEPTED
         reason, detail = ("", "") if accepted else self._why(work)
         if not accepted:
@@ -96,9 +96,9 @@ class Contributions:
         self.recent.append(DecisionPart(self._told, at, work.node, work.step, index, accepted, reason, detail))
         self._told += 1
 
-    def _why(self, work: Work) -> tuple[str, str]:
+    def _why(self, work: RegisteredWork) -> tuple[str, str]:
         """The reason that most of those who rejected it gave, and one's words for it."""
-        said = list(self._ballots.rejecting(work.id).values())
+        said = list(self._vote_set.rejecting(work.id).values())
         if not said:
             return "disputed", ""
         reason, _ = Counter(one.verdict.reason for one in said).most_common(1)[0]

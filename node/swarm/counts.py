@@ -20,28 +20,28 @@ import msgspec
 from node.network.budget import Budgets
 from protocol.identity import Address
 from protocol.messages import (
+    AcceptedList,
     CheckpointOffered,
-    CheckRequested,
-    CutSigned,
     DisputeRaised,
-    DueSigned,
-    EarningsSigned,
+    EarningsVote,
     EnvironmentPublished,
     EpochRootSigned,
     Heartbeat,
+    LeaderSilent,
     LotsRevealed,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    RoundVote,
     Seal,
-    SilenceSigned,
-    StepJudged,
     StepObjected,
+    StepVerdict,
     TaskClaimed,
     TaskOffered,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     VerdictRechecked,
+    VerdictRequested,
 )
 
 
@@ -106,7 +106,7 @@ class Moves(Enum):
     MAJORITY = "together with more than half of the office, and two at least"
 
 
-class Known(Protocol):
+class HorizonView(Protocol):
     """The part of a pool's state by which a horizon is measured."""
 
     def admits_policy(self, author: Address, message: PolicyAnnounced) -> Admission: ...
@@ -114,7 +114,7 @@ class Known(Protocol):
         """None: not yet."""
         ...
 
-    def is_stated(self, message: StepJudged) -> bool | None: ...
+    def is_stated(self, message: StepVerdict) -> bool | None: ...
     def is_running(self, term: int, until: int) -> bool | None: ...
     def is_closed(self, root: bytes) -> bool:
         """Whether what hangs on a policy is over."""
@@ -124,7 +124,7 @@ class Known(Protocol):
     def newest(self) -> int: ...
 
 
-Horizon = Callable[[Known, Address, Any], Admission]
+Horizon = Callable[[HorizonView, Address, Any], Admission]
 About = Callable[[Any], Address | None]
 AHEAD = 1
 """Steps by which a word may overtake the announcement of what it speaks of."""
@@ -132,8 +132,8 @@ CHECKPOINTS = 64
 """Steps back for which a checkpoint is kept in mind."""
 
 
-def _always(known: Known, author: Address, message: Message) -> Admission:
-    """It speaks of nothing that others number, or the book that hears it has the bound (register, leases, ballots)."""
+def _always(known: HorizonView, author: Address, message: Message) -> Admission:
+    """It speaks of nothing that others number, or the book that hears it has the bound (register, leases, votes)."""
     return Admission.COUNTS
 
 
@@ -141,7 +141,7 @@ class Count(msgspec.Struct, frozen=True):
     """by: who may say it; identity: the fields that make two words of one author the same; second, moves: see there;
     kept: messages of one author that the shelf keeps; per_second, burst: what one member may say by itself; horizon:
     how far its author may speak; about: whose doing it judges, who has no voice in that, nor has who is in one hand
-    with it. Whose a work is `Works`, `Seals` and `UseBook` know."""
+    with it. Whose a work is `Works`, `Seals` and `BatchUsage` know."""
 
     by: Office
     identity: tuple[str, ...]
@@ -159,41 +159,41 @@ def _told(so: bool | None) -> Admission:
     return Admission.HELD if so is None else Admission.COUNTS if so else Admission.REFUSED
 
 
-def _policy(known: Known, author: Address, message: PolicyAnnounced) -> Admission:
+def _policy(known: HorizonView, author: Address, message: PolicyAnnounced) -> Admission:
     """The policy before it is followed, or the chain or a quorum of the validators reach it."""
     return known.admits_policy(author, message)
 
 
-def _checkpoint(known: Known, author: Address, message: CheckpointOffered) -> Admission:
+def _checkpoint(known: HorizonView, author: Address, message: CheckpointOffered) -> Admission:
     if message.step <= known.newest - CHECKPOINTS:
         return Admission.REFUSED
     return _told(known.is_followed(message.term, message.step))
 
 
-def _objection(known: Known, author: Address, message: StepObjected) -> Admission:
+def _objection(known: HorizonView, author: Address, message: StepObjected) -> Admission:
     return _told(known.is_followed(message.term, message.step))
 
 
-def _due(known: Known, author: Address, message: DueSigned) -> Admission:
+def _due(known: HorizonView, author: Address, message: AcceptedList) -> Admission:
     """Of the newest policy or the one before it: what is named later was not due then."""
     if message.step > known.newest:
         return Admission.HELD
     return Admission.COUNTS if message.step >= known.newest - AHEAD else Admission.REFUSED
 
 
-def _step(known: Known, author: Address, message: StepJudged) -> Admission:
+def _step(known: HorizonView, author: Address, message: StepVerdict) -> Admission:
     return _told(known.is_stated(message))
 
 
-def _silence(known: Known, author: Address, message: SilenceSigned) -> Admission:
+def _silence(known: HorizonView, author: Address, message: LeaderSilent) -> Admission:
     return _told(known.is_running(message.term, message.until))
 
 
-def _file(known: Known, author: Address, message: RolloutCommitted) -> Admission:
+def _file(known: HorizonView, author: Address, message: RolloutCommitted) -> Admission:
     return Admission.CLOSED if known.is_closed(message.commitment.policy_root) else Admission.COUNTS
 
 
-def _judgement(known: Known, author: Address, message: VerdictIssued | VerdictRechecked) -> Admission:
+def _judgement(known: HorizonView, author: Address, message: VerdictIssued | VerdictRechecked) -> Admission:
     return Admission.CLOSED if known.is_closed(message.verdict.policy_root) else Admission.COUNTS
 
 
@@ -211,15 +211,15 @@ COUNTS: Mapping[type[Message], Count] = {
     # a few dozen in 240 s; a restart says the last 16 again; by slot: `Register`
     RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, 256, 2.0, 128.0, _file),
     # four a second of a busy one; seals: the first binds
-    ValidatorSaid: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 1024, 15.0, 512.0),
+    ValidatorBatch: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 1024, 15.0, 512.0),
     # everybody's files: of a hundred workers twelve a second
     VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, 1024, 15.0, 512.0, _judgement),
     # one a dispute
     VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, 64, 1.0, 64.0, _judgement),
     # one a step, of 256 accepted works each
-    DueSigned: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 64, 2.0, 64.0, _due),
+    AcceptedList: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 64, 2.0, 64.0, _due),
     # one a step that it drew or that another accused
-    StepJudged: Count(
+    StepVerdict: Count(
         Office.VALIDATOR, ("statement",), Second.IGNORED, Moves.QUORUM, 128, 1.0, 64.0, _step, lambda one: one.trainer
     ),
     # one a window; a restart may tell a few at once; against its pledge
@@ -227,17 +227,17 @@ COUNTS: Mapping[type[Message], Count] = {
     # one per file that a liar judged; six signatures
     DisputeRaised: Count(Office.TRAINER_OR_VALIDATOR, ("work",), Second.IGNORED, Moves.LOOK, 64, 0.5, 32.0),
     # one per file that waits; all at once where a validator fell
-    CheckRequested: Count(Office.TRAINER, ("work",), Second.IGNORED, Moves.LOOK, 256, 4.0, 256.0),
+    VerdictRequested: Count(Office.TRAINER, ("work",), Second.IGNORED, Moves.LOOK, 256, 4.0, 256.0),
     # one an epoch, more for what comes late, again until it is tabled; of who was in office then: the table asks the
     # ledger
     EpochRootSigned: Count(Office.MEMBER, ("epoch", "number"), Second.EVIDENCE, Moves.QUORUM, 64, 1.0, 64.0),
     # one an epoch, and again now and then until it is posted
-    EarningsSigned: Count(Office.VALIDATOR, ("earnings",), Second.IGNORED, Moves.QUORUM, 16, 0.5, 16.0),
+    EarningsVote: Count(Office.VALIDATOR, ("earnings",), Second.IGNORED, Moves.QUORUM, 16, 0.5, 16.0),
     # two a round, more where validators differ
-    CutSigned: Count(Office.VALIDATOR, ("round", "ballot", "closed"), Second.EVIDENCE, Moves.QUORUM, 128, 4.0, 64.0),
+    RoundVote: Count(Office.VALIDATOR, ("round", "ballot", "closed"), Second.EVIDENCE, Moves.QUORUM, 128, 4.0, 64.0),
     # one a lease that nobody holds any more
-    SilenceSigned: Count(Office.VALIDATOR, ("term", "until"), Second.IGNORED, Moves.QUORUM, 4, 0.5, 8.0, _silence),
-    # MOST_TASKS of the task book, each said again and again
+    LeaderSilent: Count(Office.VALIDATOR, ("term", "until"), Second.IGNORED, Moves.QUORUM, 4, 0.5, 8.0, _silence),
+    # MOST_TASKS of the task table, each said again and again
     TaskOffered: Count(Office.TRAINER, ("spec",), Second.NUMBERED, Moves.OWN, 64, 2.0, 64.0),
     # one a shard, of seconds at least
     TaskClaimed: Count(Office.MEMBER, ("task", "shard"), Second.IGNORED, Moves.OWN, 64, 2.0, 64.0),

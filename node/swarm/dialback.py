@@ -11,11 +11,11 @@ import msgspec
 import trio
 
 from node.addresses import may_call
+from node.bounded_dict import BoundedDict
 from node.clock import Seconds
 from node.network.contacts import Place, Told, address_set, place_of
 from node.network.errors import PeerMisbehaved
 from node.network.interface import Network
-from node.recent import Recent
 from protocol.identity import Address
 
 PROTOCOL = "/intellect-node/dialback/2"
@@ -29,7 +29,7 @@ MAX_ADDRESS = 100
 Dial = Callable[[str, int], Awaitable[bool]]
 
 
-class Look(msgspec.Struct, frozen=True):
+class DialbackAnswer(msgspec.Struct, frozen=True):
     """A member's answer. reached: whether it could dial, None where it did not try; seen: host and port that our
     connection comes from, in its eyes, or None."""
 
@@ -52,16 +52,16 @@ class DialBack:
         self._clock = clock
         self._contacts_of = contacts_of
         self._dial = dial or accepts
-        self._tried = Recent[Address, float](ASKERS, refresh=True)
+        self._tried = BoundedDict[Address, float](ASKERS, refresh=True)
         network.serve(PROTOCOL, self._answer, max_request=MAX_ADDRESS)
 
-    async def ask(self, member: Address, address: str) -> Look:
+    async def ask(self, member: Address, address: str) -> DialbackAnswer:
         """Whether `member` can dial this node at a multiaddr without peer id. Raises NetworkError."""
         question, longest = address.encode()[:MAX_ADDRESS], 1 + MAX_ADDRESS
         answer = await self._network.request(member, PROTOCOL, question, max_response=longest, timeout=ANSWER_SECONDS)
         if answer[:1] not in (REACHED, MISSED, UNTRIED) or not answer.isascii():
             raise PeerMisbehaved(member, "its answer to whether it can dial us is none")
-        return Look({REACHED: True, MISSED: False}.get(answer[:1]), place_of(answer[1:].decode()))
+        return DialbackAnswer({REACHED: True, MISSED: False}.get(answer[:1]), place_of(answer[1:].decode()))
 
     async def _answer(self, asker: Address, request: bytes) -> bytes:
         seen = self._network.seen_at(asker) or ""

@@ -2,7 +2,7 @@
 
 A conflict between two of them opens a dispute, which all re-check; more than half of the office decides it
 (`protocol.disputes`), and time convicts nobody. Whoever contradicted the majority is quarantined: its verdicts count no
-more, and the envelopes that show it are kept as evidence. What verdicts amount to is for `ballots.py`.
+more, and the envelopes that show it are kept as evidence. What verdicts amount to is for `vote_set.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from itertools import combinations
 import msgspec
 
 from node.swarm.facts import JudgeContradicted, JudgeDisbelieved, Quarantined
-from node.swarm.register import Register, Work, WorkId
-from protocol.disputes import Conflict, Finding, Ruling, compare, resolve
+from node.swarm.register import Register, RegisteredWork, WorkId
+from protocol.disputes import Conflict, DisputeRuling, VerdictConflict, compare, resolve
 from protocol.identity import Address
 from protocol.messages import Judgement, Signed, VerdictIssued, VerdictRechecked
 from protocol.run import RunSpec
@@ -28,23 +28,23 @@ class Dispute(msgspec.Struct, frozen=True):
     work: WorkId
     first: Signed[VerdictIssued]
     second: Signed[VerdictIssued]
-    finding: Finding
+    finding: VerdictConflict
 
 
-class Case(msgspec.Struct):
+class DisputedWork(msgspec.Struct):
     """One work. votes, rechecks: by validator; asked: whether two verdicts on it were seen to conflict, whoever is
     believed; opened: when it was disputed; heard: of the first verdict or seal;
     ruled, winner: the dispute's result, and one re-check of the side that won; overdue: those who had not spoken in
     time were noted."""
 
-    work: Work
+    work: RegisteredWork
     heard: float
     votes: dict[Address, Signed[VerdictIssued]] = {}
     rechecks: dict[Address, Signed[VerdictRechecked]] = {}
     asked: bool = False
     disputed: bool = False
     opened: float = 0.0
-    ruled: Ruling | None = None
+    ruled: DisputeRuling | None = None
     winner: Judgement | None = None
     overdue: bool = False
 
@@ -73,7 +73,7 @@ class Disputes:
         self._clock = clock
         self._bench = bench
         self._told = told
-        self._open: dict[WorkId, Case] = {}
+        self._open: dict[WorkId, DisputedWork] = {}
         self._strikes: dict[Address, int] = {}
         self._shown: dict[Address, list[bytes]] = {}
         self.quarantined: dict[Address, Quarantined] = {}
@@ -100,15 +100,15 @@ class Disputes:
 
     # a work in dispute
 
-    def compare(self, case: Case, first: Judgement, second: Judgement) -> Finding | None:
+    def compare(self, case: DisputedWork, first: Judgement, second: Judgement) -> VerdictConflict | None:
         """How two verdicts on a work conflict."""
         return compare(first, second, case.work.groups, self._audit.logprob_tolerance)
 
-    def believed(self, case: Case) -> dict[Address, Judgement]:
+    def believed(self, case: DisputedWork) -> dict[Address, Judgement]:
         """What believed validators said first."""
         return {author: one.message for author, one in case.votes.items() if author not in self.quarantined}
 
-    def conflicts(self, case: Case, signed: Signed[VerdictIssued]) -> list[Dispute]:
+    def conflicts(self, case: DisputedWork, signed: Signed[VerdictIssued]) -> list[Dispute]:
         found: list[Dispute] = []
         if case.disputed or signed.author in self.quarantined:
             return found
@@ -123,18 +123,18 @@ class Disputes:
             self.settle(case)  # the re-checks may have come before
         return found
 
-    def begin(self, case: Case) -> None:
+    def begin(self, case: DisputedWork) -> None:
         if not case.disputed:
             case.asked = case.disputed = True
             case.opened = self._clock()
             self._open[case.work.id] = case
             self.raised += 1
 
-    def is_over(self, case: Case) -> bool:
+    def is_over(self, case: DisputedWork) -> bool:
         """Whether the time of its dispute is over. It convicts nobody, and second looks still count."""
         return self._clock() - case.opened > 2 * self._audit.verdict_seconds
 
-    def settle(self, case: Case) -> None:
+    def settle(self, case: DisputedWork) -> None:
         """Decide a dispute as soon as second looks do, however late these come. Nobody is waited for in vain: when its
         time is over nobody is asked to look any more."""
         if not case.disputed or case.ruled is not None:
@@ -150,7 +150,7 @@ class Disputes:
         for validator, finding in result.wrong.items() if result is not None else ():
             self.punish(case, validator, finding)
 
-    def punish(self, case: Case, validator: Address, finding: Finding | None) -> None:
+    def punish(self, case: DisputedWork, validator: Address, finding: VerdictConflict | None) -> None:
         """Hold against a validator what it got wrong in a decided dispute."""
         if finding is None or finding.kind is not Conflict.CONTRADICTION:
             return
@@ -161,7 +161,7 @@ class Disputes:
         if finding.objective or self._strikes[validator] >= STRIKES:
             self.quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
 
-    def second_word(self, case: Case, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]) -> None:
+    def second_word(self, case: DisputedWork, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]) -> None:
         """The same again is a repetition; anything else about the same work is a contradiction in itself."""
         if before.message.verdict == signed.message.verdict:
             return
@@ -172,7 +172,7 @@ class Disputes:
 
     # who is not believed
 
-    def convict(self, case: Case, validator: Address, why: str, *shown: bytes) -> None:
+    def convict(self, case: DisputedWork, validator: Address, why: str, *shown: bytes) -> None:
         """Believe a validator no more for what it said of a work."""
         self.quarantine(validator, why, (*self.shows(case), *shown))
 
@@ -191,12 +191,12 @@ class Disputes:
         for case in list(self._open.values()):
             self._withdraw(case)
 
-    def shows(self, case: Case) -> tuple[bytes, ...]:
+    def shows(self, case: DisputedWork) -> tuple[bytes, ...]:
         """What makes verdicts on a work count for those who come later: its policy's announcement, its commitment."""
         announced = self._register.announcement(case.work)
         return (*((announced,) if announced else ()), case.work.signed.raw)
 
-    def _withdraw(self, case: Case) -> None:
+    def _withdraw(self, case: DisputedWork) -> None:
         """End a dispute that only somebody led who is not believed any more: who knew that before never opened it, and
         would not look again."""
         if not any(self.compare(case, *pair) for pair in combinations(self.believed(case).values(), 2)):

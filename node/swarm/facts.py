@@ -1,8 +1,8 @@
 """What is so in a pool, as this node sees it: typed facts with their whole identity, and who is told of them.
 
 `PoolState` makes facts from words; services read facts and post words. A word that counts and says no more than its
-author meant is told as it was signed (`subscribe(DueSigned)`). A fact stands until `Undone` takes it back: a later term
-does, or a replaced block. Who comes late gets what stands.
+author meant is told as it was signed (`subscribe(AcceptedList)`). A fact stands until `Undone` takes it back: a later
+term does, or a replaced block. Who comes late gets what stands.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ import msgspec
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.clock import Seconds
-from node.recent import Recent
-from node.swarm.readers import Readers
+from node.swarm.author_queue import Readers
 from node.swarm.terms import Term
 from protocol.earnings import Leaf
 from protocol.identity import Address
@@ -22,15 +22,15 @@ from protocol.liveness import MAX_MEMBERS
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
     CheckpointOffered,
-    CutSigned,
-    EarningsSigned,
+    EarningsVote,
     EnvironmentPublished,
     EpochRootSigned,
+    LeaderSilent,
     M,
     Message,
     PolicyAnnounced,
+    RoundVote,
     Signed,
-    SilenceSigned,
     VerdictIssued,
 )
 from protocol.tasks import TaskId
@@ -44,7 +44,7 @@ WorkId = bytes
 """Of a commitment (`protocol.statements.work_id`), 32 bytes."""
 
 
-class Fork(msgspec.Struct, frozen=True):
+class Equivocation(msgspec.Struct, frozen=True):
     """Why a trainer is not believed: two announcements of it that cannot both be true, or a quorum that found a step
     bad. evidence: the envelopes."""
 
@@ -111,7 +111,7 @@ class LeaderDisbelieved(Fact, frozen=True):
     """The holder of a term said what cannot be true together, or a quorum found a step of it bad."""
 
     term: int
-    fork: Fork
+    fork: Equivocation
     lasting: ClassVar[bool] = True
 
 
@@ -201,14 +201,14 @@ class Undone(msgspec.Struct, frozen=True):
 News = Fact | Undone | Signed[Any]
 F = TypeVar("F", bound=Fact | Undone)
 KEEP: Mapping[type[Message], int] = {
-    SilenceSigned: 1,
+    LeaderSilent: 1,
     EpochRootSigned: 64,
-    EarningsSigned: 16,
+    EarningsVote: 16,
     EnvironmentPublished: 16,
-    CutSigned: 128,
+    RoundVote: 128,
 }
 """Words of one author that are told to who comes late; of other messages as many as of most facts."""
-LASTING = (SilenceSigned, CheckpointOffered)
+LASTING = (LeaderSilent, CheckpointOffered)
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -218,7 +218,7 @@ class _Told(msgspec.Struct, frozen=True):
     lasting: bool
 
 
-_NONE: Mapping[Address, "Recent[int, _Told]"] = {}
+_NONE: Mapping[Address, "BoundedDict[int, _Told]"] = {}
 
 
 class Facts:
@@ -228,7 +228,7 @@ class Facts:
     def __init__(self, clock: Seconds = trio.current_time) -> None:
         self._clock = clock
         self._number = 0
-        self._kept: dict[type, Recent[Address, Recent[int, _Told]]] = {}
+        self._kept: dict[type, BoundedDict[Address, BoundedDict[int, _Told]]] = {}
         self._readers: Readers[News] = Readers()
 
     @overload
@@ -267,7 +267,7 @@ class Facts:
         keep, lasting = (KEEP.get(kind, Fact.keep), kind in LASTING) if word else (news.keep, news.lasting)
         if keep:
             self._number += 1
-            row = self._kept.setdefault(kind, Recent(MAX_MEMBERS)).setdefault(news.author, Recent(keep))
+            row = self._kept.setdefault(kind, BoundedDict(MAX_MEMBERS)).setdefault(news.author, BoundedDict(keep))
             row[self._number] = _Told(self._number, self._clock(), news, lasting)
 
 

@@ -5,7 +5,7 @@ Nobody judges its own doing, nor that of another node of its provider.
 
 from collections.abc import Callable, Collection
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from protocol.identity import Address
 from protocol.liveness import MAX_MEMBERS
 
@@ -18,7 +18,7 @@ class Hands:
 
     def __init__(self, bench: Callable[[], tuple[Collection[Address], int]]) -> None:
         self._bench = bench
-        self._providers: Recent[Address, Address] = Recent(PROVIDERS, refresh=True)
+        self._providers: BoundedDict[Address, Address] = BoundedDict(PROVIDERS, refresh=True)
 
     def joined(self, node: Address, provider: Address) -> None:
         """The chain tells who answers for a node, in the pool by now or long gone."""

@@ -17,12 +17,12 @@ from node.state.journal import Journal
 from node.state.kept import cached
 from node.swarm.board import Board
 from node.swarm.counts import COUNTS, Office
-from node.swarm.facts import Facts, Fork, JudgeDisbelieved, LeaderDisbelieved, News, Quarantined
+from node.swarm.facts import Equivocation, Facts, JudgeDisbelieved, LeaderDisbelieved, News, Quarantined
 from node.swarm.membership import Membership
-from node.swarm.pool_state import Heard, Input, Learnt, Passed, PoolState, TermsChanged
+from node.swarm.pool_state import Input, Learnt, Passed, PoolState, TermsChanged, WordHeard
 from protocol.errors import ProtocolError
 from protocol.identity import Address
-from protocol.messages import DisputeRaised, Heartbeat, Message, Signed, StepJudged, open_envelope
+from protocol.messages import DisputeRaised, Heartbeat, Message, Signed, StepVerdict, open_envelope
 from protocol.run import RunSpec
 from protocol.statements import Domain
 
@@ -59,7 +59,7 @@ class Jury:
         self._journal = journal
         self._pool = pool
         self._membership = membership
-        self._convicting: dict[int, tuple[Fork, list[Signed[Message]]]] = {}
+        self._convicting: dict[int, tuple[Equivocation, list[Signed[Message]]]] = {}
         """By term: the evidence against its holder, opened, since who asks for it asks twice a second."""
         self.facts = Facts(clock)
         self.state = PoolState(membership, run, pool, board.opened, clock)
@@ -95,7 +95,7 @@ class Jury:
         """This node knows a policy by itself: the outer state of a round that it applied, or its image."""
         self.apply(Learnt(step, root, outer))
 
-    def step_verdicts(self, domain: Domain, term: int) -> dict[Address, StepJudged]:
+    def step_verdicts(self, domain: Domain, term: int) -> dict[Address, StepVerdict]:
         """What validators said of the step for which the holder of a term is not believed, by author; nothing where it
         convicted itself. Those who convicted it are in the journal, the others came since the start."""
         fork = self.state.policies.forks.get(term)
@@ -105,14 +105,14 @@ class Jury:
         if term not in self._convicting or self._convicting[term][0] is not fork:
             read = partial(_opened, domain, self._pool, fork.evidence)
             self._convicting[term] = fork, cached("a fork's evidence in the journal", read) or []
-        said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepJudged)}
+        said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepVerdict)}
         for one in list(said.values())[:1]:
             said |= {a: of.message for a, of in self.state.steps.judged_by(one.statement.struct_hash).items()}
         return said
 
     async def _follow(self, line: trio.MemoryReceiveChannel[Signed[Any]]) -> None:
         async for signed in line:
-            self.apply(Heard(signed))
+            self.apply(WordHeard(signed))
 
     async def _tick(self) -> None:
         while True:
@@ -127,7 +127,7 @@ class Jury:
         # Evidence is pinned again, since the board of a node that was away has forgotten it.
         for one in self.state.disputes.quarantined.values():
             self._board.pin(one.evidence)
-        self.state.policies.forks.update(await self._recalled(FORKS, dict[int, Fork]) or {})
+        self.state.policies.forks.update(await self._recalled(FORKS, dict[int, Equivocation]) or {})
         for fork in self.state.policies.forks.values():
             self._board.pin(fork.evidence)
             self._open_again(fork.evidence)
@@ -148,7 +148,7 @@ class Jury:
             except ProtocolError as error:  # of somebody who has left
                 log.info("dispute.not_opened_again", why=error.why)
                 return
-            self.apply(Heard(signed))
+            self.apply(WordHeard(signed))
 
     def _note(self, news: Sequence[News]) -> None:
         """Whether there is something to remember or to raise."""

@@ -14,11 +14,11 @@ from node.clock import Seconds
 from node.network.interface import Network
 from node.swarm.board import Board
 from node.swarm.hands import Hands
-from node.swarm.places import Places
-from node.swarm.terms import Terms
+from node.swarm.peer_addresses import PeerAddresses
+from node.swarm.terms import LeaderTerms
 from protocol.checks import reason_name
 from protocol.identity import Address
-from protocol.liveness import MISSED_UNHEALTHY, Members, MemberState
+from protocol.liveness import MISSED_UNHEALTHY, MemberState, MemberTable
 from protocol.messages import Heartbeat
 
 log = structlog.get_logger()
@@ -58,14 +58,14 @@ class Membership:
         quorum: int = 1,
     ) -> None:
         self._clock = clock
-        self.table = Members()
+        self.table = MemberTable()
         self.slashed: list[SlashRecord] = []
         self.own = own
-        self.terms = Terms(trainer, clock)
+        self.terms = LeaderTerms(trainer, clock)
         self.hands = Hands(lambda: (self._validators, self.quorum))
         self._validators = dict.fromkeys(validators)
         self.quorum = quorum
-        self.places = Places(own, network, self.table, (trainer, validators), bootnodes or {}, clock)
+        self.places = PeerAddresses(own, network, self.table, (trainer, validators), bootnodes or {}, clock)
         # A new leader must be among those that this node stays connected with.
         self.terms.follow(lambda: self.places.want(self.trainer, self._validators))
         self._leases: dict[Address, int] = {}

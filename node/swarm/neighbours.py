@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 from blake3 import blake3
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from protocol.identity import Address
 from protocol.liveness import MAX_MEMBERS
 
@@ -43,7 +43,7 @@ class Neighbours:
         self._there: dict[Address, bytes] = {}
         """Members by their place in the draw."""
         self._drawn: list[tuple[bytes, Address]] = []
-        self._heard: Recent[Address, None] = Recent(MAX_MEMBERS, refresh=True)
+        self._heard: BoundedDict[Address, None] = BoundedDict(MAX_MEMBERS, refresh=True)
         self._missed: dict[Address, tuple[int, float]] = {}
         """Dials in vain, and when the last one was."""
         self._chosen: dict[Address, None] = {}

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 import msgspec
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.clock import Seconds
 from node.network.interface import Network
-from node.recent import Recent
 from protocol.codec import decode_msgpack
 from protocol.identity import Address
 from protocol.messages import (
-    CutSigned,
     Heartbeat,
     MalformedMessage,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    RoundVote,
     Signed,
-    StepJudged,
+    StepVerdict,
     VerdictIssued,
     VerdictRechecked,
 )
@@ -66,9 +66,9 @@ def promise_in(signed: Signed[Message]) -> Promise | None:
             return "verdict", work_id(message.verdict), raw
         case VerdictRechecked():
             return "recheck", work_id(message.verdict), raw
-        case StepJudged(statement=statement):
+        case StepVerdict(statement=statement):
             return "step-verdict", statement.struct_hash, raw
-        case CutSigned():
+        case RoundVote():
             return "cut", f"{message.round}/{message.ballot}/{int(message.closed)}".encode(), raw
         case PolicyAnnounced(step=step, term=term):
             return "policy", step.to_bytes(8, "big") + term.to_bytes(4, "big"), raw
@@ -90,8 +90,8 @@ class OwnEar:
     def __init__(self, clock: Seconds, wall: Seconds) -> None:
         self._clock, self._wall = clock, wall
         self._opened = wall()
-        self._words: Recent[bytes, Signed[Message]] = Recent(KEPT)
-        self._generations: Recent[int, _Heard] = Recent(16)
+        self._words: BoundedDict[bytes, Signed[Message]] = BoundedDict(KEPT)
+        self._generations: BoundedDict[int, _Heard] = BoundedDict(16)
         self.news = trio.Event()
         self.heard_at = -1.0
         """When a heartbeat came that says of itself that it is of now; -1 for never."""
@@ -105,7 +105,7 @@ class OwnEar:
 
     def take(self) -> list[Signed[Message]]:
         """What was heard since the last time, oldest first."""
-        words, self._words = list(self._words.values()), Recent(KEPT)
+        words, self._words = list(self._words.values()), BoundedDict(KEPT)
         return words
 
     def forget(self) -> None:

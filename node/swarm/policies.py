@@ -1,4 +1,4 @@
-"""The policy clock: which policy is which step, since when this node knows it, and whether the trainer keeps its word.
+"""The policy index: which policy is which step, since when this node knows it, and whether the trainer keeps its word.
 
 A policy is followed if its author leads then, and if the policy before it is followed, or the chain names that, or a
 quorum of the validators holds it: so nobody alone moves the clock by more than one step. A policy's root names its
@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from node.swarm.counts import Admission
-from node.swarm.facts import Fork, PolicyFollowed
-from node.swarm.terms import Terms
+from node.swarm.facts import Equivocation, PolicyFollowed
+from node.swarm.terms import LeaderTerms
 from protocol.identity import Address
 from protocol.messages import PolicyAnnounced, Signed
 
@@ -40,7 +40,7 @@ class KnownPolicy(msgspec.Struct, frozen=True):
     outer: bool = False
 
 
-class PolicyClock:
+class PolicyIndex:
     """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; terms: who leads, and
     led; reached: the newest step of a trainer that a quorum of the validators holds, -1 for none; own: this node's
     address, whose own words it remembers to be true."""
@@ -48,7 +48,7 @@ class PolicyClock:
     def __init__(
         self,
         clock: Callable[[], float],
-        terms: Terms,
+        terms: LeaderTerms,
         reached: Callable[[Address], int] = lambda trainer: -1,
         own: Address | None = None,
     ) -> None:
@@ -56,19 +56,19 @@ class PolicyClock:
         self._terms = terms
         self._reached = reached
         self._own = own
-        self._known: Recent[bytes, KnownPolicy] = Recent(KNOWN)
-        self._by_root: Recent[bytes, PolicyFollowed] = Recent(COMPARED)
-        self._by_step: Recent[int, PolicyFollowed] = Recent(COMPARED)
-        self._taken_back: Recent[bytes, PolicyFollowed] = Recent(COMPARED)
+        self._known: BoundedDict[bytes, KnownPolicy] = BoundedDict(KNOWN)
+        self._by_root: BoundedDict[bytes, PolicyFollowed] = BoundedDict(COMPARED)
+        self._by_step: BoundedDict[int, PolicyFollowed] = BoundedDict(COMPARED)
+        self._taken_back: BoundedDict[bytes, PolicyFollowed] = BoundedDict(COMPARED)
         """By a term, whose block may be replaced."""
         self._settling: deque[KnownPolicy] = deque()
         self._settled = -1
         self.newest_step = -1
-        self.forks: dict[int, Fork] = {}
+        self.forks: dict[int, Equivocation] = {}
         """By term: why its holder is not believed. What the next one says counts again."""
 
     @property
-    def fork(self) -> Fork | None:
+    def fork(self) -> Equivocation | None:
         """Why the trainer that leads now is not believed, None if it is."""
         # By term: a convicted leader's successor starts with a clean name.
         return self.forks.get(self._terms.now.number)
@@ -125,7 +125,9 @@ class PolicyClock:
             lengths[step] = 1 + lengths[step + 1] if linked else 1
         return max(lengths, key=lambda step: (lengths[step], step))
 
-    def announce(self, signed: Signed[PolicyAnnounced], *, anchored: bool = False) -> PolicyFollowed | Fork | None:
+    def announce(
+        self, signed: Signed[PolicyAnnounced], *, anchored: bool = False
+    ) -> PolicyFollowed | Equivocation | None:
         """Follow a policy, if it is admitted and news; a lie of its trainer that came out. Nothing is noted of a
         trainer that has lied. anchored: it is where this node begins (`anchor`)."""
         message = signed.message
@@ -239,16 +241,16 @@ class PolicyClock:
             self._settled = max(self._settled, self._settling.popleft().step)
         return self._settled
 
-    def _contradicts(self, signed: Signed[PolicyAnnounced]) -> Fork | None:
+    def _contradicts(self, signed: Signed[PolicyAnnounced]) -> Equivocation | None:
         message = signed.message
         same_root, same_step = self._by_root.get(message.policy_root), self._by_step.get(message.step)
         if same_step is not None and same_step.message.policy_root != message.policy_root:
-            return Fork(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
+            return Equivocation(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
         if same_step is not None and _states_otherwise(same_step.message, message):
-            return Fork(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
+            return Equivocation(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
         if same_root is not None and same_root.message.step != message.step:
             what = f"one policy was announced for steps {same_root.message.step} and {message.step}"
-            return Fork(what, (same_root.raw, signed.raw))
+            return Equivocation(what, (same_root.raw, signed.raw))
         return None
 
 

@@ -12,12 +12,13 @@ from typing import Any, cast
 import msgspec
 import structlog
 
+from node.bounded_dict import BoundedDict
 from node.clock import Seconds
-from node.recent import Recent
-from node.swarm.checkpoints import Checkpoints
+from node.swarm.audit_lots import AuditLots
+from node.swarm.checkpoints import OfferedCheckpoints
 from node.swarm.counts import COUNTS, Admission, may_say
 from node.swarm.facts import (
-    Fork,
+    Equivocation,
     LeaderDisbelieved,
     News,
     PeerTold,
@@ -28,12 +29,11 @@ from node.swarm.facts import (
     TermMoved,
     Undone,
 )
-from node.swarm.lotbook import LotBook
 from node.swarm.membership import Membership
-from node.swarm.policies import PolicyClock
+from node.swarm.policies import PolicyIndex
 from node.swarm.register import Register
-from node.swarm.stepbook import StepBook
-from node.swarm.taskbook import TaskBook
+from node.swarm.step_votes import StepVotes
+from node.swarm.task_table import TaskTable
 from node.swarm.terms import Term
 from node.swarm.works import Works
 from protocol.checks import reason_name
@@ -45,19 +45,19 @@ from protocol.messages import (
     Message,
     PolicyAnnounced,
     Signed,
-    StepJudged,
+    StepVerdict,
     TaskClaimed,
     TaskOffered,
 )
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 
 log = structlog.get_logger()
 HELD, HELD_SECONDS = 64, 60.0
 """Words of one author that wait for what they speak of, and for how long."""
 
 
-class Heard(msgspec.Struct, frozen=True):
+class WordHeard(msgspec.Struct, frozen=True):
     """A signed word came."""
 
     signed: Signed[Any]
@@ -79,7 +79,7 @@ class Passed(msgspec.Struct, frozen=True):
     """Time passed."""
 
 
-Input = Heard | TermsChanged | Learnt | Passed
+Input = WordHeard | TermsChanged | Learnt | Passed
 
 
 class PoolState:
@@ -96,20 +96,20 @@ class PoolState:
     ) -> None:
         self._membership = membership
         self._clock = clock
-        self.policies = PolicyClock(clock, membership.terms, self.reached, membership.own)
-        self.tasks = TaskBook(lambda node: membership.table.is_silent(node, clock()), clock, membership.in_office)
+        self.policies = PolicyIndex(clock, membership.terms, self.reached, membership.own)
+        self.tasks = TaskTable(lambda node: membership.table.is_inactive(node, clock()), clock, membership.in_office)
         self.register = Register(run, self.policies, clock, self.tasks)
-        self.lots = LotBook(run, pool, self.policies)
-        self.steps = StepBook(self.lots, membership.hands.is_party)
+        self.lots = AuditLots(run, pool, self.policies)
+        self.steps = StepVotes(self.lots, membership.hands.is_party)
         self.refused: Counter[str] = Counter()
         """Words that count for nothing, by message and why."""
         books = (self.register, self.tasks, self.lots)
         self.works = Works(membership, run, *books, opened, self.validators, self._tell, self.refused, clock)
-        self.ballots, self.disputes, self.seals = self.works.ballots, self.works.disputes, self.works.seals
-        self.checkpoints = Checkpoints()
+        self.vote_set, self.disputes, self.seals = self.works.vote_set, self.works.disputes, self.works.seals
+        self.checkpoints = OfferedCheckpoints()
         self._news: list[News] = []
         self._term = membership.terms.now
-        self._held: dict[Address, Recent[Signed[Any], float]] = {}
+        self._held: dict[Address, BoundedDict[Signed[Any], float]] = {}
         """Words of what is not known yet, with when each came."""
         # Of a run with rounds nobody announces a policy: one of a step far ahead would make all works stale.
         self._announces = run.diloco is None
@@ -118,7 +118,7 @@ class PoolState:
             Heartbeat: self._on_heartbeat,
             PolicyAnnounced: self._on_policy,
             CheckpointOffered: self._on_checkpoint,
-            StepJudged: self._on_step,
+            StepVerdict: self._on_step,
             LotsRevealed: self._on_reveal,
             TaskOffered: self._on_offer,
             TaskClaimed: self._on_claim,
@@ -159,7 +159,7 @@ class PoolState:
         found = self.policies.of_step(step)
         return (found is not None and found.message.term == term) or None
 
-    def is_stated(self, message: StepJudged) -> bool | None:
+    def is_stated(self, message: StepVerdict) -> bool | None:
         """Whether a statement is the followed policy's. One that is older than all that is followed here counts by its
         trainer's signature, which stands in the verdict."""
         of, found = message.statement, self.policies.of_step(message.statement.step)
@@ -182,7 +182,7 @@ class PoolState:
     def apply(self, given: Input) -> list[News]:
         """What follows from a word, from the chain, or from the time that passed."""
         match given:
-            case Heard(signed=signed):
+            case WordHeard(signed=signed):
                 self._hear(signed, self._clock())
             case TermsChanged():
                 self._on_terms()
@@ -209,7 +209,7 @@ class PoolState:
             case Admission.COUNTS:
                 self._acts.get(kind, self._tell)(signed)
             case Admission.HELD:
-                self._held.setdefault(author, Recent(HELD)).setdefault(signed, at)
+                self._held.setdefault(author, BoundedDict(HELD)).setdefault(signed, at)
             case Admission.REFUSED:
                 self.refused[f"{kind.__name__}.horizon"] += 1
             case Admission.CLOSED:
@@ -284,7 +284,7 @@ class PoolState:
 
     def _on_policy(self, signed: Signed[PolicyAnnounced], *, anchored: bool = False) -> None:
         found = self.policies.announce(signed, anchored=anchored)
-        if isinstance(found, Fork):
+        if isinstance(found, Equivocation):
             self._believe_no_more(signed.author, signed.message.term, found)
         elif found is not None:
             self._follow(found)
@@ -300,22 +300,22 @@ class PoolState:
         if self.checkpoints.offered(signed):
             self._tell(signed)
 
-    def _believe_no_more(self, trainer: Address, term: int, fork: Fork) -> None:
+    def _believe_no_more(self, trainer: Address, term: int, fork: Equivocation) -> None:
         log.error("trainer.distrusted", trainer=trainer, what=fork.what)
         self._tell(LeaderDisbelieved(trainer, term, fork))
 
-    def _on_step(self, signed: Signed[StepJudged]) -> None:
+    def _on_step(self, signed: Signed[StepVerdict]) -> None:
         """A quorum that found a step bad ends the trust in who stated it, for as long as that one leads."""
         first, of = signed.message, signed.message.statement
         if signed.author in self.disputes.quarantined or not self.steps.add(signed):
             return
-        if first.outcome == Outcome.ACCEPT:
+        if first.outcome == VerdictOutcome.ACCEPT:
             return
         self._tell(signed)
         against = self.steps.against(of.struct_hash, self.disputes.quarantined)
         if len(against) >= self._membership.quorum and of.term not in self.policies.forks:
             what = f"a quorum found step {of.step - 1} bad: {first.detail or reason_name(first.reason)}"
-            fork = self.policies.forks[of.term] = Fork(what, tuple(one.raw for one in against))
+            fork = self.policies.forks[of.term] = Equivocation(what, tuple(one.raw for one in against))
             self._believe_no_more(first.trainer, of.term, fork)
 
     # work

@@ -3,11 +3,11 @@
 Anybody can name any file root, any policy and any number of units in a commitment of its own. So a piece of work is
 known by the hash of its whole commitment (`protocol.statements.work_id`), its slot by node, policy and index; nothing
 overwrites an older entry, and one node's entries crowd out its own older ones, never those of others. Votes, disputes,
-lots, intake, slashing and leaves all name work by its id and ask here.
+lots, ingest, slashing and leaves all name work by its id and ask here.
 
 What is committed to a policy that nobody announced is no work: it waits a while for its announcement, and is forgotten.
 A commitment may name a task instead of a policy, and a shard instead of an index (`protocol.tasks`): age and gaps are
-nothing to it, leases are (`node.swarm.taskbook`).
+nothing to it, leases are (`node.swarm.task_table`).
 What hangs on a policy is closed CLOSED_AFTER policies later, all of it at once: it is forgotten here and in every book
 that asked to be told, and no word about it counts any more (ADR 112). So the register is as large as the pool, however
 long it runs. Results of tasks go with their task.
@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from node.recent import Recent
-from node.swarm.policies import GRACE_SECONDS, KnownPolicy, PolicyClock
-from node.swarm.taskbook import Task, TaskBook, WorkId
+from node.bounded_dict import BoundedDict
+from node.swarm.policies import GRACE_SECONDS, KnownPolicy, PolicyIndex
+from node.swarm.task_table import Task, TaskTable, WorkId
 from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
 from protocol.earnings import most_files
 from protocol.identity import Address
@@ -47,7 +47,7 @@ CLOSED_AT_ONCE = 256
 """Works that are forgotten in one stretch of the event loop."""
 
 
-class Work(msgspec.Struct):
+class RegisteredWork(msgspec.Struct):
     """One commitment. signed: its first envelope; step: of its policy; at: when it was heard of; newest_step: of the
     policies that everybody knew then; backlog: found on arrival, so of unknown age; groups: of its file; task: whose
     shard it is the result of, None for rollouts to train on; round: that it is a contribution to, instead of rollouts,
@@ -115,14 +115,14 @@ class _Early(msgspec.Struct, frozen=True):
     newest_step: int
 
 
-Listener = Callable[[Work], None]
-Rivals = Callable[[Work, Work], None]
+Listener = Callable[[RegisteredWork], None]
+Rivals = Callable[[RegisteredWork, RegisteredWork], None]
 
 
 class Register:
     """One per node. clock: monotonic seconds."""
 
-    def __init__(self, run: RunSpec, policies: PolicyClock, clock: Callable[[], float], tasks: TaskBook) -> None:
+    def __init__(self, run: RunSpec, policies: PolicyIndex, clock: Callable[[], float], tasks: TaskTable) -> None:
         self._run = run
         self._policies = policies
         self._tasks = tasks
@@ -132,23 +132,23 @@ class Register:
         self._most = most_files(run)
         self._closed_after = max(CLOSED_AFTER, 2 * run.recipe.max_staleness)
         self._closed_seconds = max(CLOSED_SECONDS, 4 * run.audit.verdict_seconds)
-        self._works: dict[WorkId, Work] = {}
-        self._slots: dict[Slot, list[Work]] = {}
-        self._nodes: dict[Address, dict[WorkId, Work]] = {}
+        self._works: dict[WorkId, RegisteredWork] = {}
+        self._slots: dict[Slot, list[RegisteredWork]] = {}
+        self._nodes: dict[Address, dict[WorkId, RegisteredWork]] = {}
         """What each has committed to, oldest first."""
-        self._early: dict[Address, Recent[WorkId, _Early]] = {}
-        self._of: dict[bytes, dict[WorkId, Work]] = {}
+        self._early: dict[Address, BoundedDict[WorkId, _Early]] = {}
+        self._of: dict[bytes, dict[WorkId, RegisteredWork]] = {}
         """By the policy or the task that was committed to, in the order in which they were heard."""
         self._read: dict[bytes, Slot] = {}
         """By the root of a file whose header was read."""
         self._listeners: list[Listener] = []
         self._on_rivals: list[Rivals] = []
-        self._on_closed: list[Callable[[Work], object]] = []
+        self._on_closed: list[Callable[[RegisteredWork], object]] = []
         self.ignored = 0
 
     # what is heard
 
-    def commit(self, signed: Signed[RolloutCommitted]) -> Work | None:
+    def commit(self, signed: Signed[RolloutCommitted]) -> RegisteredWork | None:
         """Note a commitment; the work if it is new and may count, None for all else."""
         # The age that counts is noted when it is heard, before any queue of ours could make it older.
         return self._note(_Early(signed, self._clock(), self._policies.settled_step))
@@ -175,16 +175,16 @@ class Register:
             for other in works[1:]:
                 listener(works[0], other)
 
-    def follow_closed(self, listener: Callable[[Work], object]) -> None:
+    def follow_closed(self, listener: Callable[[RegisteredWork], object]) -> None:
         """Tell of work that is closed and known no more, so that what hangs on it can go with it."""
         self._on_closed.append(listener)
 
     # what is known
 
-    def get(self, id: WorkId) -> Work | None:
+    def get(self, id: WorkId) -> RegisteredWork | None:
         return self._works.get(id)
 
-    def of(self, node: Address) -> list[Work]:
+    def of(self, node: Address) -> list[RegisteredWork]:
         """What a node committed to, as far back as is remembered, oldest first."""
         return list(self._nodes.get(node, {}).values())
 
@@ -196,18 +196,18 @@ class Register:
             return False
         return self._clock() - known.at >= self._closed_seconds
 
-    def announcement(self, work: Work) -> bytes | None:
+    def announcement(self, work: RegisteredWork) -> bytes | None:
         """The envelope in which the trainer announced the work's policy, as long as it is kept."""
         signed = self._policies.announcement(work.commitment.policy_root)
         return signed.raw if signed else None
 
-    def is_contested(self, work: Work) -> bool:
+    def is_contested(self, work: RegisteredWork) -> bool:
         """Whether its node signed something else for the same slot."""
         return len(self._slots.get(slot_of(work.commitment), ())) > 1
 
     # what may be held against a worker
 
-    def fault(self, work: Work) -> Fault | None:
+    def fault(self, work: RegisteredWork) -> Fault | None:
         """What is wrong with a commitment by itself: its age when it was heard; of a task's, its lease then."""
         if work.backlog:
             return None
@@ -215,7 +215,7 @@ class Register:
             return self._tasks.fault(work.task, work.id)
         return check_staleness(work.step, max(work.newest_step, work.step), self._run)
 
-    def gap(self, work: Work) -> Fault | None:
+    def gap(self, work: RegisteredWork) -> Fault | None:
         """An index that was left out before this one, if we would have heard of it. Shards are anybody's: none is. A
         round that is left out is its peer's loss."""
         if work.task is not None or work.contribution:
@@ -228,21 +228,21 @@ class Register:
         node, root, index = slot_of(work.commitment)
         return check_gap(index, {one for one in range(index) if (node, root, one) in self._slots})
 
-    def was_delivered(self, work: Work) -> None:
+    def was_delivered(self, work: RegisteredWork) -> None:
         """This node has its file: from here on silence about it may count against a validator."""
         work.delivered = True
 
-    def was_read(self, work: Work) -> None:
+    def was_read(self, work: RegisteredWork) -> None:
         """The header of its file was read: it is this slot's."""
         self._read[work.commitment.file_root] = slot_of(work.commitment)
 
-    def copied(self, work: Work) -> Fault | None:
+    def copied(self, work: RegisteredWork) -> Fault | None:
         """Whether its file was read before as another slot's."""
         return check_duplicate(work.commitment, self._read.get(work.commitment.file_root))
 
     # inside
 
-    def _note(self, early: _Early) -> Work | None:
+    def _note(self, early: _Early) -> RegisteredWork | None:
         commitment = early.signed.message.commitment
         id = work_id(commitment)
         if id in self._works:
@@ -290,20 +290,22 @@ class Register:
         came_later = known.at - self._opened < BACKLOG_SECONDS
         return came_later and early.newest_step - known.step > self._run.recipe.max_staleness
 
-    def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, round_: int, *, rival: bool) -> Work:
+    def _made(
+        self, id: WorkId, early: _Early, step: int, task: Task | None, round_: int, *, rival: bool
+    ) -> RegisteredWork:
         backlog = early.at - self._opened < BACKLOG_SECONDS
         index, groups = early.signed.message.commitment.index, 1 if round_ >= 0 else self._run.groups_per_file
         if task is not None:
             groups = len(task.spec.numbers(index))
         heard = (id, early.signed, step, early.at, early.newest_step, backlog)
-        return Work(*heard, groups, task, round_, rival=rival)
+        return RegisteredWork(*heard, groups, task, round_, rival=rival)
 
     def _set_aside(self, id: WorkId, early: _Early) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""
         self.ignored += 1
-        self._early.setdefault(early.signed.message.commitment.node, Recent(EARLY))[id] = early
+        self._early.setdefault(early.signed.message.commitment.node, BoundedDict(EARLY))[id] = early
 
-    def _tell(self, work: Work, slot: list[Work]) -> None:
+    def _tell(self, work: RegisteredWork, slot: list[RegisteredWork]) -> None:
         if work.rival:
             for on_rivals in self._on_rivals:
                 on_rivals(slot[0], work)
@@ -330,7 +332,7 @@ class Register:
         known = self._policies.find(root) or self._tasks.find(root)
         return known is None or self.is_closed(root)
 
-    def _close(self, work: Work) -> None:
+    def _close(self, work: RegisteredWork) -> None:
         root, slot = work.commitment.policy_root, slot_of(work.commitment)
         del self._works[work.id], self._nodes[work.node][work.id], self._of[root][work.id]
         self._slots[slot].remove(work)

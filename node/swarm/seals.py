@@ -10,11 +10,11 @@ from itertools import islice
 
 import msgspec
 
-from node.recent import Recent
-from node.swarm.ballots import Ballots
+from node.bounded_dict import BoundedDict
+from node.swarm.audit_lots import AuditLots
 from node.swarm.facts import WorkId
-from node.swarm.lotbook import LotBook
-from node.swarm.register import Register, Work
+from node.swarm.register import Register, RegisteredWork
+from node.swarm.vote_set import VoteSet
 from protocol.identity import Address
 from protocol.messages import Seal, Signed, VerdictIssued, seal_of
 from protocol.statements import work_id
@@ -48,8 +48,8 @@ class _Sealer(msgspec.Struct):
     """One validator's seals by work. unopened: when those came whose verdicts are not shown, oldest first; late: when
     the first came that was not opened in its time, of the last UNOPENED_SECONDS."""
 
-    seals: Recent[WorkId, _Seal]
-    unopened: Recent[WorkId, float]
+    seals: BoundedDict[WorkId, _Seal]
+    unopened: BoundedDict[WorkId, float]
     late: float = -math.inf
 
 
@@ -60,19 +60,19 @@ class Seals:
     def __init__(
         self,
         register: Register,
-        ballots: Ballots,
+        vote_set: VoteSet,
         quorum: Callable[[], int],
         is_one: Callable[[], bool],
         patience: float,
-        windows: LotBook,
+        windows: AuditLots,
         clock: Callable[[], float],
     ) -> None:
         self._windows = windows
-        self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
-        self._turned: dict[Address, Recent[int, Recent[WorkId, None]]] = {}
+        self._withheld: BoundedDict[tuple[Address, int], None] = BoundedDict(WITHHELD)
+        self._turned: dict[Address, BoundedDict[int, BoundedDict[WorkId, None]]] = {}
         """By validator and window that this may cost it: works of which it took its word back."""
         self._register = register
-        self._ballots = ballots
+        self._vote_set = vote_set
         self._quorum = quorum
         self._is_one = is_one
         self._clock = clock
@@ -82,7 +82,7 @@ class Seals:
         self._moment = -math.inf
         register.follow_closed(self._close)
 
-    def _close(self, work: Work) -> None:
+    def _close(self, work: RegisteredWork) -> None:
         """Those that were never opened are counted until their own time is over."""
         for sealer in self._sealers.values():
             sealer.seals.pop(work.id, None)
@@ -108,7 +108,7 @@ class Seals:
     def _sealed(self, author: Address, id: WorkId, seal: bytes) -> bool:
         """Note a seal; False if there was one. The first of a work counts: another one for the same work fits nothing
         that its author will show."""
-        sealer = self._sealers.setdefault(author, _Sealer(Recent(SEALS), Recent(SEALS)))
+        sealer = self._sealers.setdefault(author, _Sealer(BoundedDict(SEALS), BoundedDict(SEALS)))
         known = sealer.seals.get(id)
         if known is None:
             sealer.seals[id] = _Seal(seal, self._next_moment())
@@ -132,7 +132,7 @@ class Seals:
         # A seal whose time is over is nobody's promise any more.
         since = self._clock() - self._opening
         awaited = {author for author, one in self._sealers.items() if one.unopened.get(id, since) > since}
-        return awaited - late - self._owner(id) | self._ballots.has_spoken(id)
+        return awaited - late - self._owner(id) | self._vote_set.has_spoken(id)
 
     def _owner(self, id: WorkId) -> set[Address]:
         work = self._register.get(id)
@@ -140,7 +140,7 @@ class Seals:
 
     def has_sealed(self, id: WorkId) -> set[Address]:
         """Who has shown or sealed a verdict on a work, counted on or not."""
-        return {author for author, one in self._sealers.items() if id in one.seals} | self._ballots.has_spoken(id)
+        return {author for author, one in self._sealers.items() if id in one.seals} | self._vote_set.has_spoken(id)
 
     def _is_late(self, validator: Address) -> bool:
         """Whether a validator let the time of a seal pass a while ago. To open it then changes nothing: it could let
@@ -151,7 +151,7 @@ class Seals:
             sealer.late = oldest
         return leaves or now - sealer.late <= UNOPENED_SECONDS
 
-    def _lets_pass(self, validator: Address, work: Work, way: _Seal) -> bool:
+    def _lets_pass(self, validator: Address, work: RegisteredWork, way: _Seal) -> bool:
         """Whether others counted on a validator that let the time pass to show its verdict on a work. Not once they
         could have noticed, and not if it sealed before there was the work: else it could help a copier for long."""
         if not self._is_late(validator) or min(way.shown, self._clock()) - way.at < self._opening:
@@ -185,7 +185,7 @@ class Seals:
 
     def _shown_by(self, id: WorkId, sealed_at: float) -> float:
         """When the verdict behind a seal should have come: soon after a quorum showed theirs, as nobody waits then."""
-        spoken = self._ballots.has_spoken(id)
+        spoken = self._vote_set.has_spoken(id)
         ways = (one.seals[id] for author, one in self._sealers.items() if author in spoken and id in one.seals)
         shown = sorted(way.shown for way in ways)[self._quorum() - 1 :]
         return max(shown[0], sealed_at) + SEAL_SECONDS + OPENING_GRACE if shown else sealed_at + self._opening
@@ -196,7 +196,7 @@ class Seals:
         it did not show its own before it had to, to a copier or at the cost of whoever seals next."""
         if self._is_one():
             return True  # there is nobody to copy from
-        said, work = self._ballots.verdict_of(id, validator), self._register.get(id)
+        said, work = self._vote_set.verdict_of(id, validator), self._register.get(id)
         ways = {author: one.seals[id] for author, one in self._sealers.items() if id in one.seals}
         for owner in self._owner(id):
             ways.pop(owner, None)
@@ -221,22 +221,22 @@ class Seals:
         """This node has seen a validator say what is not so: nothing that it judged in this window is paid here."""
         self._withheld[validator, window] = None
 
-    def is_withheld(self, validator: Address, work: Work) -> bool:
+    def is_withheld(self, validator: Address, work: RegisteredWork) -> bool:
         """Whether this node has seen that a validator is not to be paid for a work, whatever it says of it."""
         return (validator, self._windows.window_of(work)) in self._withheld
 
-    def note_turn(self, work: Work, validator: Address) -> None:
+    def note_turn(self, work: RegisteredWork, validator: Address) -> None:
         """A validator spoke of a work: it may have taken its word back."""
-        if self._ballots.has_turned(work.id, validator):
-            windows = self._turned.setdefault(validator, Recent(TURNED))
+        if self._vote_set.has_turned(work.id, validator):
+            windows = self._turned.setdefault(validator, BoundedDict(TURNED))
             for window in {self._windows.window_of(work), self._windows.current_window}:
-                windows.setdefault(window, Recent(WITHHELD))[work.id] = None
+                windows.setdefault(window, BoundedDict(WITHHELD))[work.id] = None
 
     def turned(self, validator: Address) -> set[int]:
         """Windows for which a validator is not paid yet: of works whose verdict it took back in a second look that
         nobody asked for, and in which it did. Messages overtake each other: the dispute may be told yet."""
-        windows = self._turned.get(validator, Recent[int, Recent[WorkId, None]](TURNED))
+        windows = self._turned.get(validator, BoundedDict[int, BoundedDict[WorkId, None]](TURNED))
         for works in windows.values():
-            while works and not self._ballots.has_turned(next(iter(works)), validator):
+            while works and not self._vote_set.has_turned(next(iter(works)), validator):
                 works.popitem(last=False)  # it was asked, or this is long ago
         return {window for window, works in windows.items() if works}

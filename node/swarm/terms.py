@@ -44,7 +44,7 @@ class Chairs(Protocol):
     async def terms(self, pool: int) -> list[TermTaken]: ...
 
 
-class Terms:
+class LeaderTerms:
     """manager: who leads a pool that nobody seated; trainers: in the order of their turn; lease, grace: seconds."""
 
     def __init__(self, manager: Address, clock: Callable[[], float]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import structlog
 
+from node.bounded_dict import BoundedDict
 from node.clock import Seconds
-from node.recent import Recent
-from node.swarm.ballots import Ballots, FileState
+from node.swarm.audit_lots import AuditLots, BrokenPromise
 from node.swarm.counts import may_say
 from node.swarm.disputes import Dispute, Disputes
 from node.swarm.facts import (
@@ -25,22 +25,22 @@ from node.swarm.facts import (
     WorkSealed,
     WorkTouched,
 )
-from node.swarm.lotbook import BrokenPromise, LotBook
 from node.swarm.membership import Membership
-from node.swarm.register import Register, Work
+from node.swarm.register import Register, RegisteredWork
 from node.swarm.seals import Seals
-from node.swarm.taskbook import TaskBook
+from node.swarm.task_table import TaskTable
+from node.swarm.vote_set import FileState, VoteSet
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.messages import (
-    CheckRequested,
     DisputeRaised,
     Message,
     RolloutCommitted,
     Signed,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     VerdictRechecked,
+    VerdictRequested,
     lean,
 )
 from protocol.run import RunSpec
@@ -62,8 +62,8 @@ class Works:
         membership: Membership,
         run: RunSpec,
         register: Register,
-        tasks: TaskBook,
-        lots: LotBook,
+        tasks: TaskTable,
+        lots: AuditLots,
         opened: Callable[..., Signed[Any]],
         validators: Callable[[], list[Address]],
         tell: Callable[[News], None],
@@ -78,16 +78,16 @@ class Works:
         quorum = lambda: membership.quorum  # benches change
         bench = lambda: membership.validators
         self.disputes = Disputes(run, register, validators, clock, bench, self._on_judge)
-        self.ballots = Ballots(run, quorum, register, validators, clock, bench, self.disputes)
+        self.vote_set = VoteSet(run, quorum, register, validators, clock, bench, self.disputes)
         is_one, patience = lambda: len(membership.validators) == 1, run.audit.opening_seconds
-        self.seals = Seals(register, self.ballots, quorum, is_one, patience, lots, clock)
+        self.seals = Seals(register, self.vote_set, quorum, is_one, patience, lots, clock)
         self.to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
         """Conflicts that this node has seen and may tell others of."""
         self.prompts_differ = 0
         """Works whose prompts two validators computed differently."""
-        self._results: dict[WorkId, Work] = {}
+        self._results: dict[WorkId, RegisteredWork] = {}
         """Of tasks, that the pool has not decided about."""
-        self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
+        self._early: dict[Address, BoundedDict[WorkId, list[Callable[[RegisteredWork], object]]]] = {}
         """What is to be done with words on works that are not known yet, by who spoke."""
         register.follow_closed(lambda work: self._results.pop(work.id, None))
         register.follow(self._on_work)
@@ -95,11 +95,11 @@ class Works:
         register.follow_rivals(lambda _, rival: self._on_work(rival))
         self.acts: Mapping[type[Message], Callable[[Any], object]] = {
             RolloutCommitted: register.commit,
-            ValidatorSaid: self._on_said,
+            ValidatorBatch: self._on_said,
             VerdictIssued: self._on_verdict,
             VerdictRechecked: self._on_recheck,
             DisputeRaised: self._on_dispute,
-            CheckRequested: self._on_request,
+            VerdictRequested: self._on_request,
         }
 
     def look_again(self) -> None:
@@ -110,14 +110,14 @@ class Works:
 
     # a work
 
-    def _is_of_its_own(self, work: Work, signed: Signed[VerdictIssued] | Signed[VerdictRechecked]) -> bool:
+    def _is_of_its_own(self, work: RegisteredWork, signed: Signed[VerdictIssued] | Signed[VerdictRechecked]) -> bool:
         """Whether somebody in two offices judges its own work, in which nobody has a word."""
         if signed.author != work.node:
             return False
         self._refused[f"{type(signed.message).__name__}.own"] += 1
         return True
 
-    def _on_work(self, work: Work) -> None:
+    def _on_work(self, work: RegisteredWork) -> None:
         """A commitment is work now: what was said of it before counts."""
         self._tell(WorkKnown(work.node, work.id))
         self._lots.committed(work)
@@ -127,15 +127,15 @@ class Works:
             for act in early.pop(work.id, ()):
                 act(work)
 
-    def _look_at_result(self, work: Work) -> None:
+    def _look_at_result(self, work: RegisteredWork) -> None:
         """Tell the leases of a task what the pool thinks of a result by now: some of it only time decides."""
-        state = self.ballots.state(work.id)
+        state = self.vote_set.state(work.id)
         if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED, FileState.UNDECIDED):
             del self._results[work.id]
             accepted = state is FileState.ACCEPTED
             self._tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
 
-    def _when_known(self, author: Address, id: WorkId, act: Callable[[Work], object]) -> None:
+    def _when_known(self, author: Address, id: WorkId, act: Callable[[RegisteredWork], object]) -> None:
         """Now, or once this node has heard of the work: verdicts overtake commitments. Whoever speaks of what nobody
         committed to fills a small table of its own."""
         work = self._register.get(id)
@@ -143,11 +143,11 @@ class Works:
             act(work)
             return
         # By speaker: one that makes up works crowds out its own words only.
-        waiting = self._early.setdefault(author, Recent(EARLY)).setdefault(id, [])
+        waiting = self._early.setdefault(author, BoundedDict(EARLY)).setdefault(id, [])
         if len(waiting) < EARLY:
             waiting.append(act)
 
-    def _on_request(self, signed: Signed[CheckRequested]) -> None:
+    def _on_request(self, signed: Signed[VerdictRequested]) -> None:
         try:
             wanted = self._opened(signed.message.commitment, RolloutCommitted)
         except ProtocolError as error:
@@ -160,10 +160,10 @@ class Works:
 
     # verdicts and disputes
 
-    def _on_said(self, signed: Signed[ValidatorSaid]) -> None:
+    def _on_said(self, signed: Signed[ValidatorBatch]) -> None:
         for one in signed.message.seals:
             if self._register.get(one.work) is not None:
-                self.ballots.note(one.work)
+                self.vote_set.note(one.work)
             self.seals.sealed(signed.author, one)
             self._tell(WorkSealed(signed.author, one.work))
 
@@ -172,16 +172,16 @@ class Works:
         self._tell(signed)
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._count(work, signed))
 
-    def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
+    def _count(self, work: RegisteredWork, signed: Signed[VerdictIssued]) -> None:
         if self._is_of_its_own(work, signed):
             return
         if not self._lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
-        signed = lean(signed, self.ballots.note(work.id).first)
-        known = self.ballots.prompts_differ(work.id)
-        disputes = self.ballots.add(signed)
-        if not known and self.ballots.prompts_differ(work.id):
+        signed = lean(signed, self.vote_set.note(work.id).first)
+        known = self.vote_set.prompts_differ(work.id)
+        disputes = self.vote_set.add(signed)
+        if not known and self.vote_set.prompts_differ(work.id):
             self.prompts_differ += 1
             log.warning("validators.prompts_differ", node=work.node, work=work.id.hex()[:16])
         self.seals.note_turn(work, signed.author)
@@ -200,10 +200,10 @@ class Works:
         self._tell(signed)
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._look(work, signed))
 
-    def _look(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
+    def _look(self, work: RegisteredWork, signed: Signed[VerdictRechecked]) -> None:
         if self._is_of_its_own(work, signed):
             return
-        self.ballots.recheck(signed)
+        self.vote_set.recheck(signed)
         self.seals.note_turn(work, signed.author)
         self._lots.covered(work, signed.message)
         self._tell(WorkTouched(signed.author, work.id))
@@ -219,12 +219,14 @@ class Works:
             self._refused["DisputeRaised.closed"] += 1
             return
         id = work_id(first.message.verdict)
-        self._when_known(signed.author, id, lambda work: self._heed(signed.author, work, (first, second)))
+        self._when_known(signed.author, id, lambda work: self._handle(signed.author, work, (first, second)))
 
-    def _heed(self, author: Address, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
+    def _handle(
+        self, author: Address, work: RegisteredWork, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]
+    ) -> None:
         if any(self._is_of_its_own(work, one) for one in pair):
             return
-        if all(self._lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
+        if all(self._lots.is_of_its_window(work, one.message) for one in pair) and self.vote_set.handle(pair):
             self._tell(WorkTouched(author, work.id))
 
     def punish(self, broken: BrokenPromise | None) -> None:

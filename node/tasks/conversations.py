@@ -29,7 +29,7 @@ class Texts(Protocol):
     def encode_reply(self, text: str) -> list[int]: ...
 
 
-class Message(msgspec.Struct, frozen=True):
+class ConversationMessage(msgspec.Struct, frozen=True):
     role: str
     content: str
 
@@ -41,7 +41,7 @@ class Conversations:
         self._texts = texts
         self._forms = cache(self._literals)
 
-    def prompt(self, tokens: Sequence[int]) -> list[Message]:
+    def prompt(self, tokens: Sequence[int]) -> list[ConversationMessage]:
         """The messages of a prompt, the last one the user's."""
         written = self._texts.spell(tokens)
         for roles in _prompt_forms():
@@ -49,14 +49,16 @@ class Conversations:
             said = list(zip(roles, contents, strict=True)) if contents is not None else []
             # Text alone would not do: a user may have typed what the template puts between messages.
             if said and self._texts.encode_messages(said) == list(tokens):
-                return [Message(*one) for one in said]
-        return [Message("user", self._texts.decode(tokens))]
+                return [ConversationMessage(*one) for one in said]
+        return [ConversationMessage("user", self._texts.decode(tokens))]
 
-    def response(self, output: Sequence[int], segments: Sequence[int]) -> list[Message]:
+    def response(self, output: Sequence[int], segments: Sequence[int]) -> list[ConversationMessage]:
         """What was said behind it: the policy's turns, and between them the environment's. segments: as in
         protocol.segments."""
         return [
-            Message("assistant", self._texts.decode(tokens)) if sampled else Message("user", self._reply(tokens))
+            ConversationMessage("assistant", self._texts.decode(tokens))
+            if sampled
+            else ConversationMessage("user", self._reply(tokens))
             for tokens, sampled in pieces(output, segments)
         ]
 

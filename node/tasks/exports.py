@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 
 from node.environments.dataset import read_problems
 from node.state.files import write_whole
-from node.tasks.conversations import Conversations, Message, Texts
+from node.tasks.conversations import ConversationMessage, Conversations, Texts
 from node.tasks.findings import read_task
 from node.tasks.measures import solve_rate
 from node.tasks.records import ShardRecord, TaskFolder
-from node.tasks.results import Answer, scores_by_problem
+from node.tasks.results import TaskAnswer, scores_by_problem
 from node.tasks.sources import MESSAGES, Sources, fields
 from protocol.run import EnvironmentSpec
 from protocol.segments import pieces, turns
@@ -104,7 +104,7 @@ def _generated(folder: TaskFolder, texts: Texts, sources: Sources) -> Iterator[d
     spec, said = folder.spec(), Conversations(texts)
     for record, answers in read_task(folder):
         provenance = _provenance(folder, spec, record)
-        asked: dict[int, tuple[str, list[Message]]] = {}
+        asked: dict[int, tuple[str, list[ConversationMessage]]] = {}
         for answer in answers:
             if answer.group not in asked:
                 asked[answer.group] = texts.decode(answer.prompt), said.prompt(answer.prompt)
@@ -113,7 +113,7 @@ def _generated(folder: TaskFolder, texts: Texts, sources: Sources) -> Iterator[d
             yield {**problem, **_said(answer, prompt, before, said), **_facts(answer), **provenance}
 
 
-def _said(answer: Answer, prompt: str, before: list[Message], said: Conversations) -> dict[str, Any]:
+def _said(answer: TaskAnswer, prompt: str, before: list[ConversationMessage], said: Conversations) -> dict[str, Any]:
     response = said.response(answer.output, answer.segments)
     return {
         "problem_id": answer.problem_id,
@@ -124,7 +124,7 @@ def _said(answer: Answer, prompt: str, before: list[Message], said: Conversation
     }
 
 
-def _facts(answer: Answer) -> dict[str, Any]:
+def _facts(answer: TaskAnswer) -> dict[str, Any]:
     return {
         "score": answer.score,
         "finished": answer.finished,

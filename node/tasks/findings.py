@@ -12,10 +12,10 @@ from node.errors import StateError
 from node.inference.opinions import agreed
 from node.tasks.measures import Measures, measure
 from node.tasks.records import ShardRecord, TaskFolder
-from node.tasks.results import Answer, read_answers, scores_by_problem
+from node.tasks.results import TaskAnswer, read_answers, scores_by_problem
 
 
-def read_task(folder: TaskFolder) -> Iterator[tuple[ShardRecord, list[Answer]]]:
+def read_task(folder: TaskFolder) -> Iterator[tuple[ShardRecord, list[TaskAnswer]]]:
     """Every shard that is here, in order. Raises StateError for files that were changed."""
     for record, file, report in folder.results():
         try:
@@ -41,7 +41,7 @@ def evaluate(folder: TaskFolder) -> Measures:
 # judge
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class TaskJudgement(msgspec.Struct, frozen=True):
     """scores: "group/sample" of the judged file -> agreed score; dropped: groups of which the judges are apart or
     silent about an answer; judges: who gave an opinion."""
 
@@ -51,7 +51,7 @@ class Judgement(msgspec.Struct, frozen=True):
     judges: tuple[str, ...]
 
 
-def judgement(folder: TaskFolder) -> Judgement:
+def judgement(folder: TaskFolder) -> TaskJudgement:
     """What the judges of a file agree on."""
     spec = folder.spec()
     opinions: dict[str, list[float]] = {}
@@ -66,7 +66,7 @@ def judgement(folder: TaskFolder) -> Judgement:
     dropped = {int(name.partition("/")[0]) for name, score in agreements.items() if score is None}
     scores = {name: score for name, score in agreements.items() if score is not None}
     scores = {name: score for name, score in scores.items() if int(name.partition("/")[0]) not in dropped}
-    return Judgement(spec.subject, scores, tuple(sorted(dropped)), tuple(judges))
+    return TaskJudgement(spec.subject, scores, tuple(sorted(dropped)), tuple(judges))
 
 
 # review

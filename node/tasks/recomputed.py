@@ -14,9 +14,9 @@ import trio
 
 from node.inference.client import EngineChild
 from node.inference.wire import Teach
-from node.swarm.taskbook import Task
+from node.swarm.task_table import Task
 from node.tasks.reviewing import review_package
-from node.tasks.stock import TaskStock
+from node.tasks.task_inputs import TaskInputs
 from node.weights.merge import merge_stretches
 from protocol.errors import ProtocolError
 from protocol.teaching import decode_taught, taught_otherwise
@@ -29,11 +29,11 @@ MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Means:
+class TaskMeans:
     """What a node computes with. scratch: a directory for files that nobody misses; checking: another's result is to be
     compared with it."""
 
-    stock: TaskStock
+    stock: TaskInputs
     engine: EngineChild
     scratch: Path
     checking: bool = False
@@ -44,11 +44,11 @@ class Recomputed:
     """prepare: a shard's work, once what it needs is here; differs: from the own result, another's and the tolerance to
     words on how they differ; None where they must be equal to the byte."""
 
-    prepare: Callable[[Means, Task, int], Awaitable[Work]]
+    prepare: Callable[[TaskMeans, Task, int], Awaitable[Work]]
     differs: Callable[[Task, int, bytes, bytes, float], str] | None = None
 
 
-async def prepared(means: Means, task: Task, shard: int) -> Work:
+async def prepared(means: TaskMeans, task: Task, shard: int) -> Work:
     """A shard's work, once what it needs is here. Raises IntellectError, as the work does."""
     return await RECOMPUTED[task.spec.kind].prepare(means, task, shard)
 
@@ -60,18 +60,18 @@ def _in_thread(do: Callable[[], bytes]) -> Work:
     return work
 
 
-async def _review(means: Means, task: Task, shard: int) -> Work:
+async def _review(means: TaskMeans, task: Task, shard: int) -> Work:
     return _in_thread(partial(review_package, await means.stock.files(task), task.id))
 
 
-async def _merge(means: Means, task: Task, shard: int) -> Work:
+async def _merge(means: TaskMeans, task: Task, shard: int) -> Work:
     order, images = task.spec.merge, await means.stock.policies(task)
     assert order is not None  # a task of this kind was checked for it
     models, base = [images[root] for root in order.models], images.get(order.base)
     return _in_thread(partial(merge_stretches, order.rule, models, base, task.spec.numbers(shard)))
 
 
-async def _teach(means: Means, task: Task, shard: int) -> Work:
+async def _teach(means: TaskMeans, task: Task, shard: int) -> Work:
     path, root = await means.stock.file(task, shard), _lesson(task, shard)
 
     async def work() -> bytes:

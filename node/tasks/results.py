@@ -13,7 +13,7 @@ from protocol.rollout import ReportRow, RolloutBatch, decode, decode_report
 from protocol.tasks import MAX_SHARD_SAMPLES
 
 
-class Answer(msgspec.Struct, frozen=True):
+class TaskAnswer(msgspec.Struct, frozen=True):
     """One answer. output, segments: as in a rollout file; score: None where no validator could decide; logprob:
     mean per sampled token."""
 
@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True):
     engine: str
 
 
-def read_answers(record: ShardRecord, file: bytes, report: bytes) -> list[Answer]:
+def read_answers(record: ShardRecord, file: bytes, report: bytes) -> list[TaskAnswer]:
     """Those of one shard, in order. report: empty where nobody could score. Raises ProtocolError if the report is not
     about the file."""
     batch = decode(file, MAX_SHARD_SAMPLES)
@@ -42,12 +42,12 @@ def read_answers(record: ShardRecord, file: bytes, report: bytes) -> list[Answer
     return list(_answers(record.shard, batch, values.rows))
 
 
-def _answers(shard: int, batch: RolloutBatch, values: Sequence[ReportRow]) -> Iterator[Answer]:
+def _answers(shard: int, batch: RolloutBatch, values: Sequence[ReportRow]) -> Iterator[TaskAnswer]:
     known = {(row.group, row.sample): row for row in values}
     for row in batch.rows:
         found = known.get((row.group, row.sample))
         mean = sum(found.logprobs) / len(found.logprobs) if found and found.logprobs else None
-        yield Answer(
+        yield TaskAnswer(
             shard,
             row.group,
             row.sample,
@@ -63,7 +63,7 @@ def _answers(shard: int, batch: RolloutBatch, values: Sequence[ReportRow]) -> It
         )
 
 
-def scores_by_problem(answers: Iterable[Answer]) -> dict[str, list[float]]:
+def scores_by_problem(answers: Iterable[TaskAnswer]) -> dict[str, list[float]]:
     """problem id -> scores of its answers, those that were decided; in the order of the problems."""
     found: dict[str, list[float]] = {}
     for answer in answers:

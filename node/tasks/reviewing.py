@@ -13,7 +13,7 @@ import msgspec
 
 from node.environments.errors import PackageError
 from node.environments.package.archive import unpack
-from node.environments.package.check import Report, Way, check_package
+from node.environments.package.check import PackageReport, PlayWay, check_package
 from node.environments.programs import opener_for
 from node.sandbox import SandboxError
 from protocol.blobs import describe
@@ -55,7 +55,7 @@ def review_package(files: Path, task: TaskId) -> bytes:
     return msgspec.json.encode(told, order="sorted")
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _told(report: PackageReport) -> dict[str, Any]:
     return {
         "good": report.good,
         "name": report.manifest.name,
@@ -72,6 +72,6 @@ def _finding(row: int, what: str, why: str) -> dict[str, Any]:
     return {"row": row, "what": what[:TEXT], "why": why[:TEXT]}
 
 
-def _ways(files: Path) -> list[Way]:
+def _ways(files: Path) -> list[PlayWay]:
     other = opener_for(files, optimised=False)
-    return [Way("WASI", "wasi", opener_for(files)), Way("WASI, other settings", "wasi", other)]
+    return [PlayWay("WASI", "wasi", opener_for(files)), PlayWay("WASI, other settings", "wasi", other)]

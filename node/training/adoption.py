@@ -27,7 +27,7 @@ class AdoptionOrder(msgspec.Struct, frozen=True):
     policy_root: bytes
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class AdoptionRefusal(msgspec.Struct, frozen=True):
     step: int
     why: str
 
@@ -50,13 +50,13 @@ def answered(spool: Spool) -> bool:
     return not spool.adoption_path.exists()
 
 
-def end(spool: Spool) -> Refusal | None:
+def end(spool: Spool) -> AdoptionRefusal | None:
     """Keep nothing of an order; why it was refused, None if it was not. Blocking."""
     spool.adoption_path.unlink(missing_ok=True)
     for path in (spool.root / FOLDER).glob("*.safetensors"):
         path.unlink()
     try:
-        return msgspec.json.decode(spool.adoption_error_path.read_bytes(), type=Refusal)
+        return msgspec.json.decode(spool.adoption_error_path.read_bytes(), type=AdoptionRefusal)
     except FileNotFoundError:
         return None
 
@@ -71,5 +71,5 @@ def read_order(spool: Spool) -> AdoptionOrder | None:
 
 def refuse(spool: Spool, order: AdoptionOrder, error: IntellectError) -> None:
     # The reason first: an order that is gone is answered, and the daemon then looks for a reason.
-    write_whole(spool.adoption_error_path, msgspec.json.encode(Refusal(order.step, error.why)))
+    write_whole(spool.adoption_error_path, msgspec.json.encode(AdoptionRefusal(order.step, error.why)))
     spool.adoption_path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from node.changes import Changes
-from node.processes.forkserver import Anew, Child, Starter, close_stdin, end_child, kill_group
+from node.processes.forkserver import Anew, ChildProcess, Starter, close_stdin, end_child, kill_group
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
@@ -64,7 +64,7 @@ class SpoolProcess:
         self._cards = only(cards)
         self._command = list(command)
         self._starter = starter or Anew()
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._finishing = trio.Event()
         self._asleep = False
         self._slept = Changes()
@@ -153,15 +153,15 @@ class SpoolProcess:
             with trio.CancelScope(shield=True):
                 await end_child(process)
 
-    async def _stop_when_put_away(self, process: Child) -> None:
+    async def _stop_when_put_away(self, process: ChildProcess) -> None:
         await self._slept.until(lambda: self._asleep)
         await self._stop(process)
 
-    async def _stop_when_finishing(self, process: Child) -> None:
+    async def _stop_when_finishing(self, process: ChildProcess) -> None:
         await self._finishing.wait()
         await self._stop(process)
 
-    async def _stop(self, process: Child) -> None:
+    async def _stop(self, process: ChildProcess) -> None:
         await close_stdin(process)
         await trio.sleep(STOP_SECONDS)
         kill_group(process.pid)

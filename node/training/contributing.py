@@ -25,7 +25,7 @@ from node.inference.torch_engine import build_model
 from node.state.files import mapped, whole_file, write_whole
 from node.training.inner import Inner, Tensors
 from node.training.length import without_length
-from node.training.outer import StateFile, Take, state_file
+from node.training.outer import OuterStateFile, Take, state_file
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
 from node.training.spool import Spool
@@ -89,12 +89,12 @@ class Contributing:
             self._write(header, before, *paths)
 
     def _steps(
-        self, round_: int, seat: int, before: StateFile | None, until: float = math.inf, most: int | None = None
+        self, round_: int, seat: int, before: OuterStateFile | None, until: float = math.inf, most: int | None = None
     ) -> tuple[ContributionHeader, list[dict[str, Any]]]:
         """Make a seat's steps of a round with the learner. (what their contribution says, but for the seat's own state
         afterwards; metrics of each). before: the seat's own state, None where it begins; most: steps."""
         learner, rules = self._learner, self._rules
-        outer = StateFile(self._outer_path(rules.begins_at(round_)))
+        outer = OuterStateFile(self._outer_path(rules.begins_at(round_)))
         learner.load(self._beginning(outer, before, round_))
         learner.begin(before.tensor if before and rules.inner_state == "kept" else None)
         steps, digests = list[dict[str, Any]](), list[bytes]()
@@ -132,7 +132,7 @@ class Contributing:
             "grad_norm_max": max(norms),
         }
 
-    def _beginning(self, outer: StateFile, before: StateFile | None, round_: int) -> Tensors:
+    def _beginning(self, outer: OuterStateFile, before: OuterStateFile | None, round_: int) -> Tensors:
         """The weights with which a seat's steps of a round begin: the outer state; with fragments its own copy of what
         is not exchanged yet, and the outcome of what is, changed as much as it was meanwhile."""
         if before is None or self._rules.fragments == 1:
@@ -157,14 +157,14 @@ class Contributing:
         """Whether a time is over by the first rank's clock: all ranks make the same steps."""
         return until < math.inf and self._world.share(bytes([time.time() > until])) == b"\1"
 
-    def _own(self, round_: int, seat: int) -> StateFile | None:
+    def _own(self, round_: int, seat: int) -> OuterStateFile | None:
         """What the seat's last round left of it; None if it begins, or keeps nothing."""
         path = self._own_path(round_ - 1, seat)
-        return StateFile(path) if path.exists() else None
+        return OuterStateFile(path) if path.exists() else None
 
     # What it leaves
 
-    def _write(self, header: ContributionHeader, before: StateFile | None, path: Path, own: Path) -> None:
+    def _write(self, header: ContributionHeader, before: OuterStateFile | None, path: Path, own: Path) -> None:
         """What the seat keeps for itself, and its contribution. Tensor by tensor; all ranks take part in gathering."""
         learner = self._learner
         if self._world.first:
@@ -189,10 +189,12 @@ class Contributing:
         shapes |= {CARRIED + name: shape for name, shape in learner.shapes.items()} if rules.carries_over else {}
         return shapes | ({COPY + name: shape for name, shape in learner.shapes.items()} if rules.fragments > 1 else {})
 
-    def _write_tensors(self, header: ContributionHeader, before: StateFile | None, own: Path, file: BinaryIO) -> bytes:
+    def _write_tensors(
+        self, header: ContributionHeader, before: OuterStateFile | None, own: Path, file: BinaryIO
+    ) -> bytes:
         """The contribution's tensors into `file`, the seat's own into theirs; the root of these."""
         learner, carries, shapes = self._learner, self._rules.carries_over, self._own_shapes()
-        outer = StateFile(self._outer_path(self._rules.begins_at(header.round)))
+        outer = OuterStateFile(self._outer_path(self._rules.begins_at(header.round)))
         sent = frozenset(self._sent(header.round))
         if not shapes:
             for name, values in learner.weights():
@@ -227,7 +229,7 @@ class Contributing:
         """Whether the optimisers' moments outlive a round."""
         return self._rules.inner_state == "kept"
 
-    def _decoded(self, path: Path, outer: StateFile, round_: int | None = None) -> Contribution:
+    def _decoded(self, path: Path, outer: OuterStateFile, round_: int | None = None) -> Contribution:
         """Of steps that began at an outer state; round_: None for that state's own. Raises ContributionError."""
         round_ = outer.round if round_ is None else round_
         expected = expected_of(self._rules, self._root, {round_: outer.root}, self._batch)

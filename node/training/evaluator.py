@@ -10,7 +10,7 @@ import torch
 
 from node.environments.registry import load_environment
 from node.inference.engine import Weights, generate
-from node.inference.evaluation import Answered, Evaluation
+from node.inference.evaluation import EvaluatedAnswer, Evaluation
 from node.inference.image import read_image
 from node.inference.lora import expected_tensors, read_peft, start_policy
 from node.inference.room import adapter_columns
@@ -66,16 +66,18 @@ class Evaluator:
         run: RunSpec,
         assets: Path,
         settings: EngineSettings = DEFAULT,
-        told: Callable[[], object] = lambda: None,
+        on_progress: Callable[[], object] = lambda: None,
     ) -> None:
-        """told: hears of each answer."""
+        """on_progress: hears of each answer."""
         self._assets = assets
         self._engine = TorchEngine(assets / MODEL, settings)
         tokenizer = self._engine.tokenizer
         environment = load_environment(run.environment, assets, tokenizer)
         others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
         self._environments = (environment, *others.values())
-        self._evaluation = Evaluation(run, environment, others, partial(generate, self._engine, told=told))
+        self._evaluation = Evaluation(
+            run, environment, others, partial(generate, self._engine, on_progress=on_progress)
+        )
 
     def read(self, image: Path) -> Weights:
         """A policy's weights. Raises ModelError."""
@@ -90,18 +92,18 @@ class Evaluator:
         """Policy 0. Raises ModelError."""
         return start_policy(self._assets, image_names(build_model(self._assets / MODEL, "meta")))
 
-    def answered(self, weights: Weights, draws: int) -> list[list[Answered]]:
+    def answered(self, weights: Weights, draws: int) -> list[list[EvaluatedAnswer]]:
         """What the held-back problems of each draw are answered with these weights."""
         self._engine.load(weights)
         return [self._evaluation.answered_in(draw) for draw in range(draws)]
 
-    def answered_beside(self, adapters: Mapping[str, Weights], draws: int) -> dict[str, list[list[Answered]]]:
+    def answered_beside(self, adapters: Mapping[str, Weights], draws: int) -> dict[str, list[list[EvaluatedAnswer]]]:
         """The same of the start model (under the name "") and of adapters to it, all of them in one batch. Only with an
         engine that keeps adapters apart. Raises EngineError."""
         names = {name: name.encode() for name in adapters}
         for name, weights in adapters.items():
             self._engine.hold(names[name], weights, [*names.values()])
-        found: dict[str, list[list[Answered]]] = {"": [], **{name: [] for name in names}}
+        found: dict[str, list[list[EvaluatedAnswer]]] = {"": [], **{name: [] for name in names}}
         for draw in range(draws):
             # Both begin with the start model, whose adapter is the empty name.
             for own, answered in zip(

@@ -37,7 +37,7 @@ from protocol.recipe import Objective
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class AdvantageSamples:
     """Per sample. groups: int64[n], any labels; rewards: float32[n], shaped by length where the recipe shapes them;
     lengths: int64[n], sampled tokens."""
 
@@ -47,7 +47,7 @@ class Samples:
 
 
 Loss = Callable[[LossInputs, Objective], TokenLoss]
-Advantage = Callable[[Samples], NDArray[np.float32]]
+Advantage = Callable[[AdvantageSamples], NDArray[np.float32]]
 _LOSS = "a float tensor of one loss per token, or TokenLoss(loss, metrics), computed from tokens.logprobs"
 _ADVANTAGE = "an array of one finite number per sample"
 
@@ -158,15 +158,15 @@ def _advantage(objective: Objective, assets: Path | None) -> Advantage:
         return lambda samples: group_advantages(samples.groups, samples.rewards, samples.lengths, name)
     function = load_function(name, assets)
 
-    def advantage(samples: Samples) -> NDArray[np.float32]:
+    def advantage(samples: AdvantageSamples) -> NDArray[np.float32]:
         return _checked_advantage(name, function, samples)
 
     rewards = np.array([0, 1, 1, 1], dtype=np.float32)
-    advantage(Samples(np.array([0, 0, 1, 1]), rewards, np.array([3, 4, 5, 6])))
+    advantage(AdvantageSamples(np.array([0, 0, 1, 1]), rewards, np.array([3, 4, 5, 6])))
     return advantage
 
 
-def _checked_advantage(name: str, function: Function, samples: Samples) -> NDArray[np.float32]:
+def _checked_advantage(name: str, function: Function, samples: AdvantageSamples) -> NDArray[np.float32]:
     returned = calling(name, function, samples, wanted=_ADVANTAGE)
     count = len(samples.rewards)
     try:

@@ -23,9 +23,9 @@ NEEDED = ("model/", "teacher/", "code/")
 """What ranks read; problems are machine 0's affair."""
 
 
-def hand_over(world: World, spool: Spool, run: bytes, told: Callable[[str], None] | None = None) -> None:
+def hand_over(world: World, spool: Spool, run: bytes, on_progress: Callable[[str], None] | None = None) -> None:
     """Give every machine the run and the files that it lacks. All ranks call it. Raises TrainingError."""
-    told = told or _log
+    on_progress = on_progress or _log
     receives = world.leader and not world.first
     if receives:
         write_whole(spool.run_path, run)
@@ -34,7 +34,7 @@ def hand_over(world: World, spool: Spool, run: bytes, told: Callable[[str], None
     lacking = world.maxima([float(receives and not _has(spool.assets, one)) for one in assets]) if assets else []
     for asset, needed in zip(assets, lacking, strict=True):
         if needed:
-            told(asset.path)
+            on_progress(asset.path)
             _give(world, spool.assets, asset, take=receives and not _has(spool.assets, asset))
     world.share(b"\0")  # a machine's other ranks read the files that its first has written
 

@@ -30,7 +30,7 @@ HELD_BACK = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class ImitationSettings:
     """batch: examples of a step; the learning rate falls to zero in a line."""
 
     steps: int
@@ -42,9 +42,9 @@ class Lessons:
 def imitate(
     base: Path,
     examples: Sequence[tuple[list[int], list[int]]],
-    lessons: Lessons,
+    lessons: ImitationSettings,
     settings: TrainerSettings,
-    told: Callable[[dict[str, Any]], None] = lambda record: None,
+    on_progress: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> tuple[Any, dict[str, float]]:
     """(the fp32 model, figures). examples: (prompt, answer with its end token). loss_first and loss_last: nats per
     token of answers that were not learnt from. Raises ModelError, TrainingError."""
@@ -61,7 +61,7 @@ def imitate(
         for group in optimizer.param_groups:
             group["lr"] = lessons.learning_rate * (1 - step / lessons.steps)
         loss = _learn(policy, optimizer, batch, settings, device)
-        told({"step": step + 1, "loss": round(loss, 4)})
+        on_progress({"step": step + 1, "loss": round(loss, 4)})
     return policy.model, figures | {"loss_last": _loss(policy, tested, settings, device)}
 
 
@@ -91,7 +91,7 @@ def _started(base: Path, device: torch.device) -> Any:
     return model
 
 
-def _drawn(rows: Sequence[BatchRow], lessons: Lessons) -> Iterator[list[BatchRow]]:
+def _drawn(rows: Sequence[BatchRow], lessons: ImitationSettings) -> Iterator[list[BatchRow]]:
     """Batches without end; each example once before any is there again."""
     random = np.random.default_rng(lessons.seed)
     # `iter(int, 1)` never ends: int() is 0.

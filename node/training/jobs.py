@@ -21,7 +21,7 @@ class _Job(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class Start(_Job, frozen=True):
+class StartRound(_Job, frozen=True):
     """Write outer state 0, unless a newer one is there."""
 
 
@@ -57,10 +57,10 @@ class Publish(_Job, frozen=True):
     metrics: dict[str, Any]
 
 
-Job = Start | Train | Check | Publish
+Job = StartRound | Train | Check | Publish
 
 
-class Answer(msgspec.Struct, frozen=True):
+class JobFailure(msgspec.Struct, frozen=True):
     """what, why, remedy: of a job that could not be done."""
 
     found: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class Answer(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-class Jobs:
+class JobDirectory:
     """The directory of jobs of one spool."""
 
     def __init__(self, spool: Spool, watch: SpoolWatch | None = None) -> None:
@@ -102,7 +102,7 @@ class Jobs:
         except FileNotFoundError:  # the daemon has just withdrawn one
             return None
 
-    def answer(self, name: str, answer: Answer) -> None:
+    def answer(self, name: str, answer: JobFailure) -> None:
         write_whole(self._answer(name), msgspec.json.encode(answer))
 
     # the daemon's end
@@ -113,7 +113,7 @@ class Jobs:
         try:
             write_whole(asked, msgspec.json.encode(job))
             await self._watch.until(answered.exists)
-            answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
+            answer = msgspec.json.decode(answered.read_bytes(), type=JobFailure)
         except OSError as error:
             why = f"{self._directory}: {error.strerror or error}"
             raise TrainingError("the learner cannot be asked", why, "free space there; it is tried again") from error

@@ -28,13 +28,13 @@ from node.training.lora import add_adapters
 from node.training.losses import log_ratio
 from node.training.memory import during
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
-from node.training.objective import Known, Loss, loss_of, slopes_of
+from node.training.objective import Loss, TokenSignals, loss_of, slopes_of
 from node.training.packing import plan, plan_padded
 from node.training.policy_model import PolicyModel
 from node.training.rows import usable_rows
 from node.training.settings import TrainerSettings
 from node.training.sharding import ActivationsOnCpu, decoder_layers, fill, prepare_model, whole
-from node.training.tally import Tally, describe
+from node.training.tally import LossTally, describe
 from node.training.updates import Update, Updates
 from node.training.world import World, compute_dtype
 from protocol.lora import LORA_B
@@ -143,7 +143,7 @@ class Learner:
             ),
             default=0,
         )
-        tally = Tally(self._functions.metrics)
+        tally = LossTally(self._functions.metrics)
         norms: list[float] = []
         taught = len(good) if self._distill else sum(np.count_nonzero(u.advantages) for u in updates)
         # What holds the weights as they were belongs to the optimiser: it is as large in any pass.
@@ -188,7 +188,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
             with self.published():
                 for place in range(len(part.rounds)):
-                    self._backward(part, place, step, Tally(self._functions.metrics), step)
+                    self._backward(part, place, step, LossTally(self._functions.metrics), step)
             yield int(group), {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -251,7 +251,7 @@ class Learner:
         rounded, scale = self.as_published(name, weights).bfloat16(), self._scale(name)
         return rounded if scale == 1 else rounded.float() / scale
 
-    def _backward(self, update: Update, place: int, version: float, tally: Tally, step: int) -> None:
+    def _backward(self, update: Update, place: int, version: float, tally: LossTally, step: int) -> None:
         """Accumulate the gradient of this rank's share of one round."""
         with during("forward", self._settings, step):
             total, told = self._forward(update, place, version)
@@ -289,7 +289,7 @@ class Learner:
         reference: Tensor | None,
         teacher: Tensor | None,
         version: float,
-    ) -> Known:
+    ) -> TokenSignals:
         rows, device = [update.rows[i] for i in members], self._world.device
         sampler = sent(np.concatenate([row.sampler_logprobs for row in rows]).astype(np.float32), device)
         advantages, closer = per_token(update.advantages[members], rows, device), None
@@ -300,7 +300,7 @@ class Learner:
         if self._functions.needs_proximal and self._objective.proximal == "loglinear":
             old = np.array([version - row.policy_step for row in rows]).clip(min=0)
             ages = per_token(old, rows, device).float()
-        return Known(
+        return TokenSignals(
             sampler,
             advantages,
             per_token(np.arange(len(rows)), rows, device),

@@ -29,7 +29,7 @@ def loglinear(logprobs: Tensor, sampler_logprobs: Tensor, ages: Tensor) -> Tenso
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TokenSignals:
     """Per token, [n]. weights: of each loss in the total; ages: for losses that take the proximal policy to lie between
     sampler and learner; proximal: for those that have it computed; reference: where there is a pull to it; teacher_kl:
     log sampler - log teacher, where there is one: it is in the advantages already, and only told."""
@@ -43,12 +43,12 @@ class Known:
     reference: Tensor | None = None
     teacher_kl: Tensor | None = None
 
-    def cut(self, cut: slice) -> "Known":
+    def cut(self, cut: slice) -> "TokenSignals":
         parts: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             parts[field.name] = None if value is None else value[cut]
-        return Known(**parts)
+        return TokenSignals(**parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Loss:
     extra: Mapping[str, Tensor]
 
 
-def loss_of(functions: Functions, objective: Objective, known: Known, logprobs: Tensor, entropy: Tensor) -> Loss:
+def loss_of(functions: Functions, objective: Objective, known: TokenSignals, logprobs: Tensor, entropy: Tensor) -> Loss:
     inputs = LossInputs(
         logprobs, known.sampler_logprobs, known.advantages, known.samples, _proximal(functions, known, logprobs)
     )
@@ -75,7 +75,7 @@ def loss_of(functions: Functions, objective: Objective, known: Known, logprobs: 
     return Loss((known.weights.to(logprobs.dtype) * per_token).sum(), inputs, found, extra)
 
 
-def _proximal(functions: Functions, known: Known, logprobs: Tensor) -> Tensor | None:
+def _proximal(functions: Functions, known: TokenSignals, logprobs: Tensor) -> Tensor | None:
     if not functions.needs_proximal:
         return None
     if known.ages is not None:
@@ -83,7 +83,7 @@ def _proximal(functions: Functions, known: Known, logprobs: Tensor) -> Tensor | 
     return logprobs.detach() if known.proximal is None else known.proximal
 
 
-def slopes_of(functions: Functions, objective: Objective, known: Known, scale: float) -> Slopes | None:
+def slopes_of(functions: Functions, objective: Objective, known: TokenSignals, scale: float) -> Slopes | None:
     """The gradient of `scale` times the loss, some tokens at a time; None where those do not determine it."""
 
     def slopes(cut: slice, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from protocol.rounds import Mean, digest_of, fragment, outer_step, state_root
 MOMENTUM = "momentum/"
 
 
-class StateFile:
+class OuterStateFile:
     """A state that is on disk. round, root: of the state; shapes: by name."""
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ def state_size(round_: int, shapes: Shapes) -> int:
     return 8 + len(_front(round_, shapes).encode()) + 4 * sum(math.prod(shape) for shape in shapes.values())
 
 
-def strangers_state(path: Path, round_: int, shapes: Shapes) -> StateFile:
+def strangers_state(path: Path, round_: int, shapes: Shapes) -> OuterStateFile:
     """A state that somebody else wrote. Raises TrainingError unless it is the very file that `state_file` would write
     of its numbers for this round and these shapes, and all of them are finite."""
     data, text = mapped(path), _front(round_, shapes).encode()
@@ -82,7 +82,7 @@ def strangers_state(path: Path, round_: int, shapes: Shapes) -> StateFile:
     said, rest = bytes(data[: len(front)]), (slice(0, root), slice(root + 64, None))
     if len(data) != state_size(round_, shapes) or any(said[part] != front[part] for part in rest):
         raise _damaged(path, "its length, names or shapes are not those of this run and round")
-    found = StateFile(path)
+    found = OuterStateFile(path)
     found.check()
     if not all(np.isfinite(found.tensor(name)).all() for name in shapes):
         raise _damaged(path, "a number in it is not finite")
@@ -123,7 +123,7 @@ def outer_shapes(shapes: Shapes, rules: Diloco) -> dict[str, tuple[int, ...]]:
     return held | ({MOMENTUM + name: shape for name, shape in held.items()} if rules.outer_momentum else {})
 
 
-def apply_round(outer: StateFile, contributions: Sequence[Contribution], rules: Diloco, path: Path) -> bytes:
+def apply_round(outer: OuterStateFile, contributions: Sequence[Contribution], rules: Diloco, path: Path) -> bytes:
     """Write the next outer state; its root. contributions: those that are in, in the order of their ids. Tensors
     that are not of the round's fragment stay as they are.
 
@@ -143,7 +143,7 @@ def apply_round(outer: StateFile, contributions: Sequence[Contribution], rules: 
     return root[0]
 
 
-def write_policy(outer: StateFile, path: Path) -> None:
+def write_policy(outer: OuterStateFile, path: Path) -> None:
     """The canonical bf16 image of an outer state, which is what rollouts are sampled with."""
     names = [name for name in outer.shapes if not name.startswith(MOMENTUM)]
     with whole_file(path) as file:
@@ -153,7 +153,7 @@ def write_policy(outer: StateFile, path: Path) -> None:
 
 
 def _stepped(
-    outer: StateFile, name: str, contributions: Sequence[Contribution], rules: Diloco
+    outer: OuterStateFile, name: str, contributions: Sequence[Contribution], rules: Diloco
 ) -> tuple[F32, F32 | None]:
     before = outer.tensor(name).reshape(-1)
     mean = Mean(before.size)

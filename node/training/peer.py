@@ -1,8 +1,8 @@
 """The learner's process of a node whose run has rounds: it does what its daemon asks (node.training.jobs).
 
 A worker's trains a seat, a validator's looks at contributions, the run's owner's evaluates. Outer states come from the
-daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts. What steps learn from is text in `Peer`
-and rollouts in `SeatPeer`, which audits at a desk use, too (node.audit.seats).
+daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts. What steps learn from is text in
+`TextPeer` and rollouts in `SeatPeer`, which audits at a desk use, too (node.audit.seats).
 """
 
 import math
@@ -19,8 +19,8 @@ import structlog
 from node.training.contributing import COPY
 from node.training.errors import TrainingError
 from node.training.inner import Tensors
-from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
-from node.training.outer import StateFile, state_size, strangers_state
+from node.training.jobs import Check, Job, JobDirectory, JobFailure, Publish, StartRound, Train
+from node.training.outer import OuterStateFile, state_size, strangers_state
 from node.training.pretrainer import Pretrainer, RoundTrainer
 from node.training.seats import Seats
 from protocol.contribution import Contribution, ContributionHeader
@@ -29,7 +29,7 @@ from protocol.exchange import F32, ContributionError
 from protocol.rounds import state_root
 
 log = structlog.get_logger()
-POLL = 0.02
+JOB_SECONDS = 0.02
 WAIT = 1.0
 SURE = 2.0
 """Standard errors by which the loss must fall, or the steps are made again: an honest contribution may fall short of
@@ -48,14 +48,14 @@ class AsAsked(RoundTrainer):
     """Files of the batches of the steps that are made again, where the spool has none."""
 
     def train(self) -> None:
-        jobs = Jobs(self._spool)
+        jobs = JobDirectory(self._spool)
         while True:
             found = jobs.next() if self._world.first else None
             # All ranks do one job, and the directory of jobs is on the first one's machine.
             said = self._world.hand_out(msgspec.json.encode(found))
             name, job = msgspec.json.decode(said, type=tuple[str, Job] | None) or ("", None)
             if job is None:
-                time.sleep(POLL)
+                time.sleep(JOB_SECONDS)
                 continue
             answer = self.answer(job)
             if not self._world.first:
@@ -66,20 +66,20 @@ class AsAsked(RoundTrainer):
                 log.warning("job.not_answered", name=name, why=str(error))
                 time.sleep(WAIT)
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> JobFailure:
         """A job that fails is over, too: the daemon says why, and asks for the next."""
         self._seconds = {}
         try:
-            return Answer(self._do(job))
+            return JobFailure(self._do(job))
         except IntellectError as error:
-            return Answer({}, error.what, error.why, error.remedy)
+            return JobFailure({}, error.what, error.why, error.remedy)
         except OSError as error:
             why = f"{error.filename or self._spool.root}: {error.strerror or error}"
-            return Answer({}, "pre-training cannot use its files", why, "free space there, or see who may write")
+            return JobFailure({}, "pre-training cannot use its files", why, "free space there, or see who may write")
 
     def _do(self, job: Job) -> dict[str, Any]:
         match job:
-            case Start():
+            case StartRound():
                 return self._started()
             case Train():
                 return self._trained(job)
@@ -117,15 +117,15 @@ class AsAsked(RoundTrainer):
         """A seat's contribution to a round, and what it kept for itself before and after."""
         return self._seat_path(round_, seat), self._own_path(round_ - 1, seat), self._own_path(round_, seat)
 
-    def header_of(self, path: Path, outer: StateFile) -> ContributionHeader:
+    def header_of(self, path: Path, outer: OuterStateFile) -> ContributionHeader:
         """Raises ContributionError."""
         return self._decoded(path, outer).header
 
     # Looking at what others made
 
-    def _begun(self, round_: int) -> StateFile:
+    def _begun(self, round_: int) -> OuterStateFile:
         """The outer state that a round's steps begin at."""
-        return StateFile(self._outer_path(self._rules.begins_at(round_)))
+        return OuterStateFile(self._outer_path(self._rules.begins_at(round_)))
 
     def _checked(self, job: Check) -> dict[str, Any]:
         """What there is to say of a contribution: `fault` in its form; or what it does to the loss, and whether its
@@ -156,7 +156,7 @@ class AsAsked(RoundTrainer):
     def _begins_with_nothing(self, header: ContributionHeader) -> bool:
         return header.inner[0] == state_root(header.round, ())
 
-    def _likeness(self, contribution: Contribution, outer: StateFile, others: tuple[str, ...]) -> dict[str, Any]:
+    def _likeness(self, contribution: Contribution, outer: OuterStateFile, others: tuple[str, ...]) -> dict[str, Any]:
         """The largest cosine with another contribution of the round, and whose that is."""
         found, whose = 0.0, ""
         for path in others:
@@ -169,7 +169,7 @@ class AsAsked(RoundTrainer):
                 found, whose = cosine, path
         return {"alike": found, "whose": whose}
 
-    def _replayed(self, outer: StateFile, contribution: Contribution, job: Check) -> dict[str, Any]:
+    def _replayed(self, outer: OuterStateFile, contribution: Contribution, job: Check) -> dict[str, Any]:
         """Make the steps again. same: whether the file's arithmetic is this machine's; equal: whether every byte is;
         distance: of the two results, as a share of this one; after: what two validators that replay it can compare.
         Or else lacks: own states of its node that are to be fetched before;
@@ -198,7 +198,7 @@ class AsAsked(RoundTrainer):
             ours = self._decoded(path, outer, header.round)
             error, size, equal = _compared(ours, contribution)
             distances = [math.sqrt(error / size) if size else math.inf if error else 0.0]
-            distances += _apart(StateFile(own), after, self._weights_in(header.round, outer)) if after else []
+            distances += _apart(OuterStateFile(own), after, self._weights_in(header.round, outer)) if after else []
         except TrainingError as error:  # numbers that no honest steps begin with
             return {"state": f"steps from it come to nothing: {error.why}"}
         finally:
@@ -215,7 +215,7 @@ class AsAsked(RoundTrainer):
         told = {"same": same, "equal": equal, "distance": distance, "wrong": wrong[:1]}
         return told | {"after": self._after(header, math.sqrt(size))}
 
-    def _weights_in(self, round_: int, outer: StateFile) -> Tensors:
+    def _weights_in(self, round_: int, outer: OuterStateFile) -> Tensors:
         """What stands for nothing in the own state of a round: the outer state, in place of a copy's weights."""
         changed = frozenset(COPY + name for name in self._sent(round_ - 1))
 
@@ -229,15 +229,15 @@ class AsAsked(RoundTrainer):
         """What two validators that made the same steps can compare. norm: of what came of them."""
         return norm
 
-    def _effect(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
+    def _effect(self, outer: OuterStateFile, contribution: Contribution) -> dict[str, Any]:
         """What a contribution does to the loss, where one can be looked at."""
         return {}
 
 
-class Peer(AsAsked, Pretrainer):
+class TextPeer(AsAsked, Pretrainer):
     """Of a run that learns from text."""
 
-    def _effect(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
+    def _effect(self, outer: OuterStateFile, contribution: Contribution) -> dict[str, Any]:
         """By how much the loss falls on the seat's own rows and on another's, nats per token; error: of the first."""
         header, first = contribution.header, contribution.header.round * self._rules.round_steps
         steps = np.linspace(0, header.tokens // self._rules.batch_tokens - 1, BATCHES).astype(int)
@@ -292,7 +292,7 @@ def _less(weights: F32, contribution: Contribution, name: str) -> F32:
     return weights - contribution.tensor(name).reshape(weights.shape) if name in contribution.parts else weights
 
 
-def _apart(ours: StateFile, theirs: StateFile, nothing: Tensors) -> list[float]:
+def _apart(ours: OuterStateFile, theirs: OuterStateFile, nothing: Tensors) -> list[float]:
     """The distance of two own states, as a share of ours: of each kind of tensor, since their sizes differ. nothing:
     what ours is compared with for its size."""
     error, size = defaultdict[str, float](float), defaultdict[str, float](float)

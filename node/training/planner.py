@@ -21,7 +21,7 @@ from node.inference.room import FULL_TOKENS, LEAST_TOKENS, needed
 from node.inference.room import plan as divided
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings, read_settings
-from node.training.sizing import GIB, KNOWN, Memory, Shape, engine_size, held_beside, memory_of_a_rank
+from node.training.sizing import GIB, KNOWN, DecoderShape, RankMemory, engine_size, held_beside, memory_of_a_rank
 from protocol.lora import Lora
 from protocol.recipe import Recipe
 from protocol.run import RunSections
@@ -44,7 +44,7 @@ TRIED_LORA = Lora()
 """What a refusal tries: cards of a machine, GiB of one card and of a host, an adapter."""
 
 
-class Card(NamedTuple):
+class GpuCard(NamedTuple):
     """A GPU. token: what CUDA_VISIBLE_DEVICES calls it; memory, free: bytes, free -1 where nobody says."""
 
     token: str
@@ -62,28 +62,30 @@ class Card(NamedTuple):
         return self.name, self.memory >> 30
 
 
-class Machine(NamedTuple):
+class PlannedMachine(NamedTuple):
     """cards: those that torch may use here; memory: bytes of the host."""
 
-    cards: tuple[Card, ...]
+    cards: tuple[GpuCard, ...]
     memory: int
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TrainingWork:
     """What is to be done here. longest: tokens of the longest sample; batch: of a step, 0 for any number; samples:
     whether an engine is wanted here; evaluates: whether an evaluator is; teacher: beside the learner."""
 
-    shape: Shape
+    shape: DecoderShape
     recipe: Recipe = Recipe()
     longest: int = 4096
     batch: int = 0
     samples: bool = True
     evaluates: bool = True
-    teacher: Shape | None = None
+    teacher: DecoderShape | None = None
 
     @classmethod
-    def of(cls, run: RunSections, shape: Shape, *, samples: bool, teacher: Shape | None = None) -> "Work":
+    def of(
+        cls, run: RunSections, shape: DecoderShape, *, samples: bool, teacher: DecoderShape | None = None
+    ) -> "TrainingWork":
         if run.pretraining is not None:
             return cls(shape, run.recipe, run.pretraining.sequence, samples=False, evaluates=False)
         rollout = run.rollout
@@ -101,7 +103,7 @@ class Work:
         return held_beside(self.shape, self.recipe, self.teacher)
 
 
-class Place(NamedTuple):
+class EnginePlace(NamedTuple):
     """Where an engine stands. card: its token, empty for the CPU; most: bytes that it may take, 0 for all that is free;
     tokens: in its cache."""
 
@@ -111,19 +113,19 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """settings: the learner's, each of them decided; learners: tokens of its cards, empty on a CPU; engines: where they
     stand; evaluator: the token of its card; rank: memory of one rank; of: bytes that it may take; most_tokens: of the
     longest sample that would fit; said: settings that an owner named; told: what contradicts the plan, one sentence
     each."""
 
-    work: Work
-    machine: Machine
+    work: TrainingWork
+    machine: PlannedMachine
     settings: TrainerSettings
     learners: tuple[str, ...]
-    engines: tuple[Place, ...]
+    engines: tuple[EnginePlace, ...]
     evaluator: str
-    rank: Memory
+    rank: RankMemory
     of: int
     most_tokens: int = 0
     said: tuple[str, ...] = ()
@@ -179,7 +181,7 @@ class Plan:
             "engines": [place._asdict() for place in self.engines],
             "evaluator": self.evaluator,
             "idle": list(self.idle),
-            "gib": {part: round(getattr(self.rank, part) / GIB, 2) for part in Memory.__slots__},
+            "gib": {part: round(getattr(self.rank, part) / GIB, 2) for part in RankMemory.__slots__},
             "device_gib": round(self.rank.device / GIB, 2),
             "of_gib": round(self.of / GIB, 2),
             "most_tokens": self.most_tokens,
@@ -190,7 +192,7 @@ class NothingFits(TrainingError):
     """A machine is too small for what is to be done on it."""
 
 
-def plan(machine: Machine, work: Work, said: Mapping[str, Any] | None = None) -> Plan:
+def plan(machine: PlannedMachine, work: TrainingWork, said: Mapping[str, Any] | None = None) -> TrainingPlan:
     """said: the settings that an owner named, of TrainerSettings. They stand, also where the count says that they do
     not fit, and what they contradict is told.
 
@@ -217,7 +219,7 @@ def plan(machine: Machine, work: Work, said: Mapping[str, Any] | None = None) ->
     return replace(found, said=tuple(named), told=told, most_tokens=_most_tokens(found))
 
 
-def memory_of(work: Work, settings: TrainerSettings, *, gpu: bool) -> Memory:
+def memory_of(work: TrainingWork, settings: TrainerSettings, *, gpu: bool) -> RankMemory:
     """Of one rank, in passes as long as a full micro-batch or the longest sample, and no longer than a batch."""
     longest = max(settings.micro_batch_tokens, work.longest)
     tokens = max(min(longest, work.batch) if work.batch else longest, 1)
@@ -229,7 +231,7 @@ def memory_of(work: Work, settings: TrainerSettings, *, gpu: bool) -> Memory:
 # Ways to do it, best first
 
 
-def _ways(machine: Machine, work: Work, said: Mapping[str, Any]) -> Iterator[Plan]:
+def _ways(machine: PlannedMachine, work: TrainingWork, said: Mapping[str, Any]) -> Iterator[TrainingPlan]:
     if not machine.cards:
         yield from _ways_on_a_cpu(machine, work, said)
         return
@@ -256,11 +258,11 @@ def _choices(said: Mapping[str, Any], name: str, otherwise: Iterable[Any]) -> It
     return (said[name],) if name in said else otherwise
 
 
-def _counts(machine: Machine) -> list[int]:
+def _counts(machine: PlannedMachine) -> list[int]:
     return [1 << bits for bits in range(len(machine.cards).bit_length()) if 1 << bits <= len(machine.cards)]
 
 
-def _alike(cards: Sequence[Card], count: int) -> Iterator[tuple[Card, ...]]:
+def _alike(cards: Sequence[GpuCard], count: int) -> Iterator[tuple[GpuCard, ...]]:
     """So many cards of one kind, those with the most room first: shards are of one size, so the smallest decides."""
     kinds = sorted({card.kind for card in cards}, key=lambda kind: -kind[1])
     for kind in kinds:
@@ -270,8 +272,14 @@ def _alike(cards: Sequence[Card], count: int) -> Iterator[tuple[Card, ...]]:
 
 
 def _on(
-    machine: Machine, work: Work, said: Mapping[str, Any], learners: tuple[Card, ...], ease: Ease, *, offload: bool
-) -> Iterator[Plan]:
+    machine: PlannedMachine,
+    work: TrainingWork,
+    said: Mapping[str, Any],
+    learners: tuple[GpuCard, ...],
+    ease: Ease,
+    *,
+    offload: bool,
+) -> Iterator[TrainingPlan]:
     """Plans in which these cards learn, that with the longest passes first."""
     of, place = min(card.usable for card in learners), said.get("evaluation_device", ease.place)
     for tokens in _choices(said, "micro_batch_tokens", _passes(work, len(learners), full=ease.full)):
@@ -285,10 +293,10 @@ def _on(
         if seats := _seats(machine, work, learners, rank.device, full=ease.full, on_cpu=place == "cpu"):
             chosen = msgspec.structs.replace(settings, evaluation_device=place, evaluation_bytes=seats[2])
             names = tuple(card.token for card in learners)
-            yield Plan(work, machine, chosen, names, seats[0], seats[1], rank, of)
+            yield TrainingPlan(work, machine, chosen, names, seats[0], seats[1], rank, of)
 
 
-def _passes(work: Work, ranks: int, *, full: bool) -> list[int]:
+def _passes(work: TrainingWork, ranks: int, *, full: bool) -> list[int]:
     """Lengths of a pass to try. One sample is never divided, so each is at least as long as the longest."""
     most = FULL_PASS
     if work.batch:
@@ -299,8 +307,8 @@ def _passes(work: Work, ranks: int, *, full: bool) -> list[int]:
 
 
 def _seats(
-    machine: Machine, work: Work, learners: tuple[Card, ...], rank: int, *, full: bool, on_cpu: bool
-) -> tuple[tuple[Place, ...], str, int] | None:
+    machine: PlannedMachine, work: TrainingWork, learners: tuple[GpuCard, ...], rank: int, *, full: bool, on_cpu: bool
+) -> tuple[tuple[EnginePlace, ...], str, int] | None:
     """(engines, card of the evaluator, bytes that it may take); None where they have no room."""
     spare = [card for card in machine.cards if card not in learners]
     left = {card.token: card.usable for card in spare} | {card.token: card.usable - rank for card in learners}
@@ -325,25 +333,25 @@ def _seats(
     return None
 
 
-def _place(work: Work, card: Card, left: int) -> Place:
+def _place(work: TrainingWork, card: GpuCard, left: int) -> EnginePlace:
     tokens = _tokens_in(work, left)
-    return Place(card.token, 0 if left == card.usable else left, tokens)
+    return EnginePlace(card.token, 0 if left == card.usable else left, tokens)
 
 
-def _engine_bytes(work: Work, tokens: int) -> int:
+def _engine_bytes(work: TrainingWork, tokens: int) -> int:
     """That an engine in bfloat16 takes of a GPU with a cache of so many tokens."""
     return needed(engine_size(work.shape), tokens, "bfloat16") + _adapters(work)
 
 
-def _adapters(work: Work) -> int:
+def _adapters(work: TrainingWork) -> int:
     return 2 * SLOTS * work.shape.adapter_parameters(work.lora) if work.lora else 0
 
 
-def _tokens_in(work: Work, room: int) -> int:
+def _tokens_in(work: TrainingWork, room: int) -> int:
     return divided(engine_size(work.shape), room - _adapters(work), "bfloat16").batch_tokens
 
 
-def _ways_on_a_cpu(machine: Machine, work: Work, said: Mapping[str, Any]) -> Iterator[Plan]:
+def _ways_on_a_cpu(machine: PlannedMachine, work: TrainingWork, said: Mapping[str, Any]) -> Iterator[TrainingPlan]:
     """All children share the host's memory: as it always was where that fits, else with recomputation and in shorter
     passes. By the machine's whole memory, so that a run which goes on is divided as before."""
     beside = (work.samples + work.evaluates) * (CHILD + 4 * work.shape.parameters)
@@ -355,13 +363,13 @@ def _ways_on_a_cpu(machine: Machine, work: Work, said: Mapping[str, Any]) -> Ite
         settings = read_settings({"activation_checkpointing": recompute, "micro_batch_tokens": tokens} | dict(said))
         rank = memory_of(work, settings, gpu=False)
         if (rank.device + rank.host) * settings.world_size <= of:
-            yield Plan(work, machine, settings, (), (Place("", 0, 0),) * work.samples, "", rank, of)
+            yield TrainingPlan(work, machine, settings, (), (EnginePlace("", 0, 0),) * work.samples, "", rank, of)
 
 
 # Around them
 
 
-def _as_said(free: Plan, base: TrainerSettings, named: Mapping[str, Any]) -> Plan:
+def _as_said(free: TrainingPlan, base: TrainerSettings, named: Mapping[str, Any]) -> TrainingPlan:
     """The plan with settings in it that do not fit by count."""
     settings = msgspec.structs.replace(free.settings, **named)
     learners = free.learners
@@ -374,7 +382,7 @@ def _as_said(free: Plan, base: TrainerSettings, named: Mapping[str, Any]) -> Pla
     return replace(free, settings=settings, learners=learners, engines=engines, rank=rank, of=of)
 
 
-def _contradictions(named: Mapping[str, Any], free: Plan | None, found: Plan) -> Iterator[str]:
+def _contradictions(named: Mapping[str, Any], free: TrainingPlan | None, found: TrainingPlan) -> Iterator[str]:
     for name, value in named.items():
         chosen = getattr(free.settings, name) if free else None
         if chosen is not None and chosen != value and not (name == "evaluation_device" and value == "auto"):
@@ -386,7 +394,7 @@ def _contradictions(named: Mapping[str, Any], free: Plan | None, found: Plan) ->
         )
 
 
-def _most_tokens(found: Plan) -> int:
+def _most_tokens(found: TrainingPlan) -> int:
     """Tokens of the longest sample that could be learnt from and drawn here, by doubling the run's own."""
     longest, gpu = found.work.longest, bool(found.learners)
     drawn = min((place.tokens for place in found.engines if place.card), default=1 << 20)
@@ -398,10 +406,12 @@ def _most_tokens(found: Plan) -> int:
     return longest
 
 
-def _no_plan(machine: Machine, work: Work, said: Mapping[str, Any], without: bool) -> NothingFits:
+def _no_plan(machine: PlannedMachine, work: TrainingWork, said: Mapping[str, Any], without: bool) -> NothingFits:
     """What would fit instead: each is planned, none is guessed."""
 
-    def fits(machine: Machine = machine, work: Work = work, said: Mapping[str, Any] = said) -> Plan | None:
+    def fits(
+        machine: PlannedMachine = machine, work: TrainingWork = work, said: Mapping[str, Any] = said
+    ) -> TrainingPlan | None:
         return next(_ways(machine, work, said), None)
 
     found = list[str]()
@@ -419,13 +429,13 @@ def _no_plan(machine: Machine, work: Work, said: Mapping[str, Any], without: boo
         card = max(machine.cards, key=lambda one: one.usable)
         counts = (count for count in TRIED_CARDS if count > len(machine.cards))
         several = (
-            (count, Machine(tuple(card._replace(token=str(at)) for at in range(count)), machine.memory))
+            (count, PlannedMachine(tuple(card._replace(token=str(at)) for at in range(count)), machine.memory))
             for count in counts
         )
         found += [f"{count} cards like {card.name}" for count, more in several if fits(more, said=alone)][:1]
         hosts = (gib for gib in TRIED_HOSTS if gib * GIB > machine.memory)
         found += [f"a host with {gib} GiB" for gib in hosts if fits(machine._replace(memory=gib * GIB), said=alone)][:1]
-    cards = ((gib, Machine((Card("0", "one", gib * GIB),), machine.memory)) for gib in TRIED_GIB)
+    cards = ((gib, PlannedMachine((GpuCard("0", "one", gib * GIB),), machine.memory)) for gib in TRIED_GIB)
     found += [f"one card of {gib} GiB" for gib, one in cards if fits(one, said=alone | {"device": "auto"})][:1]
     smaller = sorted((one for one in KNOWN.items() if one[1].parameters < work.shape.parameters), key=_size)
     found += [f"a model like {name}" for name, shape in smaller[::-1] if fits(work=replace(work, shape=shape))][:1]
@@ -435,7 +445,7 @@ def _no_plan(machine: Machine, work: Work, said: Mapping[str, Any], without: boo
     return _refused(f"{what}, samples of {work.longest:,} tokens; here: {has}", found)
 
 
-def _size(known: tuple[str, Shape]) -> int:
+def _size(known: tuple[str, DecoderShape]) -> int:
     return known[1].parameters
 
 
@@ -455,7 +465,7 @@ def _word(value: Any) -> str:
 # Engines by themselves, for those who only sample or judge
 
 
-def check_engine(shape: Shape, machine: Machine, longest: int, beside: int = 0) -> str:
+def check_engine(shape: DecoderShape, machine: PlannedMachine, longest: int, beside: int = 0) -> str:
     """What an engine has room for on this machine's best card, in words. longest: tokens of a sample; beside: bytes of
     a teacher. Raises NothingFits."""
     if not machine.cards:

@@ -30,7 +30,7 @@ from node.training.contributing import Contributing
 from node.training.errors import TrainingError
 from node.training.image import stream_image
 from node.training.inner import InnerLearner
-from node.training.outer import MOMENTUM, StateFile, apply_round, outer_shapes, write_state
+from node.training.outer import MOMENTUM, OuterStateFile, apply_round, outer_shapes, write_state
 from node.training.performance import measured
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
@@ -91,7 +91,7 @@ class RoundTrainer(Contributing):
         # The first rank has the word: other machines have no policies. One more, so that nothing negative is sent.
         newest = int.from_bytes(self._world.share((self._spool.newest_step() + 1).to_bytes(8, "little")), "little")
         if newest:
-            StateFile(self._outer_path(newest - 1)).check()
+            OuterStateFile(self._outer_path(newest - 1)).check()
             return newest - 1
         self._begin()
         self._publish(0, {})
@@ -118,9 +118,9 @@ class RoundTrainer(Contributing):
         return metrics
 
     def _apply(self, round_: int, peers: int) -> dict[str, Any]:
-        outer, rules = StateFile(self._outer_path(round_)), self._rules
+        outer, rules = OuterStateFile(self._outer_path(round_)), self._rules
         paths = [self._seat_path(round_, seat) for seat in range(peers)]
-        begun = StateFile(self._outer_path(rules.begins_at(round_)))
+        begun = OuterStateFile(self._outer_path(rules.begins_at(round_)))
         found = {blake3(mapped(path)).digest(): self._decoded(path, begun, round_) for path in paths}
         norms = {one: contribution.check() for one, contribution in found.items()}
         refused = too_large(norms)
@@ -160,7 +160,7 @@ class RoundTrainer(Contributing):
 
     def _publish(self, round_: int, metrics: dict[str, Any]) -> None:
         """Evaluate the outer state, then its bf16 image, then metrics: their presence makes the round complete."""
-        outer = StateFile(self._outer_path(round_))
+        outer = OuterStateFile(self._outer_path(round_))
         self._learner.load(outer.tensor)
         if round_ % self._run.evaluation.every == 0 or round_ == self._run.recipe.steps:
             with self._timed("evaluate"):

@@ -37,7 +37,7 @@ def arguments(settings: TrainerSettings) -> list[str]:
     ]
 
 
-def prepare(settings: TrainerSettings, told: Callable[[str], None] = lambda _: None) -> dict[str, str]:
+def prepare(settings: TrainerSettings, on_progress: Callable[[str], None] = lambda _: None) -> dict[str, str]:
     """What torch's libraries need in the environment, once machine 0 can listen or the others have found it.
 
     told: is given a sentence when it has to wait. Raises TrainingError. Blocks.
@@ -48,9 +48,9 @@ def prepare(settings: TrainerSettings, told: Callable[[str], None] = lambda _: N
     address = _resolve(settings, host, port)
     if settings.node_rank == 0:
         _must_be_free(settings, port)
-        told(f"waits for {settings.nodes - 1} more at {settings.rendezvous}")
+        on_progress(f"waits for {settings.nodes - 1} more at {settings.rendezvous}")
     else:
-        _find(settings, address, told)
+        _find(settings, address, on_progress)
     # Without these gloo takes the address that the host's own name resolves to, which is often a loopback one.
     interface = settings.interface or _interface_towards(settings, address)
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
@@ -87,7 +87,7 @@ def _must_be_free(settings: TrainerSettings, port: int) -> None:
             ) from error
 
 
-def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], told: Callable[[str], None]) -> None:
+def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], on_progress: Callable[[str], None]) -> None:
     """Until somebody listens there."""
     last = time.monotonic() + settings.rendezvous_seconds
     family, place = address
@@ -103,7 +103,7 @@ def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], told:
                 why = error.strerror or str(error)
                 raise _unreachable(settings, why) from error
         if not waited:
-            told(f"looks for machine 0 at {settings.rendezvous}")
+            on_progress(f"looks for machine 0 at {settings.rendezvous}")
             waited = True
         time.sleep(PAUSE_SECONDS)
 

@@ -22,12 +22,12 @@ from node.training.settings import TrainerSettings
 from node.training.sharding import whole
 from node.training.spool import Spool
 from node.training.state import F32, State
-from node.training.trainer import Trainer
+from node.training.trainer import SpoolTrainer
 from node.training.world import World, join_world, leave_world
 from protocol.manifest import Arithmetic
 from protocol.policy import policy_root
 
-R = TypeVar("R", bound="Replayer")
+R = TypeVar("R", bound="StepReplayer")
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class MissingState(TrainingError):
     """A checkpoint that is not here, or not usable."""
 
 
-class Replayer(Trainer):
+class StepReplayer(SpoolTrainer):
     """On a spool of which it reads run, model and checkpoints. One process, one rank."""
 
     def place(self, step: int) -> bytes:
@@ -78,12 +78,12 @@ class Replayer(Trainer):
         return self._arithmetic(1)
 
     @contextmanager
-    def computing_in(self, dtype: Literal["float32", "bfloat16"]) -> Iterator["Replayer"]:
+    def computing_in(self, dtype: Literal["float32", "bfloat16"]) -> Iterator["StepReplayer"]:
         """Another one beside this, whose layers compute in this; it has no state yet."""
         settings = msgspec.structs.replace(self._settings, dtype=dtype)
         world = join_world(settings)
         try:
-            yield Replayer(self._spool, settings, world)
+            yield StepReplayer(self._spool, settings, world)
         finally:
             if self._world.mesh is None:  # they would share the group of processes
                 leave_world(world)

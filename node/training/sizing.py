@@ -34,7 +34,7 @@ GATHERED_LAYERS = 2
 """Layers whose weights are gathered at once: the one that computes and the one that is fetched meanwhile."""
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of one of the architectures; what some have of further norms is left out. hidden, intermediate: widths;
     layers, heads, key_heads, head: counts, and a head's width; tied: one matrix for embedding and output; norms:
     queries and keys are normed; biases: those of the attention's input layers; routed: layers with experts;
@@ -128,7 +128,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RankMemory:
     """Bytes of one rank. state: its shards of weights, gradients, moments; gathered: whole units of the model in use;
     activations: kept of each token; tables: of logits; reserve: what allocators and libraries take; host: what the
     settings put in the CPU's memory instead; evaluator: on the device that the evaluator is on."""
@@ -147,14 +147,14 @@ class Memory:
 
 
 def memory_of_a_rank(
-    shape: Shape,
+    shape: DecoderShape,
     settings: TrainerSettings,
     *,
     ranks: int,
     lora: Lora | None = None,
     held: int = 0,
     gpu: bool = True,
-) -> Memory:
+) -> RankMemory:
     """At the peak of a step with full micro-batches. held: parameters of other models, for KL or as a teacher; gpu:
     layers compute in bfloat16 unless the settings say otherwise."""
     bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and gpu)
@@ -170,7 +170,7 @@ def memory_of_a_rank(
     # The layer that computes has its own on the device still.
     kept = _one_layer(shape, settings, size) if settings.offload_activations else activations
     shards = 0 if settings.offload_parameters else state
-    return Memory(
+    return RankMemory(
         state=shards,
         gathered=gathered,
         activations=kept,
@@ -181,14 +181,14 @@ def memory_of_a_rank(
     )
 
 
-def held_beside(shape: Shape, recipe: Recipe, teacher: Shape | None = None) -> int:
+def held_beside(shape: DecoderShape, recipe: Recipe, teacher: DecoderShape | None = None) -> int:
     """Parameters of the models that are held beside one that learns: a reference, which an adapter has in itself, and a
     teacher."""
     reference = recipe.objective().reference_kl > 0 and recipe.lora is None
     return shape.parameters * reference + (teacher.parameters if teacher else 0)
 
 
-def _state(shape: Shape, settings: TrainerSettings, size: int, lora: Lora | None, held: int) -> int:
+def _state(shape: DecoderShape, settings: TrainerSettings, size: int, lora: Lora | None, held: int) -> int:
     learnt = shape.parameters if lora is None else shape.adapter_parameters(lora)
     wide = learnt
     if size == 2:
@@ -198,7 +198,7 @@ def _state(shape: Shape, settings: TrainerSettings, size: int, lora: Lora | None
     return frozen + learnt * (MASTER + GRADIENT + MOMENTS) + wide * KEPT + held * MASTER
 
 
-def _activations(shape: Shape, settings: TrainerSettings, size: int) -> int:
+def _activations(shape: DecoderShape, settings: TrainerSettings, size: int) -> int:
     """Of a full micro-batch: all layers, or their inputs and one layer; and around the layers, in float32."""
     tokens = settings.micro_batch_tokens
     around = 4 * 4 * shape.hidden * tokens
@@ -207,11 +207,11 @@ def _activations(shape: Shape, settings: TrainerSettings, size: int) -> int:
     return around + tokens * shape.layers * size * shape.hidden + _one_layer(shape, settings, size)
 
 
-def _one_layer(shape: Shape, settings: TrainerSettings, size: int) -> int:
+def _one_layer(shape: DecoderShape, settings: TrainerSettings, size: int) -> int:
     return settings.micro_batch_tokens * shape.kept_per_token(size)
 
 
-def _gathered(shape: Shape, settings: TrainerSettings, size: int, *, frozen: bool) -> int:
+def _gathered(shape: DecoderShape, settings: TrainerSettings, size: int, *, frozen: bool) -> int:
     """Whole weights of a few layers and of the root unit, their gradients, and the float32 buffer that is reduced."""
     head = 4 if settings.fp32_logits and not frozen else size
     # What is not freed after the forward pass stands there until the backward pass, of every layer.
@@ -221,10 +221,10 @@ def _gathered(shape: Shape, settings: TrainerSettings, size: int, *, frozen: boo
     return weights + gradient
 
 
-def shape_like(parameters: int) -> Shape:
+def shape_like(parameters: int) -> DecoderShape:
     """A decoder of about so many parameters, where only their number is known: as broad and deep as such models are."""
     hidden = max(64, round((parameters * 128 / 12) ** (1 / 3)) // 64 * 64)
-    around = Shape(
+    around = DecoderShape(
         hidden=hidden,
         intermediate=3 * hidden,
         layers=1,
@@ -238,7 +238,7 @@ def shape_like(parameters: int) -> Shape:
     return msgspec.structs.replace(around, layers=layers)
 
 
-def engine_size(shape: Shape) -> ModelSize:
+def engine_size(shape: DecoderShape) -> ModelSize:
     """The same model as an engine counts it."""
     return ModelSize.counted(
         parameters=shape.parameters,
@@ -251,7 +251,7 @@ def engine_size(shape: Shape) -> ModelSize:
     )
 
 
-def shape_of(model_dir: Path) -> Shape:
+def shape_of(model_dir: Path) -> DecoderShape:
     """From a model directory's config.json. Raises TrainingError for one that is none, or of another kind."""
     path = model_dir / "config.json"
     try:
@@ -274,7 +274,7 @@ def shape_of(model_dir: Path) -> Shape:
                 "biases": kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             }
             | _experts(kind, config),
-            Shape,
+            DecoderShape,
         )
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         why = f"{path}: {type(error).__name__} {error}"
@@ -302,32 +302,32 @@ def _experts(kind: str, config: dict[str, Any]) -> dict[str, Any]:
 
 GEMMA = ("gemma2", "gemma3_text")
 KNOWN = {
-    "smollm2-135m": Shape(
+    "smollm2-135m": DecoderShape(
         hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, head=64, vocabulary=49_152, tied=True
     ),
-    "qwen3-0.6b": Shape(
+    "qwen3-0.6b": DecoderShape(
         hidden=1024, intermediate=3072, layers=28, heads=16, key_heads=8, head=128, vocabulary=151_936, tied=True,
         norms=True,
     ),
-    "qwen2.5-1.5b": Shape(
+    "qwen2.5-1.5b": DecoderShape(
         hidden=1536, intermediate=8960, layers=28, heads=12, key_heads=2, head=128, vocabulary=151_936, tied=True,
         biases=True,
     ),
-    "qwen3-1.7b": Shape(
+    "qwen3-1.7b": DecoderShape(
         hidden=2048, intermediate=6144, layers=28, heads=16, key_heads=8, head=128, vocabulary=151_936, tied=True,
         norms=True,
     ),
-    "qwen3-4b": Shape(
+    "qwen3-4b": DecoderShape(
         hidden=2560, intermediate=9728, layers=36, heads=32, key_heads=8, head=128, vocabulary=151_936, tied=True,
         norms=True,
     ),
-    "qwen2.5-7b": Shape(
+    "qwen2.5-7b": DecoderShape(
         hidden=3584, intermediate=18_944, layers=28, heads=28, key_heads=4, head=128, vocabulary=152_064, biases=True
     ),
-    "qwen3-14b": Shape(
+    "qwen3-14b": DecoderShape(
         hidden=5120, intermediate=17_408, layers=40, heads=40, key_heads=8, head=128, vocabulary=151_936, norms=True
     ),
-    "qwen2.5-32b": Shape(
+    "qwen2.5-32b": DecoderShape(
         hidden=5120, intermediate=27_648, layers=64, heads=40, key_heads=8, head=128, vocabulary=152_064, biases=True
     ),
 }  # fmt: skip

@@ -38,7 +38,7 @@ POLL_SECONDS = 0.01
 _STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
 
 
-class Places:
+class SpoolPaths:
     """Where everything stands below `root`."""
 
     def __init__(self, root: Path) -> None:
@@ -76,7 +76,7 @@ class Places:
         return self.root / "eval" / f"answers-{step:06d}.json"
 
 
-class Spool(Places):
+class Spool(SpoolPaths):
     """The progress that can be read off what is there, and what may go. milestones: steps between images that are kept
     for good; 0: none is."""
 

@@ -21,7 +21,7 @@ PER_TOKEN = ("entropy", "mismatch_kl", "kl", "teacher_kl", *MASKS)
 SOLVED = 1 - 1e-6
 
 
-class Tally:
+class LossTally:
     """Sums over this rank's loss tokens. own: names of what the run's own loss measures besides."""
 
     def __init__(self, own: Sequence[str] = ()) -> None:

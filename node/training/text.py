@@ -23,7 +23,7 @@ from node.training.errors import TrainingError
 from node.training.micro_batch import MicroBatch, nothing
 from node.training.settings import CPU_LOGIT_CELLS
 from protocol.run import RunSpec
-from protocol.text import Cursor, Place, cursor_of, tokens_of
+from protocol.text import Cursor, RowPlace, cursor_of, tokens_of
 
 Rows = NDArray[np.int64]
 """int64[rows, sequence + 1]: each token with the next one as its target."""
@@ -58,9 +58,9 @@ class TextData:
     def held_back(self, part: int) -> Rows:
         """The last rows of a data set, which nobody is trained on."""
         last = self._counts[part]
-        return np.stack([self._row(Place(part, row)) for row in range(last - self._held_back, last)])
+        return np.stack([self._row(RowPlace(part, row)) for row in range(last - self._held_back, last)])
 
-    def _row(self, place: Place) -> NDArray[np.int64]:
+    def _row(self, place: RowPlace) -> NDArray[np.int64]:
         first = place.row * self._sequence
         return self._streams[place.part][1][first : first + self._sequence + 1].astype(np.int64)
 

@@ -92,7 +92,7 @@ class Stopwatch:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 4)
 
 
-class Trainer:
+class SpoolTrainer:
     """One run on one spool."""
 
     def __init__(self, spool: Spool, settings: TrainerSettings | None = None, world: World | None = None) -> None:
@@ -459,18 +459,18 @@ def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:
     """What the run's kind asks for."""
     run = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
     if run.diloco is None:
-        Trainer(spool, settings, world).train()
+        SpoolTrainer(spool, settings, world).train()
         return
-    from node.training.jobs import Jobs
-    from node.training.peer import Peer, SeatPeer
+    from node.training.jobs import JobDirectory
+    from node.training.peer import SeatPeer, TextPeer
     from node.training.pretrainer import Pretrainer
     from node.training.seats import Seats
 
-    asked = Jobs(spool).exist
+    asked = JobDirectory(spool).exist
     if run.pretraining is None:
         (SeatPeer if asked else Seats)(spool, run, settings, world).train()
     else:
-        (Peer if asked else Pretrainer)(spool, run, settings, world).train()
+        (TextPeer if asked else Pretrainer)(spool, run, settings, world).train()
 
 
 if __name__ == "__main__":

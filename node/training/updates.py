@@ -13,7 +13,7 @@ from torch import Tensor
 
 from node.training.advantages import apart, overlong_penalty, row_weights
 from node.training.batch import BatchRow
-from node.training.functions import Functions, Samples
+from node.training.functions import AdvantageSamples, Functions
 from protocol.recipe import Recipe
 
 
@@ -55,7 +55,7 @@ class Updates:
         telling = apart(groups, rewards) if self._functions.within_groups else np.ones(len(rows), dtype=bool)
         # Before the advantages: the penalty is part of what answers of one group are compared by.
         rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
-        advantages = self._functions.advantage(Samples(groups, rewards, lengths))
+        advantages = self._functions.advantage(AdvantageSamples(groups, rewards, lengths))
         telling &= advantages != 0
         finished = np.array([row.finished for row in rows], dtype=bool)
         learnt = finished if objective.mask_truncated else np.ones(len(rows), dtype=bool)

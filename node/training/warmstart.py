@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from node.environments.base import Environment, EnvironmentSettings, Problem, Segment, Transcript
 from node.environments.registry import load_environment
-from node.inference.engine import Request, generate
+from node.inference.engine import GenerationRequest, generate
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine, bf16_bits, build_model
 from node.inference.turns import play, reply, unbounded
@@ -98,7 +98,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class WorkedSolution:
     """How problems are solved, turn by turn."""
 
     environment: Environment
@@ -146,7 +146,7 @@ def warm_start(
     report: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> float:
     """Teach by example until sampled accuracy on training problems reaches `target`; returns the accuracy."""
-    lesson = Lesson(environment, LocalTokenizer(out), solution)
+    lesson = WorkedSolution(environment, LocalTokenizer(out), solution)
     engine = TorchEngine(out)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
     random = np.random.default_rng(seed)
@@ -188,7 +188,7 @@ def mean_reward(
 ) -> float:
     """Mean score of one sampled rollout (temperature 1) of each problem."""
     drawn = uniforms(seed, len(problems) * max_output_tokens).reshape(len(problems), max_output_tokens)
-    requests = [Request(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
+    requests = [GenerationRequest(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
     rollouts = play(partial(generate, engine), environment, problems, requests, 1.0, unbounded(environment))
     return float(np.mean(environment.score(problems, [rollout.transcript for rollout in rollouts])))
 

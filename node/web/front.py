@@ -23,7 +23,7 @@ from node.metrics.prometheus import render
 from node.state.files import own_directory
 from node.status_schema import DaemonStatus
 from node.web.host import HttpHost, bind_path
-from node.web.listener import Listener, host_name
+from node.web.listener import HttpListener, host_name
 from node.web.page import page
 
 log = structlog.get_logger()
@@ -62,7 +62,7 @@ class Front:
     async def _open_page(self, address: str, nursery: trio.Nursery) -> None:
         listener = self.web.at(address, page.WHAT, page.FLAG)
         names = (*self._config.page_hosts, host_name(address))
-        listener.mount(await nursery.start(page.Page(self._status, self._directory, names).run))
+        listener.mount(await nursery.start(page.WebPage(self._status, self._directory, names).run))
         self.page = f"http://{listener.place}/"
         log.info("page.serving", address=self.page)
 
@@ -77,7 +77,7 @@ class ApiServer:
             Route("/status", self._answer),
             *metrics_routes(figures or (lambda: msgspec.to_builtins(status()))),
         ]
-        self._listener: Listener | None = None
+        self._listener: HttpListener | None = None
 
     def mount(self, routes: Sequence[BaseRoute]) -> None:
         """Serve these too, at once or as soon as it runs."""
@@ -86,7 +86,7 @@ class ApiServer:
             self._listener.mount(routes)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self._listener = Listener(self._bind())
+        self._listener = HttpListener(self._bind())
         self._listener.mount(self.routes)
         try:
             await self._listener.run(task_status=task_status)

@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from node.errors import ConfigError
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 
 BACKLOG = 128
 
@@ -28,7 +28,7 @@ class HttpHost:
 
     def __init__(self) -> None:
         self._nursery: trio.Nursery | None = None
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, HttpListener] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -40,7 +40,7 @@ class HttpHost:
         """HOST:PORT of each, in the order of opening."""
         return [listener.place for listener in self._listeners.values()]
 
-    def at(self, address: str, what: str, flag: str, tls: ssl.SSLContext | None = None) -> Listener:
+    def at(self, address: str, what: str, flag: str, tls: ssl.SSLContext | None = None) -> HttpListener:
         """The listener at HOST:PORT, serving from now on; the one that is there, if this node has opened it before.
 
         what, flag: for errors. Raises AddressUnusable, also where one of two that share an address wants TLS and the
@@ -51,7 +51,7 @@ class HttpHost:
         known = self._listeners.get(address)
         # Port 0 is another port each time, so two who ask for it do not share one.
         if known is None or address.endswith(":0"):
-            known = self._listeners[address] = Listener(bind(address, what, flag), tls)
+            known = self._listeners[address] = HttpListener(bind(address, what, flag), tls)
             self._nursery.start_soon(known.run)
         elif known.is_tls != (tls is not None):
             why = "something else is served there, and only one of the two wants TLS"

@@ -56,7 +56,7 @@ class Http1(H11Protocol):
 tcp_server.ProtocolWrapper = Http1  # type: ignore[assignment, misc]
 
 
-class Listener:
+class HttpListener:
     """bound: a listening socket; tls: None for plain HTTP. Routes may be mounted while it serves: the first that
     matches answers."""
 

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from node.inference.answering import Answers, Likelihood, Question, Spelling
+from node.inference.answering import AnswerQuestion, Answers, Likelihood, Spelling
 from node.web.listener import OwnHosts
 from protocol.errors import IntellectError
 
@@ -66,7 +66,7 @@ def fields_of(*, chat: bool) -> frozenset[str]:
     return _COMMON | _OF_KIND[chat]
 
 
-class Refused(Exception):
+class OpenAIRefused(Exception):
     """param: the field that is to blame. The client is told all of it."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
@@ -80,7 +80,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """prompts: tokens of each; adapter: empty for the base; most: tokens of an answer; count: answers to each prompt;
     usage: in a stream, too; logprobs: with how many alternatives, None: not told; ids: token ids beside texts; proofs:
     of each answer."""
@@ -145,17 +145,19 @@ class OpenAi:
             try:
                 self._check_key(request)
                 return await answer(request)
-            except Refused as refused:
+            except OpenAIRefused as refused:
                 return refused.response()
             except IntellectError as error:  # a chat template that takes no such messages, an engine that ended
-                return Refused(f"{error.what}: {error.why}").response()
+                return OpenAIRefused(f"{error.what}: {error.why}").response()
 
         return guarded
 
     def _check_key(self, request: Request) -> None:
         shown = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
         if self._key and not hmac.compare_digest(shown.encode(), self._key.encode()):
-            raise Refused("the key is missing or wrong: Authorization: Bearer KEY", status=401, code="invalid_api_key")
+            raise OpenAIRefused(
+                "the key is missing or wrong: Authorization: Bearer KEY", status=401, code="invalid_api_key"
+            )
 
     async def _models(self, request: Request) -> Response:
         about = {"object": "model", "created": self._since, "owned_by": "intellect-node"}
@@ -171,29 +173,31 @@ class OpenAi:
         asked = self._read(await _body(request), chat=chat)
         if self.under_way + asked.answers > MOST:
             why = f"{self.under_way} answers are under way, and {MOST} are at most"
-            raise Refused(f"too many requests: {why}; try again later", status=429, code="rate_limit_exceeded")
+            raise OpenAIRefused(f"too many requests: {why}; try again later", status=429, code="rate_limit_exceeded")
         return _Answering(self, asked)
 
     # what is asked
 
-    def _read(self, body: dict[str, Any], *, chat: bool) -> Asked:
+    def _read(self, body: dict[str, Any], *, chat: bool) -> CompletionRequest:
         _refuse_unserved(body, chat=chat)
         model = _of(body, "model", str, next(iter(self._names)))
         if model not in self._names:
             known = ", ".join(self._names)
-            raise Refused(f"there is no model {model[:200]!r} here; there are {known}", "model", 404, "model_not_found")
+            raise OpenAIRefused(
+                f"there is no model {model[:200]!r} here; there are {known}", "model", 404, "model_not_found"
+            )
         prompts = self._prompts(body, chat=chat)
         room = self._answerer.positions - max(map(len, prompts))
         most = _whole(body, "max_completion_tokens" if chat else "max_tokens", 0, 1 << 20)
         most = _whole(body, "max_tokens", 0, 1 << 20) if most is None else most
         if room < 1 or (most is not None and most > room):
-            raise Refused(
+            raise OpenAIRefused(
                 f"the model has {self._answerer.positions} positions: the prompt has {max(map(len, prompts))} tokens, "
                 f"{most if most is not None else 1} are asked for",
                 "max_tokens",
                 code="context_length_exceeded",
             )
-        asked = Asked(
+        asked = CompletionRequest(
             chat=chat,
             model=model,
             adapter=self._names[model],
@@ -212,23 +216,25 @@ class OpenAi:
         )
         self._check_provable(asked, body)
         if asked.answers > MOST:
-            raise Refused(f"{asked.answers} answers are asked for, and {MOST} are at most", "n")
+            raise OpenAIRefused(f"{asked.answers} answers are asked for, and {MOST} are at most", "n")
         if asked.most == 0 and not asked.echo:
-            raise Refused("max_tokens is 0, which only an echo of the prompt has", "max_tokens")
+            raise OpenAIRefused("max_tokens is 0, which only an echo of the prompt has", "max_tokens")
         if asked.stream and (asked.echo or asked.logprobs is not None):
-            raise Refused("echo and logprobs are not served in a stream", "stream")
+            raise OpenAIRefused("echo and logprobs are not served in a stream", "stream")
         return asked
 
-    def _check_provable(self, asked: Asked, body: dict[str, Any]) -> None:
+    def _check_provable(self, asked: CompletionRequest, body: dict[str, Any]) -> None:
         if not asked.proofs:
             return
         # A seed of the server's own choice would let it draw until it likes an answer.
         if body.get("seed") is None:
-            raise Refused("proofs need a seed of the caller's", "seed")
+            raise OpenAIRefused("proofs need a seed of the caller's", "seed")
         if asked.stream or asked.most == 0:
-            raise Refused("proofs come with whole answers: no stream, and max_tokens above 0", "proofs")
+            raise OpenAIRefused("proofs come with whole answers: no stream, and max_tokens above 0", "proofs")
         if not self._answerer.provable:
-            raise Refused("this policy is no model directory that others have, so that nobody could look", "proofs")
+            raise OpenAIRefused(
+                "this policy is no model directory that others have, so that nobody could look", "proofs"
+            )
 
     def _prompts(self, body: dict[str, Any], *, chat: bool) -> list[list[int]]:
         tokenizer = self._answerer.tokenizer
@@ -237,18 +243,20 @@ class OpenAi:
         given = body.get("prompt")
         several = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
         if len(several) > MOST:
-            raise Refused(f"{len(several)} prompts, and {MOST} are at most", "prompt")
+            raise OpenAIRefused(f"{len(several)} prompts, and {MOST} are at most", "prompt")
         prompts: list[Any] = [tokenizer.encode(one) if isinstance(one, str) else one for one in several]
         for one in prompts:
             if not isinstance(one, list) or not one or not all(type(token) is int for token in one):
-                raise Refused("it must be text or token ids, at least one", "prompt")
+                raise OpenAIRefused("it must be text or token ids, at least one", "prompt")
             if not all(0 <= token < tokenizer.vocabulary for token in one):
-                raise Refused("it has tokens outside the vocabulary", "prompt")
+                raise OpenAIRefused("it has tokens outside the vocabulary", "prompt")
         return prompts
 
     # what is answered
 
-    async def speak(self, asked: Asked, tell: Callable[[int, str, list[int], str | None], None]) -> list[_Said]:
+    async def speak(
+        self, asked: CompletionRequest, tell: Callable[[int, str, list[int], str | None], None]
+    ) -> list[_Said]:
         """All answers. tell: hears (answer, text, tokens, why it ended) as they come, in the loop's thread."""
         said = [_Said(Spelling(self._answerer.tokenizer, asked.stops)) for _ in range(asked.answers)]
         loop = trio.lowlevel.current_trio_token()
@@ -292,11 +300,17 @@ class OpenAi:
         return said
 
     async def _ask(
-        self, asked: Asked, number: int, call: Any, told: Callable[[int, int], bool]
+        self, asked: CompletionRequest, number: int, call: Any, on_progress: Callable[[int, int], bool]
     ) -> list[dict[str, Any]]:
         """The answers' proofs, if they are asked for."""
-        question = Question(
-            asked.prompts[number], asked.most, asked.adapter, asked.temperature, asked.seed + number, asked.count, told
+        question = AnswerQuestion(
+            asked.prompts[number],
+            asked.most,
+            asked.adapter,
+            asked.temperature,
+            asked.seed + number,
+            asked.count,
+            on_progress,
         )
 
         def answer() -> list[dict[str, Any]]:
@@ -307,7 +321,9 @@ class OpenAi:
 
         return await trio.to_thread.run_sync(answer, abandon_on_cancel=True, limiter=self._threads)
 
-    async def likelihoods(self, asked: Asked, prompt: Sequence[int], output: Sequence[int]) -> list[Likelihood]:
+    async def likelihoods(
+        self, asked: CompletionRequest, prompt: Sequence[int], output: Sequence[int]
+    ) -> list[Likelihood]:
         if asked.logprobs is None or not output:
             return []
         call = self._answerer.call()
@@ -324,7 +340,7 @@ class OpenAi:
 class _Answering(Response):
     """What is sent while it is made, and given up when the client goes."""
 
-    def __init__(self, api: OpenAi, asked: Asked) -> None:
+    def __init__(self, api: OpenAi, asked: CompletionRequest) -> None:
         self._api, self._asked = api, asked
         self._id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
@@ -345,7 +361,7 @@ class _Answering(Response):
             said = await self._api.speak(asked, lambda *heard: None)
             choices = [await self._choice(place, one) for place, one in enumerate(said)]
         except IntellectError as error:
-            return Refused(f"{error.what}: {error.why}", status=500).response()
+            return OpenAIRefused(f"{error.what}: {error.why}", status=500).response()
         more = {"prompt_token_ids": asked.prompts[0]} if asked.ids else {}
         kind = "chat.completion" if asked.chat else "text_completion"
         return JSONResponse({**self._head(kind), "choices": choices, "usage": self._usage(said), **more})
@@ -470,15 +486,15 @@ async def _body(request: Request) -> dict[str, Any]:
             async for part in parts:
                 data += part
                 if len(data) > MAX_BODY:
-                    raise Refused(f"the request is longer than {MAX_BODY} bytes", status=413)
+                    raise OpenAIRefused(f"the request is longer than {MAX_BODY} bytes", status=413)
     if late.cancelled_caught:
-        raise Refused(f"the request did not come whole within {BODY_SECONDS:g} seconds", status=408)
+        raise OpenAIRefused(f"the request did not come whole within {BODY_SECONDS:g} seconds", status=408)
     try:
         found = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the request is no JSON: {error}") from None
+        raise OpenAIRefused(f"the request is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Refused("the request is no JSON object")
+        raise OpenAIRefused("the request is no JSON object")
     return found
 
 
@@ -490,12 +506,12 @@ def _refuse_unserved(body: dict[str, Any], *, chat: bool) -> None:
         if name in _NEUTRAL and any(value == neutral and type(value) is not bool for neutral in _NEUTRAL[name]):
             continue
         if name in _NEUTRAL:
-            raise Refused(
+            raise OpenAIRefused(
                 f"{name} is not served: answers are sampled from the whole distribution, at one temperature, by a seed",
                 name,
             )
         near = get_close_matches(name, known, 1)
-        raise Refused(f"{name[:80]!r} is not known" + (f"; did you mean {near[0]!r}?" if near else ""), name[:80])
+        raise OpenAIRefused(f"{name[:80]!r} is not known" + (f"; did you mean {near[0]!r}?" if near else ""), name[:80])
 
 
 def _of(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
@@ -503,14 +519,14 @@ def _of(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise Refused(f"{name} must be {'text' if kind is str else 'true or false'}", name)
+        raise OpenAIRefused(f"{name} must be {'text' if kind is str else 'true or false'}", name)
     return value
 
 
 def _whole(body: dict[str, Any], name: str, least: int, most: int) -> int | None:
     value = body.get(name)
     if value is not None and (type(value) is not int or not least <= value <= most):
-        raise Refused(f"{name} must be a whole number from {least} to {most}", name)
+        raise OpenAIRefused(f"{name} must be a whole number from {least} to {most}", name)
     return value
 
 
@@ -518,7 +534,7 @@ def _number(body: dict[str, Any], name: str, least: float, most: float, default:
     value = body.get(name, default)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise Refused(f"{name} must be a number from {least:g} to {most:g}", name)
+        raise OpenAIRefused(f"{name} must be a number from {least:g} to {most:g}", name)
     return float(value)
 
 
@@ -526,7 +542,7 @@ def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else [] if value is None else value
     good = isinstance(stops, list) and len(stops) <= MOST_STOPS
     if not good or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP for one in stops):
-        raise Refused(f"stop must be up to {MOST_STOPS} texts of 1 to {MAX_STOP} characters", "stop")
+        raise OpenAIRefused(f"stop must be up to {MOST_STOPS} texts of 1 to {MAX_STOP} characters", "stop")
     return tuple(stops)
 
 
@@ -538,23 +554,23 @@ def _logprobs(body: dict[str, Any], *, chat: bool) -> int | None:
     top = _whole(body, "top_logprobs", 0, MOST_TOP)
     if not _of(body, "logprobs", bool, False):
         if top:
-            raise Refused("top_logprobs is told with logprobs = true", "top_logprobs")
+            raise OpenAIRefused("top_logprobs is told with logprobs = true", "top_logprobs")
         return None
     return top or 0
 
 
 def _messages(value: Any) -> list[tuple[str, str]]:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
-        raise Refused(f"messages must be a list of 1 to {MAX_MESSAGES}", "messages")
+        raise OpenAIRefused(f"messages must be a list of 1 to {MAX_MESSAGES}", "messages")
     found: list[tuple[str, str]] = []
     for number, one in enumerate(value):
         role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
         if role not in ROLES:
-            raise Refused(f"role must be one of {', '.join(ROLES)}", f"messages[{number}].role")
+            raise OpenAIRefused(f"role must be one of {', '.join(ROLES)}", f"messages[{number}].role")
         if isinstance(content, list):
             content = _text_of(content, number)
         if not isinstance(content, str):
-            raise Refused("content must be text", f"messages[{number}].content")
+            raise OpenAIRefused("content must be text", f"messages[{number}].content")
         found.append(("system" if role == "developer" else str(role), content))
     return found
 
@@ -562,7 +578,7 @@ def _messages(value: Any) -> list[tuple[str, str]]:
 def _text_of(parts: list[Any], number: int) -> str:
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
     if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise Refused("only parts of text are served", f"messages[{number}].content")
+        raise OpenAIRefused("only parts of text are served", f"messages[{number}].content")
     return "\n".join(map(str, texts))
 
 

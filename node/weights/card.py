@@ -18,7 +18,7 @@ CHECKED = (
 )
 
 
-class Answer(NamedTuple):
+class CardAnswer(NamedTuple):
     """To a held-back problem. reward: what it was worth."""
 
     prompt: str
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Card:
+class ModelCard:
     """base: the model that it began as, a name on the hub where it has one; tied: whether the hub knows that name;
     curve: (step, mean reward on held-back problems); before, after: answers of policy 0 and of this one; verdicts:
     what a node of its pool counted; signed: whether the pool's record lies beside it; root: of the policy, hex."""
@@ -45,8 +45,8 @@ class Card:
     signed: bool = False
     curve: Sequence[tuple[int, float]] = ()
     problems: int = 0
-    before: Sequence[Answer] = ()
-    after: Sequence[Answer] = ()
+    before: Sequence[CardAnswer] = ()
+    after: Sequence[CardAnswer] = ()
     verdicts: Mapping[str, object] = field(default_factory=dict)
     gguf: str = ""
     run_file: str = ""

@@ -78,7 +78,7 @@ def export_model(
     out: Path,
     *,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
-    told: Told = lambda _: None,
+    on_progress: Told = lambda _: None,
 ) -> Exported:
     """Write the directory `out`, which must not exist. assets: the model's other files (configuration, tokenizer).
 
@@ -90,7 +90,7 @@ def export_model(
         signed = partial / POLICY_DIRECTORY if adapter else partial
         signed.mkdir(exist_ok=True)
         names = {info.name for info in record.manifest.tensors}
-        written = _write_shards(image, record.manifest, signed, shard_bytes, told)
+        written = _write_shards(image, record.manifest, signed, shard_bytes, on_progress)
         files = tuple(str((signed / name).relative_to(partial)) for name in written)
         for name, source in assets.items():
             if name == CONFIG_NAME:
@@ -126,7 +126,9 @@ def whole_directory(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: int, told: Told) -> tuple[str, ...]:
+def _write_shards(
+    image: Path, manifest: PolicyManifest, directory: Path, most: int, on_progress: Told
+) -> tuple[str, ...]:
     tensors = decode_image(mapped(image))
     # Before a byte is written: the digests below are of tensors by their place in this list.
     if [(name, tensor.shape) for name, tensor in tensors.items()] != forms(manifest.tensors):
@@ -143,7 +145,7 @@ def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: 
                 if layout.hashed(places[info.name], data).digest != info.digest:
                     raise MalformedPolicy("wrong policy image", f"{info.name[:80]} is not the manifest's")
                 file.write(data)
-                told(2 * math.prod(info.shape))
+                on_progress(2 * math.prod(info.shape))
             file.flush()
             os.fsync(file.fileno())
     if len(shards) > 1:
@@ -172,7 +174,7 @@ def weight_files(path: Path) -> list[Path]:
     return list(found.files)
 
 
-def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[TensorInfo, ...]:
+def describe_files(files: Sequence[Path], on_progress: Told = lambda _: None) -> tuple[TensorInfo, ...]:
     """Infos, in name order, of the bf16 tensors of several files. Raises MalformedPolicy."""
     tensors: dict[str, U16] = {}
     for file in files:
@@ -181,27 +183,27 @@ def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[
             if name in tensors:
                 raise MalformedPolicy("bad policy", f"{name[:80]} stands in two files")
             tensors[name] = tensor
-    return describe_tensors(tensors, told)
+    return describe_tensors(tensors, on_progress)
 
 
-def describe_tensors(tensors: Mapping[str, U16], told: Told = lambda _: None) -> tuple[TensorInfo, ...]:
+def describe_tensors(tensors: Mapping[str, U16], on_progress: Told = lambda _: None) -> tuple[TensorInfo, ...]:
     """The same of tensors that are mapped already."""
     shapes = [(name, tuple(tensors[name].shape)) for name in sorted(tensors)]
     layout, infos = image_layout(shapes), list[TensorInfo]()
     for place, (name, shape) in enumerate(shapes):
         infos.append(TensorInfo(name, shape, layout.hashed(place, raw(tensors[name])).digest))
-        told(tensors[name].nbytes)
+        on_progress(tensors[name].nbytes)
     return tuple(infos)
 
 
-def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, PolicyRecord | None]:
+def verify_directory(path: Path, on_progress: Told = lambda _: None) -> tuple[bytes, PolicyRecord | None]:
     """The weights root of a model directory or file, and its record if it carries one, which then fits.
 
     The policy root is the record's: weights alone do not say of which step they are.
 
     Raises MalformedPolicy naming the first tensor that is not the record's; WeightsError.
     """
-    infos = describe_files(weight_files(path), told)
+    infos = describe_files(weight_files(path), on_progress)
     record = read_record(path / RECORD_NAME) if path.is_dir() else None
     if record is not None:
         ours = {info.name: info for info in infos}

@@ -16,13 +16,13 @@ from node.blobs.errors import StoreFull
 from node.blobs.files import DAMAGE
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
-from node.recent import Recent
-from node.swarm.facts import Facts, Fork, LeaderDisbelieved, PolicyFollowed, Undone
-from node.swarm.policies import COMPARED, PolicyClock
+from node.bounded_dict import BoundedDict
+from node.swarm.facts import Equivocation, Facts, LeaderDisbelieved, PolicyFollowed, Undone
+from node.swarm.policies import COMPARED, PolicyIndex
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, verify_file
-from node.weights.keeper import HeldPolicy, PolicyShelf
 from node.weights.manifests import Manifests
+from node.weights.policy_cache import HeldPolicy, PolicyCache
 from node.weights.records import PolicyRecords, ways_to
 from node.weights.workshop import Workshop
 from protocol.delta import PatchError
@@ -56,10 +56,10 @@ class PolicyFollower:
     def __init__(
         self,
         facts: Facts,
-        clock: PolicyClock,
+        clock: PolicyIndex,
         blobs: Blobs,
         store: BlobStore,
-        shelf: PolicyShelf,
+        policy_cache: PolicyCache,
         run_root: bytes,
         sources: Callable[[Address], Sequence[Address]],
         max_image_bytes: int,
@@ -74,11 +74,11 @@ class PolicyFollower:
         self._facts = facts
         self._clock = clock
         self._store = store
-        self._shelf = shelf
+        self._policy_cache = policy_cache
         self._run_root = run_root
         self._sources = sources
         self._manifests = Manifests(clock, blobs, run_root, sources, max_image_bytes, 2 * IN_FLIGHT)
-        self._workshop = Workshop(blobs, store, shelf, workshop)
+        self._workshop = Workshop(blobs, store, policy_cache, workshop)
         self._records = records
         self._repeat = repeat
         self._blame = blame
@@ -86,8 +86,8 @@ class PolicyFollower:
         self._ready = ready
         self._under_way: dict[bytes, _UnderWay] = {}
         # Bounded, for a trainer may say as many bad things as it likes.
-        self._refused = Recent[bytes, str](COMPARED)
-        self._blamed = Recent[bytes, None](COMPARED)
+        self._refused = BoundedDict[bytes, str](COMPARED)
+        self._blamed = BoundedDict[bytes, None](COMPARED)
         self._pursued: set[int] = set()
         self._wanted = trio.Event()
         self.counts: Counter[str] = Counter()
@@ -98,7 +98,7 @@ class PolicyFollower:
         return self._clock.newest_step
 
     @property
-    def fork(self) -> Fork | None:
+    def fork(self) -> Equivocation | None:
         """What the trainer said that cannot be true together."""
         return self._clock.fork
 
@@ -132,14 +132,14 @@ class PolicyFollower:
 
     async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
-        held = self._shelf.by_root(root)
+        held = self._policy_cache.by_root(root)
         signed = self._clock.announcement(root)
         # Nothing is fetched on the word of whoever asks: only what the trainer has signed.
         if held or not signed:
             return held
         with trio.move_on_after(timeout):
             await self._try(signed)
-        return self._shelf.by_root(root)
+        return self._policy_cache.by_root(root)
 
     async def _restore(self) -> None:
         """After a restart: the policies of before, each checked again, the newest first, and announced again."""
@@ -147,7 +147,7 @@ class PolicyFollower:
             return
         records = await trio.to_thread.run_sync(self._records.read)
         # The newest first: a worker can start with it while older ones are still being hashed.
-        for record in reversed(records[-self._shelf.keep :]):
+        for record in reversed(records[-self._policy_cache.keep :]):
             manifest = record.manifest
             # The directory may be from another pool's run.
             if manifest.run_root != self._run_root or not self._store.has(manifest.image_root):
@@ -166,9 +166,9 @@ class PolicyFollower:
             held = HeldPolicy(
                 manifest.step, manifest.policy_root, path, manifest, record.manifest_root, record.announcement
             )
-            self._shelf.put(held)
+            self._policy_cache.put(held)
             log.info("policy.restored", step=held.step, root=held.root.hex())
-        for policy in self._shelf.held[-REPEATED:]:
+        for policy in self._policy_cache.held[-REPEATED:]:
             if self._repeat is not None:
                 await self._repeat(policy.announcement)
 
@@ -211,7 +211,7 @@ class PolicyFollower:
             self._wanted.set()
 
     def _superseded(self, step: int) -> bool:
-        newest = self._shelf.newest
+        newest = self._policy_cache.newest
         return newest is not None and newest.step >= step
 
     # one policy
@@ -223,7 +223,7 @@ class PolicyFollower:
         # Both `get` and the pursuit may want one policy: it is built once, and the other takes it from the shelf.
         while root in self._under_way:
             await self._under_way[root].done.wait()
-        if self._shelf.by_root(root):
+        if self._policy_cache.by_root(root):
             return True
         if root in self._refused:
             return False
@@ -245,7 +245,7 @@ class PolicyFollower:
     async def _obtain(self, signed: PolicyFollowed, attempt: int) -> None:
         """Fetch, verify and shelve one policy; its image, which may be here under another step, stays meanwhile."""
         manifest = await self._manifests.get(signed.message, signed.author)
-        with self._shelf.pinned([manifest.image_root]):
+        with self._policy_cache.pinned([manifest.image_root]):
             await self._obtain_image(signed, manifest, attempt)
 
     async def _obtain_image(self, signed: PolicyFollowed, manifest: PolicyManifest, attempt: int) -> None:
@@ -274,18 +274,18 @@ class PolicyFollower:
     def _bases(self, step: int) -> set[bytes]:
         """Policies to which patches may be applied: held, or older and on their way (so nobody waits in a circle)."""
         arriving = {root for root, other in self._under_way.items() if other.step < step}
-        return arriving | {policy.root for policy in self._shelf.held}
+        return arriving | {policy.root for policy in self._policy_cache.held}
 
     async def _hold(self, policy: HeldPolicy) -> None:
         if self._records is not None:
-            await trio.to_thread.run_sync(self._records.write, policy, self._shelf.keep)
-        self._shelf.put(policy)
+            await trio.to_thread.run_sync(self._records.write, policy, self._policy_cache.keep)
+        self._policy_cache.put(policy)
 
     async def _base(self, root: bytes) -> HeldPolicy:
         """A policy that is held, or about to be. Raises PolicyUnknown."""
         if root in self._under_way:
             await self._under_way[root].done.wait()
-        held = self._shelf.by_root(root)
+        held = self._policy_cache.by_root(root)
         if held is None:
             raise PolicyUnknown("a patch has no base", "the policy that it applies to was not obtained", "try again")
         return held

@@ -45,7 +45,7 @@ Told = Callable[[int], object]
 
 
 @dataclass
-class Plan:
+class GgufPlan:
     """What is written of a model: architecture and facts of its configuration; tokens."""
 
     model: Path
@@ -60,7 +60,7 @@ class Plan:
     begin: tuple[int | None, bool]
 
 
-def planned(model: Path) -> Plan:
+def planned(model: Path) -> GgufPlan:
     """Raises WeightsError for what llama.cpp would take for something else, ModelError for no model at all."""
     from node.inference.torch_engine import build_model, image_names
 
@@ -76,7 +76,7 @@ def planned(model: Path) -> Plan:
     built = build_model(model, "meta")
     names = {name: tuple(tensor.shape) for name, tensor in image_names(built).items()}
     _check(built.config, names)
-    return Plan(model, FAMILIES[family], built.config, names, *_tokens(model, built.config.vocab_size))
+    return GgufPlan(model, FAMILIES[family], built.config, names, *_tokens(model, built.config.vocab_size))
 
 
 def _check(config: Any, names: Mapping[str, tuple[int, ...]]) -> None:
@@ -158,7 +158,7 @@ def _split(said: Mapping[str, Any]) -> str:
 # --- the file ------------------------------------------------------------------------------------
 
 
-def write_gguf(plan: Plan, weights: Path, out: Path, kind: Kind, told: Told = lambda _: None) -> int:
+def write_gguf(plan: GgufPlan, weights: Path, out: Path, kind: Kind, on_progress: Told = lambda _: None) -> int:
     """Write `out`; its bytes. weights: the directory with the tensors, which may be another than the plan's with the
     configuration. told: bytes of bf16 done. Raises WeightsError, ModelError."""
     import gguf
@@ -191,7 +191,7 @@ def write_gguf(plan: Plan, weights: Path, out: Path, kind: Kind, told: Told = la
                 writer.write_tensor_data(values)
             for name, quantised in order:
                 writer.write_tensor_data(_packed(gguf, name, _numbers(plan, name, start), quantised))
-                told(2 * int(np.prod(plan.names[name])))
+                on_progress(2 * int(np.prod(plan.names[name])))
             writer.close()
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
@@ -203,7 +203,7 @@ def write_gguf(plan: Plan, weights: Path, out: Path, kind: Kind, told: Told = la
     return out.stat().st_size
 
 
-def _write_facts(writer: Any, plan: Plan, name: str, kind: Kind) -> None:
+def _write_facts(writer: Any, plan: GgufPlan, name: str, kind: Kind) -> None:
     import gguf
 
     config, rope = plan.config, _rope(plan.config)
@@ -248,7 +248,7 @@ def _type_of(gguf: Any, shape: tuple[int, ...], kind: Kind) -> Any:
     return gguf.GGMLQuantizationType["F16" if kind == "q8_0" and shape[-1] % 32 else kind.upper()]
 
 
-def _numbers(plan: Plan, name: str, start: Mapping[str, Any]) -> NDArray[np.float32]:
+def _numbers(plan: GgufPlan, name: str, start: Mapping[str, Any]) -> NDArray[np.float32]:
     values: NDArray[np.float32] = start[name].float().numpy()
     config, part = plan.config, name.split(".")[-2]
     if config.model_type not in INTERLEAVED or part not in ("q_proj", "k_proj"):

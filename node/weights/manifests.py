@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import trio
 
 from node.blobs.interface import Blobs
-from node.recent import Recent
-from node.swarm.policies import PolicyClock
+from node.bounded_dict import BoundedDict
+from node.swarm.policies import PolicyIndex
 from protocol.blobs import describe
 from protocol.identity import Address
 from protocol.messages import PolicyAnnounced
@@ -21,7 +21,7 @@ class Manifests:
 
     def __init__(
         self,
-        clock: PolicyClock,
+        clock: PolicyIndex,
         blobs: Blobs,
         run_root: bytes,
         sources: Callable[[Address], Sequence[Address]],
@@ -30,7 +30,7 @@ class Manifests:
     ) -> None:
         self._clock, self._blobs, self._run_root = clock, blobs, run_root
         self._sources, self._max_image = sources, max_image
-        self._read_before = Recent[bytes, PolicyManifest](kept)
+        self._read_before = BoundedDict[bytes, PolicyManifest](kept)
 
     async def get(self, message: PolicyAnnounced, author: Address) -> PolicyManifest:
         """The manifest that an announcement names, checked against it. Raises MalformedPolicy."""

@@ -73,7 +73,7 @@ def merge_models(
     *,
     base: Path | None = None,
     workers: int | None = None,
-    told: Told = lambda _: None,
+    on_progress: Told = lambda _: None,
 ) -> Merged:
     """Write the model directory `out`, which must not exist; configuration and tokenizer are those of the first model.
 
@@ -87,7 +87,7 @@ def merge_models(
         )
     with whole_directory(out) as partial:
         opened, origin = _opened(models, base if merge.needs_base else None)
-        infos = _write(merge, opened, origin, partial / "model.safetensors", workers, told)
+        infos = _write(merge, opened, origin, partial / "model.safetensors", workers, on_progress)
         _copy_the_rest(models[0], partial, opened[0].tensors)
         inputs = tuple(one.root() for one in (*opened, *([origin] if origin else [])))
         root = weights_root(infos)
@@ -156,7 +156,7 @@ def _count(model: _Model) -> int:
 
 
 def _write(
-    merge: Merge, models: Sequence[_Model], base: _Model | None, out: Path, workers: int | None, told: Told
+    merge: Merge, models: Sequence[_Model], base: _Model | None, out: Path, workers: int | None, on_progress: Told
 ) -> tuple[TensorInfo, ...]:
     shapes = list(models[0].shapes.items())
     layout, digests = image_layout(shapes), dict[int, bytes]()
@@ -168,7 +168,7 @@ def _write(
 
     def check(place: int, found: HashedTensor) -> None:
         digests[place] = found.digest
-        told(layout.sizes[place])
+        on_progress(layout.sizes[place])
 
     write_image(layout, windows, out, check, workers=workers)
     return tuple(TensorInfo(name, shape, digests[place]) for place, (name, shape) in enumerate(shapes))

@@ -20,7 +20,7 @@ from node.state.journal import Journal
 from node.state.kept import kept
 from node.swarm.board import Board
 from node.weights.images import PatchTooLong, describe_image, is_canonical, write_canonical, write_patch
-from node.weights.keeper import HeldPolicy, PolicyShelf
+from node.weights.policy_cache import HeldPolicy, PolicyCache
 from node.weights.records import PolicyRecords, next_chain
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
@@ -70,7 +70,7 @@ class Publisher:
         workshop: Path,
         anchor_every: int = 50,
         records: PolicyRecords | None = None,
-        shelf: PolicyShelf | None = None,
+        policy_cache: PolicyCache | None = None,
     ) -> None:
         self._store = store
         self._board = board
@@ -80,7 +80,7 @@ class Publisher:
         self._workshop = workshop
         self._anchor_every = anchor_every
         self._records = records
-        self._shelf = shelf
+        self._policy_cache = policy_cache
         self._previous: HeldPolicy | None = None
         shutil.rmtree(workshop, ignore_errors=True)  # what a killed predecessor left half-done
         workshop.mkdir(parents=True)
@@ -118,14 +118,14 @@ class Publisher:
     def _kept(self, *roots: bytes) -> AbstractContextManager[None]:
         """Until the caller has the policy on the shelf: a full store would drop its image for its own patch, and that
         for its manifest, before any older policy."""
-        return nullcontext() if self._shelf is None else self._shelf.pinned(roots)
+        return nullcontext() if self._policy_cache is None else self._policy_cache.pinned(roots)
 
     async def _held(self, raw: bytes, step: int, info: BlobInfo, manifest: PolicyManifest) -> HeldPolicy:
         message = self._read(raw)
         held = HeldPolicy(step, manifest.policy_root, self._store.path(info.root), manifest, message.manifest_root, raw)
         self._previous = held
-        if self._records is not None and self._shelf is not None:
-            await trio.to_thread.run_sync(self._records.write, held, self._shelf.keep)
+        if self._records is not None and self._policy_cache is not None:
+            await trio.to_thread.run_sync(self._records.write, held, self._policy_cache.keep)
         return held
 
     async def _take_in(self, step: int, image: Path) -> tuple[BlobInfo, tuple[TensorInfo, ...]]:
@@ -147,7 +147,7 @@ class Publisher:
             try:
                 return await self._store.add(work, move=True, known=known)
             except StoreFull:
-                if self._shelf is None or not self._shelf.make_room():
+                if self._policy_cache is None or not self._policy_cache.make_room():
                     raise
 
     async def _describe(self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]) -> PolicyManifest:

@@ -13,7 +13,7 @@ import msgspec
 from node.state.files import write_whole
 from node.state.kept import cached
 from node.weights.errors import disk_errors
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from protocol.errors import ProtocolError
 from protocol.policy import MAX_MANIFEST_BYTES, PolicyManifest, PolicyPatch, decode_manifest, encode_manifest
 
@@ -92,7 +92,7 @@ SOON = 64 * 1024**2
 """Bytes of an image that is fetched whole; a bigger one may be superseded before it has arrived, an anchor stays."""
 
 
-class Way(msgspec.Struct, frozen=True):
+class FetchPath(msgspec.Struct, frozen=True):
     """Fetch `image` unless it is empty, take the image of `base` otherwise, then apply `patches` in order.
 
     base: a policy root; image: the blob of that policy's image; cost: bytes to fetch.
@@ -116,22 +116,22 @@ class Way(msgspec.Struct, frozen=True):
         return "anchor" if self.image else "patches"
 
 
-def ways_to(manifest: PolicyManifest, held: Set[bytes], present: Callable[[bytes], int]) -> list[Way]:
+def ways_to(manifest: PolicyManifest, held: Set[bytes], present: Callable[[bytes], int]) -> list[FetchPath]:
     """held: policy roots whose images are here or about to be; present: bytes of a blob that are here already."""
-    ways: list[Way] = []
+    ways: list[FetchPath] = []
     for place in range(len(manifest.patches) - 1, -1, -1):
         patches = manifest.patches[place:]
         if patches[0].base_root in held:
-            ways.append(Way(patches[0].base_root, b"", patches, _missing(patches, present)))
+            ways.append(FetchPath(patches[0].base_root, b"", patches, _missing(patches, present)))
     anchor = manifest.anchor
     if anchor is not None:
         patches = manifest.patches_from(anchor.policy_root) or ()
         cost = manifest.image_size - present(anchor.image_root) + _missing(patches, present)
         if manifest.image_size > SOON:
             cost = max(0, cost - manifest.image_size // 3)  # of two long ways the one whose goal stays where it is
-        ways.append(Way(anchor.policy_root, anchor.image_root, patches, cost))
+        ways.append(FetchPath(anchor.policy_root, anchor.image_root, patches, cost))
     whole = manifest.image_size - present(manifest.image_root)
-    ways.append(Way(manifest.policy_root, manifest.image_root, (), whole))
+    ways.append(FetchPath(manifest.policy_root, manifest.image_root, (), whole))
     return sorted(ways, key=lambda way: (way.cost, len(way.patches)))
 
 

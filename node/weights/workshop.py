@@ -15,8 +15,8 @@ from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.weights.errors import PolicyUnknown
 from node.weights.images import build_image, verify_file
-from node.weights.keeper import HeldPolicy, PolicyShelf
-from node.weights.records import Way
+from node.weights.policy_cache import HeldPolicy, PolicyCache
+from node.weights.records import FetchPath
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
 from protocol.errors import IntellectError
@@ -41,8 +41,8 @@ Base = Callable[[bytes], Awaitable[HeldPolicy]]
 class Workshop:
     """directory: its own, on the store's disk."""
 
-    def __init__(self, blobs: Blobs, store: BlobStore, shelf: PolicyShelf, directory: Path) -> None:
-        self._blobs, self._store, self._shelf, self._directory = blobs, store, shelf, directory
+    def __init__(self, blobs: Blobs, store: BlobStore, policy_cache: PolicyCache, directory: Path) -> None:
+        self._blobs, self._store, self._policy_cache, self._directory = blobs, store, policy_cache, directory
         # One at a time: two builds would share the disk's speed and each need an image's room.
         self._building = trio.Lock()
         # Threads look at this between two chunks; without it a cancelled daemon would wait for an image to be built.
@@ -63,23 +63,23 @@ class Workshop:
         return self._store.path(root).stat().st_size if self._store.has(root) else 0
 
     async def make(
-        self, way: Way, manifest: PolicyManifest, sources: Sequence[Address], attempt: int, base: Base
+        self, way: FetchPath, manifest: PolicyManifest, sources: Sequence[Address], attempt: int, base: Base
     ) -> Path:
         """The verified image, by one way. Raises IntellectError."""
         while True:
             try:
                 return await self._go(way, manifest, sources, attempt, base)
             except StoreFull:
-                if not self._shelf.make_room():
+                if not self._policy_cache.make_room():
                     raise
 
     async def _go(
-        self, way: Way, manifest: PolicyManifest, sources: Sequence[Address], attempt: int, base: Base
+        self, way: FetchPath, manifest: PolicyManifest, sources: Sequence[Address], attempt: int, base: Base
     ) -> Path:
         needed = [(patch.root, patch.size) for patch in way.patches]
         if way.image:
             needed.append((way.image, manifest.image_size))
-        with self._shelf.pinned(root for root, _ in needed):
+        with self._policy_cache.pinned(root for root, _ in needed):
             known = way.whole and self._store.has(way.image)  # compared with its root at some time, but not now
             paths = await self._fetch_all(needed, sources, attempt, manifest.step)
             if way.whole:
@@ -93,7 +93,7 @@ class Workshop:
             if held is None:
                 return await self._build(manifest, paths[way.image], patches)
             # It may leave the shelf while others are built first.
-            with self._shelf.pinned([held.manifest.image_root]):
+            with self._policy_cache.pinned([held.manifest.image_root]):
                 return await self._build(manifest, held.path, patches)
 
     async def _verify(self, manifest: PolicyManifest, path: Path, blob: BlobInfo | None = None) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.model_files import read_json
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import bf16_bits
 from node.recipe.join import join
@@ -23,7 +23,7 @@ from protocol.checks import Reason
 from protocol.policy import encode_image
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from tests.attacks.test_worker_attacks import HONEST, judge, open_session, submit
 from tests.cheats.catalogue import Cheat
 from tests.cheats.experts import HalfOfTheExperts, OthersNamed
@@ -80,12 +80,12 @@ def test_honest_work_is_accepted_and_learnt_from(
     if dtype == "bfloat16":
         run = in_bfloat16(run)
     make = functools.partial(torch_engine, settings=EngineSettings(dtype=dtype))
-    worker = Session(run, routed, make)
+    worker = EngineSession(run, routed, make)
     worker.keep(root[0], str(routed / "images" / "0"))
     made = Cheat("nothing", frozenset(), lambda *_: worker)  # type: ignore[arg-type]
     produced = submit(made, run, routed, root, tmp_path)
-    seen = judge(open_session(Session, run, routed, root), root, produced)
-    assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "")
+    seen = judge(open_session(EngineSession, run, routed, root), root, produced)
+    assert (seen.outcome, seen.detail) == (VerdictOutcome.ACCEPT, "")
     assert seen.statistics["routing"] < (1e-4 if dtype == "float32" else 0.5)
     assert 0 < seen.statistics["busiest_expert"] <= 1 and 0 <= seen.statistics["idle_experts"] < 1
     batch = decode(Path(produced.path).read_bytes(), 16)
@@ -113,15 +113,15 @@ def with_routing(run: RunSpec, margin: float) -> RunSpec:
 
 @pytest.mark.parametrize("kind", [HalfOfTheExperts, OthersNamed])
 def test_other_experts_than_the_routers_are_found(
-    run: RunSpec, routed: Path, root: list[bytes], tmp_path: Path, kind: type[Session]
+    run: RunSpec, routed: Path, root: list[bytes], tmp_path: Path, kind: type[EngineSession]
 ) -> None:
     made = submit(Cheat("other experts", ROUTED, kind), run, routed, root, tmp_path)
-    seen = judge(open_session(Session, run, routed, root), root, made)
-    assert (seen.outcome, seen.reason) == (Outcome.REJECT, Reason.ROUTING), seen.detail
+    seen = judge(open_session(EngineSession, run, routed, root), root, made)
+    assert (seen.outcome, seen.reason) == (VerdictOutcome.REJECT, Reason.ROUTING), seen.detail
     assert "times less likely" in seen.detail and seen.group >= 0
-    blind = judge(open_session(Session, with_routing(run, 1e3), routed, root), root, made)
+    blind = judge(open_session(EngineSession, with_routing(run, 1e3), routed, root), root, made)
     if kind is HalfOfTheExperts:
-        assert blind.outcome == Outcome.ACCEPT, "nothing else shows it: all of it fits together"
+        assert blind.outcome == VerdictOutcome.ACCEPT, "nothing else shows it: all of it fits together"
     else:
         assert blind.reason in (Reason.ACTIVATIONS, Reason.SAMPLING)
 
@@ -131,7 +131,7 @@ def test_a_record_that_is_none_is_a_fault_of_form(
 ) -> None:
     made = submit(HONEST, run, routed, root, tmp_path)
     honest = decode(Path(made.path).read_bytes(), 16)
-    validator = open_session(Session, run, routed, root)
+    validator = open_session(EngineSession, run, routed, root)
     row, *rest = honest.rows
     swapped = bytes([*row.experts[4:8], *row.experts[:4], *row.experts[8:]])
     other = bytes([*([0, 1] if row.experts[:2] != b"\0\1" else [0, 2]), *row.experts[2:]])
@@ -148,13 +148,13 @@ def test_a_record_that_is_none_is_a_fault_of_form(
         forged = encode(RolloutBatch(honest.header, (msgspec.structs.replace(row, experts=experts), *rest)))
         Path(made.path).write_bytes(forged)
         seen = judge(validator, root, made)
-        assert (seen.outcome, seen.reason) == (Outcome.SLASH, reason), seen.detail
+        assert (seen.outcome, seen.reason) == (VerdictOutcome.SLASH, reason), seen.detail
     plain: list[SampleRow] = [msgspec.structs.replace(one, experts=b"") for one in honest.rows]
     Path(made.path).write_bytes(encode(RolloutBatch(honest.header, tuple(plain))))
     assert judge(validator, root, made).reason == Reason.MALFORMED, "none at all, and so of the old form"
     Path(made.path).write_bytes(encode(honest))
-    assert judge(validator, root, made).outcome == Outcome.ACCEPT
-    dense = open_session(Session, run, assets, root)
+    assert judge(validator, root, made).outcome == VerdictOutcome.ACCEPT
+    dense = open_session(EngineSession, run, assets, root)
     assert judge(dense, root, made).reason == Reason.MALFORMED, "experts of a model that has none"
 
 

@@ -14,7 +14,7 @@ from cli.demo.cast import DemoOptions, Scene, cast, join_command, nodes
 from node.run.assets import Run
 from node.services.context import Context
 from node.services.judging.judge import Validator
-from node.swarm.ballots import FileState
+from node.swarm.vote_set import FileState
 from protocol.earnings import most_files
 from protocol.identity import Address
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed
@@ -63,7 +63,7 @@ def context_of(court: Court, seat: Seat) -> Context:
         blobs=court.blobs,
         journal=InlineJournal(),
         membership=seat.membership,
-        shelf=None,  # type: ignore[arg-type]
+        policy_cache=None,  # type: ignore[arg-type]
         jury=seat.jury,
     )
 
@@ -102,7 +102,7 @@ async def test_a_copier_names_anothers_file_in_a_slot_of_its_own(
         said = copy.message.commitment
         assert (said.file_root, said.units, copy.message.size) == (root_of(), 100, size)
         assert (said.policy_root, said.index) == slot
-        assert court.trainer.jury.state.ballots.state(work) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(work) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.messages import EarningsSigned, EpochRootSigned
+from protocol.messages import EarningsVote, EpochRootSigned
 from protocol.statements import signer_of
 from tests.node.services.earners import DOMAIN, VALIDATORS, WORKERS, World, inline
-from tests.node.services.test_earning import NEW
+from tests.node.services.test_earnings_reporter import NEW
 
 DAY = 86_400
 
@@ -32,7 +32,7 @@ async def test_a_validator_that_shows_its_root_to_one_worker_only_favours_nobody
     world.chain.threshold, kept = 3, [0]
 
     def lose(to: str, message: Any) -> bool:
-        if isinstance(message, EarningsSigned):
+        if isinstance(message, EarningsVote):
             return mute and to != liar and signer_of(DOMAIN, message.earnings, message.signature) == liar
         if not isinstance(message, EpochRootSigned) or to in (favoured, liar):
             return False
@@ -80,8 +80,8 @@ async def test_a_quorum_that_is_away_for_a_day_and_comes_back_with_other_members
 ) -> None:
     """Nothing is posted meanwhile, and nothing twice afterwards. What nobody named before they left is not paid."""
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    hour, polls = 3600, {"certifying.POLL": 900.0, "court.tabling.PAUSES": (1800.0, 1800.0)}
-    polls |= {"books.PAUSES": (1800.0, 1800.0)}
+    hour, polls = 3600, {"certifier.ROUND_SECONDS": 900.0, "court.earnings_tabler.PAUSES": (1800.0, 1800.0)}
+    polls |= {"pool_accounting.PAUSES": (1800.0, 1800.0)}
     for name, value in polls.items():
         monkeypatch.setattr(f"node.services.{name}", value)
     world = World(tmp_path, epoch=4 * hour, window=8 * hour)

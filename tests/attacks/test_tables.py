@@ -9,20 +9,20 @@ import trio
 
 from node.changes import Changes
 from node.clock import Clock
-from node.services.books import HEARD, Books
-from node.services.judging.fetching import Candidate, Fetching
+from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
 from node.services.judging.queue import URGENT
 from node.services.judging.records import CLASSES_REMEMBERED, REMEMBERED, WorkerRecords
-from node.services.rounds.judging import Looks
-from node.services.training import intake as intake_module
-from node.services.training.intake import Intake
-from node.swarm.ballots import FileState
+from node.services.pool_accounting import HEARD, PoolAccounting
+from node.services.rounds.judging import ContributionJudge
+from node.services.training import ingest as intake_module
+from node.services.training.ingest import Ingest
 from node.swarm.contributions import KEPT, OPEN, Contributions
 from node.swarm.facts import PeerTold
-from protocol.decision import DecisionSpec, Level
+from node.swarm.vote_set import FileState
+from protocol.decision import DecisionSpec, SuspicionLevel
 from protocol.identity import Address
-from protocol.messages import EarningsSigned
+from protocol.messages import EarningsVote
 from protocol.statements import Earnings, sign
 from protocol.table import encode_head, table_after
 from tests.attacks.validators.court import (
@@ -44,8 +44,8 @@ NONE: Any = None
 def test_what_one_validator_says_of_workers_and_engines_leaves_what_another_said() -> None:
     """Else a liar shields a cheat from the second class of engines that its conviction needs."""
     records = WorkerRecords(DecisionSpec(), NONE)
-    records.heard(HONEST, WORKER.address, int(Level.CONVICTED), "arm/bfloat16/sdpa")
-    records.heard(LIAR, OTHER.address, int(Level.SUSPECT), "arm/bfloat16/sdpa")
+    records.heard(HONEST, WORKER.address, int(SuspicionLevel.CONVICTED), "arm/bfloat16/sdpa")
+    records.heard(LIAR, OTHER.address, int(SuspicionLevel.SUSPECT), "arm/bfloat16/sdpa")
     believed = {LIAR, HONEST}
     assert records.seconded(OTHER.address, "x86/float32/sdpa", believed)
     for number in range(REMEMBERED + CLASSES_REMEMBERED):
@@ -76,12 +76,12 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
 
     context.blobs = SimpleNamespace(fetch=fetch)  # type: ignore[assignment]
     none: Any = None
-    tables = Books(context, none, none)
+    tables = PoolAccounting(context, none, none)
 
     async def say(seat: int, root: bytes) -> None:
         earnings = Earnings(POOL, 3, 1, root, 7, bytes(32))
         signature = sign(VALIDATORS[seat], DOMAIN, earnings)
-        message = EarningsSigned(pool=POOL, earnings=earnings, table=root, size=9, signature=signature)
+        message = EarningsVote(pool=POOL, earnings=earnings, table=root, size=9, signature=signature)
         await court.seats[seat].board.post(message)
 
     async with trio.open_nursery() as nursery:
@@ -111,8 +111,8 @@ def test_a_member_with_many_files_has_nobody_else_s_decision_counted_twice() -> 
         return id
 
     register: Any = SimpleNamespace(get=works.get)
-    ballots: Any = SimpleNamespace(state=lambda id: states[id], rejecting=lambda id: {})
-    counts = Contributions(register, ballots, lambda: 0.0)
+    vote_set: Any = SimpleNamespace(state=lambda id: states[id], rejecting=lambda id: {})
+    counts = Contributions(register, vote_set, lambda: 0.0)
     decided, waiting = committed(0, OTHER.address), committed(1, OTHER.address)
     states[decided] = FileState.ACCEPTED
     counts.look(decided)
@@ -143,7 +143,7 @@ async def test_a_dispute_that_finds_no_room_is_looked_at_again_when_there_is(aut
         assert found is not None
         full = Fetching(court.seats[0].context, fetching._lots, lambda: None)
         for _ in range(URGENT):
-            assert full.queue.hurry(Candidate(found))
+            assert full.queue.hurry(CommittedFile(found))
         jury.state.disputes.open = lambda: [id]  # type: ignore[method-assign]
         nursery.start_soon(full._heed_disputes)
         await trio.sleep(3)
@@ -170,7 +170,7 @@ async def test_arrivals_are_remembered_for_a_minute_while_nothing_is_judged(auto
 async def test_a_file_for_which_the_trainer_has_no_room_is_taken_later(autojump_clock: Any) -> None:
     court, taken = Court([Validator] * 2), list[bytes]()
 
-    class Slow(Intake):
+    class Slow(Ingest):
         async def _fetch_accepted(self) -> None:
             async for work in self._accepted:
                 taken.append(work.id)
@@ -178,9 +178,9 @@ async def test_a_file_for_which_the_trainer_has_no_room_is_taken_later(autojump_
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(intake_module, "PENDING", 2)
-        intake = Slow(court.trainer.context, fresh=lambda step: True, taken_in=NONE, taken_back=lambda work: 0)
+        ingest = Slow(court.trainer.context, fresh=lambda step: True, taken_in=NONE, taken_back=lambda work: 0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+        nursery.start_soon(ingest.run)
         await court.open(nursery)
         works = [await court.commit(index=index) for index in range(24)]
         await trio.sleep(10)
@@ -200,7 +200,7 @@ async def test_a_peer_that_hops_from_seat_to_seat_has_nobody_else_s_contribution
 
     facts, rounds = SimpleNamespace(subscribe=lambda *kinds: beats()), SimpleNamespace(moved=Changes())
     context: Any = SimpleNamespace(facts=facts, run=SimpleNamespace(root=bytes(32)))
-    looks = Looks(context, cast(Any, rounds))
+    looks = ContributionJudge(context, cast(Any, rounds))
     await looks.hear()
     assert not looks._is_anothers(OTHER.address, b"", 7)
     assert looks._is_anothers(WORKER.address, b"", 0) and not looks._is_anothers(WORKER.address, b"", 8999)

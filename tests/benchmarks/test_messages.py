@@ -24,6 +24,6 @@ def test_a_file_costs_no_more_messages_than_it_did(cost) -> None:
     together; a message for every word was 9."""
     assert len(cost.accepted) == SMALL.files
     assert cost.sent["RolloutCommitted"] == SMALL.files
-    words = sum(cost.sent.get(kind, 0) for kind in ("ValidatorSaid", "VerdictIssued"))
+    words = sum(cost.sent.get(kind, 0) for kind in ("ValidatorBatch", "VerdictIssued"))
     assert 0 < words / SMALL.files < 5.7
     assert 0 < cost.checks / SMALL.files / cost.nodes < 18  # 25 where nothing that was checked is remembered

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.scores import RIGHT_SHARE, bank, judged
 from node.environments.programs import ProgramRunner
-from node.sandbox import Limits
+from node.sandbox import SandboxLimits
 from tests.node.environments.sandboxes import OpenSandbox
 
 
@@ -19,7 +19,7 @@ def test_the_bank_is_large_and_every_row_has_a_right_and_a_wrong_answer() -> Non
 
 def test_no_wrong_answer_of_the_bank_is_paid_and_right_ones_are() -> None:
     pytest.importorskip("latex2sympy2_extended")
-    runner = ProgramRunner(OpenSandbox, Limits())
+    runner = ProgramRunner(OpenSandbox, SandboxLimits())
     kinds = judged(bank(), runner)
     runner.close()
     assert [case for kind in kinds.values() for case in kind.wrong_paid] == []

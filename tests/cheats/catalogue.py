@@ -14,7 +14,7 @@ import pyarrow as pa
 from node.calibration import measure
 from node.inference import process, server
 from node.inference.produce import produce
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Produce, Produced
 from node.state.files import write_whole
 from protocol.checks import Reason
@@ -44,13 +44,13 @@ class Cheat:
 
     what: str
     reasons: frozenset[Reason]
-    session: type[Session] = Session
+    session: type[EngineSession] = EngineSession
     tamper: Tamper | None = None
     units: int = 0
     older: int = 0
     turns: bool = False
 
-    def produce(self, session: Session, order: Produce) -> Produced:
+    def produce(self, session: EngineSession, order: Produce) -> Produced:
         """An honest submission's dishonest counterpart."""
         made = produce(session, order)
         if self.tamper is not None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from node.inference.engine import Completion, Engine, Request, generate
-from node.inference.session import EngineFactory, Session
+from node.inference.engine import Completion, Engine, GenerationRequest, generate
+from node.inference.session import EngineFactory, EngineSession
 from node.inference.torch_engine import TorchEngine
 from node.inference.transformer import Routes
 from protocol.run import RunSpec
@@ -22,7 +22,7 @@ class _Fewer(Routes):
         return super().choose(kept)
 
 
-class HalfOfTheExperts(Session):
+class HalfOfTheExperts(EngineSession):
     """Keeps only half of the experts in memory, has routers choose among these, and says so: its tokens, activations
     and experts all fit together."""
 
@@ -40,7 +40,7 @@ class HalfOfTheExperts(Session):
         model.routes = routes  # type: ignore[method-assign]
 
 
-def others_named(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def others_named(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Computes with the routers' experts, and writes down the first ones."""
     assert engine.routing is not None
     line = np.tile(np.arange(engine.routing.chosen, dtype=np.uint8), engine.routing.layers)

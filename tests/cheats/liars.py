@@ -14,33 +14,35 @@ import numpy as np
 from node.inference import process, server
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Inspect, Inspected
 from node.state.files import write_whole
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.messages import DIGEST
-from protocol.rollout import Report, ReportHeader, ReportRow, decode, decode_report, encode_report
-from protocol.statements import Outcome
+from protocol.rollout import ReportHeader, ReportRow, ValidatorReport, decode, decode_report, encode_report
+from protocol.statements import VerdictOutcome
 from protocol.values import mean_logprobs, reward_tag, reward_tags
 
-Liar = Callable[[Session, Inspect], Inspected]
+Liar = Callable[[EngineSession, Inspect], Inspected]
 
 
-def false_accuser(session: Session, order: Inspect) -> Inspected:
+def false_accuser(session: EngineSession, order: Inspect) -> Inspected:
     """Says of every file that it solves the wrong problems: a fault that costs the stake."""
     found = inspect(session, order)
-    return _changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented", report_path="")
+    return _changed(
+        found, outcome=int(VerdictOutcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented", report_path=""
+    )
 
 
-def statistical_accuser(session: Session, order: Inspect) -> Inspected:
+def statistical_accuser(session: EngineSession, order: Inspect) -> Inspected:
     """Says of every file that its activations are another model's."""
     found = inspect(session, order)
-    lie = {"outcome": int(Outcome.REJECT), "reason": int(Reason.ACTIVATIONS), "detail": "invented", "group": 0}
+    lie = {"outcome": int(VerdictOutcome.REJECT), "reason": int(Reason.ACTIVATIONS), "detail": "invented", "group": 0}
     return _changed(found, report_path="", **lie)
 
 
-def rubber_stamp(session: Session, order: Inspect) -> Inspected:
+def rubber_stamp(session: EngineSession, order: Inspect) -> Inspected:
     """Accepts everything unseen, with rewards and log-probabilities of its own invention, and a report of them."""
     rollout = session.run.rollout
     groups = tuple(range(rollout.prompts_per_file)) if order.groups is None else order.groups
@@ -49,7 +51,7 @@ def rubber_stamp(session: Session, order: Inspect) -> Inspected:
     report = _invented_report(session, order, groups)
     return Inspected(
         id=order.id,
-        outcome=int(Outcome.ACCEPT),
+        outcome=int(VerdictOutcome.ACCEPT),
         reason=int(Reason.NONE),
         detail="",
         report_path=report,
@@ -63,15 +65,15 @@ def rubber_stamp(session: Session, order: Inspect) -> Inspected:
     )
 
 
-def poisoner(session: Session, order: Inspect) -> Inspected:
+def poisoner(session: EngineSession, order: Inspect) -> Inspected:
     """Looks honestly, and says the contrary of every reward: what is right teaches the model to be wrong."""
     found = inspect(session, order)
-    if found.outcome != Outcome.ACCEPT or not found.report_path:
+    if found.outcome != VerdictOutcome.ACCEPT or not found.report_path:
         return found
     path, rollout = Path(found.report_path), session.run.rollout
     report = decode_report(path.read_bytes(), rollout.samples_per_file)
     rows = tuple(msgspec.structs.replace(row, reward=1.0 - row.reward) for row in report.rows)
-    write_whole(path, encode_report(Report(report.header, rows)))
+    write_whole(path, encode_report(ValidatorReport(report.header, rows)))
     tags = bytearray(found.rewards)
     for group in {row.group for row in rows}:
         tag = reward_tag([row.reward for row in rows if row.group == group])
@@ -79,10 +81,10 @@ def poisoner(session: Session, order: Inspect) -> Inspected:
     return _changed(found, rewards=bytes(tags))
 
 
-def spiked(session: Session, order: Inspect) -> Inspected:
+def spiked(session: EngineSession, order: Inspect) -> Inspected:
     """Looks honestly, and says log-probabilities of the right mean: all of them on an answer's first token."""
     found = inspect(session, order)
-    if found.outcome != Outcome.ACCEPT or not found.report_path:
+    if found.outcome != VerdictOutcome.ACCEPT or not found.report_path:
         return found
     path = Path(found.report_path)
     report = decode_report(path.read_bytes(), session.run.rollout.samples_per_file)
@@ -90,16 +92,16 @@ def spiked(session: Session, order: Inspect) -> Inspected:
         msgspec.structs.replace(row, logprobs=[sum(row.logprobs), *[0.0] * (len(row.logprobs) - 1)])
         for row in report.rows
     )
-    write_whole(path, encode_report(Report(report.header, rows)))
+    write_whole(path, encode_report(ValidatorReport(report.header, rows)))
     return found
 
 
-def lazy_stamp(session: Session, order: Inspect) -> Inspected:
+def lazy_stamp(session: EngineSession, order: Inspect) -> Inspected:
     """Puts nothing through the model and says so, hoping that nobody looks at its lots."""
     return inspect(session, msgspec.structs.replace(order, groups=()))
 
 
-def silent(session: Session, order: Inspect) -> Inspected:
+def silent(session: EngineSession, order: Inspect) -> Inspected:
     """Alive, and never says a word."""
     raise EngineError("no verdict", "this validator keeps silent", "ask another one")
 
@@ -119,7 +121,7 @@ def _changed(found: Inspected, **changes: object) -> Inspected:
     return msgspec.structs.replace(found, **changes)
 
 
-def _invented_report(session: Session, order: Inspect, groups: tuple[int, ...]) -> str:
+def _invented_report(session: EngineSession, order: Inspect, groups: tuple[int, ...]) -> str:
     """A report of the right form that holds what the verdict says; none for a file that cannot be read."""
     try:
         batch = decode(Path(order.path).read_bytes(), session.run.rollout.samples_per_file)
@@ -128,7 +130,7 @@ def _invented_report(session: Session, order: Inspect, groups: tuple[int, ...]) 
     rows = tuple(
         ReportRow(row.group, row.sample, 1.0, [-0.125] * len(row.output)) for row in batch.rows if row.group in groups
     )
-    report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), rows)
+    report = ValidatorReport(ReportHeader(order.file_root.hex(), order.policy_root.hex()), rows)
     if rows:
         write_whole(Path(order.report_path), encode_report(report))
     return order.report_path if rows else ""

@@ -21,9 +21,9 @@ from node.daemon import EVERYBODY, Services
 from node.network.host import Libp2pNetwork
 from node.services.base import Service
 from node.services.context import Context
-from node.services.engine import Engine, Following
-from node.services.generating import Generating
-from node.services.paying import Paying
+from node.services.engine import EngineService, PolicySync
+from node.services.leaf_reader import LeafReader
+from node.services.rollout_worker import RolloutWorker
 from node.services.workplace import Workplace
 from protocol.identity import Address
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
@@ -276,7 +276,7 @@ def _idle(attack: type[Attack]) -> Node:
 
 
 def _working(attack: type[Attack], engine: str = "") -> Node:
-    return Node((*EVERYBODY, Engine, Following, attack, Generating, Paying), engine)
+    return Node((*EVERYBODY, EngineService, PolicySync, attack, RolloutWorker, LeafReader), engine)
 
 
 NODES: dict[str, Node] = {

@@ -8,13 +8,13 @@ import torch
 
 from node.inference.engine import Weights
 from node.inference.process import main
-from node.inference.session import Session
+from node.inference.session import EngineSession
 
 NOISE = 0.05
 """Standard deviation of the error, relative to that of each tensor."""
 
 
-class OtherWeights(Session):
+class OtherWeights(EngineSession):
     def adjust(self, weights: Weights) -> Weights:
         random = torch.Generator().manual_seed(0)
         return {name: _disturbed(tensor, random) for name, tensor in weights.items()}

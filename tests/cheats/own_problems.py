@@ -6,12 +6,12 @@ about it is honest: tokens, activations, sampling.
 
 from node.environments.base import Problem
 from node.inference.process import main
-from node.inference.session import Session
+from node.inference.session import EngineSession
 
 CANDIDATES = 2000
 
 
-class OwnProblems(Session):
+class OwnProblems(EngineSession):
     def problems(self) -> list[Problem]:
         candidates = (self.environment.problem(i) for i in range(min(CANDIDATES, self.environment.size)))
         return sorted(candidates, key=_effort)[: self.run.rollout.prompts_per_file]

@@ -18,17 +18,17 @@ from node import daemon
 from node.inference.wire import Inspected
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.services.judging.pronouncing import Pronouncing
+from node.services.judging.verdict_publisher import VerdictPublisher
 from node.services.rounds.adding import Outer
-from node.services.rounds.cutting import Cutting
-from node.swarm.ballots import FileState
+from node.services.rounds.round_closer import RoundCloser
 from node.swarm.facts import PolicyFollowed
-from node.swarm.register import Work, WorkId
+from node.swarm.register import RegisteredWork, WorkId
+from node.swarm.vote_set import FileState
 from protocol.agreement import Proposal, Word
 from protocol.checks import Reason
 from protocol.lots import pack_groups, unpack_groups
 from protocol.messages import Seal, VerdictIssued, VerdictRechecked, seal_of, signed
-from protocol.statements import Outcome, Rechecked, Verdict, work_id
+from protocol.statements import Rechecked, Verdict, VerdictOutcome, work_id
 
 TURN_SECONDS = 0.4
 """How soon a turncoat turns round."""
@@ -41,7 +41,7 @@ class Speaker(Validator):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._send, self._spoken = trio.open_memory_channel[Work](1024)
+        self._send, self._spoken = trio.open_memory_channel[RegisteredWork](1024)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -49,20 +49,20 @@ class Speaker(Validator):
             async for work in self._spoken:
                 nursery.start_soon(self.after, work, await self.said(work))
 
-    async def after(self, work: Work, said: VerdictIssued) -> None:
+    async def after(self, work: RegisteredWork, said: VerdictIssued) -> None:
         """What follows upon a verdict of its own."""
         raise NotImplementedError
 
-    async def said(self, work: Work) -> VerdictIssued:
+    async def said(self, work: RegisteredWork) -> VerdictIssued:
         raw = await self._context.journal.do(self._context.journal.said, "verdict", work.id)
         return self._context.board.opened(raw, VerdictIssued).message
 
     async def post(self, message: VerdictIssued | VerdictRechecked) -> None:
         await self._context.board.post(signed(message, self._context.key, self._context.domain))
 
-    async def _pronounce(self, work: Work, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
+    async def _pronounce(self, work: RegisteredWork, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
         await super()._pronounce(work, found, lot, *rest, **named)
-        if isinstance(found, Inspected) and found.outcome == Outcome.ACCEPT:
+        if isinstance(found, Inspected) and found.outcome == VerdictOutcome.ACCEPT:
             await self._send.send(work)
 
 
@@ -71,11 +71,15 @@ class SecondLook(Speaker):
 
     lie = True
 
-    async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Path, lot: Lot | None) -> Inspected:
         found = await super()._inspect(work, path, lot)
-        return msgspec.structs.replace(found, checked=(), logprobs=b"") if found.outcome == Outcome.ACCEPT else found
+        return (
+            msgspec.structs.replace(found, checked=(), logprobs=b"")
+            if found.outcome == VerdictOutcome.ACCEPT
+            else found
+        )
 
-    async def after(self, work: Work, said: VerdictIssued) -> None:
+    async def after(self, work: RegisteredWork, said: VerdictIssued) -> None:
         truth = await super()._inspect(work, await self._fetching.deliver(work), None)
         again = VerdictRechecked(
             pool=said.pool,
@@ -93,11 +97,13 @@ class SecondLook(Speaker):
 class Turncoat(Speaker):
     """Accepts, and calls the file a fraud once it was accepted, by a second verdict."""
 
-    async def after(self, work: Work, said: VerdictIssued) -> None:
-        while self._context.state.ballots.state(work.id) is FileState.OPEN:
+    async def after(self, work: RegisteredWork, said: VerdictIssued) -> None:
+        while self._context.state.vote_set.state(work.id) is FileState.OPEN:
             await trio.sleep(TURN_SECONDS)
         await trio.sleep(TURN_SECONDS)
-        verdict = msgspec.structs.replace(said.verdict, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW))
+        verdict = msgspec.structs.replace(
+            said.verdict, outcome=int(VerdictOutcome.SLASH), reason=int(Reason.WRONG_DRAW)
+        )
         await self.turn(msgspec.structs.replace(said, verdict=verdict))
 
     async def turn(self, other: VerdictIssued) -> None:
@@ -115,9 +121,9 @@ class LookingTurncoat(Turncoat):
 class Copier(Validator):
     """Puts nothing through the model: waits for somebody else's verdict, and says the same, sealed."""
 
-    async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Path, lot: Lot | None) -> Inspected:
         found = await self._ask(work, path, (), f"report-{work.id.hex()[:16]}.arrow")
-        if found.outcome != Outcome.ACCEPT:
+        if found.outcome != VerdictOutcome.ACCEPT:
             return found
         while True:
             for one in self._context.board.messages(VerdictIssued):
@@ -130,12 +136,12 @@ class Copier(Validator):
             await trio.sleep(0.2)
 
 
-class Choosy(Pronouncing):
+class Choosy(VerdictPublisher):
     """Seals every verdict, and shows none before it has seen what others say: of these, one in four."""
 
     async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
         self._context.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
-        while not self._context.state.ballots.has_spoken(id):
+        while not self._context.state.vote_set.has_spoken(id):
             await trio.sleep(0.2)
         if self.shows(id):
             await self._context.board.post(message)
@@ -152,7 +158,7 @@ class Sealer(Validator):
         self._pronouncing = Choosy(self._context, self.own_lots.is_calm)
 
 
-class Unserved(Pronouncing):
+class Unserved(VerdictPublisher):
     """Names a report that nobody has."""
 
     async def _values(self, *given: Any) -> dict[str, object]:
@@ -188,19 +194,19 @@ class OldDisputer(Validator):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().run)
             async for policy in self._context.facts.subscribe(PolicyFollowed):
-                ballots, works = self._context.state.ballots, self._register._works.values()
+                vote_set, works = self._context.state.vote_set, self._register._works.values()
                 # All such liars in the same order, so that they deny the same.
                 old = [one for one in works if one.is_sampled and 0 <= one.step <= policy.step - BACK]
-                old = [one for one in old if ballots.state(one.id) is FileState.ACCEPTED]
+                old = [one for one in old if vote_set.state(one.id) is FileState.ACCEPTED]
                 for work in [one for one in sorted(old, key=lambda one: one.id) if one.id not in self._denied][
                     :AT_ONCE
                 ]:
                     self._denied.add(work.id)
                     await self._deny(work)
 
-    async def _deny(self, work: Work) -> None:
+    async def _deny(self, work: RegisteredWork) -> None:
         context, said = self._context, msgspec.structs.asdict(work.commitment)
-        fraud = {"outcome": int(Outcome.SLASH), "reason": int(Reason.WRONG_DRAW)}
+        fraud = {"outcome": int(VerdictOutcome.SLASH), "reason": int(Reason.WRONG_DRAW)}
         words = (
             VerdictIssued(pool=context.pool, verdict=Verdict(**said, **fraud), signature=b"", detail="invented"),
             VerdictRechecked(pool=context.pool, verdict=Rechecked(**said, **fraud), signature=b"", detail="invented"),
@@ -213,7 +219,7 @@ RUSHED = 8
 """Ballots in which a rusher speaks before anybody is there."""
 
 
-class Rusher(Cutting):
+class Rusher(RoundCloser):
     """Speaks first in every round and ballot, of no contribution at all, and closes that at once."""
 
     async def _look(self, round_: int, outer: Outer | None) -> float:
@@ -235,7 +241,7 @@ SEATS: dict[str, type[Validator]] = {
     "unserving": Unserving,
     "old disputer": OldDisputer,
 }
-ROUNDS: dict[str, type[Cutting]] = {
+ROUNDS: dict[str, type[RoundCloser]] = {
     "rusher": Rusher,
 }
 """Those that lie in what a round comes to, in a run that has rounds."""
@@ -247,7 +253,7 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in known:
         sys.exit(f"which validator? one of: {', '.join(known)}")
     kind = known[sys.argv.pop(1)]
-    place = next(one for one in (Validator, Cutting) if issubclass(kind, one))
+    place = next(one for one in (Validator, RoundCloser) if issubclass(kind, one))
     for roles in (daemon.ROLES, daemon.PRETRAINING_ROLES, daemon.SEAT_ROLES):
         roles["validator"] = tuple(kind if one is place else one for one in roles["validator"])
     sys.exit(run_program(sys.argv[1:]))

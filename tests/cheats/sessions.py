@@ -11,8 +11,8 @@ import numpy as np
 from node.calibration import measure
 from node.calibration.measure import Sampler
 from node.environments.base import Problem, one_answer
-from node.inference.engine import MOST_IN_FLIGHT, Completion, Engine, Request, Weights, generate
-from node.inference.session import EngineFactory, Session
+from node.inference.engine import MOST_IN_FLIGHT, Completion, Engine, GenerationRequest, Weights, generate
+from node.inference.session import EngineFactory, EngineSession
 from protocol.audit import MAX_ANSWER_CHARACTERS
 from protocol.engines import arithmetic, with_arithmetic
 from protocol.run import RunSpec
@@ -22,12 +22,12 @@ from tests.cheats.hostile import HOSTILE
 class AllAtOnce:
     """A decoder that answers everything that was submitted in one step, by somebody's own idea."""
 
-    def __init__(self, answers: Callable[[Sequence[Request]], list[Completion]]) -> None:
+    def __init__(self, answers: Callable[[Sequence[GenerationRequest]], list[Completion]]) -> None:
         self._answers = answers
-        self._waiting: dict[int, Request] = {}
+        self._waiting: dict[int, GenerationRequest] = {}
         self._numbers = count()
 
-    def submit(self, request: Request) -> int:
+    def submit(self, request: GenerationRequest) -> int:
         number = next(self._numbers)
         self._waiting[number] = request
         return number
@@ -61,20 +61,20 @@ class Resampling:
         return AllAtOnce(lambda requests: self._sampler(self._engine, requests, temperature))
 
 
-def with_weights(change: Callable[[Weights], Weights]) -> type[Session]:
+def with_weights(change: Callable[[Weights], Weights]) -> type[EngineSession]:
     """Samples and proves with changed weights."""
 
-    class Changed(Session):
+    class Changed(EngineSession):
         def adjust(self, weights: Weights) -> Weights:
             return change(weights)
 
     return Changed
 
 
-def with_sampler(sampler: Sampler) -> type[Session]:
+def with_sampler(sampler: Sampler) -> type[EngineSession]:
     """Draws tokens in another way."""
 
-    class Drawn(Session):
+    class Drawn(EngineSession):
         def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
             super().__init__(run, assets, factory)
             self.engine = Resampling(self.engine, sampler)
@@ -82,7 +82,7 @@ def with_sampler(sampler: Sampler) -> type[Session]:
     return Drawn
 
 
-class SaysBfloat16(Session):
+class SaysBfloat16(EngineSession):
     """Computes with int8 weights and says that it computes in bfloat16, where more is forgiven."""
 
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
@@ -104,10 +104,10 @@ class Renamed:
         return getattr(self._engine, name)
 
 
-def stale(steps: int) -> type[Session]:
+def stale(steps: int) -> type[EngineSession]:
     """Uses the weights that it loaded `steps` policies earlier, to save itself the download."""
 
-    class Stale(Session):
+    class Stale(EngineSession):
         def adjust(self, weights: Weights) -> Weights:
             kept = self.policies.roots()
             return self.policies.get(kept[max(0, kept.index(self.policy) - steps)]).weights
@@ -115,7 +115,7 @@ def stale(steps: int) -> type[Session]:
     return Stale
 
 
-class SmallModel(Session):
+class SmallModel(EngineSession):
     """Half of the layers decode; the whole model prefills, so that the activations are in order."""
 
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
@@ -127,7 +127,7 @@ class SmallModel(Session):
         self._right[:] = [weights]  # in place: a job has a copy of its session
         return weights
 
-    def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def _draw(self, engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         (right,) = self._right
         engine.load(half_of_the_layers(right))
         drawn = generate(engine, requests, temperature)
@@ -139,7 +139,7 @@ CHARACTERS_OF_A_TOKEN = 32
 """More than any tokenizer makes of these texts: what is beyond the limit is cut off again."""
 
 
-class HostileAnswers(Session):
+class HostileAnswers(EngineSession):
     """Says what is made to hold up scorers instead of what it draws; the whole model prefills, so that the activations
     are in order."""
 
@@ -147,7 +147,7 @@ class HostileAnswers(Session):
         super().__init__(run, assets, factory)
         self.engine = Resampling(self.engine, self._say)
 
-    def _say(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def _say(self, engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         texts = cycle(HOSTILE.values())
         outputs = [self._tokens(text, len(request.uniforms)) for text, request in zip(texts, requests, strict=False)]
         return measure.prefilled(engine, requests, outputs, temperature)
@@ -172,7 +172,7 @@ def half_of_the_layers(weights: Weights) -> Weights:
     }
 
 
-class BestOfMany(Session):
+class BestOfMany(EngineSession):
     """Draws every answer four times with numbers of its own and hands over the one with the best reward."""
 
     TRIES = 4
@@ -186,12 +186,14 @@ class BestOfMany(Session):
         self._drawn[:] = super().problems()  # in place: a job has a copy of its session
         return self._drawn
 
-    def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def _draw(self, engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         solved = [self._drawn[i // self.run.rollout.group_size] for i in range(len(requests))]
         random = np.random.default_rng(0)
         best = generate(engine, requests, temperature)
         for _ in range(self.TRIES - 1):
-            other = generate(engine, [Request(r.prompt, random.random(len(r.uniforms))) for r in requests], temperature)
+            other = generate(
+                engine, [GenerationRequest(r.prompt, random.random(len(r.uniforms))) for r in requests], temperature
+            )
             scores = [self.environment.score(solved, [one_answer(c.output) for c in made]) for made in (best, other)]
             # at equal reward the shorter answer: it is cheaper
             keys = [
@@ -202,9 +204,9 @@ class BestOfMany(Session):
         return best
 
 
-def changed_prompt(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def changed_prompt(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Answers a prompt of its own (one token differs), and names the drawn one."""
-    return generate(engine, [Request(_other_prompt(r.prompt), r.uniforms) for r in requests], temperature)
+    return generate(engine, [GenerationRequest(_other_prompt(r.prompt), r.uniforms) for r in requests], temperature)
 
 
 def _other_prompt(prompt: Sequence[int]) -> list[int]:
@@ -213,7 +215,7 @@ def _other_prompt(prompt: Sequence[int]) -> list[int]:
     return [*prompt[:middle], other, *prompt[middle + 1 :]]
 
 
-def early_stop(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def early_stop(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Ends every answer after half of its tokens, with an end token that was never drawn."""
     end = min(engine.eos)
     return [
@@ -222,14 +224,14 @@ def early_stop(engine: Engine, requests: Sequence[Request], temperature: float) 
     ]
 
 
-def runs_on(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def runs_on(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Goes on after the end of every answer, to be paid for more tokens."""
     made = generate(engine, requests, temperature)
     outputs = [[*c.output, c.output[-1]] for c in made]
     return measure.prefilled(engine, requests, outputs, temperature)
 
 
-def nan_activations(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+def nan_activations(engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
     """Claims activations that are not numbers, in the hope that comparisons with them are never true."""
     return [
         Completion(c.output, c.finished, np.full_like(c.heads, 0x7FC0)) for c in generate(engine, requests, temperature)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from node.inference.produce import produce
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Produce
 from protocol import freshness
 from protocol.checks import subject_of
@@ -28,7 +28,7 @@ STRANGER = NodeKey(b"\x5a" * 32).address
 class Scene:
     """What a cheat has before it when it changes a file. data: the honest file."""
 
-    session: Session
+    session: EngineSession
     order: Produce
     data: bytes
 

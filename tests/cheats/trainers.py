@@ -1,4 +1,4 @@
-"""Trainers that cheat: each in the place of `Trainer`, with the honest daemon around it.
+"""Trainers that cheat: each in the place of `TrainerService`, with the honest daemon around it.
 
 `python -m tests.cheats.trainers NAME join ...` is a drop-in for `python -m cli join ...`. Once such a trainer leads no
 more it stands by as any other.
@@ -16,13 +16,13 @@ from cli.main import main as run_program
 from node import daemon
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from node.recipe.pool import Group
 from node.services.context import Context, manifest_of
 from node.services.training.groups import Groups
-from node.services.training.trainer import Trainer
+from node.services.training.trainer import TrainerService
 from node.swarm.facts import PolicyFollowed
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from protocol.errors import IntellectError
 from protocol.manifest import encode_manifest
 from protocol.messages import CheckpointOffered, Message, PolicyAnnounced, StepObjected, TaskOffered
@@ -35,10 +35,10 @@ FAR = 2**40
 INVENTED = 3
 """Statements that a framing standby makes up at a time."""
 CARD_BYTES = 99
-POLL, PATIENCE = 0.05, 30.0
+LOOK_SECONDS, PATIENCE = 0.05, 30.0
 
 
-class Censor(Trainer):
+class Censor(TrainerService):
     """Uses nothing of one worker, the first whose file it is given."""
 
     victim = b""
@@ -56,7 +56,7 @@ class Censor(Trainer):
         self._honest([group for group in groups if group.origin is None or group.origin.node != self.victim])
 
 
-class Stalled(Trainer):
+class Stalled(TrainerService):
     """Speaks, and publishes nothing after its first policies while it leads."""
 
     LAST = 5
@@ -69,11 +69,11 @@ class Stalled(Trainer):
         if step == self.LAST + 1 and self.leading.leads(step):
             log.info("attack.stalls", step=step)
         while step > self.LAST and self.leading.leads(step):
-            await trio.sleep(POLL)
+            await trio.sleep(LOOK_SECONDS)
         return await self._honest(step)
 
 
-class Beside(Trainer):
+class Beside(TrainerService):
     """What those have who say more than they do: words upon each policy that is followed here."""
 
     async def start(self, nursery: trio.Nursery) -> None:
@@ -131,7 +131,7 @@ class Dismissed(Beside):
         context, terms, chain = self._context, self._context.membership.terms, self.leading.chair._chain
         assert isinstance(chain, ChainClient)
         while not (terms.seated and len(terms.trainers) > 1):
-            await trio.sleep(POLL)
+            await trio.sleep(LOOK_SECONDS)
         others = [one for one in terms.trainers if one != context.key.address]
         calls = (
             ("propose", chain.contracts.propose_trainers(context.pool, others)),
@@ -140,7 +140,7 @@ class Dismissed(Beside):
         for action, call in calls:
             while True:
                 try:
-                    await chain.execute(Step(action, call), context.key)
+                    await chain.execute(SimulatedStep(action, call), context.key)
                     break
                 except ChainError:  # the window is not over
                     await trio.sleep(1.0)
@@ -212,14 +212,14 @@ class Framing(Beside):
         return found
 
 
-LEADERS: dict[str, type[Trainer]] = {
+LEADERS: dict[str, type[TrainerService]] = {
     "censor": Censor,
     "stalled": Stalled,
     "far steps": FarSteps,
     "dismissed": Dismissed,
     "former, far steps": FormerFarSteps,
 }
-STANDBYS: dict[str, type[Trainer]] = {
+STANDBYS: dict[str, type[TrainerService]] = {
     "framing standby": Framing,
 }
 """Those that cheat while they stand by."""
@@ -232,7 +232,7 @@ def main() -> None:
         sys.exit(f"which trainer? one of: {', '.join(known)}")
     cheat = known[sys.argv.pop(1)]
     services = daemon.ROLES["trainer"]
-    daemon.ROLES["trainer"] = tuple(cheat if one is Trainer else one for one in services)
+    daemon.ROLES["trainer"] = tuple(cheat if one is TrainerService else one for one in services)
     sys.exit(run_program(sys.argv[1:]))
 
 

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from node.environments.base import Defaults, Problem, Transcript
-from node.inference.engine import Completion, Engine, Finished, Request, generate
+from node.inference.engine import Completion, Engine, FinishedSequence, GenerationRequest, generate
 from node.inference.proofs import prove_all
-from node.inference.session import EngineFactory, Session
+from node.inference.session import EngineFactory, EngineSession
 from node.inference.turns import Bounds
 from protocol.draw import sample_seed
 from protocol.envelope import ENVELOPE_BYTES
@@ -93,7 +93,7 @@ def _with_a_turn(scene: Scene, row: SampleRow) -> SampleRow:
     left = uniforms(sample_seed(*place), limit)[row.units :]
     scene.session.put()
     (made,) = generate(
-        scene.session.engine, [Request([*row.prompt, *said], left)], scene.session.run.rollout.temperature
+        scene.session.engine, [GenerationRequest([*row.prompt, *said], left)], scene.session.run.rollout.temperature
     )
     segments = [*(row.segments or [len(row.output)]), 1, len(made.output)]
     output = [*said, *made.output]
@@ -104,7 +104,7 @@ def _proven(scene: Scene, batch: RolloutBatch, forged: SampleRow) -> RolloutBatc
     """With the activations that the policy has over the forged tokens."""
     session, cuts = scene.session, scene.session.run.verification
     session.put()
-    sequence = Finished(forged.prompt, forged.output, forged.segments)
+    sequence = FinishedSequence(forged.prompt, forged.output, forged.segments)
     (seen,) = session.engine.prefill([sequence], session.run.rollout.temperature)
     (core,) = prove_all([seen.rows], cuts.toploc_k, cuts.toploc_batch)
     new = msgspec.structs.replace(forged, proofs=bytes(ENVELOPE_BYTES) + core)
@@ -115,7 +115,7 @@ def _another(token: int) -> int:
     return 2 + (token - 1) % 9
 
 
-class OwnTurns(Session):
+class OwnTurns(EngineSession):
     """Says the solution itself where the environment ought to speak; all else is honest."""
 
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
@@ -140,32 +140,32 @@ class _Prompter(Defaults):
         return [*transcript[0].tokens[:1], *self._environment.within._tokenizer.encode(problem.answer[0])]  # type: ignore[attr-defined]
 
 
-class _LaterTurns(Session):
+class _LaterTurns(EngineSession):
     """Draws the answers behind the first in a way of its own; the first, where there is one only."""
 
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
         super().__init__(run, assets, factory)
         self.engine = Resampling(self.engine, self._draw)
 
-    def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def _draw(self, engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         whole = self.run.rollout.max_output_tokens
         changed = [self.change(one) if self.bounds.turns == 1 or len(one.uniforms) < whole else one for one in requests]
         return generate(engine, changed, temperature)
 
-    def change(self, request: Request) -> Request:
+    def change(self, request: GenerationRequest) -> GenerationRequest:
         raise NotImplementedError
 
 
 class ShortenedPrefix(_LaterTurns):
     """Forgets a token in the middle of what was said, as who drops the thoughts of earlier turns."""
 
-    def change(self, request: Request) -> Request:
+    def change(self, request: GenerationRequest) -> GenerationRequest:
         middle = len(request.prompt) // 2
-        return Request([*request.prompt[:middle], *request.prompt[middle + 1 :]], request.uniforms)
+        return GenerationRequest([*request.prompt[:middle], *request.prompt[middle + 1 :]], request.uniforms)
 
 
 class ShiftedNumbers(_LaterTurns):
     """Begins each turn with other random numbers than are due."""
 
-    def change(self, request: Request) -> Request:
-        return Request(request.prompt, np.roll(request.uniforms, 1))
+    def change(self, request: GenerationRequest) -> GenerationRequest:
+        return GenerationRequest(request.prompt, np.roll(request.uniforms, 1))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cli.output import duration, ether
-from contracts.bindings import Addresses, Event, parse_log, raw_log
+from contracts.bindings import Addresses, ChainEvent, parse_log, raw_log
 
 AMOUNT = re.compile(r"(\d[\d,]*(?:\.\d+)?) (?:new test |more )?tokens")
 RATE = re.compile(r"at (\d[\d,]*(?:\.\d+)?) per (\d+) units")
@@ -63,7 +63,7 @@ def seen(receipts: Iterable[dict[str, Any]], addresses: Addresses, now: int) -> 
 
 def _collect(value: Any, numbers: set[int], accounts: set[str], roots: set[str]) -> None:
     if isinstance(value, msgspec.Struct):
-        skip = Event.__struct_fields__ if isinstance(value, Event) else ()
+        skip = ChainEvent.__struct_fields__ if isinstance(value, ChainEvent) else ()
         for name in value.__struct_fields__:
             if name not in skip:
                 _collect(getattr(value, name), numbers, accounts, roots)

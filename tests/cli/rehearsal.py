@@ -33,11 +33,11 @@ from node.state.directory import FACT
 from node.state.journal import TABLE, Journal
 from node.state.keystore import load_key, read_password
 from node.state.pay import PAY, PayRecord
-from protocol.earnings import Accepted, Line, leaves_of, own_line
+from protocol.earnings import Accepted, EarningsLine, leaves_of, own_line
 from protocol.identity import NodeKey
 from protocol.messages import EpochRootSigned, seal
-from protocol.statements import Domain, Earnings, EpochRoot, Outcome, Verdict, WorkCommitment, sign
-from protocol.table import Table, encode_head
+from protocol.statements import Domain, Earnings, EpochRoot, Verdict, VerdictOutcome, WorkCommitment, sign
+from protocol.table import EarningsTable, encode_head
 from tests.cli.promises import ACCOUNT, Seen, leaves, seen, unkept
 
 NETWORK = "base-sepolia"
@@ -248,8 +248,8 @@ def _commitment(scene: Scene, pool: int, name: str, seed: int) -> WorkCommitment
     return WorkCommitment(pool, scene.node(name).address, POLICY, 0, bytes([seed]) * 32, 1000, 0)
 
 
-def _verdict(c: WorkCommitment, outcome: Outcome) -> Verdict:
-    reason = 0 if outcome == Outcome.ACCEPT else REASON
+def _verdict(c: WorkCommitment, outcome: VerdictOutcome) -> Verdict:
+    reason = 0 if outcome == VerdictOutcome.ACCEPT else REASON
     return Verdict(**msgspec.structs.asdict(c), outcome=int(outcome), reason=reason)
 
 
@@ -269,7 +269,7 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
     facts = {"pool": pool, "epoch": epoch, "number": 1, "root": root.hex(), "total": units, "blob": bytes(32).hex()}
     table.write_text(json.dumps(facts | {"signatures": ["0x" + one.hex() for one in signed]}))
     state = scene.home / "nodes" / "worker"
-    head, files = Table(pool, epoch, units, (Line(bytes.fromhex(worker[2:]), units),)).files()
+    head, files = EarningsTable(pool, epoch, units, (EarningsLine(bytes.fromhex(worker[2:]), units),)).files()
     _remember(state, TABLE, msgspec.msgpack.encode([encode_head(head), *files]))
     written = ["earnings", "line", str(pool), worker, "--state-dir", str(state), "--out", str(line)]
     scene.cli("contract", *written, "--network", NETWORK, "--json", code=4)  # the table is not posted yet
@@ -351,7 +351,7 @@ def _remember(state: Path, name: str, value: bytes) -> None:
 def _slash(scene: Scene, pool: int, name: str, seed: int) -> int:
     """Have a node slashed by a quorum: the case."""
     c, domain = _commitment(scene, pool, name, seed), _domain(scene)
-    verdict = _verdict(c, Outcome.SLASH)
+    verdict = _verdict(c, VerdictOutcome.SLASH)
     votes = tuple(Vote(sign(scene.node(judge), domain, verdict), verdict.values) for judge in ("judge-1", "judge-2"))
     path = scene.home / f"case-{seed}.json"
     write_case(path, FileCase(c, sign(scene.node(name), domain, c), REASON, votes))
@@ -429,7 +429,7 @@ def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -
     path = scene.home / "twice.json"
     write_case(path, CommitmentContradiction(first, signatures[0], second, signatures[1]))
     scene.send("owner", "evidence", str(path))
-    verdicts = [_verdict(first, outcome) for outcome in (Outcome.SLASH, Outcome.ACCEPT)]
+    verdicts = [_verdict(first, outcome) for outcome in (VerdictOutcome.SLASH, VerdictOutcome.ACCEPT)]
     signed = [sign(scene.node("judge-3"), domain, verdict) for verdict in verdicts]
     path = scene.home / "verdicts.json"
     write_case(path, VerdictContradiction(verdicts[0], signed[0], verdicts[1], signed[1]))

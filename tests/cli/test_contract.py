@@ -17,7 +17,7 @@ from node.chain.client import ChainClient
 from node.chain.errors import TransactionUnconfirmed
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.sender import SendLimits
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from node.config import NodeConfig
 from node.preflight.chain import look_at_bond
 from node.state.journal import Journal
@@ -130,7 +130,7 @@ def leave_unfinished(scene: Any, amount: int) -> None:
     async def die() -> None:
         chain = ChainClient(profile, key, outbox=scene.home / "outbox" / f"{CHAIN_ID}.sqlite")
         vault = profile.contracts.vault
-        await chain.execute(Step("approve tokens", chain.contracts.approve(vault, 10**27)), key)
+        await chain.execute(SimulatedStep("approve tokens", chain.contracts.approve(vault, 10**27)), key)
         chain._sender._look = lambda _: None  # type: ignore[method-assign]
         chain._sender._limits = SendLimits(poll=0.01, give_up=0.1, bump_after=60)
         with pytest.raises(TransactionUnconfirmed):

@@ -10,7 +10,7 @@ from cli.errors import RUN, USAGE
 from cli.main import main
 from node.environments.package import check
 from node.environments.package.archive import root_of
-from node.environments.package.check import Way
+from node.environments.package.check import PlayWay
 from node.environments.package.templates import KINDS
 from tests.node.environments.sandboxes import OpenSandbox
 
@@ -19,7 +19,7 @@ from tests.node.environments.sandboxes import OpenSandbox
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(check, "all_ways", lambda **_: [Way("here", "one", OpenSandbox)])
+    monkeypatch.setattr(check, "all_ways", lambda **_: [PlayWay("here", "one", OpenSandbox)])
     return tmp_path
 
 

@@ -11,8 +11,8 @@ import pytest
 from cli.evaluate import _pair, _row
 from cli.main import main
 from node.environments.base import Problem, Segment
-from node.inference.evaluation import Answered
-from node.inference.turns import Rollout
+from node.inference.evaluation import EvaluatedAnswer
+from node.inference.turns import PlayedRollout
 from node.training.spool import Spool
 
 RUN = """
@@ -28,10 +28,13 @@ problems = 20
 """
 
 
-def answered(rewards: list[float], length: int = 3) -> list[Answered]:
-    rollout = Rollout([Segment([5] * length, sampled=True)], True, np.zeros((length, 2), np.uint16))
+def answered(rewards: list[float], length: int = 3) -> list[EvaluatedAnswer]:
+    rollout = PlayedRollout([Segment([5] * length, sampled=True)], True, np.zeros((length, 2), np.uint16))
     problems = [Problem(problem_id=str(number), prompt="", answer=("",)) for number in range(len(rewards))]
-    return [Answered(problem, rollout, reward, reward, None) for problem, reward in zip(problems, rewards, strict=True)]
+    return [
+        EvaluatedAnswer(problem, rollout, reward, reward, None)
+        for problem, reward in zip(problems, rewards, strict=True)
+    ]
 
 
 def test_a_difference_has_the_error_of_pairs_and_problems_count_once() -> None:

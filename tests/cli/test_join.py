@@ -13,7 +13,7 @@ from rich.text import Text
 from cli.config import build_config
 from cli.doctor import redacted, write_bundle
 from cli.errors import CommandError
-from cli.joinview import JoinView, Screen, line_of
+from cli.joinview import JoinScreen, JoinView, line_of
 from cli.main import main
 from node.progress import Event, ProgressRecord
 
@@ -22,7 +22,7 @@ SECRETS = "hunter2 s3cr3tpath u5er:pa55 deadbeef0123 0xfeedface"
 
 def shown(progress: ProgressRecord, *, live: bool) -> str:
     stream = io.StringIO()
-    view = JoinView(Screen(stream, live=live), live=live)
+    view = JoinView(JoinScreen(stream, live=live), live=live)
     view.look(progress)
     progress.contributed("accepted", "file 1 for policy 3 was accepted: 100 units, worth 0.1 tokens")
     view.look(progress)
@@ -65,7 +65,7 @@ class Stalled(io.StringIO):
 
 def test_a_stalled_terminal_holds_up_nobody_and_costs_lines_only() -> None:
     stream = Stalled()
-    screen = Screen(stream, live=True)
+    screen = JoinScreen(stream, live=True)
     for number in range(5000):
         screen.line(Text(f"line {number}"))
         screen.status(Text("status"))

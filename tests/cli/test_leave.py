@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cli.errors import CommandError
-from cli.leave import Outcome, _key_of, _tell_chain, _wish, command
+from cli.leave import LeaveOutcome, _key_of, _tell_chain, _wish, command
 from cli.main import main
 from contracts.bindings import NodeInfo, Stake
 from node.chain.errors import RpcUnreachable
@@ -21,16 +21,16 @@ from node.state.journal import TABLE, Journal
 from node.state.leave import LEAVING
 from node.state.pay import PAY, PayRecord
 from node.state.reader import StateFiles
-from protocol.earnings import Accepted, Line
+from protocol.earnings import Accepted, EarningsLine
 from protocol.identity import NodeKey, address_bytes
 from protocol.pages import verify
-from protocol.table import Table, encode_head
+from protocol.table import EarningsTable, encode_head
 
 KEY = NodeKey(b"k" * 32)
 
 NODE, PROVIDER, TOKEN = "0x" + "ab" * 20, "0x" + "cd" * 20, 10**18
 INFO = NodeInfo(NODE, PROVIDER, 1, 0, 0, True, 1)  # type: ignore[arg-type]
-LEFT = Outcome(INFO, 7, Stake(100 * TOKEN, 0, 0, 0), 100 * TOKEN, 3600, 1_000_000, ["--key", "me"])
+LEFT = LeaveOutcome(INFO, 7, Stake(100 * TOKEN, 0, 0, 0), 100 * TOKEN, 3600, 1_000_000, ["--key", "me"])
 
 
 def test_the_way_back_to_the_stake_is_one_whole_command_with_the_date() -> None:
@@ -193,12 +193,12 @@ def test_a_silent_chain_keeps_the_wish_and_says_how_to_go_on(
 def test_a_line_of_the_table_is_read_from_what_a_daemon_kept_of_it_and_of_no_other(state: Path) -> None:
     """Of a node whose files it read; of others, of another root, or of a damaged fact, nothing is claimed."""
     own, other = address_bytes(KEY.address), b"\xff" * 20
-    table = Table(7, 4, 60, (Line(own, 40), Line(other, 20)))
+    table = EarningsTable(7, 4, 60, (EarningsLine(own, 40), EarningsLine(other, 20)))
     head, files = table.files()
     journal = Journal(state / "journal.sqlite")
     journal.remember(TABLE, msgspec.msgpack.encode([encode_head(head), *files]))
     found = StateFiles(state).share(7, head.root(), 60, KEY.address)
-    assert found is not None and found.units == 40 and verify(head.root(), Line(own, 40).leaf(), found.proof)
+    assert found is not None and found.units == 40 and verify(head.root(), EarningsLine(own, 40).leaf(), found.proof)
     assert StateFiles(state).share(7, b"r" * 32, 60, KEY.address) is None
     journal.remember(TABLE, msgspec.msgpack.encode([encode_head(head)]))
     assert StateFiles(state).share(7, head.root(), 60, KEY.address) is None, "the file of its line was never read"

@@ -12,7 +12,7 @@ import pytest
 from node.chain.cases import FileCase, Vote, write_case
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import load_profile
-from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, sign
+from protocol.statements import Domain, Verdict, VerdictOutcome, WorkCommitment, sign
 from tests.cli.killed import in_a_process
 from tests.cli.rehearsal import CHAIN_ID, COIN, NETWORK, REASON, TOKEN, Scene, light_keys, stage
 
@@ -73,7 +73,7 @@ def frozen(scene: Any) -> int:
 def case_of(scene: Any) -> str:
     c = WorkCommitment(POOL, scene.people["member"], b"\x07" * 32, 0, b"\x01" * 32, 1000, 0)
     domain = Domain(CHAIN_ID, load_profile(NETWORK, home=scene.home).contracts.swarm)
-    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=REASON)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(VerdictOutcome.SLASH), reason=REASON)
     votes = (Vote(sign(scene.node("judge"), domain, verdict), verdict.values),)
     path = scene.home / "case.json"
     write_case(path, FileCase(c, sign(scene.node("member"), domain, c), REASON, votes))

@@ -81,6 +81,7 @@ def _hold_offices(scene: Scene) -> None:
     scene.send("me", "pool", "validators", pool, "--validator", nodes["judge"], "--threshold", "1")
     scene.wait(4 * HOUR)
     scene.send("me", "pool", "validators", pool, "--apply")
+    scene.send("me", "node", "lend", nodes["judge"], "100")
     _judge_falsely(scene, int(pool), nodes)
     scene.send("lead", "leave", pool)
     _file(scene, int(pool), nodes)

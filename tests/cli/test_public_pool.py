@@ -23,7 +23,7 @@ from node.chain.simulate import GAS_PRICE_ORACLE
 from node.config import NodeConfig
 from node.preflight.early import refuse_early
 from node.preflight.finding import PreflightFailed
-from node.preflight.survey import Scope, Survey
+from node.preflight.survey import PreflightSurvey, Scope
 from node.state.journal import Journal
 from node.state.keystore import claimed_address, read_keystore
 from node.state.leave import LEAVING, label_of
@@ -335,4 +335,4 @@ def refuses(road: Road, node: str, profile: Path, says: str) -> None:
 
 def rehearsed(road: Road, node: str, profile: Path) -> dict[str, Any]:
     """As `join --dry-run` goes, as far as the pool's members are not asked: what it found, by name."""
-    return {one.name: one for one in trio.run(Survey(config_of(road, node, profile), Scope(joining=True)).run)}
+    return {one.name: one for one in trio.run(PreflightSurvey(config_of(road, node, profile), Scope(joining=True)).run)}

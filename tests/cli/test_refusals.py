@@ -18,7 +18,7 @@ from node.chain.client import ChainClient
 from node.chain.faucet import DevnetFaucet
 from node.chain.profile import NetworkProfile
 from node.chain.setup import prepare_participant
-from node.member import Member, open_member
+from node.member import Participant, open_member
 from node.network.host import Libp2pNetwork
 from node.preflight.reach import is_over
 from protocol.identity import NodeKey
@@ -120,7 +120,7 @@ async def test_who_looks_before_joining_hears_from_who_leads_whether_the_run_is_
     client.close()
 
 
-async def _beat(member: Member, finished: bool) -> None:
+async def _beat(member: Participant, finished: bool) -> None:
     for count in itertools.count():
         beat = Heartbeat(
             pool=member.pool,

@@ -13,20 +13,20 @@ import pytest
 
 from cli.main import main
 from node.config import api_socket_path
+from node.light_client import check_announced
 from node.tasks.records import ShardRecord, TaskFolder
 from node.training.warmstart import SORT_ALPHABET, write_tokenizer
-from node.visitor import check_announced
 from node.weights.errors import PolicyUnknown
 from protocol.blobs import describe
 from protocol.identity import Address
 from protocol.pretraining import Diloco
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     encode,
     encode_report,
 )
@@ -77,7 +77,7 @@ class Trainer(socketserver.ThreadingUnixStreamServer):
         file.write_bytes(data)
         root = describe(data).root.hex()
         record = ShardRecord(shard, NODE, "ef" * 32, root, 10, "01" * 65, (), 1.0)
-        folder.add(record, file, encode_report(Report(ReportHeader(root, folder.path.name), values)))
+        folder.add(record, file, encode_report(ValidatorReport(ReportHeader(root, folder.path.name), values)))
 
     def name(self, number: int) -> str:
         return f"row-{number}"

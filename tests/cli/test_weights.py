@@ -12,7 +12,7 @@ import trio
 from cli.main import main
 from contracts.bindings import ChairInfo
 from node.blobs.store import BlobStore
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from node.weights.records import PolicyRecords
 from protocol.identity import NodeKey
 from protocol.messages import seal

@@ -14,7 +14,7 @@ from contracts.bindings import PoolParams
 from contracts.deploy import TOKEN
 from node.chain.faucet import DevnetFaucet
 from node.chain.follower import EventFollower
-from node.member import Member, open_member
+from node.member import Participant, open_member
 from node.network.host import Libp2pNetwork
 from node.services.membership.events import Events
 from node.state.journal import Journal
@@ -36,7 +36,7 @@ def test_it_understands_every_vector_and_makes_them_byte_by_byte(javascript) -> 
     assert "refused 5" in done.stdout.splitlines()
 
 
-async def publish(member: Member, directory: Path, step: int) -> tuple[bytes, bytes]:
+async def publish(member: Participant, directory: Path, step: int) -> tuple[bytes, bytes]:
     """A policy of more than one piece: its root, and its image."""
     tensors = {"embed.weight": (np.arange(400_000, dtype=np.uint32) % (65_000 + step)).astype("<u2").reshape(400, 1000)}
     root = policy_root(step, describe_tensors(tensors))

@@ -17,7 +17,7 @@ from eth_hash.auto import keccak
 from web3 import Web3
 from web3.middleware import AttributeDictMiddleware
 
-from contracts.bindings import Contracts, Event, PoolParams, Revert, parse_log, parse_revert, raw_log
+from contracts.bindings import ChainEvent, Contracts, PoolParams, Revert, parse_log, parse_revert, raw_log
 from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.rpc import FallbackProvider
@@ -26,9 +26,9 @@ from protocol.statements import (
     Domain,
     Earnings,
     NodeRegistration,
-    Outcome,
     Rechecked,
     Verdict,
+    VerdictOutcome,
     WorkCommitment,
     sign,
 )
@@ -127,7 +127,7 @@ class World:
             return parse_revert(bytes.fromhex(data[2:])) if isinstance(data, str) else None
         return None
 
-    def events(self, receipt: Any) -> list[Event]:
+    def events(self, receipt: Any) -> list[ChainEvent]:
         parsed = [parse_log(raw_log(entry), self.contracts.addresses) for entry in receipt["logs"]]
         return [event for event in parsed if event is not None]
 
@@ -247,7 +247,7 @@ class Pool:
         return Rechecked(**msgspec.structs.asdict(c), outcome=outcome, reason=reason, values=values)
 
     def verdicts(
-        self, c: WorkCommitment, reason: int, *, outcome: int = Outcome.SLASH, by: list[NodeKey] | None = None
+        self, c: WorkCommitment, reason: int, *, outcome: int = VerdictOutcome.SLASH, by: list[NodeKey] | None = None
     ) -> list[bytes]:
         verdict = self.verdict(c, int(outcome), reason)
         return [sign(key, self.world.domain, verdict) for key in by or self.validators]

@@ -7,7 +7,7 @@ import pytest
 from contracts.bindings import NOBODY, ContractError, Slashed, TermEnded, TermHeld, TermTaken, TrainersSeated
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
-from protocol.statements import Outcome, TermSilent, WorkCommitment, sign
+from protocol.statements import TermSilent, VerdictOutcome, WorkCommitment, sign
 from tests.contracts.conftest import WINDOW, Pool
 
 LEASE, GRACE = 200, 30
@@ -55,7 +55,12 @@ class Chair:
         return PolicyStatement(self.pool.id, term, 7, 0, *roots).commitment(holder.address)
 
     def convict(
-        self, bad: WorkCommitment, *, term: int = 0, by: list[NodeKey] | None = None, outcome: Outcome = Outcome.REJECT
+        self,
+        bad: WorkCommitment,
+        *,
+        term: int = 0,
+        by: list[NodeKey] | None = None,
+        outcome: VerdictOutcome = VerdictOutcome.REJECT,
     ) -> Any:
         """By verdicts with reasons and values of their own."""
         judges = by or self.pool.validators
@@ -197,7 +202,7 @@ def test_less_than_a_quorums_verdicts_end_no_term(chair: Chair, refused: Any) ->
     with refused("NotAValidator"):
         chair.convict(bad, by=[first, chair.b])
     with refused("NothingFound"):
-        chair.convict(bad, outcome=Outcome.ACCEPT)
+        chair.convict(bad, outcome=VerdictOutcome.ACCEPT)
     said = [chair.pool.verdict(bad, 1, 30)] * 2
     with refused("BadValues"):
         signature = sign(first, chair.world.domain, said[0])

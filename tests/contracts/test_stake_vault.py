@@ -14,7 +14,7 @@ from contracts.bindings import (
     parse_revert,
 )
 from contracts.deploy import TOKEN
-from node.chain.refusals import Refused
+from node.chain.refusals import EndpointRefused
 
 UNBONDING = 3600
 
@@ -151,7 +151,7 @@ def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
         ((token, vault_params(treasury=nobody)), "ZeroAddress"),
         ((token, vault_params(arbiter=nobody)), "ZeroAddress"),
     ):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(EndpointRefused) as caught:
             factory.constructor(*args).estimate_gas({"from": world.deployer.address})
         revert = parse_revert(bytes.fromhex(str(caught.value.data)[2:]))
         assert revert is not None and revert.name == name

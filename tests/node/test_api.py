@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 
 from cli.main import main
 from node import api
-from node.services.base import Crew
+from node.services.base import ServiceManager
 from node.status import StatusPage
 from node.web.openai import fields_of
 from tests.swarms import status, typed
@@ -24,12 +24,12 @@ from tests.swarms import status, typed
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = {
     "node/web/front.py": "control",
-    "node/services/tasking/wishes.py": "control",
-    "node/services/cataloguing.py": "control",
-    "node/services/auditing/steps.py": "control",
-    "node/services/answering.py": "control",
-    "node/services/leaving.py": "control",
-    "node/services/resting.py": "control",
+    "node/services/tasking/requests.py": "control",
+    "node/services/environment_catalogue.py": "control",
+    "node/services/auditing/step_auditor.py": "control",
+    "node/services/answer_server.py": "control",
+    "node/services/departure.py": "control",
+    "node/services/rest_keeper.py": "control",
     "node/web/page/page.py": "page",
     "node/blobs/http/server.py": "gateway",
     "node/web/openai.py": "openai",
@@ -85,7 +85,7 @@ def test_a_route_that_nobody_described_is_missed(door: str) -> None:
 def test_a_status_is_what_the_document_says_and_another_is_not() -> None:
     document = api.describe()
     check = jsonschema.Draft202012Validator(resolved(document, "DaemonStatus"))
-    for said in (typed(status()), StatusPage(Crew()).render()):
+    for said in (typed(status()), StatusPage(ServiceManager()).render()):
         check.validate(json.loads(msgspec.json.encode(said)))
     broken = json.loads(msgspec.json.encode(typed(status()))) | {"services": "none"}
     assert not check.is_valid(broken)

@@ -175,7 +175,7 @@ async def test_a_node_that_stops_stays_a_member_and_who_leaves_or_has_a_seat_tel
         in_office=lambda one: who in ("has a seat", "leads alone"),
     )
     if who == "has left":
-        node.crew.left.set()
+        node.manager.left.set()
     if who == "is out":
         evicted.set()
     given: Any = (Chain(), 7, members, tmp_path, journal)
@@ -230,10 +230,10 @@ async def test_who_leaves_ends_what_works_and_keeps_what_stays_until_it_has_left
         await trio.testing.wait_all_tasks_blocked(0.02)
         if when != "before it was started":
             assert sorted(running) == ["loads", "stays", "works"]
-            node.crew.leave()
+            node.manager.leave()
             await trio.testing.wait_all_tasks_blocked(0.02)
-        assert running == ["stays"] and node.crew.names == ["stays"], "no status tells of what has ended"
-        assert node.crew.state != "working"
-        node.crew.left.set()
+        assert running == ["stays"] and node.manager.names == ["stays"], "no status tells of what has ended"
+        assert node.manager.state != "working"
+        node.manager.left.set()
     assert running == []
     journal.close()

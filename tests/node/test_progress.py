@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.blobs.headway import Progress, describe, fraction
+from node.blobs.headway import BlobProgress, describe, fraction
 from node.progress import AGAIN, MOST_EVENTS, ProgressRecord
 
 
@@ -92,10 +92,10 @@ def test_lasting_troubles_are_told_once_in_a_while(record: ProgressRecord, clock
 
 
 def test_transfers_are_told_in_units_of_their_size() -> None:
-    two = [Progress(b"a", 100_000_000, 30_000_000, 1.0, 3), Progress(b"b", 20_000_000, 8_000_000, 1.0, 2)]
+    two = [BlobProgress(b"a", 100_000_000, 30_000_000, 1.0, 3), BlobProgress(b"b", 20_000_000, 8_000_000, 1.0, 2)]
     assert describe(two, 7) == "38 of 120 MB from 3 members"
     assert fraction(two) == pytest.approx(38 / 120)
-    assert describe([Progress(b"a", 2_500_000_000, 400_000_000, 1.0, 0)], 7) == "0.4 of 2.5 GB from 1 member"
+    assert describe([BlobProgress(b"a", 2_500_000_000, 400_000_000, 1.0, 0)], 7) == "0.4 of 2.5 GB from 1 member"
 
 
 def test_before_anything_arrives_it_is_said_who_is_asked() -> None:

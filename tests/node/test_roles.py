@@ -23,10 +23,10 @@ from node.hardware import Hardware
 from node.member import open_member
 from node.processes.forkserver import Anew
 from node.run.assets import Run
-from node.services.base import Crew, Service
+from node.services.base import Service, ServiceManager
 from node.services.context import make_context
-from node.services.ending import Ending
-from node.services.heartbeat import Beating
+from node.services.heartbeat import HeartbeatSender
+from node.services.run_progress import RunProgress
 from node.services.training.record import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
@@ -52,8 +52,9 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "bootnodes": (),
 }
 EVERYBODY_ELSE = (
-    "resting", "continuity", "tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying",
-    "settling", "leaving", "bringing",
+    "rest-keeper", "continuity", "counter-keeper", "blob-repairer", "jury", "heartbeat", "run-progress",
+    "hardware-prover", "catalogue", "leaf-reader",
+    "claimer", "departure", "claim-carrier",
 )  # fmt: skip
 WORK = {
     "files_committed": 0,
@@ -100,7 +101,7 @@ async def workplace(role: Role, directory: Path, spec: RunSpec = RUN, **config: 
         context = make_context(member, run, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
-        own = (settings, role, hardware, chain, member, context, Crew(), directory)
+        own = (settings, role, hardware, chain, member, context, ServiceManager(), directory)
         async with trio.open_nursery() as nursery:
             web = HttpHost()
             await nursery.start(web.run)
@@ -112,13 +113,13 @@ async def workplace(role: Role, directory: Path, spec: RunSpec = RUN, **config: 
     journal.close()
 
 
-async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> Crew:
+async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> ServiceManager:
     """Everybody of a role, as if they ran."""
     for kind in roles[place.role]:
         service = await kind.open(place)
         if service is not None:
-            place.crew.services.append(service)
-    return place.crew
+            place.manager.services.append(service)
+    return place.manager
 
 
 @pytest.mark.parametrize(
@@ -127,59 +128,60 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "resting tallying mending jury heartbeat continuity tracing ending catalogue engine policies answering "
-                "generating tasks auditing paying settling leaving earning"
+                "rest-keeper counter-keeper blob-repairer jury heartbeat continuity usage-tracker run-progress "
+                "catalogue engine policies answer-server rollout-worker task-worker step-auditor leaf-reader claimer "
+                "departure earnings-reporter"
             ).split(),
         ),
         (
             "validator",
             [
-                "resting",
-                "tallying",
-                "mending",
+                "rest-keeper",
+                "counter-keeper",
+                "blob-repairer",
                 "jury",
                 "heartbeat",
                 "continuity",
-                "tracing",
-                "ending",
-                "claims",
+                "usage-tracker",
+                "run-progress",
+                "hardware-prover",
                 "catalogue",
                 "engine",
                 "policies",
-                "answering",
-                "judging",
-                "auditing",
-                "certifying",
-                "tabling",
-                "paying",
-                "settling",
-                "leaving",
-                "bringing",
+                "answer-server",
+                "validator",
+                "step-auditor",
+                "certifier",
+                "earnings-tabler",
+                "leaf-reader",
+                "claimer",
+                "departure",
+                "claim-carrier",
                 "chair",
             ],
         ),
         (
             "trainer",
             [
-                "resting",
-                "tallying",
-                "mending",
+                "rest-keeper",
+                "counter-keeper",
+                "blob-repairer",
                 "jury",
                 "heartbeat",
                 "continuity",
-                "tracing",
-                "ending",
-                "claims",
+                "usage-tracker",
+                "run-progress",
+                "hardware-prover",
                 "catalogue",
-                "paying",
-                "settling",
-                "leaving",
-                "bringing",
-                "clearing",
-                "offers",
-                "showing",
-                "auditing",
-                "training",
+                "leaf-reader",
+                "claimer",
+                "departure",
+                "claim-carrier",
+                "pool-keeper",
+                "task-scheduler",
+                "checkpoint-server",
+                "step-auditor",
+                "trainer",
             ],
         ),
     ],
@@ -203,38 +205,38 @@ def test_a_service_has_a_name_of_its_own_and_can_run(role: Role) -> None:
 async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) -> None:
     asked = {"gateway": "127.0.0.1:0", "gateway_tls": False, "gateway_announce": "example.org:80"}
     async with workplace("trainer", tmp_path, **asked) as place:
-        crew = await crew_of(place)
-        assert crew.names == [
-            "resting",
-            "tallying",
-            "mending",
+        manager = await crew_of(place)
+        assert manager.names == [
+            "rest-keeper",
+            "counter-keeper",
+            "blob-repairer",
             "jury",
             "heartbeat",
             "continuity",
-            "tracing",
+            "usage-tracker",
             "gateway",
-            "ending",
-            "claims",
+            "run-progress",
+            "hardware-prover",
             "catalogue",
-            "paying",
-            "settling",
-            "leaving",
-            "bringing",
-            "clearing",
-            "offers",
-            "showing",
-            "auditing",
-            "training",
+            "leaf-reader",
+            "claimer",
+            "departure",
+            "claim-carrier",
+            "pool-keeper",
+            "task-scheduler",
+            "checkpoint-server",
+            "step-auditor",
+            "trainer",
         ]
-        assert crew.beat()["gateway"] == "http://example.org:80"
+        assert manager.beat()["gateway"] == "http://example.org:80"
 
 
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("worker", ["rounds", "engine", "generating", "earning"]),
-        ("validator", ["rounds", "engine", "judging", "cutting", "certifying", "tabling"]),
-        ("trainer", ["rounds", "seating", "clearing", "publishing"]),
+        ("worker", ["rounds", "engine", "rollout-worker", "earnings-reporter"]),
+        ("validator", ["rounds", "engine", "validator", "round-closer", "certifier", "earnings-tabler"]),
+        ("trainer", ["rounds", "replica-trainer", "pool-keeper", "state-publisher"]),
     ],
 )
 async def test_several_trainers_of_rollouts_have_roles_of_their_own(
@@ -243,21 +245,21 @@ async def test_several_trainers_of_rollouts_have_roles_of_their_own(
     run = msgspec.structs.replace(RUN, diloco=Diloco())
     async with workplace(role, tmp_path, run) as place:
         found = (await crew_of(place, SEAT_ROLES)).names
-        assert "tracing" in found, "what each seat used is counted at every node"
-        assert [one for one in found if one not in (*EVERYBODY_ELSE, "tracing")] == names
+        assert "usage-tracker" in found, "what each seat used is counted at every node"
+        assert [one for one in found if one not in (*EVERYBODY_ELSE, "usage-tracker")] == names
 
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_path: Path) -> None:
     async with workplace(role, tmp_path) as place:
-        page = StatusPage(place.crew)
+        page = StatusPage(place.manager)
         once = page.render()
         assert checked(msgspec.to_builtins(once)) == once
         page.connect(place.member)
         page.work_for(place.context)
-        crew = await crew_of(place)
+        manager = await crew_of(place)
         status = msgspec.to_builtins(page.render())
-        assert status["services"] == crew.names
+        assert status["services"] == manager.names
         assert status["work"] == WORK
         assert (status["training"] is not None) == (role == "trainer")
         children = ["learner", "evaluator"] if role == "trainer" else ["engine"]
@@ -272,9 +274,9 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_heartbeat_says_what_the_services_say(role: Role, tmp_path: Path) -> None:
     async with workplace(role, tmp_path) as place:
-        crew = await crew_of(place)
-        crew.state = "working"
-        heart = next(service for service in crew.services if isinstance(service, Beating))
+        manager = await crew_of(place)
+        manager.state = "working"
+        heart = next(service for service in manager.services if isinstance(service, HeartbeatSender))
         beat = heart.message(2.0)
         assert (beat.role, beat.state, beat.contact, beat.count) == (
             role,
@@ -282,35 +284,35 @@ async def test_a_heartbeat_says_what_the_services_say(role: Role, tmp_path: Path
             place.member.network.contacts()[0],
             0,
         )
-        assert crew.beat().keys() <= set(Heartbeat.__struct_fields__)
-        assert {name: getattr(beat, name) for name in crew.beat()} == crew.beat()
+        assert manager.beat().keys() <= set(Heartbeat.__struct_fields__)
+        assert {name: getattr(beat, name) for name in manager.beat()} == manager.beat()
         assert beat.policy_step == -1 and not beat.finished and beat.engine
 
 
 async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: Path) -> None:
     async with workplace("trainer", tmp_path) as place:
-        crew = await crew_of(place)
-        crew.state = "working"
-        trainer: Any = crew.services[-1]
+        manager = await crew_of(place)
+        manager.state = "working"
+        trainer: Any = manager.services[-1]
         trainer.record.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
-        assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, 0.625)
-        assert StatusPage(crew).render().run.final_reward is None
+        assert (manager.beat()["finished"], manager.beat()["reward"]) == (False, 0.625)
+        assert StatusPage(manager).render().run.final_reward is None
         trainer.record.finish()
-        page = StatusPage(crew).render()
+        page = StatusPage(manager).render()
         assert page.node.state == "finished"
         assert (page.run.over, page.run.final_reward) == (True, 0.625)
-        assert (crew.beat()["finished"], crew.beat()["reward"]) == (True, 0.625)
+        assert (manager.beat()["finished"], manager.beat()["reward"]) == (True, 0.625)
 
 
 async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A logger of its own: once a test before has set up a daemon's logs, the module's is bound to them for good.
-    monkeypatch.setattr("node.services.ending.log", structlog.get_logger())
+    monkeypatch.setattr("node.services.run_progress.log", structlog.get_logger())
     async with workplace("worker", tmp_path) as place:
-        crew = await crew_of(place)
-        page = StatusPage(crew)
-        ending = next(service for service in crew.services if isinstance(service, Ending))
+        manager = await crew_of(place)
+        page = StatusPage(manager)
+        ending = next(service for service in manager.services if isinstance(service, RunProgress))
         going = RunTold("0x" + "11" * 20, over=False, step=9, reward=0.4)
         over = msgspec.structs.replace(going, over=True, reward=0.701)
         told: list[tuple[Any, ...]] = []

@@ -14,7 +14,7 @@ from examples import watch
 from node import sdk
 from node.config import api_socket_path
 from node.errors import NodeError
-from node.services.tasking.wishes import TaskWish, WishRefused, routes
+from node.services.tasking.requests import TaskRefused, TaskRequest, routes
 from node.status_schema import RunPart
 from node.web.front import ApiServer
 from protocol.errors import IntellectError
@@ -28,17 +28,17 @@ class Owner:
     """Offers one task, which is over at the second look."""
 
     def __init__(self) -> None:
-        self.wishes: list[TaskWish] = []
+        self.wishes: list[TaskRequest] = []
         self.looks = 0
 
-    async def offer(self, wish: TaskWish) -> TaskId:
+    async def offer(self, wish: TaskRequest) -> TaskId:
         if self.wishes:
-            raise WishRefused("no further task", "one is open", "wait")
+            raise TaskRefused("no further task", "one is open", "wait")
         self.wishes.append(wish)
         return b"\x11" * 32
 
     async def cancel(self, id: TaskId) -> None:
-        raise WishRefused("no such task", id.hex(), "look again")
+        raise TaskRefused("no such task", id.hex(), "look again")
 
     def tasks(self) -> list[dict[str, Any]]:
         self.looks += 1

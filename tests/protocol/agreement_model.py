@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.agreement import Agreement, Bench, Proposal, Word, liars_of, quorum_of
+from protocol.agreement import Agreement, Proposal, RoundCommittee, Word, liars_of, quorum_of
 from protocol.identity import Address, NodeKey
 
 PEOPLE = tuple(NodeKey(bytes([n]) * 32).address for n in range(1, 8))
@@ -34,7 +34,7 @@ class Rules:
     """The product's, or what stands in their place. agreement: makes one node's book; quorum: of a bench of n; rushed:
     whether a validator begins as soon as anybody has spoken, as Cutting did."""
 
-    agreement: Callable[[Bench, Address | None], Agreement] = Agreement
+    agreement: Callable[[RoundCommittee, Address | None], Agreement] = Agreement
     quorum: Callable[[int], int] = lambda n: quorum_of(n, 1)
     rushed: bool = False
 
@@ -97,7 +97,7 @@ class Round:
         self.people = list(PEOPLE[: cell.validators])
         order = self.random.sample(self.people, len(self.people))
         self.liars, self.honest = order[: cell.lying], order[cell.lying :]
-        self.bench = Bench(tuple(self.people), rules.quorum(cell.validators))
+        self.bench = RoundCommittee(tuple(self.people), rules.quorum(cell.validators))
         self.books = {one: self._book(one) for one in self.honest}
         given = list(wants)
         self.wants = {one: given[i] if given else self._accepted() for i, one in enumerate(self.honest)}

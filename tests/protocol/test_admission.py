@@ -5,7 +5,7 @@ import pytest
 
 from protocol.checks import Reason, check_form
 from protocol.cuts import Cuts
-from protocol.decision import PROOF_BINS, TOKEN_BINS, DecisionSpec, Likelihoods, Table
+from protocol.decision import PROOF_BINS, TOKEN_BINS, CalibrationTable, DecisionSpec, Likelihoods
 from protocol.engines import arithmetic, pair
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import EnvironmentSpec, RunError, RunSpec, VerificationSpec
@@ -22,10 +22,10 @@ def counted(bins: int, width: int) -> tuple[int, ...]:
     return tuple(1000 // 4**i if i < width else 0 for i in range(bins))
 
 
-def honest(worker: str, verifier: str) -> Table:
+def honest(worker: str, verifier: str) -> CalibrationTable:
     """Equals agree, other arithmetic of one type nearly, other types do not."""
     width = 1 if worker == verifier else 2 if arithmetic(worker)[0] == arithmetic(verifier)[0] else 4
-    return Table(proofs=counted(PROOF_BINS, width), tokens=counted(TOKEN_BINS, width))
+    return CalibrationTable(proofs=counted(PROOF_BINS, width), tokens=counted(TOKEN_BINS, width))
 
 
 RULES = VerificationSpec(
@@ -35,7 +35,7 @@ RULES = VerificationSpec(
     pairs={pair(a, b): TIGHT for a in CALIBRATED for b in CALIBRATED if a == b},
     decision=DecisionSpec(
         honest={pair(a, b): honest(a, b) for a in CALIBRATED for b in CALIBRATED},
-        cheating={"int8": Table(proofs=counted(PROOF_BINS, 9), tokens=counted(TOKEN_BINS, 9))},
+        cheating={"int8": CalibrationTable(proofs=counted(PROOF_BINS, 9), tokens=counted(TOKEN_BINS, 9))},
     ),
 )
 RUN = RunSpec(name="calibrated", environment=EnvironmentSpec(name="sort"), verification=RULES)

@@ -11,8 +11,8 @@ from protocol.agreement import (
     AHEAD,
     BALLOT_SECONDS,
     Agreement,
-    Bench,
     Proposal,
+    RoundCommittee,
     Word,
     liars_of,
     quorum_of,
@@ -27,7 +27,7 @@ def listed(*files: int, outer: int = 0) -> Proposal:
 
 
 def book(validators: int, own: int | None = None) -> Agreement:
-    bench = Bench(PEOPLE[:validators], quorum_of(validators, 1))
+    bench = RoundCommittee(PEOPLE[:validators], quorum_of(validators, 1))
     return Agreement(bench, None if own is None else PEOPLE[own])
 
 
@@ -339,9 +339,9 @@ def test_others_take_office_in_the_middle_of_a_round() -> None:
     for author in (0, 1):
         one.hear(PEOPLE[author], Word(0, True, listed(1)))
     assert one.decided is None
-    one.seat(Bench(PEOPLE[1:4], 2))
+    one.seat(RoundCommittee(PEOPLE[1:4], 2))
     assert one.decided is None, "one of the two has left office"
     one.hear(PEOPLE[0], Word(0, True, listed(1)))
     assert one.decided is None
-    one.seat(Bench(PEOPLE[1:2], 1))
+    one.seat(RoundCommittee(PEOPLE[1:2], 1))
     assert one.decided == listed(1)

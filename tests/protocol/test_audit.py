@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from protocol.audit import (
     RATE_ONE,
+    AuditLoad,
     AuditSpec,
-    Load,
     as_rate,
     as_share,
     detection_power,
@@ -63,18 +63,18 @@ def test_windows_are_consecutive_policies() -> None:
 def test_a_validator_pledges_what_is_needed_and_no_more_than_it_can() -> None:
     needed = needed_share(200, SPEC)
     assert pledged_share(None, 200, 1, SPEC) == needed
-    assert pledged_share(Load(arriving=10, capacity=100), 200, 1, SPEC) == needed
-    weak = pledged_share(Load(arriving=100, capacity=1), 200, 1, SPEC)
+    assert pledged_share(AuditLoad(arriving=10, capacity=100), 200, 1, SPEC) == needed
+    weak = pledged_share(AuditLoad(arriving=100, capacity=1), 200, 1, SPEC)
     assert weak == pytest.approx(0.008)
     assert detection_power(weak, 200, SPEC) < SPEC.power
 
 
 def test_newcomers_and_suspects_are_looked_at_more_and_everybody_while_there_is_time() -> None:
-    busy = Load(arriving=10, capacity=5, backlog=60)
+    busy = AuditLoad(arriving=10, capacity=5, backlog=60)
     assert share_of_file(0.1, busy, verified=1000, suspect=False, spec=SPEC) == 0.1
     assert share_of_file(0.1, busy, verified=0, suspect=False, spec=SPEC) == pytest.approx(0.3)
     assert share_of_file(0.1, busy, verified=1000, suspect=True, spec=SPEC) == 1.0
-    assert share_of_file(0.1, Load(1, 5), verified=1000, suspect=False, spec=SPEC) == 1.0
+    assert share_of_file(0.1, AuditLoad(1, 5), verified=1000, suspect=False, spec=SPEC) == 1.0
     assert share_of_file(0.1, None, verified=1000, suspect=False, spec=SPEC) == 1.0
 
 

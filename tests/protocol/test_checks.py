@@ -24,7 +24,7 @@ from protocol.envelope import seal
 from protocol.identity import NodeKey
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec, VerificationSpec
-from protocol.statements import Outcome, WorkCommitment
+from protocol.statements import VerdictOutcome, WorkCommitment
 from protocol.toploc import ProofErrors, proofs_for
 
 NODE = NodeKey(b"\x05" * 32).address
@@ -107,7 +107,7 @@ def test_an_honest_file_passes() -> None:
 )
 def test_each_fault_has_its_reason(batch: RolloutBatch, reason: Reason) -> None:
     assert verdict(batch) is reason
-    assert Fault(reason, "").outcome is Outcome.SLASH
+    assert Fault(reason, "").outcome is VerdictOutcome.SLASH
 
 
 TURNS = msgspec.structs.replace(RUN, rollout=RolloutSpec(max_output_tokens=5, max_environment_tokens=3))
@@ -156,13 +156,13 @@ def test_the_environment_must_have_said_what_the_file_says() -> None:
     assert check_turn(PLAYED, 0, [7], [7]) is None and check_turn(PLAYED, 1, None, None) is None
     for said, replayed in (([7], [8]), ([7], [7, 7]), ([7], None), (None, [7])):
         fault = check_turn(PLAYED, 0, said, replayed)
-        assert fault is not None and (fault.reason, fault.outcome) == (Reason.FORGED_TURN, Outcome.SLASH)
+        assert fault is not None and (fault.reason, fault.outcome) == (Reason.FORGED_TURN, VerdictOutcome.SLASH)
 
 
 @pytest.mark.parametrize("reason", [Reason.ACTIVATIONS, Reason.SAMPLING, Reason.STALE, Reason.UNAVAILABLE, Reason.GAP])
 def test_what_arithmetic_or_the_network_may_cause_never_costs_the_stake(reason: Reason) -> None:
     assert reason not in OBJECTIVE
-    assert Fault(reason, "").outcome is Outcome.REJECT
+    assert Fault(reason, "").outcome is VerdictOutcome.REJECT
 
 
 def test_sampling_cuts_both_the_mean_and_the_share() -> None:

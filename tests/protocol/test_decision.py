@@ -16,14 +16,14 @@ from protocol.decision import (
     PROOF_EDGES,
     SAMPLE_BOUND,
     TOKEN_BINS,
+    CalibrationTable,
     Decision,
     DecisionError,
     DecisionSpec,
     Evidence,
-    Level,
     Likelihoods,
     SampleStatistics,
-    Table,
+    SuspicionLevel,
     WorkerRecord,
     bound_of,
     proof_distance,
@@ -33,9 +33,9 @@ from protocol.toploc import ProofErrors
 K = 128
 
 
-def table(peak: int, tokens: list[int]) -> Table:
+def table(peak: int, tokens: list[int]) -> CalibrationTable:
     proofs = [int(1000 * math.exp(-((i - peak) ** 2) / 2)) for i in range(PROOF_BINS)]
-    return Table(proofs=tuple(proofs), tokens=tuple(tokens))
+    return CalibrationTable(proofs=tuple(proofs), tokens=tuple(tokens))
 
 
 HONEST = table(4, [9000, *[100] * 8, 50, 20, 10, 2, 1])
@@ -51,7 +51,9 @@ STEPS = [*PROOF_EDGES, 100.0]
 DISTANCES = np.array([0.0, 1e-10, 5e-9, 5e-8, 5e-7, 5e-6, 5e-5, 5e-4, 2e-3, 5e-3, 2e-2, 5e-2, 0.2, 0.5])
 
 
-def draw(random: np.random.Generator, source: Table, samples: int = 8, tokens: int = 20) -> list[SampleStatistics]:
+def draw(
+    random: np.random.Generator, source: CalibrationTable, samples: int = 8, tokens: int = 20
+) -> list[SampleStatistics]:
     """Samples whose statistics follow the shares of `source`."""
     proofs, places = np.array(source.proofs) / sum(source.proofs), np.array(source.tokens) / sum(source.tokens)
     steps = random.choice(STEPS, samples, p=proofs)
@@ -67,7 +69,9 @@ def likelihoods_of(says: str = "fp32", spec: DecisionSpec = SPEC) -> Likelihoods
     return Likelihoods(spec, K, verifier=says, worker=says)
 
 
-def files_until(level: Level, source: Table, says: str, seed: int = 0, most: int = 300) -> int | None:
+def files_until(
+    level: SuspicionLevel, source: CalibrationTable, says: str, seed: int = 0, most: int = 300
+) -> int | None:
     random, likelihoods, worker = np.random.default_rng(seed), likelihoods_of(says), Decision(SPEC)
     for file in range(1, most + 1):
         if worker.update(likelihoods.evidence(draw(random, source))).level >= level:
@@ -80,16 +84,16 @@ def test_cheats_are_suspected_then_convicted() -> None:
         random, likelihoods, worker = np.random.default_rng(1), likelihoods_of(says), Decision(SPEC)
         levels = [worker.update(likelihoods.evidence(draw(random, source))).level for _ in range(8)]
         assert worker.standing.against in SPEC.ways and worker.standing.log_odds > math.log(1e9)
-        assert levels[-1] == Level.CONVICTED and levels.index(Level.SUSPECT) >= 1
+        assert levels[-1] == SuspicionLevel.CONVICTED and levels.index(SuspicionLevel.SUSPECT) >= 1
 
 
 def test_honest_workers_are_cleared_and_never_suspected() -> None:
     for says, source in HONEST_TABLES.items():
-        assert files_until(Level.SUSPECT, source, says, most=400) is None
+        assert files_until(SuspicionLevel.SUSPECT, source, says, most=400) is None
         random, likelihoods, worker = np.random.default_rng(2), likelihoods_of(says), Decision(SPEC)
         for _ in range(30):
             worker.update(likelihoods.evidence(draw(random, source)))
-        assert worker.standing.level == Level.CLEARED
+        assert worker.standing.level == SuspicionLevel.CLEARED
 
 
 def test_the_ratio_of_honest_samples_has_expectation_at_most_one() -> None:
@@ -123,11 +127,11 @@ def test_groups_until_a_cheat_in_some_of_them_is_suspected(
             for source in (honest, spec.cheating["garbage"])
         ]
         worker, files = Decision(spec), 0
-        while worker.standing.level < Level.SUSPECT and files < (most or 1500):
+        while worker.standing.level < SuspicionLevel.SUSPECT and files < (most or 1500):
             files += 1
             cheats = share > 0 and not files % round(1 / share)
             worker.update(kinds[cheats][random.integers(60)])
-        assert (worker.standing.level >= Level.SUSPECT) is (most is not None), (bound, files)
+        assert (worker.standing.level >= SuspicionLevel.SUSPECT) is (most is not None), (bound, files)
 
 
 def _of_one_group(samples: list[SampleStatistics]) -> list[SampleStatistics]:
@@ -159,9 +163,9 @@ def test_a_cheat_in_one_sample_of_ten_is_still_found() -> None:
     random, likelihoods, worker = np.random.default_rng(4), likelihoods_of(), Decision(SPEC)
     while worker.record.files < 60:
         samples = draw(random, HONEST, samples=36) + draw(random, GARBAGE, samples=4)
-        if worker.update(likelihoods.evidence(samples)).level == Level.CONVICTED:
+        if worker.update(likelihoods.evidence(samples)).level == SuspicionLevel.CONVICTED:
             break
-    assert worker.standing.level == Level.CONVICTED and worker.record.files <= 40
+    assert worker.standing.level == SuspicionLevel.CONVICTED and worker.record.files <= 40
 
 
 def test_one_file_convicts_nobody_however_bad_it_is() -> None:
@@ -169,8 +173,8 @@ def test_one_file_convicts_nobody_however_bad_it_is() -> None:
     worker, evidence = Decision(SPEC), likelihoods_of().evidence(awful)
     assert max(evidence.log_ratios.values()) <= math.log(SPEC.file_cap) + 1e-9
     levels = [worker.update(evidence).level for _ in range(8)]
-    assert levels[:3] == [Level.OPEN, Level.SUSPECT, Level.SUSPECT]
-    assert levels[-1] == Level.CONVICTED
+    assert levels[:3] == [SuspicionLevel.OPEN, SuspicionLevel.SUSPECT, SuspicionLevel.SUSPECT]
+    assert levels[-1] == SuspicionLevel.CONVICTED
 
 
 def test_a_long_honest_history_is_no_licence_to_cheat() -> None:
@@ -179,7 +183,7 @@ def test_a_long_honest_history_is_no_licence_to_cheat() -> None:
         worker.update(likelihoods.evidence(draw(random, HONEST)))
     assert all(odds[-1] == SPEC.floor for odds in worker.record.log_odds.values())
     spent = 0
-    while worker.standing.level < Level.SUSPECT:
+    while worker.standing.level < SuspicionLevel.SUSPECT:
         worker.update(likelihoods.evidence(draw(random, INT8)))
         spent += 1
     assert spent <= 5
@@ -204,7 +208,7 @@ def test_what_nobody_thought_of_is_found_as_anything() -> None:
     worker, likelihoods = Decision(SPEC), likelihoods_of()
     for _ in range(5):
         worker.update(likelihoods.evidence(strange))
-    assert worker.standing.level == Level.CONVICTED
+    assert worker.standing.level == SuspicionLevel.CONVICTED
 
 
 def test_the_honest_table_of_a_pair_of_engines_counts_alone() -> None:
@@ -232,14 +236,14 @@ def test_where_nothing_stands_for_a_pair_nothing_is_said() -> None:
 
 def test_what_is_noise_between_engines_is_a_cheat_between_equal_ones() -> None:
     """Work as far off as honest bf16 is seen from fp32, handed over by somebody who says that he computes in fp32."""
-    exact = Table(proofs=(1000, *[0] * (PROOF_BINS - 1)), tokens=(9000, *[0] * (TOKEN_BINS - 1)))
+    exact = CalibrationTable(proofs=(1000, *[0] * (PROOF_BINS - 1)), tokens=(9000, *[0] * (TOKEN_BINS - 1)))
     spec = msgspec.structs.replace(SPEC, honest={"fp32>fp32": exact, "bf16>fp32": HONEST_BF16})
     files = [draw(np.random.default_rng(seed), HONEST_BF16) for seed in range(6)]
     levels = {}
     for says in ("fp32", "bf16"):
         worker, likelihoods = Decision(spec), Likelihoods(spec, K, "fp32", says)
         levels[says] = max(worker.update(likelihoods.evidence(file)).level for file in files)
-    assert levels["fp32"] == Level.CONVICTED and levels["bf16"] < Level.SUSPECT
+    assert levels["fp32"] == SuspicionLevel.CONVICTED and levels["bf16"] < SuspicionLevel.SUSPECT
 
 
 def test_the_allowance_of_a_table_is_taken_off_every_ratio() -> None:
@@ -260,7 +264,7 @@ def test_a_cheat_seen_by_another_class_follows_its_own_table() -> None:
 
 def test_without_tables_nobody_has_a_standing() -> None:
     worker = Decision(DecisionSpec())
-    assert worker.update(Evidence({"int8": 100.0})).level == Level.OPEN
+    assert worker.update(Evidence({"int8": 100.0})).level == SuspicionLevel.OPEN
 
 
 def test_not_a_number_is_the_farthest_bin() -> None:
@@ -285,9 +289,9 @@ def test_counting_gives_the_table_that_was_drawn_from() -> None:
         {"temper": 1.5},
         {"file_cap": 1e9},
         {"honest": {}},
-        {"honest": {"fp32>fp32": Table(proofs=(1,), tokens=(1,))}},
+        {"honest": {"fp32>fp32": CalibrationTable(proofs=(1,), tokens=(1,))}},
         {"honest": {"fp32>fp32": msgspec.structs.replace(HONEST, bound=MOST_BOUND + 1)}},
-        {"honest": {"fp32>fp32": Table(proofs=(0,) * PROOF_BINS, tokens=(1,) * TOKEN_BINS)}},
+        {"honest": {"fp32>fp32": CalibrationTable(proofs=(0,) * PROOF_BINS, tokens=(1,) * TOKEN_BINS)}},
     ],
 )
 def test_rules_that_make_no_sense_are_refused(broken: dict) -> None:

@@ -213,7 +213,7 @@ def test_a_compression_bomb_is_refused_before_it_is_opened(monkeypatch: pytest.M
             apply_patch(base, make(b"\x01" + struct.pack("<I", 1) + section, base))
     honest_length = struct.pack("<II", 17, 15) + bomb[:15]
     with pytest.raises(packed.PackedError):
-        packed.Reader(honest_length).section(17, 17)
+        packed.PackedReader(honest_length).section(17, 17)
 
 
 def test_the_format_stays_what_it_is() -> None:

@@ -8,7 +8,7 @@ from protocol.checks import Reason
 from protocol.disputes import (
     UNDECIDED,
     Conflict,
-    Ruling,
+    DisputeRuling,
     asked_alike,
     asked_apart,
     compare,
@@ -19,8 +19,8 @@ from protocol.disputes import (
 from protocol.identity import NodeKey
 from protocol.lots import pack_groups
 from protocol.messages import DIGEST, NO_PROMPTS, VerdictIssued
-from protocol.rollout import Report, ReportHeader, ReportRow
-from protocol.statements import Outcome, Verdict
+from protocol.rollout import ReportHeader, ReportRow, ValidatorReport
+from protocol.statements import Verdict, VerdictOutcome
 from protocol.values import mean_logprobs, prompts_hash, report_fault, reward_tag, reward_tags
 
 GROUPS, SIZE, TOLERANCE = 4, 2, 0.05
@@ -29,7 +29,7 @@ REWARDS = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
 
 
 def said(
-    outcome: Outcome = Outcome.ACCEPT,
+    outcome: VerdictOutcome = VerdictOutcome.ACCEPT,
     reason: Reason = Reason.NONE,
     groups: tuple[int, ...] = (0, 1, 2, 3),
     means: float = -1.0,
@@ -47,8 +47,8 @@ def said(
     return msgspec.structs.replace(message, **change)
 
 
-ACCUSED = said(Outcome.SLASH, Reason.WRONG_DRAW, ())
-SUSPICION = said(Outcome.REJECT, Reason.ACTIVATIONS, (1, 2), group=2)
+ACCUSED = said(VerdictOutcome.SLASH, Reason.WRONG_DRAW, ())
+SUSPICION = said(VerdictOutcome.REJECT, Reason.ACTIVATIONS, (1, 2), group=2)
 
 
 def kind(first: VerdictIssued, second: VerdictIssued) -> Conflict | None:
@@ -69,10 +69,10 @@ def kind(first: VerdictIssued, second: VerdictIssued) -> Conflict | None:
         (said(rewards=reward_tags(REWARDS[::-1], SIZE, range(4))), None),
         (ACCUSED, Conflict.CONTRADICTION),
         (SUSPICION, Conflict.CONTRADICTION),
-        (said(Outcome.REJECT, Reason.STALE, ()), None),
-        (said(Outcome.REJECT, Reason.UNAVAILABLE, ()), None),
-        (said(Outcome.REJECT, Reason.SUSPECTED), None),
-        (said(Outcome.REJECT, Reason.SAMPLING, group=-1), Conflict.CONTRADICTION),
+        (said(VerdictOutcome.REJECT, Reason.STALE, ()), None),
+        (said(VerdictOutcome.REJECT, Reason.UNAVAILABLE, ()), None),
+        (said(VerdictOutcome.REJECT, Reason.SUSPECTED), None),
+        (said(VerdictOutcome.REJECT, Reason.SAMPLING, group=-1), Conflict.CONTRADICTION),
     ],
 )
 def test_what_conflicts_with_a_full_acceptance(other: VerdictIssued, conflict: Conflict | None) -> None:
@@ -92,10 +92,10 @@ def test_verdicts_on_different_files_are_not_compared() -> None:
 
 def test_an_objective_and_a_statistical_fault_contradict_each_other() -> None:
     assert kind(ACCUSED, SUSPICION) is Conflict.CONTRADICTION
-    assert kind(ACCUSED, said(Outcome.SLASH, Reason.UNITS, ())) is None
+    assert kind(ACCUSED, said(VerdictOutcome.SLASH, Reason.UNITS, ())) is None
 
 
-FORGED = said(Outcome.SLASH, Reason.FORGED_TURN, (), group=2, rewards=b"")
+FORGED = said(VerdictOutcome.SLASH, Reason.FORGED_TURN, (), group=2, rewards=b"")
 UNABLE = said(rewards=reward_tags(REWARDS, SIZE, {2}))
 
 
@@ -103,7 +103,7 @@ def test_who_could_not_replay_a_turn_contradicts_nobody_who_could() -> None:
     assert kind(said(), FORGED) is Conflict.CONTRADICTION
     assert kind(UNABLE, FORGED) is Conflict.UNSEEN
     assert kind(said(rewards=reward_tags(REWARDS, SIZE, {1})), FORGED) is Conflict.CONTRADICTION, "another group"
-    unable_to_accept = said(Outcome.REJECT, Reason.SAMPLING, group=0, rewards=UNABLE.rewards)
+    unable_to_accept = said(VerdictOutcome.REJECT, Reason.SAMPLING, group=0, rewards=UNABLE.rewards)
     assert kind(unable_to_accept, FORGED) is Conflict.UNSEEN
     assert kind(SUSPICION, FORGED) is Conflict.CONTRADICTION
     assert kind(ACCUSED, FORGED) is None and kind(FORGED, FORGED) is None
@@ -111,7 +111,7 @@ def test_who_could_not_replay_a_turn_contradicts_nobody_who_could() -> None:
 
 def test_who_could_not_replay_a_turn_takes_no_side_and_is_never_wrong() -> None:
     found = resolve({A: UNABLE}, {A: UNABLE, B: FORGED, C: FORGED}, 3, GROUPS, TOLERANCE)
-    assert found is not None and found.ruling is Ruling.REJECTED and not found.wrong
+    assert found is not None and found.ruling is DisputeRuling.REJECTED and not found.wrong
     liar = resolve({A: UNABLE, C: said()}, {A: UNABLE, B: FORGED, C: said()}, 3, GROUPS, TOLERANCE)
     assert liar is None, "two that differ, and one that cannot tell"
 
@@ -120,16 +120,16 @@ def test_the_majority_of_the_rechecks_decides_and_names_who_was_wrong() -> None:
     first = {A: ACCUSED, B: said()}
     ruling = resolve(first, {A: ACCUSED, B: said(), C: said()}, 3, GROUPS, TOLERANCE)
     assert ruling is not None
-    assert ruling.ruling is Ruling.ACCEPTED
+    assert ruling.ruling is DisputeRuling.ACCEPTED
     assert set(ruling.wrong) == {A}
     assert ruling.wrong[A].objective
 
 
 def test_who_corrects_itself_was_still_wrong_and_who_did_not_look_was_not() -> None:
-    full = said(Outcome.REJECT, Reason.ACTIVATIONS, (0, 1, 2, 3), group=2)
+    full = said(VerdictOutcome.REJECT, Reason.ACTIVATIONS, (0, 1, 2, 3), group=2)
     ruling = resolve({A: said(), B: said(groups=(0,)), C: full}, {A: full, B: full, C: full}, 3, GROUPS, TOLERANCE)
     assert ruling is not None
-    assert ruling.ruling is Ruling.REJECTED
+    assert ruling.ruling is DisputeRuling.REJECTED
     assert set(ruling.wrong) == {A}
     assert not ruling.wrong[A].objective
 
@@ -159,13 +159,13 @@ def test_tags_tell_rewards_apart_and_never_look_undecided() -> None:
     assert group_means(said(groups=(1, 3)), GROUPS) == {1: -2.0, 3: -4.0}
 
 
-def report(*groups: int, reward: float | None = None, logprob: float = -1.0) -> Report:
+def report(*groups: int, reward: float | None = None, logprob: float = -1.0) -> ValidatorReport:
     rows = tuple(
         ReportRow(g, s, REWARDS[SIZE * g + s] if reward is None else reward, [logprob - g] * 3)
         for g in groups
         for s in range(SIZE)
     )
-    return Report(ReportHeader("", ""), rows)
+    return ValidatorReport(ReportHeader("", ""), rows)
 
 
 def test_a_report_must_hold_what_its_verdict_says() -> None:
@@ -176,22 +176,22 @@ def test_a_report_must_hold_what_its_verdict_says() -> None:
     assert "rewards" in str(report_fault(report(0, reward=0.5), verdict, GROUPS, SIZE))
     assert "log-probabilities" in str(report_fault(report(0, logprob=-2.0), verdict, GROUPS, SIZE))
     opinion = said(groups=(0, 2), rewards=reward_tags(REWARDS, SIZE, {2}))
-    unknown = Report(report().header, (*report(0).rows, *report(2, reward=math.nan).rows))
+    unknown = ValidatorReport(report().header, (*report(0).rows, *report(2, reward=math.nan).rows))
     assert report_fault(unknown, opinion, GROUPS, SIZE) is None  # judges are to say it
     assert "rewards" in str(report_fault(unknown, verdict, GROUPS, SIZE))
     assert "rewards" in str(report_fault(report(0, 2), opinion, GROUPS, SIZE))
     broken = report(0, 2)
-    assert "whole" in str(report_fault(Report(broken.header, broken.rows[:3]), verdict, GROUPS, SIZE))
+    assert "whole" in str(report_fault(ValidatorReport(broken.header, broken.rows[:3]), verdict, GROUPS, SIZE))
     twice = tuple(msgspec.structs.replace(row, sample=0) for row in broken.rows)
-    assert "whole" in str(report_fault(Report(broken.header, twice), verdict, GROUPS, SIZE))
+    assert "whole" in str(report_fault(ValidatorReport(broken.header, twice), verdict, GROUPS, SIZE))
 
 
 # Prompts that two validators compute differently
 
 ONE, TWO = prompts_hash([[1, 2], [3]]), prompts_hash([[1], [2, 3]])
 OF_ONE, OF_TWO, OF_NONE = said(prompts=ONE), said(prompts=TWO), said()
-WRONG = {prompts: said(Outcome.SLASH, Reason.WRONG_PROMPT, (), prompts=prompts) for prompts in (ONE, TWO)}
-UNITS = {prompts: said(Outcome.SLASH, Reason.UNITS, (), prompts=prompts) for prompts in (ONE, TWO)}
+WRONG = {prompts: said(VerdictOutcome.SLASH, Reason.WRONG_PROMPT, (), prompts=prompts) for prompts in (ONE, TWO)}
+UNITS = {prompts: said(VerdictOutcome.SLASH, Reason.UNITS, (), prompts=prompts) for prompts in (ONE, TWO)}
 
 
 def test_a_hash_of_prompts_tells_where_each_ends() -> None:

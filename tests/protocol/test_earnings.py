@@ -7,8 +7,8 @@ from protocol import earnings, pages
 from protocol.earnings import (
     MAX_LEAVES_BYTES,
     Accepted,
+    EarningsLine,
     Leaf,
-    Line,
     all_leaves,
     decode_leaves,
     leaves_of,
@@ -62,7 +62,7 @@ def test_each_node_has_a_line_that_is_the_sum_of_its_works_with_a_way_up(monkeyp
     ]
     said, data, files = rooted(made)
     found = decode_leaves(data, said)
-    lines = [read_page(file, page, Line) for file, page in zip(files[-3:], found.lines, strict=True)]
+    lines = [read_page(file, page, EarningsLine) for file, page in zip(files[-3:], found.lines, strict=True)]
     assert [len(each) for each in lines] == [3, 3, 1]
     for number, rows in enumerate(lines):
         for line in rows:
@@ -70,7 +70,7 @@ def test_each_node_has_a_line_that_is_the_sum_of_its_works_with_a_way_up(monkeyp
             node = address_from_bytes(line.node)
             assert line.units == sum(one.units for one in made if one.node == node)
             assert verify(said.root, line.leaf(), path) and own_line(found, made, node) == (line.units, path)
-            assert not verify(said.root, Line(line.node, line.units + 1).leaf(), path)
+            assert not verify(said.root, EarningsLine(line.node, line.units + 1).leaf(), path)
     assert own_line(found, made, Address("0x" + "99" * 20)) is None
 
 
@@ -78,7 +78,7 @@ def test_lines_that_are_not_what_the_works_come_to_are_refused() -> None:
     said, data, files = rooted([*works(1, 2), *works(3, node=B)])
     found = decode_leaves(data, said)
     rows = [read_page(files[0], found.pages[0], Leaf)]
-    more = [Line(row.node, row.units + 5) for row in read_page(files[1], found.lines[0], Line)]
+    more = [EarningsLine(row.node, row.units + 5) for row in read_page(files[1], found.lines[0], EarningsLine)]
     false = msgspec.structs.replace(found, lines=tuple(page for page, _ in pages.paged(more)))
     with pytest.raises(ProtocolError, match="not what the works"):
         all_leaves(said, false, rows)

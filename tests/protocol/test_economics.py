@@ -3,9 +3,9 @@ import math
 import pytest
 
 from protocol.audit import AuditSpec
-from protocol.economics import Terms, balance, break_even
+from protocol.economics import EconomicTerms, balance, break_even
 
-TERMS = Terms(reward_per_unit=10, slash=1_000_000, units_per_window=1000, groups_per_window=290)
+TERMS = EconomicTerms(reward_per_unit=10, slash=1_000_000, units_per_window=1000, groups_per_window=290)
 
 
 def test_the_break_even_is_that_of_the_formula() -> None:
@@ -28,7 +28,7 @@ def test_honesty_pays_exactly_from_the_break_even_on() -> None:
     pay = TERMS.units_per_window * TERMS.reward_per_unit
     stake = at.break_even - pay
     for slash, pays in ((stake + 2, True), (stake - 2, False)):
-        terms = Terms(
+        terms = EconomicTerms(
             reward_per_unit=TERMS.reward_per_unit,
             slash=slash,
             units_per_window=TERMS.units_per_window,
@@ -38,5 +38,5 @@ def test_honesty_pays_exactly_from_the_break_even_on() -> None:
 
 
 def test_pay_alone_keeps_a_tenth_of_cheating_unprofitable() -> None:
-    only_pay = Terms(reward_per_unit=10, slash=0, units_per_window=1000, groups_per_window=290)
+    only_pay = EconomicTerms(reward_per_unit=10, slash=0, units_per_window=1000, groups_per_window=290)
     assert balance(only_pay, 0.0981, AuditSpec()).honest_pays

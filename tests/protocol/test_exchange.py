@@ -5,13 +5,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.exchange import LARGEST, Blocks, ContributionError, Form, Plain, Sparse, bits_per_number, form_of
+from protocol.exchange import (
+    LARGEST,
+    BlockQuantized,
+    ContributionError,
+    ExchangeForm,
+    PlainForm,
+    Sparse,
+    bits_per_number,
+    form_of,
+)
 from protocol.pretraining import Diloco
 
-FORMS: dict[str, Form] = {
-    "float32": Plain(),
-    "int8": Blocks(8, 256),
-    "int4": Blocks(4, 128),
+FORMS: dict[str, ExchangeForm] = {
+    "float32": PlainForm(),
+    "int8": BlockQuantized(8, 256),
+    "int4": BlockQuantized(4, 128),
     "sparse": Sparse(4096, 64),
 }
 
@@ -106,7 +115,7 @@ def test_what_a_stranger_may_not_write_is_refused(name: str, at: int, data: byte
 
 
 def test_padding_bits_mean_nothing_and_are_zero() -> None:
-    for form, count in ((Blocks(4, 128), 3), (Sparse(4096, 64), 70)):
+    for form, count in ((BlockQuantized(4, 128), 3), (Sparse(4096, 64), 70)):
         honest = bytearray(form.encode(numbers(count)))
         honest[-1] |= 0xF0
         with pytest.raises(ContributionError, match="mean nothing"):

@@ -1,7 +1,7 @@
 """Who may do a shard, until when, and whose result counts."""
 
 from protocol.identity import Address, NodeKey
-from protocol.leases import CLASH_SECONDS, FORGIVEN_AFTER, MOST_HELD, PATIENCE_SECONDS, STRIKES, Leases, Standing
+from protocol.leases import CLASH_SECONDS, FORGIVEN_AFTER, MOST_HELD, PATIENCE_SECONDS, STRIKES, Leases, ResultStanding
 from protocol.tasks import TaskSpec, weight
 
 TASK = bytes(32)
@@ -68,38 +68,38 @@ def test_a_late_result_after_a_take_over_counts_for_nothing_and_one_before_it_do
     table = leases()
     table.claim(0, A, 0.0, alive)
     table.claim(0, B, 61.0, alive)
-    assert table.commit(0, A, b"late") is Standing.LATE
-    assert table.commit(0, B, b"good") is Standing.COVERED
-    assert table.standing(b"late") is Standing.LATE  # it stays so
+    assert table.commit(0, A, b"late") is ResultStanding.LATE
+    assert table.commit(0, B, b"good") is ResultStanding.COVERED
+    assert table.standing(b"late") is ResultStanding.LATE  # it stays so
     table.claim(1, A, 0.0, alive)
-    assert table.commit(1, A, b"slow") is Standing.COVERED  # its time was over, and nobody had come
+    assert table.commit(1, A, b"slow") is ResultStanding.COVERED  # its time was over, and nobody had come
 
 
 def test_two_results_of_one_shard_never_both_count() -> None:
     table = leases()
     table.claim(0, A, 0.0, alive)
-    assert table.commit(0, A, b"first") is Standing.COVERED
+    assert table.commit(0, A, b"first") is ResultStanding.COVERED
     assert not table.claim(0, B, 100.0, dead)
-    assert table.commit(0, B, b"second") is Standing.UNCLAIMED
+    assert table.commit(0, B, b"second") is ResultStanding.UNCLAIMED
     table.decided(0, b"first", accepted=True, now=101.0)
     assert table.done == {0} and table.free_since(0, 500.0, dead) is None
 
 
 def test_a_result_that_overtakes_its_claim_counts_once_the_claim_is_heard() -> None:
     table = leases()
-    assert table.commit(0, A, b"fast") is Standing.UNCLAIMED
+    assert table.commit(0, A, b"fast") is ResultStanding.UNCLAIMED
     table.claim(0, A, 1.0, alive)
-    assert table.standing(b"fast") is Standing.COVERED
-    assert table.commit(1, B, b"never claimed") is Standing.UNCLAIMED
+    assert table.standing(b"fast") is ResultStanding.COVERED
+    assert table.commit(1, B, b"never claimed") is ResultStanding.UNCLAIMED
 
 
 def test_results_without_claims_crowd_out_nobody_elses() -> None:
     table = leases(last=4096, shard_size=1)
     for shard in range(4096):
         table.commit(shard, B, b"%d" % shard)
-    assert table.commit(0, A, b"fast") is Standing.UNCLAIMED
+    assert table.commit(0, A, b"fast") is ResultStanding.UNCLAIMED
     table.claim(0, A, 1.0, alive)
-    assert table.standing(b"fast") is Standing.COVERED
+    assert table.standing(b"fast") is ResultStanding.COVERED
 
 
 def test_a_refused_result_frees_the_shard() -> None:
@@ -108,7 +108,7 @@ def test_a_refused_result_frees_the_shard() -> None:
     table.commit(0, A, b"bad")
     table.decided(0, b"bad", accepted=False, now=20.0)
     assert table.free_since(0, 21.0, alive) == 20.0
-    assert table.claim(0, B, 22.0, alive) and table.commit(0, B, b"good") is Standing.COVERED
+    assert table.claim(0, B, 22.0, alive) and table.commit(0, B, b"good") is ResultStanding.COVERED
 
 
 def test_a_hoarder_holds_two_shards_at_most_and_is_soon_heard_no_more() -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from protocol import liveness
 from protocol.identity import NodeKey
-from protocol.liveness import Members, MemberState, heartbeat_interval
+from protocol.liveness import MemberState, MemberTable, heartbeat_interval
 from protocol.messages import Heartbeat
 
 A, B = NodeKey(b"\x05" * 32).address, NodeKey(b"\x06" * 32).address
@@ -12,8 +12,8 @@ BEAT = Heartbeat(
 )
 
 
-def table() -> Members:
-    members = Members()
+def table() -> MemberTable:
+    members = MemberTable()
     members.admit(A)
     return members
 
@@ -79,7 +79,7 @@ def test_where_the_table_is_full_a_newcomer_takes_the_place_of_who_left_first_or
 ) -> None:
     monkeypatch.setattr(liveness, "MAX_MEMBERS", 4)
     first, back, evicted, stays, newcomer, last = (NodeKey(bytes([n]) * 32).address for n in range(11, 17))
-    members = Members()
+    members = MemberTable()
     for address in (first, back, evicted, stays):
         members.admit(address)
     for address, how in ((back, "left"), (first, "left"), (evicted, "evicted")):

@@ -13,9 +13,9 @@ from protocol.messages import (
     MAX_ENTRIES,
     MAX_MESSAGE_BYTES,
     SALT_BYTES,
+    AcceptedList,
     CheckpointOffered,
-    DueSigned,
-    EarningsSigned,
+    EarningsVote,
     Envelope,
     EpochRootSigned,
     Heartbeat,
@@ -25,8 +25,8 @@ from protocol.messages import (
     RolloutCommitted,
     Seal,
     Signed,
-    StepJudged,
-    ValidatorSaid,
+    StepVerdict,
+    ValidatorBatch,
     VerdictIssued,
     VerdictRechecked,
     lean,
@@ -63,14 +63,14 @@ LOOKED_AGAIN = Rechecked(*msgspec.structs.astuple(JUDGED))
 ROOT = EpochRoot(1, 3, 1_800_000_000, bytes(32), 640, bytes(32))
 ROOTED = EpochRootSigned(pool=1, statement=ROOT, signature=sign(KEY, DOMAIN, ROOT))
 SEAL = Seal(bytes(32), bytes(32))
-EARNED = EarningsSigned(
+EARNED = EarningsVote(
     pool=1, earnings=Earnings(1, 3, 7, bytes(32), 9, bytes(32)), table=bytes(32), size=9, signature=bytes(65)
 )
 
 STATED = PolicyStatement(1, 0, 5, 0, bytes(32), bytes(32), bytes(32), bytes(32))
 STATED_ROOTS = ("parent", "policy_root", "batch_root", "state_root")
 POLICY = {"signature": bytes(65), "manifest_root": bytes(32), "manifest_size": 1}
-STEP = StepJudged(
+STEP = StepVerdict(
     pool=1, statement=STATED, trainer=OTHER.address, word=bytes(65), outcome=2, reason=30, signature=bytes(65)
 )
 
@@ -126,7 +126,7 @@ def test_a_verdict_on_a_step_is_one_on_the_trainers_commitment_and_binds_all_tha
 def test_a_root_is_its_authors_word_whoever_says_it_again_and_has_one_envelope() -> None:
     raw = seal(OTHER, DOMAIN, ROOTED)
     assert raw == seal(KEY, DOMAIN, ROOTED) and open_envelope(DOMAIN, 1, raw).author == KEY.address
-    carried = open_envelope(DOMAIN, 1, seal(OTHER, DOMAIN, ValidatorSaid(pool=1, seals=(SEAL,), carried=(ROOTED,))))
+    carried = open_envelope(DOMAIN, 1, seal(OTHER, DOMAIN, ValidatorBatch(pool=1, seals=(SEAL,), carried=(ROOTED,))))
     assert [one.raw for one in with_carried(carried)][1] == raw, "and stands without the message that carried it"
     payload = msgspec.msgpack.encode(ROOTED)
     signed_twice = Envelope(payload, KEY.sign_hash(message_digest(DOMAIN, payload)))
@@ -135,7 +135,7 @@ def test_a_root_is_its_authors_word_whoever_says_it_again_and_has_one_envelope()
 
 
 def test_what_pay_rests_on_travels() -> None:
-    said = ValidatorSaid(pool=1, seals=(SEAL,), carried=(ISSUED, ROOTED, EARNED))
+    said = ValidatorBatch(pool=1, seals=(SEAL,), carried=(ISSUED, ROOTED, EARNED))
     again = signed(VerdictRechecked(pool=1, verdict=LOOKED_AGAIN, signature=b""), KEY, DOMAIN)
     for message in (ROOTED, said, again, EARNED):
         assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message)).message == message
@@ -219,13 +219,13 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         RolloutCommitted(
             pool=1, commitment=WorkCommitment(1, KEY.address, bytes(3), 0, bytes(32), 1), signature=bytes(65), size=9
         ),
-        ValidatorSaid(pool=1),
-        ValidatorSaid(pool=1, seals=(SEAL, Seal(bytes(32), bytes(31)))),
-        ValidatorSaid(pool=1, seals=(SEAL, Seal(bytes(31), bytes(32)))),
-        ValidatorSaid(pool=1, seals=(SEAL,) * (MAX_ENTRIES + 1)),
-        ValidatorSaid(pool=1, carried=(EARNED,) * (MAX_ENTRIES + 1)),
-        ValidatorSaid(pool=1, carried=(EARNED, msgspec.structs.replace(EARNED, table=bytes(31)))),
-        ValidatorSaid(pool=1, carried=(msgspec.structs.replace(ROOTED, pool=2),)),
+        ValidatorBatch(pool=1),
+        ValidatorBatch(pool=1, seals=(SEAL, Seal(bytes(32), bytes(31)))),
+        ValidatorBatch(pool=1, seals=(SEAL, Seal(bytes(31), bytes(32)))),
+        ValidatorBatch(pool=1, seals=(SEAL,) * (MAX_ENTRIES + 1)),
+        ValidatorBatch(pool=1, carried=(EARNED,) * (MAX_ENTRIES + 1)),
+        ValidatorBatch(pool=1, carried=(EARNED, msgspec.structs.replace(EARNED, table=bytes(31)))),
+        ValidatorBatch(pool=1, carried=(msgspec.structs.replace(ROOTED, pool=2),)),
         msgspec.structs.replace(ROOTED, pool=2),
         msgspec.structs.replace(ROOTED, signature=bytes(64)),
         msgspec.structs.replace(ROOTED, statement=msgspec.structs.replace(ROOT, number=2**63)),
@@ -234,11 +234,11 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, 7, bytes(32), 9, bytes(32))),
         msgspec.structs.replace(EARNED, table=bytes(31)),
         msgspec.structs.replace(ISSUED, salt=b""),
-        DueSigned(pool=1, step=-1, works=(bytes(32),)),
-        DueSigned(pool=1, step=1, works=()),
-        DueSigned(pool=1, step=1, works=(bytes(31),)),
-        DueSigned(pool=1, step=1, works=(bytes(32), bytes(32))),
-        DueSigned(pool=1, step=1, works=tuple(n.to_bytes(32) for n in range(MAX_CUT + 1))),
+        AcceptedList(pool=1, step=-1, works=(bytes(32),)),
+        AcceptedList(pool=1, step=1, works=()),
+        AcceptedList(pool=1, step=1, works=(bytes(31),)),
+        AcceptedList(pool=1, step=1, works=(bytes(32), bytes(32))),
+        AcceptedList(pool=1, step=1, works=tuple(n.to_bytes(32) for n in range(MAX_CUT + 1))),
         CheckpointOffered(pool=1, term=0, step=0, root=bytes(32), size=9),
         CheckpointOffered(pool=1, term=0, step=1, root=bytes(32), size=2**40),
         CheckpointOffered(pool=1, term=2**32, step=1, root=bytes(32), size=9),

@@ -9,12 +9,12 @@ from protocol.arrow_writer import schema_of
 from protocol.identity import NodeKey
 from protocol.rollout import (
     MalformedRollout,
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     decode,
     decode_report,
     encode,
@@ -94,7 +94,7 @@ def test_a_column_of_experts_that_says_nothing_or_stands_elsewhere_is_refused() 
 
 
 def test_a_report_says_what_was_put_in() -> None:
-    report = Report(ReportHeader("aa" * 32, "bb" * 32), (ReportRow(0, 0, 1.0, [-0.5, -0.25]),))
+    report = ValidatorReport(ReportHeader("aa" * 32, "bb" * 32), (ReportRow(0, 0, 1.0, [-0.5, -0.25]),))
     assert decode_report(encode_report(report), 1) == report
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from protocol.audit import AuditSpec
 from protocol.blobs import describe
-from protocol.decision import PROOF_BINS, SAMPLE_BOUND, TOKEN_BINS, DecisionSpec, Table
+from protocol.decision import PROOF_BINS, SAMPLE_BOUND, TOKEN_BINS, CalibrationTable, DecisionSpec
 from protocol.lora import Lora
 from protocol.pretraining import Diloco
 from protocol.run import (
@@ -27,7 +27,7 @@ from protocol.sections import (
     EvaluationEnvironment,
     Filters,
     LengthBudget,
-    Pay,
+    PaySection,
     Requirement,
     Requirements,
 )
@@ -79,13 +79,13 @@ def test_the_bytes_of_a_run_are_those_of_the_programs_before(run: RunSpec, root:
 
 
 def test_a_younger_section_is_in_the_bytes_where_it_says_something() -> None:
-    paying = msgspec.structs.replace(RUN, pay=Pay(judging=0.5))
+    paying = msgspec.structs.replace(RUN, pay=PaySection(judging=0.5))
     assert decode_run(encode_run(paying)) == paying and b'"pay":{' in encode_run(paying)
     assert b'"pay":{' not in encode_run(RUN)
 
 
 def test_a_bound_of_a_table_is_in_the_bytes_where_it_is_not_the_one_that_all_had() -> None:
-    table = Table(proofs=(1,) * PROOF_BINS, tokens=(1,) * TOKEN_BINS)
+    table = CalibrationTable(proofs=(1,) * PROOF_BINS, tokens=(1,) * TOKEN_BINS)
     decision = DecisionSpec(honest={"a/float32/x>a/float32/x": table}, cheating={"int8": table})
     for bound, said in ((SAMPLE_BOUND, False), (2 * SAMPLE_BOUND, True)):
         honest = {name: msgspec.structs.replace(one, bound=bound) for name, one in decision.honest.items()}
@@ -114,7 +114,7 @@ def test_younger_settings_inside_a_section_are_in_the_bytes_where_they_say_somet
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"pay": Pay(judging=1.5)}, "pay.judging"),
+        ({"pay": PaySection(judging=1.5)}, "pay.judging"),
         ({"rollout": RolloutSpec(group_size=1)}, "group_size"),
         ({"rollout": RolloutSpec(prompts_per_file=64)}, "prompts_per_file"),
         ({"rollout": RolloutSpec(temperature=0.0)}, "temperature"),

@@ -15,11 +15,11 @@ from protocol.identity import Address, NodeKey, address_bytes, address_from_byte
 from protocol.pages import PAGE_ROWS, read_page, verify
 from protocol.table import (
     OWED_EPOCHS,
-    Head,
-    Line,
+    EarningsLine,
+    EarningsTable,
     Owed,
     Share,
-    Table,
+    TableHead,
     checked_head,
     decode_head,
     encode_head,
@@ -32,25 +32,25 @@ A, B = NODES[:2]
 FREE = 2**50
 
 
-def first(earned: Mapping[Address, int], most: int = FREE, sources: Sequence[bytes] = ()) -> Table:
+def first(earned: Mapping[Address, int], most: int = FREE, sources: Sequence[bytes] = ()) -> EarningsTable:
     found = table_after(1, 3, None, {3: earned}, most, {}, {}, sources)
     assert found is not None
     return found
 
 
-def units(table: Table, claimed: Mapping[Address, int] | None = None) -> Counter[Address]:
+def units(table: EarningsTable, claimed: Mapping[Address, int] | None = None) -> Counter[Address]:
     """Of each node: its line, or what it has claimed where that was dropped."""
     return Counter(claimed or {}) | Counter({address_from_bytes(line.node): line.units for line in table.lines})
 
 
-def read(table: Table, node: Address) -> tuple[Head, Share]:
+def read(table: EarningsTable, node: Address) -> tuple[TableHead, Share]:
     """As its node reads it: the head, and the pages that may be its own."""
     return read_of(*table.files(), node)
 
 
-def read_of(head: Head, files: Sequence[bytes], node: Address) -> tuple[Head, Share]:
+def read_of(head: TableHead, files: Sequence[bytes], node: Address) -> tuple[TableHead, Share]:
     name = address_bytes(node)
-    mine = {n: read_page(files[n], page, Line) for n, page in enumerate(head.pages) if n in head.pages_of(node)}
+    mine = {n: read_page(files[n], page, EarningsLine) for n, page in enumerate(head.pages) if n in head.pages_of(node)}
     debts = zip(head.owing.pages if head.owing else (), files[len(head.pages) :], strict=True)
     owed = [row for page, data in debts for row in read_page(data, page, Owed) if row.node == name]
     return head, head.share(node, mine, owed)
@@ -84,11 +84,11 @@ pools = epochs.flatmap(
 )
 
 
-def history(pool: Pool) -> list[tuple[Table, dict[Address, int]]]:
+def history(pool: Pool) -> list[tuple[EarningsTable, dict[Address, int]]]:
     """Each table with what was claimed by then, and at last one for which there is money enough."""
-    before: Table | None = None
+    before: EarningsTable | None = None
     waiting, claimed = dict[int, dict[Address, int]](), dict[Address, int]()
-    found: list[tuple[Table, dict[Address, int]]] = []
+    found: list[tuple[EarningsTable, dict[Address, int]]] = []
     for epoch, (earned, most, claims) in enumerate(
         zip([*pool.earned, {}], [*pool.most, FREE], [*pool.claims, []], strict=True)
     ):
@@ -200,7 +200,7 @@ def test_the_16385th_earner_is_paid_and_reads_one_page_of_the_table() -> None:
         head, share = read_of(*made, node)
         assert len(head.pages) == 5 and len(head.pages_of(node)) <= 2
         assert share.units == number
-        assert verify(head.root(), Line(number.to_bytes(20), number).leaf(), share.proof)
+        assert verify(head.root(), EarningsLine(number.to_bytes(20), number).leaf(), share.proof)
 
 
 def test_every_node_has_a_proof_of_its_line_whatever_their_number_and_whatever_is_owed() -> None:
@@ -210,18 +210,18 @@ def test_every_node_has_a_proof_of_its_line_whatever_their_number_and_whatever_i
             assert bool(table.owed) is (most < FREE and many > 2)
             for node in NODES[:many]:
                 head, share = read(table, node)
-                line = Line(address_bytes(node), units(table)[node])
+                line = EarningsLine(address_bytes(node), units(table)[node])
                 assert share.units == line.units and head.root() == table.root()
                 assert share.units + share.rest == 10 + NODES.index(node)
                 assert verify(table.root(), line.leaf(), share.proof)
-                assert not verify(table.root(), Line(line.node, 99).leaf(), share.proof)
+                assert not verify(table.root(), EarningsLine(line.node, 99).leaf(), share.proof)
             assert read(table, OTHER_HALF)[1] == Share(None, 0, ())
 
 
 def test_a_line_that_was_claimed_is_dropped_and_comes_back_with_the_next_unit() -> None:
     before = first({A: 5, B: 6})
     table = table_after(1, 4, before, {4: {B: 1}}, FREE, {A: 5, B: 6}, {A: 5, B: 6})
-    assert table is not None and table.lines == (Line(address_bytes(B), 7),) and table.total == 12
+    assert table is not None and table.lines == (EarningsLine(address_bytes(B), 7),) and table.total == 12
     again = table_after(1, 5, table, {5: {A: 2}}, FREE, {A: 5, B: 7}, {A: 5})
     assert again is not None and units(again) == {A: 7, B: 7} and again.total == 14
     short = table_after(1, 5, table, {5: {A: 2, B: 20}}, 1, {A: 5, B: 7}, {A: 5, B: 7})
@@ -236,7 +236,7 @@ def test_a_line_that_was_claimed_is_dropped_and_comes_back_with_the_next_unit() 
 def test_a_table_that_is_doubled_unsorted_owes_what_it_does_not_or_is_another_pools_is_refused() -> None:
     table = first({A: 50, B: 60}, 70)
     head, files = table.files()
-    lines, owed = read_page(files[0], head.pages[0], Line), read_page(files[1], head.owing.pages[0], Owed)  # type: ignore[union-attr]
+    lines, owed = read_page(files[0], head.pages[0], EarningsLine), read_page(files[1], head.owing.pages[0], Owed)  # type: ignore[union-attr]
     data = encode_head(head)
     assert whole(checked_head(data, 1, table.root(), table.total), lines, owed) == table
     with pytest.raises(ProtocolError, match="pool 1"):
@@ -248,9 +248,9 @@ def test_a_table_that_is_doubled_unsorted_owes_what_it_does_not_or_is_another_po
         with pytest.raises(ProtocolError, match="in order"):
             whole(head, wrong, owed)
         with pytest.raises(ProtocolError):
-            read_page(msgspec.msgpack.encode(wrong), head.pages[0], Line)
+            read_page(msgspec.msgpack.encode(wrong), head.pages[0], EarningsLine)
     with pytest.raises(ProtocolError, match="hash"):
-        read_page(msgspec.msgpack.encode((lines[0], Line(lines[1].node, 9))), head.pages[0], Line)
+        read_page(msgspec.msgpack.encode((lines[0], EarningsLine(lines[1].node, 9))), head.pages[0], EarningsLine)
     with pytest.raises(ProtocolError, match="total"):
         whole(msgspec.structs.replace(head, total=1), lines, owed)
     assert head.owing is not None

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from protocol.policy import bf16_bits
 from protocol.toploc import (
     PRIME,
+    ActivationProof,
     MalformedProof,
-    Proof,
     ProofErrors,
     build_proofs,
     compare,
@@ -38,7 +38,7 @@ def proof_from_points(positions: Sequence[int] | np.ndarray, bits: Sequence[int]
     return encode_points(np.array([positions]), np.array([bits]))[0]
 
 
-def evaluate(proof: Proof, position: int) -> int:
+def evaluate(proof: ActivationProof, position: int) -> int:
     """The bf16 bits that a proof claims, in plain Python integers."""
     x, value = position % proof.modulus, 0
     for coefficient in reversed(proof.coefficients):

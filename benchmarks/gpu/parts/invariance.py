@@ -8,7 +8,7 @@ from benchmarks.engine import engine_run, model_of, prompts, rate, read
 from benchmarks.gpu.job import Job, Rows
 from benchmarks.gpu.models import SIZES
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Completion, Finished, Request
+from node.inference.engine import Completion, FinishedSequence, GenerationRequest
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
 
@@ -34,9 +34,9 @@ def _equal(model: LanguageModel, batch: int, new: int = 24) -> float:
     """The share of rows that decoding so many sequences together, decoding each alone and reading them agree about, to
     the bit."""
     drawn = np.random.default_rng(5)
-    asked = [Request(prompt, drawn.random(new)) for prompt in prompts(min(batch, 16), model.vocabulary)]
+    asked = [GenerationRequest(prompt, drawn.random(new)) for prompt in prompts(min(batch, 16), model.vocabulary)]
     together, alone = _decoded(model, asked), [_decoded(model, [one])[0] for one in asked]
-    finished = [Finished(request.prompt, one.output) for request, one in zip(asked, together, strict=True)]
+    finished = [FinishedSequence(request.prompt, one.output) for request, one in zip(asked, together, strict=True)]
     seen = Prefiller(model, model.pass_tokens).prefill(finished, 1.0)
     same = [
         (one.heads == other.heads).all(1) & (one.heads == looked.heads).all(1)
@@ -47,7 +47,7 @@ def _equal(model: LanguageModel, batch: int, new: int = 24) -> float:
     return float(np.concatenate(same).mean())
 
 
-def _decoded(model: LanguageModel, asked: list[Request]) -> list[Completion]:
+def _decoded(model: LanguageModel, asked: list[GenerationRequest]) -> list[Completion]:
     decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
     numbers, done = [decoder.submit(request) for request in asked], dict[int, Completion]()
     while len(decoder):

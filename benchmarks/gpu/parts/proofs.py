@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.gpu.job import Job, Rows, Skipped
 from benchmarks.gpu.models import SIZES, directory
 from node.calibration import calibrate
-from node.calibration.calibrate import MOST_FILES, Calibration, Measured, Outcome, Plan
+from node.calibration.calibrate import MOST_FILES, Calibration, CalibrationPlan, DecisionOutcome, Measured
 from node.environments.base import Determinism, Environment, OneTurn, Problem, Transcript
 from node.inference.settings import EngineSettings
 from protocol.decision import SampleStatistics
@@ -57,7 +57,7 @@ def measure(job: Job) -> Rows:
     for title, run, model, environment in _subjects(job):
         started = time.monotonic()
         settings = [EngineSettings(job.device, job.dtype, kernel) for kernel in ("sdpa", "eager")]
-        plan = Plan(settings, 16 if job.quick else 64, seed=11)
+        plan = CalibrationPlan(settings, 16 if job.quick else 64, seed=11)
         known = set[str]()
         for measured in calibrate.measuring(run, model, environment, plan, _say):
             # At once: who ends this early has what there was.
@@ -130,7 +130,7 @@ def _raw(samples: list[SampleStatistics]) -> dict[str, Any]:
     }
 
 
-def _judged(outcome: Outcome) -> dict[str, Any]:
+def _judged(outcome: DecisionOutcome) -> dict[str, Any]:
     """By samples that did not make the rules. Files until suspicion and conviction are medians."""
     never = f"not within {MOST_FILES}"
     return {

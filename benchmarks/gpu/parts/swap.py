@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.command import clock_of, peak, reset_peak
 from benchmarks.gpu.job import Job, Rows
 from benchmarks.gpu.models import directory
-from node.inference.engine import Request, generate
+from node.inference.engine import GenerationRequest, generate
 from node.inference.errors import EngineError
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine
@@ -73,8 +73,8 @@ def _read_from_disk() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
-def _request() -> Request:
-    return Request([5, 6, 7, 8], np.random.default_rng(3).random(24))
+def _request() -> GenerationRequest:
+    return GenerationRequest([5, 6, 7, 8], np.random.default_rng(3).random(24))
 
 
 def _answer(engine: TorchEngine) -> list[int]:

@@ -16,8 +16,8 @@ from node.blobs.http.fetch import HttpBlobs, fetch_listing
 from node.blobs.http.server import ServedPolicy
 from node.blobs.http.sources import HttpSource, PolicyRow
 from node.blobs.store import BlobStore
+from node.bounded_dict import BoundedDict
 from node.network.errors import NetworkError
-from node.recent import Recent
 from protocol.blobs import BlobInfo
 from protocol.policy import MalformedPolicy, decode_image, describe_blob, describe_tensors, policy_root
 
@@ -41,7 +41,7 @@ class Mirror:
         self._http = HttpBlobs(store)
         self._held: dict[int, ServedPolicy] = {}
         # Bounded: a source may list as many bad ones as it likes.
-        self._refused = Recent[tuple[int, str, str], None](MAX_REFUSED)
+        self._refused = BoundedDict[tuple[int, str, str], None](MAX_REFUSED)
 
     def policies(self) -> tuple[ServedPolicy, ...]:
         """What is held now, oldest first."""

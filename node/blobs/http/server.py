@@ -39,10 +39,10 @@ from starlette.types import Receive, Scope, Send
 
 from node.blobs.files import NotWhole, damage, join
 from node.blobs.http.sources import PolicyRow, encode_listing
-from node.blobs.proof import Proof
-from node.recent import Recent
+from node.blobs.proof import BlobProofs
+from node.bounded_dict import BoundedDict
 from node.state.files import write_whole
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 from protocol.blobs import BlobInfo, encode_info
 from protocol.identity import NodeKey
 
@@ -140,14 +140,14 @@ class ServedPolicy(msgspec.Struct, frozen=True):
     announcement: bytes = b""
 
 
-class Blobs(Protocol):
+class ServedBlobs(Protocol):
     """The part of the blob store that is served."""
 
     def has(self, root: bytes) -> bool: ...
     def path(self, root: bytes) -> Path: ...
     def info(self, root: bytes) -> BlobInfo | None: ...
     @property
-    def proof(self) -> Proof: ...
+    def proof(self) -> BlobProofs: ...
 
 
 class Gateway:
@@ -155,8 +155,8 @@ class Gateway:
 
     def __init__(
         self,
-        listener: Listener,
-        blobs: Blobs,
+        listener: HttpListener,
+        blobs: ServedBlobs,
         policies: Callable[[], Sequence[ServedPolicy]],
         certificate: Certificate | None = None,
     ) -> None:
@@ -164,7 +164,7 @@ class Gateway:
         self._blobs = blobs
         self._policies = policies
         self._certificate = certificate
-        self._digests = Recent[bytes, bytes](2 * MAX_VERSIONS)
+        self._digests = BoundedDict[bytes, bytes](2 * MAX_VERSIONS)
         self._digesting = trio.Lock()
         self.transfers = 0
         self.sent_bytes = 0

@@ -84,7 +84,7 @@ class PolicyRow(msgspec.Struct, frozen=True):
     announcement: str = ""
 
 
-class Listing(msgspec.Struct, frozen=True):
+class PolicyListing(msgspec.Struct, frozen=True):
     """policies: oldest first."""
 
     schema_version: int
@@ -92,15 +92,15 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def encode_listing(rows: Iterable[PolicyRow]) -> bytes:
-    return msgspec.json.encode(Listing(1, tuple(rows)))
+    return msgspec.json.encode(PolicyListing(1, tuple(rows)))
 
 
-def decode_listing(data: bytes) -> Listing:
+def decode_listing(data: bytes) -> PolicyListing:
     """Parse and bound; raises MalformedListing."""
     if len(data) > MAX_LISTING_BYTES:
         raise MalformedListing("bad list of policies", f"more than {MAX_LISTING_BYTES} bytes")
     try:
-        listing = msgspec.json.decode(data, type=Listing)
+        listing = msgspec.json.decode(data, type=PolicyListing)
     except UNREADABLE as error:
         raise MalformedListing("bad list of policies", str(error)[:200]) from None
     if listing.schema_version != 1 or len(listing.policies) > MAX_POLICIES:

@@ -11,8 +11,8 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from node.blobs.scheduling.pieces import Pieces
-from node.blobs.scheduling.sources import Flight, Peer, Source, Tuning
+from node.blobs.scheduling.pieces import PieceTable
+from node.blobs.scheduling.sources import BlobSource, Flight, Peer, Tuning
 
 MARGIN = 0.1
 """Seconds that asking a second source must save, at least."""
@@ -21,10 +21,10 @@ MARGIN = 0.1
 class Doubts(Generic[Peer]):
     """least: bytes of the smallest request."""
 
-    def __init__(self, pieces: Pieces, sources: dict[Peer, Source[Peer]], least: int, tuning: Tuning) -> None:
+    def __init__(self, pieces: PieceTable, sources: dict[Peer, BlobSource[Peer]], least: int, tuning: Tuning) -> None:
         self._pieces, self._sources, self._least, self._tuning = pieces, sources, least, tuning
 
-    def overdue(self, peer: Peer, source: Source[Peer], limit: int, now: float) -> NDArray[np.int64]:
+    def overdue(self, peer: Peer, source: BlobSource[Peer], limit: int, now: float) -> NDArray[np.int64]:
         """Pieces that another source is delivering too slowly, and that this one would deliver sooner."""
         if self._pieces.opens and now - source.doubted_at < self._tuning.late / 4:
             return np.zeros(0, np.int64)
@@ -45,13 +45,13 @@ class Doubts(Generic[Peer]):
                     worst, latest = flight.pieces, gain
         return np.array([piece for piece in worst.tolist() if piece in wanted][:limit], np.int64)
 
-    def late(self, source: Source[Peer], now: float) -> list[Flight[Peer]]:
+    def late(self, source: BlobSource[Peer], now: float) -> list[Flight[Peer]]:
         """Requests, asked once, that take longer than this source's usually do: another of its lanes may be quicker."""
         copies, most = self._pieces.copies, self._tuning.copies
         waits = (flight for flight in source.flights if (copies[flight.pieces] < most).all())
         return [each for each in waits if source.lanes and source.rate and now - each.since > each.size / source.rate]
 
-    def _in_time(self, holder: Source[Peer], source: Source[Peer], now: float) -> bool:
+    def _in_time(self, holder: BlobSource[Peer], source: BlobSource[Peer], now: float) -> bool:
         """Whether a look at its oldest request shows that `_gain` is 0 for all of them."""
         oldest = now - holder.flights[0].since
         if self._pieces.opens or not source.rate:
@@ -60,7 +60,7 @@ class Doubts(Generic[Peer]):
             return False
         return oldest < self._least / holder.rate or oldest <= 2 * self._least / source.rate + MARGIN
 
-    def _wanted(self, source: Source[Peer]) -> set[int]:
+    def _wanted(self, source: BlobSource[Peer]) -> set[int]:
         """Pieces that may be asked of `source` although somebody else was asked for them."""
         wanted = source.have & ~self._pieces.have
         wanted &= self._pieces.copies < self._tuning.copies
@@ -68,7 +68,7 @@ class Doubts(Generic[Peer]):
             wanted[flight.pieces] = False
         return set(np.flatnonzero(wanted).tolist())
 
-    def _gain(self, flight: Flight[Peer], holder: Source[Peer], source: Source[Peer], now: float) -> float:
+    def _gain(self, flight: Flight[Peer], holder: BlobSource[Peer], source: BlobSource[Peer], now: float) -> float:
         """Seconds that asking `source`, too, is expected to save; 0 if the request is not worth doubting."""
         age = now - flight.since
         expected = flight.size / holder.rate if holder.rate else self._tuning.late

@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.doubts import Doubts
-from node.blobs.scheduling.pieces import Pieces
-from node.blobs.scheduling.sources import Flight, Peer, Source, Tuning
+from node.blobs.scheduling.pieces import PieceTable
+from node.blobs.scheduling.sources import BlobSource, Flight, Peer, Tuning
 
 
 class Download(Generic[Peer]):
     """The state of one blob's transfer. have: bool[pieces], what is here already."""
 
     def __init__(self, size: int, piece_size: int, have: Flags, seed: int, tuning: Tuning | None = None) -> None:
-        self._pieces = Pieces(have, seed)
+        self._pieces = PieceTable(have, seed)
         self.have = self._pieces.have
         self.tuning = tuning or Tuning()
         self._size = size
         self._piece_size = piece_size
         self._count = len(have)
-        self._sources: dict[Peer, Source[Peer]] = {}
+        self._sources: dict[Peer, BlobSource[Peer]] = {}
         self._doubts = Doubts(self._pieces, self._sources, min(size, piece_size), self.tuning)
 
     # -- what is known -----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Download(Generic[Peer]):
     def add(self, peer: Peer) -> None:
         """Use `peer`, once its map is known."""
         if peer not in self._sources:
-            self._sources[peer] = Source(self._count, self.tuning)
+            self._sources[peer] = BlobSource(self._count, self.tuning)
 
     def remove(self, peer: Peer) -> list[Flight[Peer]]:
         """Forget a source; returns its requests, which the caller must end."""
@@ -186,18 +186,20 @@ class Download(Generic[Peer]):
         if source is not None:
             source.slowed(flight, now)
 
-    def _may_choose(self, peer: Peer, source: Source[Peer]) -> bool:
+    def _may_choose(self, peer: Peer, source: BlobSource[Peer]) -> bool:
         """Only the one source that has everything: two would choose the same pieces."""
         return source.chooses and all(other == peer or not each.full for other, each in self._sources.items())
 
-    def _request_pieces(self, source: Source[Peer]) -> int:
+    def _request_pieces(self, source: BlobSource[Peer]) -> int:
         """As many as it delivers in a moment, and fewer towards the end, so that all sources end together."""
         most = max(1, self.tuning.request_bytes // self._piece_size)
         usual = int(max(source.whole, source.rate) * self.tuning.request_seconds / self._piece_size)
         share = -(-self._pieces.opens // (2 * max(1, len(self._sources))))
         return max(1, min(most, usual, share))
 
-    def _fly(self, peer: Peer, source: Source[Peer], pieces: NDArray[np.int64], count: int, now: float) -> Flight[Peer]:
+    def _fly(
+        self, peer: Peer, source: BlobSource[Peer], pieces: NDArray[np.int64], count: int, now: float
+    ) -> Flight[Peer]:
         self._pieces.asked(pieces)
         flight = Flight(peer, pieces, count, min(self._size, count * self._piece_size), now)
         source.flights.append(flight)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from node.blobs.scheduling.bitfield import Flags
 
 
-class Pieces:
+class PieceTable:
     """have: bool[pieces], what is here; open: missing, and not asked for; opens, missing: how many of them; copies:
     requests in flight per piece; rarity: holders, with a tie-break in [0, 1)."""
 

@@ -44,7 +44,7 @@ class Flight(msgspec.Struct, Generic[Peer], eq=False):
     since: float
 
 
-class Source(Generic[Peer]):
+class BlobSource(Generic[Peer]):
     """What we know of one source. have: its map; chooses: it decides itself which pieces it sends (super-seeding)."""
 
     def __init__(self, count: int, tuning: Tuning) -> None:

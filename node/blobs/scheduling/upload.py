@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.blobs.scheduling.bitfield import Flags
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 
 Peer = TypeVar("Peer", bound=Hashable)
 
@@ -39,7 +39,7 @@ class Reciprocity(Generic[Peer]):
     """
 
     def __init__(self) -> None:
-        self._levels = Recent[Peer, float](MAX_PEERS, refresh=True)
+        self._levels = BoundedDict[Peer, float](MAX_PEERS, refresh=True)
         self._moment = 0.0
 
     def debt(self, peer: Peer, now: float) -> float:
@@ -69,7 +69,7 @@ class Reciprocity(Generic[Peer]):
         self._moment = now
 
 
-class Ticket(msgspec.Struct, Generic[Peer], eq=False):
+class UploadTicket(msgspec.Struct, Generic[Peer], eq=False):
     """One request that waits for, or has, an upload slot. size: bytes it will take; at: seconds, monotonic."""
 
     peer: Peer
@@ -97,10 +97,12 @@ class UploadQueue(Generic[Peer]):
         self._total = total
         self._stalled = stalled
         self._abreast = abreast
-        self._waiting: dict[Peer, dict[Ticket[Peer], None]] = {}  # each peer's, in the order in which they came
+        self._waiting: dict[Peer, dict[UploadTicket[Peer], None]] = {}  # each peer's, in the order in which they came
         self._count = 0
-        self._sending: dict[Ticket[Peer], float] = {}
-        self._stuck: dict[Ticket[Peer], None] = {}  # whose slots were taken back; their answers are still in memory
+        self._sending: dict[UploadTicket[Peer], float] = {}
+        self._stuck: dict[
+            UploadTicket[Peer], None
+        ] = {}  # whose slots were taken back; their answers are still in memory
         self._queued = 0  # bytes that wait
         self._sent = 0.0  # bytes sent of late, fading, and over how many seconds
         self._span = 0.0
@@ -110,13 +112,13 @@ class UploadQueue(Generic[Peer]):
     def waiting(self) -> int:
         return self._count
 
-    def offer(self, peer: Peer, size: int, now: float) -> Ticket[Peer] | None:
+    def offer(self, peer: Peer, size: int, now: float) -> UploadTicket[Peer] | None:
         """Queue a request; None: the peer is choked."""
         own = self._waiting.get(peer, {})
         # Per peer as well: one that asks a thousand times must not fill the queue for the others.
         if len(own) >= self._per_peer or self._count >= self._total:
             return None
-        ticket = Ticket(peer, size, now)
+        ticket = UploadTicket(peer, size, now)
         own[ticket] = None
         self._waiting[peer] = own
         self._count += 1
@@ -128,7 +130,9 @@ class UploadQueue(Generic[Peer]):
         pace = self._sent / self._span if self._span else 0.0
         return min(CHOKED[1], max(CHOKED[0], self._queued / pace if pace else 0.0))
 
-    def next(self, now: float, burden: Callable[[Ticket[Peer]], float] | None = None) -> Ticket[Peer] | None:
+    def next(
+        self, now: float, burden: Callable[[UploadTicket[Peer]], float] | None = None
+    ) -> UploadTicket[Peer] | None:
         """The request to answer now, None if all slots are taken or nobody waits. burden: comes before the debt."""
         self._forget_stalled(now)
         served = self._served() if self._waiting else {}
@@ -159,7 +163,9 @@ class UploadQueue(Generic[Peer]):
                 found[peer] = None
         return found
 
-    def _first(self, served: dict[Peer, None], burden: Callable[[Ticket[Peer]], float] | None) -> Ticket[Peer]:
+    def _first(
+        self, served: dict[Peer, None], burden: Callable[[UploadTicket[Peer]], float] | None
+    ) -> UploadTicket[Peer]:
         owed = {peer: self._reciprocity.level(peer) for peer in served}
         if burden is None:
             least = min(owed.values())
@@ -168,12 +174,12 @@ class UploadQueue(Generic[Peer]):
         ranks = [(burden(ticket), owed[peer], ticket.at, ticket) for peer in served for ticket in self._waiting[peer]]
         return min(ranks, key=_before)[-1]
 
-    def begins(self, ticket: Ticket[Peer], now: float) -> None:
+    def begins(self, ticket: UploadTicket[Peer], now: float) -> None:
         """Its answer is being sent from now on: what it waited for a rate limit is not its taker's fault."""
         if ticket in self._sending:
             self._sending[ticket] = now
 
-    def withdraw(self, ticket: Ticket[Peer], now: float) -> None:
+    def withdraw(self, ticket: UploadTicket[Peer], now: float) -> None:
         """The request ended: before its turn, or because its answer was sent or failed."""
         self._leave(ticket)
         self._stuck.pop(ticket, None)
@@ -183,7 +189,7 @@ class UploadQueue(Generic[Peer]):
             fade = 0.5 ** (gap / 5.0)
             self._sent, self._span, self._sent_at = self._sent * fade + ticket.size, self._span * fade + gap, now
 
-    def _leave(self, ticket: Ticket[Peer]) -> None:
+    def _leave(self, ticket: UploadTicket[Peer]) -> None:
         own = self._waiting.get(ticket.peer, {})
         if ticket in own:
             del own[ticket]
@@ -198,7 +204,7 @@ class UploadQueue(Generic[Peer]):
             self._stuck[ticket] = None
 
 
-def _came(ticket: Ticket[Peer]) -> float:
+def _came(ticket: UploadTicket[Peer]) -> float:
     return ticket.at
 
 

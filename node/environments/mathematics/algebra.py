@@ -17,7 +17,7 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 
 from node.environments.base import nested_deeply
-from node.environments.mathematics.reading import Form, value_of
+from node.environments.mathematics.reading import MathExpression, value_of
 from node.environments.numbers import RELATIVE, near
 
 DIGITS = 40
@@ -68,7 +68,7 @@ def _as_fraction(found: re.Match[str]) -> str:
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value.numerator)
 
 
-def same_expression(right: Form, answer: Form) -> bool:
+def same_expression(right: MathExpression, answer: MathExpression) -> bool:
     """Whether two forms that are numbers or expressions have one value."""
     decimal = bool(_DECIMAL.search(right.text) or _DECIMAL.search(answer.text))
     one, other = value_of(right.text), value_of(answer.text)
@@ -181,7 +181,7 @@ def ratio_of_sides(right: tuple[str, str], answer: tuple[str, str]) -> Any | Non
     return first if all(abs(ratio - first) <= EXACT * abs(first) for ratio in ratios) else None
 
 
-def set_of(form: Form) -> Any | None:
+def set_of(form: MathExpression) -> Any | None:
     """sympy's set for intervals and what they are joined to; None where a part is no set of real numbers."""
     if form.kind in ("union", "intersection", "difference"):
         parts = [found for part in form.items if (found := set_of(part)) is not None]
@@ -212,11 +212,11 @@ _NAMED_SETS = {
 }  # fmt: skip
 
 
-def is_set(form: Form) -> bool:
+def is_set(form: MathExpression) -> bool:
     return form.text.replace(" ", "") in _NAMED_SETS
 
 
-def _bound(form: Form) -> Any | None:
+def _bound(form: MathExpression) -> Any | None:
     value = value_of(form.text)
     if value is not None:
         return sympy.Rational(value.numerator, value.denominator)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from node.environments.mathematics import algebra
-from node.environments.mathematics.reading import Form, is_name, read, value_of
+from node.environments.mathematics.reading import MathExpression, is_name, read, value_of
 from node.environments.numbers import near
 
 _VALUES = frozenset({"number", "expression", "percent", "quantity"})
@@ -21,7 +21,7 @@ def right(answers: Sequence[str], truths: Sequence[str]) -> bool:
     return any(same(read(truth), answer) for truth in truths for answer in read_answers)
 
 
-def same(truth: Form, answer: Form) -> bool:
+def same(truth: MathExpression, answer: MathExpression) -> bool:
     if truth.text and _tight(truth.text) == _tight(answer.text):
         return True
     truth, answer = _named(truth, answer), _named(answer, truth)
@@ -47,7 +47,7 @@ def _tight(text: str) -> str:
     return _BLANKS.sub("", _APART.sub("\n", text))
 
 
-def _named(form: Form, other: Form) -> Form:
+def _named(form: MathExpression, other: MathExpression) -> MathExpression:
     """The value of x = 5 beside what is no equation; of 7 + 4 = 11 the last. An equation that names nothing stays."""
     if form.kind != "relation" or set(form.extra) != {"="} or other.kind == "relation":
         return form
@@ -59,7 +59,7 @@ def _named(form: Form, other: Form) -> Form:
 _COMMANDS, _LETTER = re.compile(r"\\[a-zA-Z]+"), re.compile(r"[a-zA-Z]")
 
 
-def _same_relation(truth: Form, answer: Form) -> bool:
+def _same_relation(truth: MathExpression, answer: MathExpression) -> bool:
     if set(truth.extra) == set(answer.extra) == {"="}:
         # Between the first and the last of a chain stands how it was computed.
         sides, others = (truth.items[0], truth.items[-1]), (answer.items[0], answer.items[-1])
@@ -84,11 +84,11 @@ def _turned(signs: Sequence[str]) -> tuple[str, ...]:
     return tuple(_TURNED.get(sign, sign) for sign in reversed(signs))
 
 
-def _texts(sides: Sequence[Form]) -> tuple[str, str]:
+def _texts(sides: Sequence[MathExpression]) -> tuple[str, str]:
     return sides[0].text, sides[1].text
 
 
-def _same_range(one: Form, other: Form) -> bool:
+def _same_range(one: MathExpression, other: MathExpression) -> bool:
     """An inequality beside an interval, or beside another one of the same name."""
     first, second = _range(one), _range(other)
     if first is None or second is None:
@@ -98,7 +98,7 @@ def _same_range(one: Form, other: Form) -> bool:
     return _same_sets(first[1], second[1])
 
 
-def _range(form: Form) -> tuple[str, Form] | None:
+def _range(form: MathExpression) -> tuple[str, MathExpression] | None:
     """(what is bounded, its interval); no name for an interval."""
     if form.kind != "relation":
         return ("", form)
@@ -118,14 +118,14 @@ def _range(form: Form) -> tuple[str, Form] | None:
         return None
     if middle.text.startswith("|"):
         return None
-    return middle.text.replace(" ", ""), Form("interval", "", (low, high), brackets)
+    return middle.text.replace(" ", ""), MathExpression("interval", "", (low, high), brackets)
 
 
-def _is_bounded(form: Form) -> bool:
+def _is_bounded(form: MathExpression) -> bool:
     return form.kind in ("expression", "choice") and is_name(form.text)
 
 
-def _same_choice(truth: Form, answer: Form) -> bool:
+def _same_choice(truth: MathExpression, answer: MathExpression) -> bool:
     if truth.kind == answer.kind:
         words = truth.extra[1], answer.extra[1]
         one, other = value_of(words[0]), value_of(words[1])
@@ -137,7 +137,7 @@ def _same_choice(truth: Form, answer: Form) -> bool:
     return False
 
 
-def _same_value(truth: Form, answer: Form) -> bool:
+def _same_value(truth: MathExpression, answer: MathExpression) -> bool:
     """Numbers and expressions, with their signs of percent and units. One side may leave them out."""
     if truth.kind == "quantity" and answer.kind == "quantity" and not _same_unit(truth.extra, answer.extra):
         return False
@@ -160,20 +160,20 @@ def _same_value(truth: Form, answer: Form) -> bool:
     return algebra.same_expression(inner, _hundredth(given))
 
 
-def _hundredth(form: Form) -> Form:
+def _hundredth(form: MathExpression) -> MathExpression:
     value = value_of(form.text)
     if value is None:
-        return Form("expression", f"\\frac{{{form.text}}}{{100}}")
-    return Form("expression", f"\\frac{{{value.numerator}}}{{{100 * value.denominator}}}")
+        return MathExpression("expression", f"\\frac{{{form.text}}}{{100}}")
+    return MathExpression("expression", f"\\frac{{{value.numerator}}}{{{100 * value.denominator}}}")
 
 
-def _inner(form: Form) -> Form:
+def _inner(form: MathExpression) -> MathExpression:
     while form.kind in ("percent", "quantity"):
         form = form.items[0]
     return form
 
 
-def _scale(form: Form) -> int:
+def _scale(form: MathExpression) -> int:
     return sum(int(one[1:]) for one in form.extra if one[0] == "*") if form.kind == "quantity" else 0
 
 
@@ -185,19 +185,19 @@ def _same_unit(unit: Sequence[str], other: Sequence[str]) -> bool:
 _BARE = re.compile(r"\\text|[\s{}'\"*.()-]")
 
 
-def _same_words(truth: Form, answer: Form) -> bool:
+def _same_words(truth: MathExpression, answer: MathExpression) -> bool:
     one, other = (_BARE.sub("", form.text) for form in (truth, answer))
     if "\\" in one or any(character.isdigit() for character in one):
         return one == other
     return one.casefold() == other.casefold() != ""
 
 
-def _flat(form: Form) -> list[Form]:
+def _flat(form: MathExpression) -> list[MathExpression]:
     """The items of a list; those of a plus-minus in it, too."""
     return [one for item in form.items for one in (_flat(item) if item.kind == "list" and item.extra else [item])]
 
 
-def _same_parts(truth: Form, answer: Form) -> bool:
+def _same_parts(truth: MathExpression, answer: MathExpression) -> bool:
     kinds = {truth.kind, answer.kind}
     if kinds <= {"list", "set"}:
         return _same_in_any_order(_flat(truth), _flat(answer), once=True)
@@ -222,16 +222,16 @@ def _same_parts(truth: Form, answer: Form) -> bool:
     return False
 
 
-def _joined(form: Form) -> Form:
+def _joined(form: MathExpression) -> MathExpression:
     """x < -2 or x > 3 as the union of two intervals."""
     ranges = [_range(item) for item in form.items if item.kind == "relation"] if form.kind == "list" else []
     found = [one for one in ranges if one is not None]
     if not found or len(found) != len(form.items) or len({name for name, _ in found}) > 1:
         return form
-    return Form("union", "", tuple(interval for _, interval in found))
+    return MathExpression("union", "", tuple(interval for _, interval in found))
 
 
-def _same_sets(truth: Form, answer: Form) -> bool:
+def _same_sets(truth: MathExpression, answer: MathExpression) -> bool:
     if truth.kind == answer.kind == "union" and _same_in_any_order(list(truth.items), list(answer.items), once=True):
         return True
     if truth.kind == answer.kind == "interval" and _same_parts(truth, answer):
@@ -240,11 +240,11 @@ def _same_sets(truth: Form, answer: Form) -> bool:
     return one is not None and other is not None and one == other
 
 
-def _same_in_order(truths: Sequence[Form], answers: Sequence[Form]) -> bool:
+def _same_in_order(truths: Sequence[MathExpression], answers: Sequence[MathExpression]) -> bool:
     return len(truths) == len(answers) and all(same(one, other) for one, other in zip(truths, answers, strict=True))
 
 
-def _same_in_any_order(truths: list[Form], answers: list[Form], *, once: bool) -> bool:
+def _same_in_any_order(truths: list[MathExpression], answers: list[MathExpression], *, once: bool) -> bool:
     """once: whether what is said twice is said once, as in a set."""
     if any(item.kind == "dots" for item in (*truths, *answers)) or max(len(truths), len(answers)) > _MOST_ORDERS:
         return _same_in_order(truths, answers)
@@ -261,8 +261,8 @@ def _same_in_any_order(truths: list[Form], answers: list[Form], *, once: bool) -
     return True
 
 
-def _each_once(items: Sequence[Form]) -> list[Form]:
-    found: list[Form] = []
+def _each_once(items: Sequence[MathExpression]) -> list[MathExpression]:
+    found: list[MathExpression] = []
     for item in items:
         if not any(same(item, one) for one in found):
             found.append(item)

@@ -16,13 +16,13 @@ MAX_ITEMS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MathExpression:
     """kind: as in `read`; text: its source, spelt; items: its parts; extra: what else it says (the signs of a relation,
     an interval's brackets, a base, a unit)."""
 
     kind: str
     text: str
-    items: "tuple[Form, ...]" = ()
+    items: "tuple[MathExpression, ...]" = ()
     extra: tuple[str, ...] = ()
 
 
@@ -61,7 +61,7 @@ _SHORT_WORDS = frozenset({"yes", "no", "odd", "all", "one", "two", "six", "ten"}
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 
 
-def read(text: str) -> Form:
+def read(text: str) -> MathExpression:
     """kinds: number, expression, words, percent, quantity, amounts, based, choice, list (without brackets), set, tuple,
     interval, union, intersection, difference, matrix, cases, relation, ratio, plus-minus, dots."""
     return _read(spelt(text), 0)
@@ -91,15 +91,15 @@ _BOTH = ("\\pm",)
 """What a list says that stands for plus-minus: in another list it is two of its items."""
 
 
-def _read(text: str, depth: int) -> Form:
+def _read(text: str, depth: int) -> MathExpression:
     text = _unwrapped(trimmed(text))
     if not text or depth > MAX_DEPTH:
-        return Form("words", text)
+        return MathExpression("words", text)
     for reader in (_simple, _environment, _listed, _related, _united, _bracketed, _measured):
         found = reader(text, depth)
         if found is not None:
             return found
-    return Form("expression", text)
+    return MathExpression("expression", text)
 
 
 def _unwrapped(text: str) -> str:
@@ -122,19 +122,19 @@ def _closes(text: str) -> int:
     return -1
 
 
-def _simple(text: str, depth: int) -> Form | None:
+def _simple(text: str, depth: int) -> MathExpression | None:
     if _DOTS.fullmatch(text):
-        return Form("dots", text)
+        return MathExpression("dots", text)
     value = value_of(text)
     if value is not None:
-        return Form("number", text, extra=(str(value),))
+        return MathExpression("number", text, extra=(str(value),))
     if (found := _BASED.fullmatch(text) or _IN_BASE.fullmatch(text)) is not None:
         base = next(one for one in found.groups()[1:] if one)
         base = str(_NUMBER_WORDS.index(base)) if base in _NUMBER_WORDS else base
         if base.isdecimal() and any(digit.isdecimal() for digit in found[1]):
-            return Form("based", text, extra=(found[1].lstrip("0") or "0", base))
+            return MathExpression("based", text, extra=(found[1].lstrip("0") or "0", base))
     if (found := _CHOICE.fullmatch(text)) is not None and not _ANOTHER_CHOICE.search(text, found.end(1)):
-        return Form("choice", text, extra=(found[1], text[found.end(1) :].lstrip(" ).:}").strip()))
+        return MathExpression("choice", text, extra=(found[1], text[found.end(1) :].lstrip(" ).:}").strip()))
     return None
 
 
@@ -159,7 +159,7 @@ def value_of(text: str) -> Fraction | None:
     return None
 
 
-def _environment(text: str, depth: int) -> Form | None:
+def _environment(text: str, depth: int) -> MathExpression | None:
     """A matrix or cases, as all of the text or in brackets."""
     inner = text
     if inner[0] in "([|" and inner[-1] in ")]|" and inner[1:].lstrip().startswith("\\begin"):
@@ -174,12 +174,12 @@ def _environment(text: str, depth: int) -> Form | None:
     rows = [[trimmed(cell) for cell in parts_of(line, {"&"})[::2]] for line in lines if line]
     kind = "cases" if name in ("cases", "aligned", "array") and inner == text and name != "array" else "matrix"
     if sum(map(len, rows)) > MAX_ITEMS:
-        return Form("words", text)
-    read_rows = tuple(Form("tuple", "", tuple(_read(cell, depth + 1) for cell in row)) for row in rows)
-    return Form(kind, text, read_rows, (name if name in ("vmatrix", "Vmatrix") else "",))
+        return MathExpression("words", text)
+    read_rows = tuple(MathExpression("tuple", "", tuple(_read(cell, depth + 1) for cell in row)) for row in rows)
+    return MathExpression(kind, text, read_rows, (name if name in ("vmatrix", "Vmatrix") else "",))
 
 
-def _listed(text: str, depth: int) -> Form | None:
+def _listed(text: str, depth: int) -> MathExpression | None:
     """Parts between semicolons, else between commas."""
     for marks in (_SEMICOLON, _COMMA):
         parts = parts_of(text, marks)[::2]
@@ -187,8 +187,8 @@ def _listed(text: str, depth: int) -> Form | None:
             parts = _grouped(parts) if marks is _COMMA else parts
             items = [part for part in map(trimmed, parts) if part]
             if len(items) > MAX_ITEMS or len(items) < 2:
-                return Form("words", text)
-            return Form("list", text, tuple(_read(part, depth + 1) for part in items))
+                return MathExpression("words", text)
+            return MathExpression("list", text, tuple(_read(part, depth + 1) for part in items))
     return None
 
 
@@ -206,22 +206,22 @@ def _grouped(parts: list[str]) -> list[str]:
     return found
 
 
-def _related(text: str, depth: int) -> Form | None:
+def _related(text: str, depth: int) -> MathExpression | None:
     parts = parts_of(text, _SIGNS)
     if len(parts) == 1 or len(parts) > 2 * MAX_ITEMS:
         return None
     sides, signs = [trimmed(side) for side in parts[::2]], parts[1::2]
     if not all(sides):
-        return Form("words", text)
+        return MathExpression("words", text)
     # x \in S says S; what comes behind \approx says less than what stands before it.
     if signs == ["\\in"]:
-        return _read(sides[1], depth + 1) if _is_name(sides[0]) else Form("words", text)
+        return _read(sides[1], depth + 1) if _is_name(sides[0]) else MathExpression("words", text)
     if "\\approx" in signs:
         at = signs.index("\\approx")
         if at == 0 and _is_name(sides[0]):
             return _read(sides[1], depth + 1)
         return _read("".join(part for part in parts[: 2 * at + 1]), depth + 1)
-    return Form("relation", text, tuple(_read(side, depth + 1) for side in sides), tuple(signs))
+    return MathExpression("relation", text, tuple(_read(side, depth + 1) for side in sides), tuple(signs))
 
 
 _NAME = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]++ ?+|[\s{}|'(),:/]|_ ?\{[^{}]{0,20}\}|_ ?\w|\\text\{[^{}]{0,40}\})++")
@@ -236,16 +236,16 @@ def _is_name(text: str) -> bool:
 is_name = _is_name
 
 
-def _united(text: str, depth: int) -> Form | None:
+def _united(text: str, depth: int) -> MathExpression | None:
     parts = parts_of(text, _JOINED)
     if len(parts) == 1 or len(parts) > 2 * MAX_ITEMS:
         return None
     if not all(trimmed(part) for part in parts[::2]) or len(set(parts[1::2])) > 1:
-        return Form("words", text)
-    return Form(_SETS[parts[1]], text, tuple(_read(part, depth + 1) for part in parts[::2]))
+        return MathExpression("words", text)
+    return MathExpression(_SETS[parts[1]], text, tuple(_read(part, depth + 1) for part in parts[::2]))
 
 
-def _bracketed(text: str, depth: int) -> Form | None:
+def _bracketed(text: str, depth: int) -> MathExpression | None:
     braces = text.startswith("\\{")
     if text[0] not in "([" and not braces:
         return None
@@ -255,44 +255,48 @@ def _bracketed(text: str, depth: int) -> Form | None:
     inner = text[2:-2] if braces else text[1:-1]
     if braces:
         if not text.endswith("\\}") or "|" in inner or ":" in inner:
-            return Form("words", text)  # a set that says what is in it
-        inside = _read(inner, depth + 1) if inner.strip() else Form("list", "")
-        return Form("set", text, inside.items if inside.kind == "list" else (inside,))
+            return MathExpression("words", text)  # a set that says what is in it
+        inside = _read(inner, depth + 1) if inner.strip() else MathExpression("list", "")
+        return MathExpression("set", text, inside.items if inside.kind == "list" else (inside,))
     parts = parts_of(inner, _SEMICOLON)[::2]
     parts = parts if len(parts) > 1 else parts_of(inner, _COMMA)[::2]
     if len(parts) == 1:
         return None if text[0] == "(" and text[-1] == ")" else _single(text, inner, depth)
     if len(parts) > MAX_ITEMS or not all(trimmed(part) for part in parts):
-        return Form("words", text)
+        return MathExpression("words", text)
     items = tuple(_read(part, depth + 1) for part in parts)
     if text[0] + text[-1] == "()":
-        return Form("tuple", text, items)
-    return Form("interval", text, items, (text[0], text[-1])) if len(items) == 2 else Form("tuple", text, items)
+        return MathExpression("tuple", text, items)
+    return (
+        MathExpression("interval", text, items, (text[0], text[-1]))
+        if len(items) == 2
+        else MathExpression("tuple", text, items)
+    )
 
 
-def _single(text: str, inner: str, depth: int) -> Form:
+def _single(text: str, inner: str, depth: int) -> MathExpression:
     """[5] is a list of one; of an expression in brackets nobody knows."""
-    return _read(inner, depth + 1) if text[0] + text[-1] == "[]" else Form("words", text)
+    return _read(inner, depth + 1) if text[0] + text[-1] == "[]" else MathExpression("words", text)
 
 
-def _measured(text: str, depth: int) -> Form | None:
+def _measured(text: str, depth: int) -> MathExpression | None:
     """Ratios, plus-minus, percent, quantities, words."""
     parts = parts_of(text, _COLON)
     if len(parts) > 1:
         if all(trimmed(part) for part in parts[::2]):
-            return Form("ratio", text, tuple(_read(part, depth + 1) for part in parts[::2]))
-        return Form("words", text)
+            return MathExpression("ratio", text, tuple(_read(part, depth + 1) for part in parts[::2]))
+        return MathExpression("words", text)
     parts = parts_of(text, _PLUS_MINUS)
     if len(parts) == 3 and trimmed(parts[2]):
         both = [_read(f"{parts[0]}{sign}({parts[2]})", depth + 1) for sign in ("+", "-")]
-        return Form("list", text, tuple(both), _BOTH)
+        return MathExpression("list", text, tuple(both), _BOTH)
     if text.endswith("%") and text.count("%") == 1:
-        return Form("percent", text, (_read(text[:-1], depth + 1),))
+        return MathExpression("percent", text, (_read(text[:-1], depth + 1),))
     amounts = list(_amounts(text, depth))
     if amounts:
-        return amounts[0] if len(amounts) == 1 else Form("amounts", text, tuple(amounts))
+        return amounts[0] if len(amounts) == 1 else MathExpression("amounts", text, tuple(amounts))
     if _WORDS.fullmatch(text) and _LETTERS.search(text) and ("\\text" in text or " " in text or _is_word(text)):
-        return Form("words", text)
+        return MathExpression("words", text)
     return None
 
 
@@ -301,14 +305,14 @@ def _is_word(text: str) -> bool:
     return len(text) > 3 or text.lower() in _SHORT_WORDS
 
 
-def _amounts(text: str, depth: int) -> Iterator[Form]:
+def _amounts(text: str, depth: int) -> Iterator[MathExpression]:
     """Quantities in a row that are all of a text: 5 hours 30 minutes."""
     found, place = [], 0
     while place < len(text):
         one = _AMOUNT.match(text, place)
         if one is None or not _is_unit(one[2]):
             return
-        found.append(Form("quantity", one[0], (_read(one[1], depth + 1),), unit_of(one[2])))
+        found.append(MathExpression("quantity", one[0], (_read(one[1], depth + 1),), unit_of(one[2])))
         place = one.end()
     yield from found
 

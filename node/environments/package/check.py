@@ -14,11 +14,11 @@ from typing import Any
 from node.environments.errors import Undecided
 from node.environments.package.loaded import Item, LoadedPackage, unusable
 from node.environments.package.manifest import Manifest
-from node.environments.package.scoring import FLOOR, PackageScorer, Played, play
-from node.environments.package.sweep import EMPTY, Spread, drawn, garbage, spread, sweep
+from node.environments.package.scoring import FLOOR, PackageScorer, ScoredPlay, play
+from node.environments.package.sweep import EMPTY, CostSpread, drawn, garbage, spread, sweep
 from node.environments.programs import Opener, ProgramRunner, opener_for
 from node.environments.prompts import read_prompt
-from node.sandbox import Limits, Sandbox, open_confined
+from node.sandbox import Sandbox, SandboxLimits, open_confined
 from node.sandbox.confined import walls
 
 MAX_FINDINGS = 50
@@ -46,7 +46,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PackageFinding:
     """row: its number from 0; what: is wrong; remedy: what its author may do."""
 
     row: int
@@ -55,7 +55,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PlayWay:
     """A fresh process in which everything is played. pair: ways of one pair must agree in every word."""
 
     name: str
@@ -64,7 +64,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Report:
+class PackageReport:
     """checked: rows that were played; ways: in which processes; undecided: plays that this machine could not finish;
     faults: plays in which the scorer failed, which is the floor and no mistake; warnings: what is legal and perhaps not
     meant; swept: rows that were asked about nothing and drawn garbage; fuel, seconds: of a row's golden answer."""
@@ -73,13 +73,13 @@ class Report:
     rows: int
     checked: int
     ways: tuple[str, ...]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[PackageFinding] = field(default_factory=list)
     undecided: int = 0
     faults: int = 0
-    warnings: list[Finding] = field(default_factory=list)
+    warnings: list[PackageFinding] = field(default_factory=list)
     swept: int = 0
-    fuel: Spread = Spread()
-    seconds: Spread = Spread()
+    fuel: CostSpread = CostSpread()
+    seconds: CostSpread = CostSpread()
 
     @property
     def good(self) -> bool:
@@ -88,11 +88,11 @@ class Report:
 
 def check_package(
     files: Mapping[str, bytes],
-    ways: Sequence[Way],
+    ways: Sequence[PlayWay],
     most: int,
     progress: Progress = lambda done, total: None,
     seed: bytes = b"",
-) -> Report:
+) -> PackageReport:
     """Plays at most `most` rows, those that the seed draws. Raises PackageError where the package cannot be loaded."""
     players: list[_Player] = []
     try:
@@ -105,17 +105,19 @@ def check_package(
             player.close()
 
 
-def _checked(players: Sequence["_Player"], most: int, progress: Progress, seed: bytes) -> Report:
+def _checked(players: Sequence["_Player"], most: int, progress: Progress, seed: bytes) -> PackageReport:
     first = players[0]
     items = first.items
     chosen = drawn(items, most, seed)
-    report = Report(first.package.manifest, len(items), len(chosen), tuple(player.way.name for player in players))
+    report = PackageReport(
+        first.package.manifest, len(items), len(chosen), tuple(player.way.name for player in players)
+    )
     if len(items) < 2:
         report.findings.append(
-            Finding(0, f"there are {len(items)} rows", "a run trains on some and evaluates on others")
+            PackageFinding(0, f"there are {len(items)} rows", "a run trains on some and evaluates on others")
         )
     report.findings += _different_rows(players)
-    alone: dict[int, Mapping[str, Played]] = {}
+    alone: dict[int, Mapping[str, ScoredPlay]] = {}
     for done, item in enumerate(chosen):
         progress(done, len(chosen))
         if len(report.findings) >= MAX_FINDINGS:
@@ -137,8 +139,12 @@ def _checked(players: Sequence["_Player"], most: int, progress: Progress, seed: 
 
 
 def _swept(
-    player: "_Player", report: Report, alone: Mapping[int, Mapping[str, Played]], seed: bytes, progress: Progress
-) -> Iterator[Finding]:
+    player: "_Player",
+    report: PackageReport,
+    alone: Mapping[int, Mapping[str, ScoredPlay]],
+    seed: bytes,
+    progress: Progress,
+) -> Iterator[PackageFinding]:
     """Every row: what pays for nothing or garbage, and what pays otherwise than when it is asked by itself."""
     found, total = len(report.findings), len(player.items)
     items = drawn(player.items, total, seed, ordered=False)  # nobody knows which row comes first in a call
@@ -151,10 +157,10 @@ def _swept(
         # A sweep asks about one answer. A rollout of several turns may rightly be worth something else.
         elif same is not None and not same.undecided and len(same.turns) == 1 and same.reward != reward:
             what = f"{name} gets {same.reward:g} by itself, and {reward:g} among others"
-            yield Finding(item.number, what, "score must not remember what it was asked before")
+            yield PackageFinding(item.number, what, "score must not remember what it was asked before")
         # An answer that was also played by itself has been reported by `_wrong_rewards`.
         elif reward != FLOOR and same is None:
-            yield Finding(item.number, f"{name} gets {reward:g}", "score must give 0 for it")
+            yield PackageFinding(item.number, f"{name} gets {reward:g}", "score must give 0 for it")
         else:
             continue
         found += 1
@@ -162,7 +168,7 @@ def _swept(
             return  # a report holds no more
 
 
-def _foreign(player: "_Player", chosen: Sequence[Item]) -> Iterator[Finding]:
+def _foreign(player: "_Player", chosen: Sequence[Item]) -> Iterator[PackageFinding]:
     """A scorer that looks at the form alone pays any row's golden answer for any row."""
     golden = [(item, player.golden[item.number]) for item in chosen if item.number in player.golden]
     others = [(item, next((other for _, other in golden if other != own), ())) for item, own in golden]
@@ -172,20 +178,20 @@ def _foreign(player: "_Player", chosen: Sequence[Item]) -> Iterator[Finding]:
     played = [player.played(item, answers) for item, answers in asked]
     if all(one.reward == 1.0 for one in played):
         what = f"the golden answer of another row gets 1, in {len(played)} of {len(played)} rows"
-        yield Finding(asked[0][0].number, what, "score must look at the row: any answer of this form is paid")
+        yield PackageFinding(asked[0][0].number, what, "score must look at the row: any answer of this form is paid")
 
 
-def _warnings(player: "_Player", chosen: Sequence[Item]) -> Iterator[Finding]:
+def _warnings(player: "_Player", chosen: Sequence[Item]) -> Iterator[PackageFinding]:
     leaks = [item.number for item in chosen if _leaks(item, player.golden.get(item.number, ()))]
     if leaks:
         what = f"the golden answer stands in the prompt, in {len(leaks)} of {len(chosen)} rows"
-        yield Finding(leaks[0], what, "leave it out, if the answer is not meant to be copied")
+        yield PackageFinding(leaks[0], what, "leave it out, if the answer is not meant to be copied")
     limit = player.package.manifest.limits.fuel
     if 2 * player.most_fuel > limit:
         what = (
             f"a golden answer takes {player.most_fuel / limit:.0%} of the fuel of a call: longer answers get the floor"
         )
-        yield Finding(
+        yield PackageFinding(
             max(player.fuel, key=lambda row: player.fuel[row]), what, "raise limits.fuel, or do less in score"
         )
 
@@ -200,7 +206,7 @@ def _leaks(item: Item, answers: Sequence[str]) -> bool:
 class _Player:
     """A package in one fresh process."""
 
-    def __init__(self, way: Way, files: Mapping[str, bytes], seed: bytes) -> None:
+    def __init__(self, way: PlayWay, files: Mapping[str, bytes], seed: bytes) -> None:
         self.way = way
         self.package = LoadedPackage(files, way.opener)
         self.scorer = PackageScorer(self.package, ProgramRunner(way.opener, self.package.manifest.limits))
@@ -217,7 +223,7 @@ class _Player:
             self.close()
             raise
 
-    def play(self, item: Item, *, everything: bool) -> dict[str, Played]:
+    def play(self, item: Item, *, everything: bool) -> dict[str, ScoredPlay]:
         """What each answer came to; what this machine could not finish is marked so. everything: else only a right and
         a wrong answer, which is enough to compare processes by."""
         return {name: self.played(item, answers, name) for name, answers in self._answers(item, everything)}
@@ -230,14 +236,14 @@ class _Player:
         for name in worthless if everything else (GARBAGE,):
             yield name, (worthless[name],)
 
-    def played(self, item: Item, answers: tuple[str, ...], name: str = "") -> Played:
+    def played(self, item: Item, answers: tuple[str, ...], name: str = "") -> ScoredPlay:
         # most_spent only grows. It is set to 0 to see what this play takes, and put back afterwards.
         before, began, most = self._spent(), time.perf_counter(), self.package.most_spent
         self.package.most_spent = 0
         try:
             return play(self.package, self.scorer, item.row, answers or ("",))
         except Undecided:
-            return Played((), FLOOR, undecided=True)
+            return ScoredPlay((), FLOOR, undecided=True)
         finally:
             if name == GOLDEN:
                 self.fuel[item.number] = self._spent() - before
@@ -260,28 +266,36 @@ def _check_prompt(item: Item, name: str) -> None:
         raise unusable(name, f"row {item.number}: {error}", "mend prompt(row)") from None
 
 
-def _wrong_rewards(item: Item, played: Mapping[str, Played]) -> Iterator[Finding]:
+def _wrong_rewards(item: Item, played: Mapping[str, ScoredPlay]) -> Iterator[PackageFinding]:
     if GOLDEN not in played:
-        yield Finding(item.number, "there is no golden answer", "write golden(row): what should get the full reward")
+        yield PackageFinding(
+            item.number, "there is no golden answer", "write golden(row): what should get the full reward"
+        )
     for name, one in played.items():
         if one.undecided:
             continue
         if name == GOLDEN and one.reward != 1.0:
             why = f": {one.fault}" if one.fault else ""
-            yield Finding(item.number, f"{name} gets {one.reward:g}{why}", "mend golden(row) or score: it must get 1")
+            yield PackageFinding(
+                item.number, f"{name} gets {one.reward:g}{why}", "mend golden(row) or score: it must get 1"
+            )
         if name != GOLDEN and one.reward != FLOOR:
-            yield Finding(item.number, f"{name} gets {one.reward:g}", "score must give 0 for it")
+            yield PackageFinding(item.number, f"{name} gets {one.reward:g}", "score must give 0 for it")
 
 
-def _different_rows(players: Sequence[_Player]) -> Iterator[Finding]:
+def _different_rows(players: Sequence[_Player]) -> Iterator[PackageFinding]:
     for player, other in _pairs(players):
         here, there = [(i.row, i.prompt) for i in player.items], [(i.row, i.prompt) for i in other.items]
         if here != there:
             number = next((n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), len(here))
-            yield Finding(number, f"{player.way.name} and {other.way.name} make another row or prompt of it", _SAME)
+            yield PackageFinding(
+                number, f"{player.way.name} and {other.way.name} make another row or prompt of it", _SAME
+            )
 
 
-def _differences(item: Item, players: Sequence[_Player], played: Sequence[Mapping[str, Played]]) -> Iterator[Finding]:
+def _differences(
+    item: Item, players: Sequence[_Player], played: Sequence[Mapping[str, ScoredPlay]]
+) -> Iterator[PackageFinding]:
     by_way: dict[str, Any] = {player.way.name: table for player, table in zip(players, played, strict=True)}
     for player, other in _pairs(players):
         here, there = by_way[player.way.name], by_way[other.way.name]
@@ -292,7 +306,9 @@ def _differences(item: Item, players: Sequence[_Player], played: Sequence[Mappin
             if (one.turns, one.states, one.reward) != (two.turns, two.states, two.reward):
                 what = "what was said" if one.turns != two.turns else "the reward"
                 what = what if one.states == two.states else "the session's machine"
-                yield Finding(item.number, f"{what} of {name} differs: {player.way.name}, {other.way.name}", _SAME)
+                yield PackageFinding(
+                    item.number, f"{what} of {name} differs: {player.way.name}, {other.way.name}", _SAME
+                )
 
 
 def _pairs(players: Sequence[_Player]) -> Iterator[tuple[_Player, _Player]]:
@@ -310,20 +326,20 @@ _SAME = "use nothing but the arguments: no set order, no clock, no randomness wi
 SEEDS = ("1", "2")
 
 
-def all_ways(*, native: bool = True) -> list[Way]:
+def all_ways(*, native: bool = True) -> list[PlayWay]:
     """The first is the sandbox as runs have it. native: whether the package can run there; one that imports from the
     shelf cannot. For a program of its own: it changes this process's environment."""
     ways = [
-        Way("WASI", "wasi", opener_for()),
-        Way("WASI, other compiler settings", "wasi", opener_for(optimised=False)),
+        PlayWay("WASI", "wasi", opener_for()),
+        PlayWay("WASI, other compiler settings", "wasi", opener_for(optimised=False)),
     ]
     if native and walls.missing() is None:
-        ways += [Way(f"native, hash seed {seed}", "native", _native(seed)) for seed in SEEDS]
+        ways += [PlayWay(f"native, hash seed {seed}", "native", _native(seed)) for seed in SEEDS]
     return ways
 
 
 def _native(seed: str) -> Opener:
-    def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
+    def opened(files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> Sandbox:
         # An interpreter reads its seed when it starts, and a sandbox takes it from this process.
         with _hash_seed(seed):
             return open_confined(files, entry, limits)

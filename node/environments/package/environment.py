@@ -13,14 +13,14 @@ from typing import Self
 import msgspec
 from blake3 import blake3
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of
 from node.environments.errors import Undecided
 from node.environments.package.archive import in_run
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn, unusable
-from node.environments.package.scoring import PackageScorer, Question
+from node.environments.package.scoring import PackageScorer, ScoredRow
 from node.environments.programs import Opener, ProgramRunner, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
-from node.recent import Recent
 from protocol.audit import MAX_ANSWER_CHARACTERS
 
 MAX_ID = 256
@@ -50,7 +50,7 @@ class PackageEnvironment(ListedProblems, Defaults):
         self._scorer = scorer
         self._tokenizer = tokenizer
         self._chat = arguments.template == "chat"
-        self._said = Recent[bytes, str](_REMEMBERED)
+        self._said = BoundedDict[bytes, str](_REMEMBERED)
         # All rows are read here, once, with their prompts: what is wrong with row 7 is known before a run begins.
         problems = [self._problem(item) for item in package.items()]
         self.hold(problems, arguments.held_back_share)
@@ -112,7 +112,7 @@ class PackageEnvironment(ListedProblems, Defaults):
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0, and so does what is too long to be read."""
-        asked: dict[int, Question] = {}
+        asked: dict[int, ScoredRow] = {}
         for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True)):
             if answer_of(self._tokenizer, transcript) is not None:
                 try:
@@ -121,7 +121,7 @@ class PackageEnvironment(ListedProblems, Defaults):
                     self._scorer.gave_up += 1
                     continue
                 if sum(len(turn["content"]) for turn in turns) <= MAX_ANSWER_CHARACTERS:
-                    asked[place] = Question(_row(problem), turns)
+                    asked[place] = ScoredRow(_row(problem), turns)
         scores = [0.0] * len(problems)
         for place, reward in zip(asked, self._scorer.score(list(asked.values())), strict=True):
             scores[place] = reward
@@ -131,7 +131,7 @@ class PackageEnvironment(ListedProblems, Defaults):
         """Raises Undecided."""
         other = copy(self)
         # Each thread remembers for itself what was said: the table is not made for two.
-        other._package, other._said = self._package.another(), Recent(_REMEMBERED)
+        other._package, other._said = self._package.another(), BoundedDict(_REMEMBERED)
         other._scorer = self._scorer.another(other._package)
         return other
 

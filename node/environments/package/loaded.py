@@ -16,7 +16,7 @@ from node.environments.guests import guest
 from node.environments.package.manifest import ROWS, Manifest, read_manifest
 from node.environments.package.sessions import PackageSessions
 from node.environments.programs import Opener
-from node.sandbox import Outcome, Sandbox, SandboxError, Status
+from node.sandbox import CallOutcome, CallStatus, Sandbox, SandboxError
 from node.sandbox import Undecided as NoOutcome
 from protocol.errors import UNREADABLE
 
@@ -141,10 +141,10 @@ class LoadedPackage:
             raise self._unusable(why, "make rows dicts of plain values")
         return Item(number, row, prompt)
 
-    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | NoOutcome]:
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome | NoOutcome]:
         """One outcome for each list of arguments, from the same state every time."""
         outcomes = self.sandbox.call_all(function, calls)
-        fuel = [outcome.fuel for outcome in outcomes if isinstance(outcome, Outcome)]
+        fuel = [outcome.fuel for outcome in outcomes if isinstance(outcome, CallOutcome)]
         self.spent += sum(fuel)
         self.most_spent = max([self.most_spent, *fuel])
         return outcomes
@@ -174,7 +174,7 @@ class LoadedPackage:
     def _must(self, function: str, *arguments: Any) -> Any:
         """The value of a call that a package has to be able to answer."""
         outcome = self.sandbox.call(function, *arguments)
-        if outcome.status is not Status.OK:
+        if outcome.status is not CallStatus.OK:
             why = f"{function}() ended with: {outcome.status}" + (f", {outcome.error}" if outcome.error else "")
             raise self._unusable(why, "mend it: intellect-node env check")
         return outcome.value
@@ -211,10 +211,10 @@ class LoadedPackage:
             self.sessions.close()
 
 
-def _said(outcome: Outcome | Undecided) -> str | None | Undecided:
+def _said(outcome: CallOutcome | Undecided) -> str | None | Undecided:
     if isinstance(outcome, Undecided):
         return outcome
-    said = outcome.value if outcome.status is Status.OK else None
+    said = outcome.value if outcome.status is CallStatus.OK else None
     return said if isinstance(said, str) and said and len(said) <= MAX_SAID else None
 
 

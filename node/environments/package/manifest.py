@@ -10,7 +10,7 @@ import msgspec
 from node.environments.base import Determinism
 from node.environments.builtin import BUILTIN
 from node.environments.errors import PackageError, nearest
-from node.sandbox import Limits
+from node.sandbox import SandboxLimits
 from node.sandbox.base import MAX_FUEL
 
 CODE, SETTINGS, ROWS = "environment.py", "environment.toml", "rows.jsonl"
@@ -23,7 +23,7 @@ _HEAD = re.compile(r"(?m)^# /// environment$\s(?P<content>(^#(| .*)$\s)+)^# ///$
 """As PEP 723 writes metadata into a script."""
 
 
-class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SessionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each rollout has a machine of its own. fuel: instructions of a whole session; call_fuel: of one call, and of a
     test; memory_mib: of a machine; disk_kib: for its files; result_characters: most of one result. Raises ValueError.
     """
@@ -39,9 +39,9 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.disk_kib < 1 or not 0 < self.fuel <= MAX_FUEL or not 16 <= self.result_characters <= 1 << 16:
             raise ValueError(f"fuel (1..{MAX_FUEL}), disk_kib or result_characters (16..65536) is not one")
 
-    def limits(self, packages: tuple[str, ...]) -> Limits:
+    def limits(self, packages: tuple[str, ...]) -> SandboxLimits:
         disk = self.disk_kib << 10
-        return Limits(fuel=self.call_fuel, memory_mib=self.memory_mib, disk_bytes=disk, packages=packages)
+        return SandboxLimits(fuel=self.call_fuel, memory_mib=self.memory_mib, disk_bytes=disk, packages=packages)
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,8 +54,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     turns: int = 1
     about: str = ""
     packages: tuple[str, ...] = ()
-    limits: Limits = Limits()
-    session: Session | None = None
+    limits: SandboxLimits = SandboxLimits()
+    session: SessionLimits | None = None
 
     @property
     def runs_natively(self) -> bool:
@@ -71,8 +71,8 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
     try:
         data = tomllib.loads(text)
         _check_keys(data, Manifest)
-        _check_keys(data.get("limits", {}), Limits)
-        _check_keys(data.get("session", {}), Session)
+        _check_keys(data.get("limits", {}), SandboxLimits)
+        _check_keys(data.get("session", {}), SessionLimits)
         manifest = msgspec.convert(data, Manifest)
         # The sandbox knows packages by its limits. The head's own key wins over one in [limits].
         limits = msgspec.structs.replace(manifest.limits, packages=manifest.packages)

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import key_of
 from node.environments.package.loaded import LoadedPackage, Row, Turn
 from node.environments.package.sessions import PackageSessions
-from node.environments.programs import ProgramRunner, Trial, finished
-from node.recent import Recent
-from node.sandbox import Outcome, Status, Undecided
+from node.environments.programs import ProgramRunner, ProgramTrial, finished
+from node.sandbox import CallOutcome, CallStatus, Undecided
 
 FLOOR = 0.0
 MAX_TRIALS = 256
@@ -32,14 +32,14 @@ class _Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: str = ""
     calls: tuple[tuple[Any, ...], ...] = ()
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[ProgramTrial]:
         if self.function:
-            return [Trial(function=self.function, arguments=call) for call in self.calls]
-        return [Trial(stdin=text) for text in self.stdin]
+            return [ProgramTrial(function=self.function, arguments=call) for call in self.calls]
+        return [ProgramTrial(stdin=text) for text in self.stdin]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ScoredRow:
     """A row and what was said about it."""
 
     row: Row
@@ -57,7 +57,7 @@ class PackageScorer:
     def __init__(self, package: LoadedPackage, runner: ProgramRunner) -> None:
         self._package = package
         self._runner = runner
-        self._known = Recent[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](_REMEMBERED)
         self.gave_up = 0
         self.spent_on_programs = 0
         """instructions of all programs so far"""
@@ -65,7 +65,7 @@ class PackageScorer:
         self.complaint = ""
         """of the last fault, in words"""
 
-    def score(self, questions: Sequence[Question]) -> list[float]:
+    def score(self, questions: Sequence[ScoredRow]) -> list[float]:
         """One reward for each, 0 to 1. Equal questions are asked once: they have one answer.
 
         Of a judged package, judges say what it is: here, nothing is decided.
@@ -90,7 +90,7 @@ class PackageScorer:
         self._package.close()
         self._runner.close()
 
-    def _ask(self, questions: list[Question]) -> list[float | None]:
+    def _ask(self, questions: list[ScoredRow]) -> list[float | None]:
         if self._package.sessions is not None:
             return self._ask_with(questions, [_left(self._package.sessions, question) for question in questions])
         if "program" in self._package.functions:
@@ -98,7 +98,7 @@ class PackageScorer:
         asked = [(q.row, q.turns) for q in questions]
         return [self._reward(outcome) for outcome in self._package.call_all("score", asked)]
 
-    def _ask_with(self, questions: list[Question], told: Iterable[Any]) -> list[float | None]:
+    def _ask_with(self, questions: list[ScoredRow], told: Iterable[Any]) -> list[float | None]:
         """told: to the scorer, besides what was said; empty: the floor, None: this machine cannot tell."""
         found = list(told)
         # A scorer is never asked about no runs: `all` of nothing is true, and would be paid.
@@ -107,7 +107,7 @@ class PackageScorer:
         rewards = dict(zip(asked, map(self._reward, self._package.call_all("score_with", calls)), strict=True))
         return [rewards.get(place, None if one is None else FLOOR) for place, one in enumerate(found)]
 
-    def _runs(self, questions: list[Question]) -> Iterator[list[dict[str, Any]] | None]:
+    def _runs(self, questions: list[ScoredRow]) -> Iterator[list[dict[str, Any]] | None]:
         """What the programs of answers did; empty: there is none, None: this machine cannot tell."""
         for outcome in self._package.call_all("program", [(q.row, q.turns) for q in questions]):
             if isinstance(outcome, Undecided):
@@ -115,11 +115,11 @@ class PackageScorer:
             else:
                 program = self._program(outcome)
                 ran = list(self._runner.run(program.source, program.trials())) if program else []
-                self.spent_on_programs += sum(one.fuel for one in ran if isinstance(one, Outcome))
+                self.spent_on_programs += sum(one.fuel for one in ran if isinstance(one, CallOutcome))
                 yield _did(ran)
 
-    def _program(self, outcome: Outcome) -> _Program | None:
-        if outcome.status is Status.OK and outcome.value is None:
+    def _program(self, outcome: CallOutcome) -> _Program | None:
+        if outcome.status is CallStatus.OK and outcome.value is None:
             return None
         try:
             program = msgspec.convert(outcome.value, _Program)
@@ -128,30 +128,30 @@ class PackageScorer:
         within = len(program.trials()) <= MAX_TRIALS and len(program.source) <= MAX_INPUT_CHARACTERS
         return program if within and program.trials() else self._fault(outcome, "no program")
 
-    def _reward(self, outcome: Outcome | Undecided) -> float | None:
+    def _reward(self, outcome: CallOutcome | Undecided) -> float | None:
         if isinstance(outcome, Undecided):
             return None
         value = outcome.value
         # No comparison holds of NaN, so that it is a fault as well.
-        if outcome.status is Status.OK and isinstance(value, int | float) and 0 <= value <= 1:
+        if outcome.status is CallStatus.OK and isinstance(value, int | float) and 0 <= value <= 1:
             return float(value)
         self._fault(outcome, "no reward")
         return FLOOR
 
-    def _fault(self, outcome: Outcome, otherwise: str) -> None:
-        what = otherwise if outcome.status is Status.OK else str(outcome.status)
+    def _fault(self, outcome: CallOutcome, otherwise: str) -> None:
+        what = otherwise if outcome.status is CallStatus.OK else str(outcome.status)
         self.faults[what] += 1
         self.complaint = f"{what}: {outcome.error or repr(outcome.value)[:80]}"
 
 
-def _left(sessions: PackageSessions, question: Question) -> dict[str, Any] | None:
+def _left(sessions: PackageSessions, question: ScoredRow) -> dict[str, Any] | None:
     try:
         return sessions.left(question.row, question.turns)
     except Undecided:
         return None
 
 
-def _did(outcomes: Sequence[Outcome | Undecided]) -> list[dict[str, Any]] | None:
+def _did(outcomes: Sequence[CallOutcome | Undecided]) -> list[dict[str, Any]] | None:
     """For the scorer: whether each run came to its end, what it printed, what it returned."""
     told: list[dict[str, Any]] = []
     for outcome in outcomes:
@@ -161,14 +161,14 @@ def _did(outcomes: Sequence[Outcome | Undecided]) -> list[dict[str, Any]] | None
             {
                 "ok": finished(outcome),
                 "output": outcome.printed.decode(errors="replace"),
-                "value": outcome.value if outcome.status is Status.OK else None,
+                "value": outcome.value if outcome.status is CallStatus.OK else None,
             }
         )
     return told
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ScoredPlay:
     """What came of it. turns: everything that was said; fault: what the scorer did instead of a reward, else empty;
     undecided: whether this machine could not tell; states: of a session's machine."""
 
@@ -179,7 +179,7 @@ class Played:
     states: bytes = b""
 
 
-def play(package: LoadedPackage, scorer: PackageScorer, row: Row, answers: Sequence[str]) -> Played:
+def play(package: LoadedPackage, scorer: PackageScorer, row: Row, answers: Sequence[str]) -> ScoredPlay:
     """answers: of the turns in order; the last one is repeated while the environment goes on. Raises Undecided."""
     turns: list[Turn] = []
     for number in range(package.manifest.turns):
@@ -190,9 +190,9 @@ def play(package: LoadedPackage, scorer: PackageScorer, row: Row, answers: Seque
         turns.append({"role": "user", "content": said})
     told = tuple((turn["role"], turn["content"]) for turn in turns)
     if package.manifest.determinism == "judged":
-        return Played(told, FLOOR)
+        return ScoredPlay(told, FLOOR)
     faults, gave_up = scorer.faults.total(), scorer.gave_up
-    reward = scorer.score([Question(row, turns)])[0]
+    reward = scorer.score([ScoredRow(row, turns)])[0]
     fault = scorer.complaint if scorer.faults.total() > faults else ""
     states = package.sessions.states(row, turns) if package.sessions else b""
-    return Played(told, reward, fault, scorer.gave_up > gave_up, states)
+    return ScoredPlay(told, reward, fault, scorer.gave_up > gave_up, states)

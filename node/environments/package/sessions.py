@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import key_of
 from node.environments.errors import Undecided
-from node.environments.machine import TOOLS, Machine, check_files
-from node.environments.package.manifest import Session
+from node.environments.machine import TOOLS, SessionMachine, check_files
+from node.environments.package.manifest import SessionLimits
 from node.environments.programs import Opener, finished
 from node.environments.tools.form import MAX_CALL, ToolCall, parse_call
-from node.recent import Recent
-from node.sandbox import Call, Outcome, Status
+from node.sandbox import CallOutcome, CallStatus, SandboxCall
 
 Row = Any
 Turns = list[dict[str, str]]
 Asked = tuple[Row, Turns]
-CallAll = Callable[[str, Sequence[Sequence[Any]]], list[Outcome | Undecided]]
+CallAll = Callable[[str, Sequence[Sequence[Any]]], list[CallOutcome | Undecided]]
 _REMEMBERED = 1 << 12
 _Wish = str | ToolCall | None
 """What a package has for a model behind an answer: words, a call whose result is told, nothing more."""
@@ -31,14 +31,21 @@ class PackageSessions:
     the package or a machine has no outcome here."""
 
     def __init__(
-        self, session: Session, packages: tuple[str, ...], functions: Sequence[str], call_all: CallAll, opener: Opener
+        self,
+        session: SessionLimits,
+        packages: tuple[str, ...],
+        functions: Sequence[str],
+        call_all: CallAll,
+        opener: Opener,
     ) -> None:
         fuel, most = session.fuel, session.result_characters
-        self._machine = Machine(opener, session.limits(packages), fuel=fuel, call_fuel=session.call_fuel, most=most)
+        self._machine = SessionMachine(
+            opener, session.limits(packages), fuel=fuel, call_fuel=session.call_fuel, most=most
+        )
         self._functions, self._call_all = functions, call_all
-        self._wishes = Recent[bytes, _Wish](_REMEMBERED)
-        self._given = Recent[bytes, tuple[dict[str, str], tuple[str, ...]] | None](_REMEMBERED)
-        self._ran = Recent[bytes, dict[str, Any]](_REMEMBERED)
+        self._wishes = BoundedDict[bytes, _Wish](_REMEMBERED)
+        self._given = BoundedDict[bytes, tuple[dict[str, str], tuple[str, ...]] | None](_REMEMBERED)
+        self._ran = BoundedDict[bytes, dict[str, Any]](_REMEMBERED)
         self.spent = 0
         """instructions of all tests so far"""
 
@@ -74,7 +81,7 @@ class PackageSessions:
         except Undecided as undecided:
             return undecided
 
-    def _calls(self, row: Row, turns: Turns) -> list[Call]:
+    def _calls(self, row: Row, turns: Turns) -> list[SandboxCall]:
         """Those that were made before the last answer, or were answered by it."""
         given = self._gave(row)
         calls = [self._machine.begin(given[0] if given else {})]
@@ -114,7 +121,7 @@ class PackageSessions:
                     outcome = self._call_all(name, [(row,)])[0]
                     if isinstance(outcome, Undecided):
                         raise outcome
-                    told[name] = outcome.value if outcome.status is Status.OK else None
+                    told[name] = outcome.value if outcome.status is CallStatus.OK else None
             self._given[key] = _given(**told)
         return self._given[key]
 
@@ -127,9 +134,9 @@ class PackageSessions:
         return self._ran[key]
 
 
-def _wished(outcome: Outcome) -> _Wish:
+def _wished(outcome: CallOutcome) -> _Wish:
     """A step that fails, or says what is neither words nor a call, ends the rollout."""
-    said = outcome.value if outcome.status is Status.OK else None
+    said = outcome.value if outcome.status is CallStatus.OK else None
     if isinstance(said, dict) and len(said) == 1:
         ((tool, text),) = said.items()
         good = tool in TOOLS and isinstance(text, str) and 0 < len(text.strip()) <= MAX_CALL

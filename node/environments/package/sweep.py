@@ -13,8 +13,8 @@ import msgspec
 from blake3 import blake3
 
 from node.environments.package.loaded import Item, LoadedPackage
-from node.environments.package.scoring import FLOOR, PackageScorer, Question
-from node.sandbox import Outcome, Status
+from node.environments.package.scoring import FLOOR, PackageScorer, ScoredRow
+from node.sandbox import CallOutcome, CallStatus
 
 ROWS_AT_ONCE = 64
 BYTES_AT_ONCE = 128 * 1024
@@ -25,7 +25,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ .,:;!?()[]{}<>*#-_+=/\\|~^@$%&\"'"
 
 
-class Spread(msgspec.Struct, frozen=True):
+class CostSpread(msgspec.Struct, frozen=True):
     """Of a cost over rows. row: that with the most."""
 
     median: float = 0.0
@@ -34,13 +34,15 @@ class Spread(msgspec.Struct, frozen=True):
     row: int = -1
 
 
-def spread(costs: Mapping[int, float]) -> Spread:
+def spread(costs: Mapping[int, float]) -> CostSpread:
     """costs: row -> cost."""
     if not costs:
-        return Spread()
+        return CostSpread()
     ordered = sorted(costs.values())
     row = max(costs, key=lambda one: costs[one])
-    return Spread(ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)], costs[row], row)
+    return CostSpread(
+        ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)], costs[row], row
+    )
 
 
 def digest(seed: bytes, what: str) -> bytes:
@@ -79,7 +81,7 @@ def sweep(
         asked = [[item.row, list(texts.values())] for item, texts in zip(some, answers, strict=True)]
         # An answer of a session is tested in machines, which one call of the package cannot do.
         outcome = None if package.sessions else package.call_all("sweep", [(asked,)])[0]
-        values = outcome.value if isinstance(outcome, Outcome) and outcome.status is Status.OK else None
+        values = outcome.value if isinstance(outcome, CallOutcome) and outcome.status is CallStatus.OK else None
         # One row that never ends takes the call's fuel, and its neighbours with it. Then each is asked by itself.
         told = values if _is_list(values, len(some)) else [None] * len(some)
         for (item, texts), found in zip(zip(some, answers, strict=True), told, strict=True):
@@ -125,5 +127,5 @@ def _alone(scorer: PackageScorer, row: Any, text: str, left: list[int]) -> float
         return None
     left[0] -= 1
     gave_up = scorer.gave_up
-    (reward,) = scorer.score([Question(row, [{"role": "assistant", "content": text}])])
+    (reward,) = scorer.score([ScoredRow(row, [{"role": "assistant", "content": text}])])
     return reward if scorer.gave_up == gave_up else None

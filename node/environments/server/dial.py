@@ -53,7 +53,7 @@ def dial(parts: SplitResult, seconds: float) -> socket.socket:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ServerReply:
     """shown: what the model is told; done: whether the rollout is over; reward: so far, None for none yet."""
 
     shown: str
@@ -61,7 +61,7 @@ class Heard:
     reward: float | None
 
 
-FAILED = Heard("", True, None)
+FAILED = ServerReply("", True, None)
 """What was said made the server fail: the rollout is over and worth nothing."""
 
 
@@ -69,7 +69,7 @@ class Episode(Protocol):
     """One rollout at a server. All raise Undecided where it does not answer, or not in form, or not in time."""
 
     def begin(self, reset: dict[str, Any]) -> None: ...
-    def say(self, answer: str) -> Heard: ...
+    def say(self, answer: str) -> ServerReply: ...
     def close(self) -> None: ...
 
 

@@ -16,19 +16,19 @@ from typing import Any, Self
 
 import msgspec
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of, reply_of
 from node.environments.dataset import unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.files import data_file, read_rows
 from node.environments.prompts import ListedProblems, check_template, read_prompt
-from node.environments.server.dial import Episode, Heard, split_url
+from node.environments.server.dial import Episode, ServerReply, split_url
 from node.environments.server.mcp import SCHEMES as HTTP
 from node.environments.server.mcp import STDIO, McpEpisode
 from node.environments.server.openenv import SCHEMES as WEBSOCKET
 from node.environments.server.openenv import OpenEnvEpisode
 from node.environments.tools.form import tell_result
-from node.errors import Finding, Findings
-from node.recent import Recent
+from node.errors import Mistake, Mistakes
 
 AT_ONCE = 8
 """Episodes that a server is asked about side by side."""
@@ -87,7 +87,7 @@ class ServerEnvironment(ListedProblems, Defaults):
         self.gave_up = 0
         self._lock = threading.Lock()
         self._open: dict[_Key, Episode] = {}
-        self._said: Recent[_Key, Heard] = Recent(_REMEMBERED)
+        self._said: BoundedDict[_Key, ServerReply] = BoundedDict(_REMEMBERED)
 
     def _problem(self, row: _Row) -> Problem:
         before, prompt = read_prompt(row.prompt)
@@ -126,7 +126,7 @@ class ServerEnvironment(ListedProblems, Defaults):
     def _answers(self, transcript: Transcript) -> tuple[str, ...]:
         return tuple(self._tokenizer.decode(one.tokens) for one in transcript if one.sampled)
 
-    def _heard(self, problem_id: str, answers: tuple[str, ...]) -> Heard:
+    def _heard(self, problem_id: str, answers: tuple[str, ...]) -> ServerReply:
         """What the server says behind the last of these answers, asked once. Raises Undecided."""
         key = problem_id, answers
         with self._lock:
@@ -187,10 +187,10 @@ class ServerEnvironment(ListedProblems, Defaults):
 def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> ServerEnvironment:
     """Read and check the whole file; the server is not asked. Raises DatasetError, EnvironmentFault."""
     _check(arguments)
-    path, found, rows = data_file(assets, arguments.path), Findings(), {}
+    path, found, rows = data_file(assets, arguments.path), Mistakes(), {}
 
     def bad(line: int, what: str) -> None:
-        found.add(Finding(f"{path}, line {line}", what, "correct the row: problem_id, prompt, reset"))
+        found.add(Mistake(f"{path}, line {line}", what, "correct the row: problem_id, prompt, reset"))
 
     for line, raw in read_rows(path, bad):
         try:

@@ -22,7 +22,7 @@ import msgspec
 
 from node.deadline import within
 from node.environments.base import JSON_BRACKETS, nested_deeply
-from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, Heard, dial, silent, split_url
+from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, ServerReply, dial, silent, split_url
 from node.environments.tools.form import parse_call
 from protocol.errors import UNREADABLE
 
@@ -58,7 +58,7 @@ class _Reply(msgspec.Struct):
     result: msgspec.Raw = msgspec.Raw()
 
 
-class Link(Protocol):
+class McpLink(Protocol):
     """Where messages go. Raises Undecided."""
 
     def post(self, message: dict[str, Any]) -> _Reply | None: ...
@@ -71,7 +71,7 @@ class McpEpisode:
     def __init__(self, url: str, seconds: float, problem_id: str, score_tool: str) -> None:
         self._problem_id, self._score_tool = problem_id, score_tool
         program = STDIO.fullmatch(url)
-        self._link: Link = _Program(program[1], seconds) if program else _Http(url, seconds)
+        self._link: McpLink = _Program(program[1], seconds) if program else _Http(url, seconds)
         self._number = 0
 
     def begin(self, reset: dict[str, Any]) -> None:
@@ -82,24 +82,24 @@ class McpEpisode:
         # The specification wants this before any other request.
         self._link.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
-    def say(self, answer: str) -> Heard:
+    def say(self, answer: str) -> ServerReply:
         """Raises Undecided."""
         call = parse_call(answer, (_CALL,))
         if call is None:
             graded = self._tool(self._score_tool, {"problem_id": self._problem_id, "answer": answer})
-            return FAILED if graded.isError else Heard("", True, _number(graded.text))
+            return FAILED if graded.isError else ServerReply("", True, _number(graded.text))
         # Counted before it is decoded: how deep a decoder reads differs between machines, and the model is told.
         if nested_deeply(call.text, JSON_BRACKETS):
-            return Heard("the call is nested too deeply", False, None)
+            return ServerReply("the call is nested too deeply", False, None)
         try:
             wanted = msgspec.json.decode(call.text, type=_Call)
         # The decoder encodes text first, and half of a surrogate pair cannot be encoded.
         except (*UNREADABLE, UnicodeEncodeError):
-            return Heard("the call is no JSON object with name and arguments", False, None)
+            return ServerReply("the call is no JSON object with name and arguments", False, None)
         # A model that could call the grader would know its reward before it answers.
         if wanted.name == self._score_tool:
-            return Heard(f"there is no tool {wanted.name!r}", False, None)
-        return Heard(self._tool(wanted.name, wanted.arguments).text, False, None)
+            return ServerReply(f"there is no tool {wanted.name!r}", False, None)
+        return ServerReply(self._tool(wanted.name, wanted.arguments).text, False, None)
 
     def close(self) -> None:
         self._link.close()

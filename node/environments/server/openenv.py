@@ -15,7 +15,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from node.deadline import within
-from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, Heard, dial, silent, split_url
+from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, ServerReply, dial, silent, split_url
 from protocol.errors import UNREADABLE
 
 SCHEMES = ("ws", "wss")
@@ -72,7 +72,7 @@ class OpenEnvEpisode:
         if self._ask("reset", reset) is FAILED:
             raise silent("it refuses to begin the episode")
 
-    def say(self, answer: str) -> Heard:
+    def say(self, answer: str) -> ServerReply:
         """Raises Undecided."""
         return self._ask("step", {self._action: answer})
 
@@ -80,7 +80,7 @@ class OpenEnvEpisode:
         """Waits a second at most for the server's farewell."""
         self._opened.close()
 
-    def _ask(self, kind: str, data: dict[str, Any]) -> Heard:
+    def _ask(self, kind: str, data: dict[str, Any]) -> ServerReply:
         try:
             # Not the socket that was dialled: encryption takes its descriptor over, and cutting it would cut nothing.
             with within(self._link.socket, self._seconds):
@@ -90,7 +90,7 @@ class OpenEnvEpisode:
         except (OSError, WebSocketException, *UNREADABLE) as error:
             raise silent(str(error)) from error
 
-    def _read(self, message: str | bytes) -> Heard:
+    def _read(self, message: str | bytes) -> ServerReply:
         reply = msgspec.json.decode(message, type=_Reply)
         if reply.type == "error":
             code = msgspec.json.decode(reply.data, type=_Trouble).code
@@ -103,4 +103,4 @@ class OpenEnvEpisode:
         shown = told.observation.get(self._shown, "")
         # Members compare words. Without an order of keys, equal objects could become different ones.
         text = shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True)
-        return Heard(text, told.done, told.reward)
+        return ServerReply(text, told.done, told.reward)

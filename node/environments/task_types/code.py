@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import JSON_BRACKETS, MAX_NESTED, key_of, nested_deeply
 from node.environments.numbers import computed_near, integer, number
-from node.environments.programs import ProgramRunner, Trial, finished, last_block
+from node.environments.programs import ProgramRunner, ProgramTrial, finished, last_block
 from node.environments.task_types.base import Question, Row, Truth, read, said
 from node.environments.task_types.shapes.base import as_json, parsed
-from node.recent import Recent
-from node.sandbox import Outcome, Status, Undecided
+from node.sandbox import CallOutcome, CallStatus, Undecided
 
 MAX_TESTS = 512
 MAX_BYTES = 8 << 20
@@ -28,7 +28,7 @@ PYTHON = ("python", "python3", "py")
 _REMEMBERED = 1 << 14
 
 
-class Case(msgspec.Struct, frozen=True, omit_defaults=True):
+class CodeCase(msgspec.Struct, frozen=True, omit_defaults=True):
     """expected: the text that is printed or, of a function, the JSON value that it returns; text: how that value was
     written, where nobody said whether the text is returned or what it says: both are right; python: the list of
     arguments as Python writes it, where JSON would change them."""
@@ -41,14 +41,14 @@ class Case(msgspec.Struct, frozen=True, omit_defaults=True):
     python: str = ""
 
     @property
-    def trial(self) -> Trial:
-        return Trial(self.stdin, self.function, self.arguments, self.python)
+    def trial(self) -> ProgramTrial:
+        return ProgramTrial(self.stdin, self.function, self.arguments, self.python)
 
-    def passed(self, outcome: Outcome) -> bool:
+    def passed(self, outcome: CallOutcome) -> bool:
         if self.function:
             value = outcome.value
             right = same_value(value, self.expected) or (self.text is not None and value == self.text)
-            return outcome.status is Status.OK and right
+            return outcome.status is CallStatus.OK and right
         return finished(outcome) and same_output(outcome.printed.decode(errors="replace"), self.expected)
 
 
@@ -68,7 +68,7 @@ def read_truth(info: Row, row: Row) -> Truth:
     return (encoded.decode(),)
 
 
-def _test(case: Row, place: int) -> Case:
+def _test(case: Row, place: int) -> CodeCase:
     given, expected, function = case["input"], case["output"], case.get("fn_name") or ""
     if function and not function.isidentifier():
         raise ValueError(f"test {place} calls {function[:40]!r}, which is no function's name")
@@ -78,8 +78,8 @@ def _test(case: Row, place: int) -> Case:
         value, arguments = _value(expected), _arguments(given, place)
         # Both would become null, and whoever returns nothing would be paid.
         as_json([value, arguments], f"test {place}")
-        return Case(value, function=function, arguments=tuple(arguments), text=text, python=case.get("python", ""))
-    return Case(_text(expected, place), stdin=_text(given, place))
+        return CodeCase(value, function=function, arguments=tuple(arguments), text=text, python=case.get("python", ""))
+    return CodeCase(_text(expected, place), stdin=_text(given, place))
 
 
 def _arguments(given: Any, place: int) -> list[Any]:
@@ -114,7 +114,7 @@ class CodeScorer:
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner = runner
-        self._known = Recent[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
@@ -127,7 +127,7 @@ class CodeScorer:
             return 0.0
         key = key_of((source, truth))
         if key not in self._known:
-            passed = self._passes(source, msgspec.json.decode(truth[0], type=list[Case]))
+            passed = self._passes(source, msgspec.json.decode(truth[0], type=list[CodeCase]))
             # Not remembered: this machine may tell the next time.
             if passed is None:
                 self.gave_up += 1
@@ -135,7 +135,7 @@ class CodeScorer:
             self._known[key] = float(passed)
         return self._known[key]
 
-    def _passes(self, source: str, tests: Sequence[Case]) -> bool | None:
+    def _passes(self, source: str, tests: Sequence[CodeCase]) -> bool | None:
         """None if this machine cannot tell. The first test that fails decides."""
         outcomes = self._runner.run(source, [test.trial for test in tests])
         for test, outcome in zip(tests, outcomes, strict=True):

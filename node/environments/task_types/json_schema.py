@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import key_of
 from node.environments.errors import nearest
 from node.environments.guests import guest
 from node.environments.programs import ProgramRunner
 from node.environments.task_types.base import Question, Row, Truth, read, said
 from node.environments.task_types.shapes.base import parsed
-from node.recent import Recent
-from node.sandbox import Sandbox, Status, Undecided
+from node.sandbox import CallStatus, Sandbox, Undecided
 
 MAX_SCHEMA = 64 * 1024
 MAX_ANSWER = 256 * 1024
@@ -109,7 +109,7 @@ class SchemaScorer:
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner = runner
         self._sandbox: Sandbox | None = None
-        self._known = Recent[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
@@ -135,7 +135,7 @@ class SchemaScorer:
         outcomes = self._sandbox.call_all("fits", [(json.loads(truth[0]), text) for text, truth in questions.values()])
         # Out of fuel is the same on every machine, so it may be remembered as a wrong answer.
         return {
-            key: float(outcome.status is Status.OK and outcome.value is True)
+            key: float(outcome.status is CallStatus.OK and outcome.value is True)
             for key, outcome in zip(questions, outcomes, strict=True)
             if not isinstance(outcome, Undecided)
         }

@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from node.bounded_dict import BoundedDict
 from node.environments.base import key_of
 from node.environments.errors import Undecided
 from node.environments.reasoning.environment import ReasoningGym, answer_in, score_row
 from node.environments.reasoning.table import refusal
 from node.environments.task_types.base import Question, Row, Truth, read
 from node.environments.task_types.shapes.base import parsed
-from node.recent import Recent
 
 MAX_ENTRY = 256 * 1024
 _REMEMBERED = 1 << 14
@@ -40,7 +40,7 @@ class ReasoningScorer:
 
     def __init__(self, gym: ReasoningGym | None = None) -> None:
         self._gym = gym or ReasoningGym()
-        self._known = Recent[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
     def start(self) -> None:

@@ -31,7 +31,7 @@ from node.environments.files import read_rows
 from node.environments.guests import guest
 from node.environments.programs import Opener, opener_for
 from node.environments.tools.form import Tool, how_to_call, parse_call, tell_result
-from node.sandbox import Limits, Outcome, Sandbox, Status
+from node.sandbox import CallOutcome, CallStatus, Sandbox, SandboxLimits
 
 # The search tool: a corpus that is a file of the run, ranked by BM25 in whole numbers.
 # Two machines must find the same passages in the same order, so there is no floating point, no locale and no Unicode
@@ -164,7 +164,7 @@ class PythonTool:
 
     about = "runs Python and tells what it prints; nothing is kept from one call to the next"
 
-    def __init__(self, opener: Opener, limits: Limits, most: int) -> None:
+    def __init__(self, opener: Opener, limits: SandboxLimits, most: int) -> None:
         self._opener = opener
         self._limits = limits
         self._most = most
@@ -195,9 +195,9 @@ class PythonTool:
             sandbox.close()
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: CallOutcome) -> str:
     """What the model is told: of a call that did not come to its end, only how that was."""
-    if outcome.status is Status.OK and isinstance(outcome.value, str):
+    if outcome.status is CallStatus.OK and isinstance(outcome.value, str):
         return outcome.value
     return f"the call ended early: {outcome.status.value}"
 
@@ -342,7 +342,7 @@ def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
         return SearchTool(load_corpus(path), arguments.result_characters)
     try:
         packages = tuple(arguments.packages.split())
-        limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib, packages=packages)
+        limits = SandboxLimits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib, packages=packages)
     except ValueError as error:
         raise _unusable(str(error), "change call_fuel or memory_mib") from None
     # One character more than is told, so that a cut is seen and marked.

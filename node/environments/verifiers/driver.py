@@ -41,7 +41,7 @@ class Broken(Exception):
 
 
 @dataclass
-class Session:
+class ReplaySession:
     """One replay. said: the sampled turns; tokens: all up to here."""
 
     said: list
@@ -80,7 +80,7 @@ class Endpoint:
     def __init__(self, key: str, longest: int) -> None:
         self._key = key
         self._longest = longest
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, ReplaySession] = {}
         self.port = 0
 
     async def start(self) -> None:
@@ -215,7 +215,7 @@ def load(settings: dict):
     return environment, list(itertools.islice(environment.taskset, settings["tasks"]))
 
 
-async def play(environment, task, context, session: Session, endpoint: Endpoint) -> dict:
+async def play(environment, task, context, session: ReplaySession, endpoint: Endpoint) -> dict:
     """One replay: until the package asks for what was not sampled yet, or is through."""
 
     def minted(trace) -> None:
@@ -276,7 +276,7 @@ async def serve(settings: dict, replies) -> None:
 
     async def answer(order: dict) -> None:
         async with gate:
-            session = Session(order["said"])
+            session = ReplaySession(order["said"])
             outcome = await play(environment, tasks[order["task"]], context, session, endpoint)
         tell(replies, {"id": order["id"], **outcome})
 

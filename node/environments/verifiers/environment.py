@@ -29,7 +29,7 @@ _DRIVER = Path(__file__).with_name("driver.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PackageTurn:
     """before: token ids that the package put before it (of the first turn: the prompt); tokens: what was sampled;
     finished: whether with an end token."""
 
@@ -38,7 +38,7 @@ class Turn:
     finished: bool
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ReplayOutcome(msgspec.Struct, frozen=True):
     """What driver.py says of a rollout. One of them is there. asked: the tokens after all turns, before what is to be
     sampled next; reward: it is over; broken: why it cannot go on from the last answer: that was cut off, or the package
     would change its tokens; late, wrong: why this process has no outcome, which is raised."""
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
     wrong: str = ""
 
 
-class Replayer:
+class RolloutReplayer:
     """Blocking; one process, which threads ask one after the other. settings: the first line of driver.py; seconds: for
     a batch of rollouts.
 
@@ -72,13 +72,13 @@ class Replayer:
         self._child = LineChild(command, environment, START_SECONDS, self._refused, [settings])
         self._child.start()
 
-    def replay(self, rollouts: Sequence[tuple[int, Sequence[Turn]]]) -> list[Outcome]:
+    def replay(self, rollouts: Sequence[tuple[int, Sequence[PackageTurn]]]) -> list[ReplayOutcome]:
         """rollouts: (task, its turns so far). Raises Undecided if one takes too long, by our clock or its own,
         EnvironmentFault if one fails or comes to something else than before."""
         with self._turn:
             orders = {next(self._numbers): rollout for rollout in rollouts}
             self._child.send(*(_order(number, *rollout) for number, rollout in orders.items()))
-            found: dict[int, Outcome] = {}
+            found: dict[int, ReplayOutcome] = {}
             while len(found) < len(orders):
                 reply = self._child.receive(self._seconds)
                 if reply is None:
@@ -97,13 +97,13 @@ class Replayer:
             "raise `seconds` in the environment's arguments, or look for what the package waits for",
         )
 
-    def _outcome(self, message: Any) -> Outcome:
+    def _outcome(self, message: Any) -> ReplayOutcome:
         try:
-            reply = msgspec.convert(message, Outcome)
+            reply = msgspec.convert(message, ReplayOutcome)
         except msgspec.ValidationError as error:
-            reply = Outcome(wrong=f"its process said what cannot be read: {error}")
+            reply = ReplayOutcome(wrong=f"its process said what cannot be read: {error}")
         if reply.reward is not None and not math.isfinite(reply.reward):
-            reply = Outcome(wrong=f"its reward is {reply.reward}")
+            reply = ReplayOutcome(wrong=f"its reward is {reply.reward}")
         if reply.late:
             # The replies to the rest of the batch are on their way. Only a new process says none of them.
             self.close()
@@ -128,7 +128,7 @@ class Replayer:
         )
 
 
-def _order(number: int, task: int, turns: Sequence[Turn]) -> dict[str, Any]:
+def _order(number: int, task: int, turns: Sequence[PackageTurn]) -> dict[str, Any]:
     return {"id": number, "task": task, "said": [[turn.before, turn.tokens, turn.finished] for turn in turns]}
 
 
@@ -171,7 +171,7 @@ class VerifiersEnvironment(Defaults):
     determinism: Determinism = "bounded"
     gave_up = 0
 
-    def __init__(self, arguments: Arguments, replayer: Replayer, tokenizer: Tokenizer) -> None:
+    def __init__(self, arguments: Arguments, replayer: RolloutReplayer, tokenizer: Tokenizer) -> None:
         self._taskset = arguments.taskset
         self._replayer = replayer
         self._eos = tokenizer.eos
@@ -217,7 +217,7 @@ class VerifiersEnvironment(Defaults):
     def check_renderer(self, tokenizer: Tokenizer) -> None:
         """Raises EnvironmentFault if even a plain answer would be changed by what follows it."""
         problem = self.problem(0)
-        plain = Turn(self.prompt_tokens(problem), [*tokenizer.encode("1"), min(self._eos)], finished=True)
+        plain = PackageTurn(self.prompt_tokens(problem), [*tokenizer.encode("1"), min(self._eos)], finished=True)
         broken = self._replayer.replay([(0, [plain])])[0].broken
         if broken:
             raise EnvironmentFault(
@@ -232,7 +232,7 @@ class VerifiersEnvironment(Defaults):
     def _task(self, number: int) -> Problem:
         return Problem(f"{self._taskset}-{number}", self._prompts[number], ())
 
-    def _asked(self, found: Outcome) -> list[int]:
+    def _asked(self, found: ReplayOutcome) -> list[int]:
         if not found.asked:
             raise EnvironmentFault(
                 f"the package {self._taskset!r} cannot be used",
@@ -241,13 +241,15 @@ class VerifiersEnvironment(Defaults):
             )
         return found.asked
 
-    def _rollout(self, problem: Problem, transcript: Transcript) -> tuple[int, list[Turn]]:
+    def _rollout(self, problem: Problem, transcript: Transcript) -> tuple[int, list[PackageTurn]]:
         """(task, its turns): each with what stood before it, so that a replay that differs is seen."""
-        turns: list[Turn] = []
+        turns: list[PackageTurn] = []
         before = self.prompt_tokens(problem)
         for segment in transcript:
             if segment.sampled:
-                turns.append(Turn(before, segment.tokens, bool(segment.tokens) and segment.tokens[-1] in self._eos))
+                turns.append(
+                    PackageTurn(before, segment.tokens, bool(segment.tokens) and segment.tokens[-1] in self._eos)
+                )
             else:
                 before = segment.tokens
         return _number(problem), turns
@@ -271,7 +273,7 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> VerifiersE
         "model": str((assets / "model").resolve()),
         "renderer": arguments.renderer,
     }
-    replayer = Replayer(settings, arguments.seconds)
+    replayer = RolloutReplayer(settings, arguments.seconds)
     try:
         environment = VerifiersEnvironment(arguments, replayer, tokenizer)
         if arguments.turns > 1:

@@ -63,7 +63,7 @@ class Trouble(Exception):
         self.code = code
 
 
-class Rollout:
+class PackageRollout:
     """One rollout of the package that waits for answers. begin(rollout) plays it to its end and returns the reward."""
 
     def __init__(self, begin, seconds: float) -> None:
@@ -126,15 +126,15 @@ class Rollout:
         return kind, given
 
 
-class Server:
+class RolloutServer:
     """play(task, rollout): plays one rollout of the package to its end; returns its reward. tasks: how many."""
 
     def __init__(self, play, tasks: int, seconds: float) -> None:
         self._play, self._tasks, self._seconds = play, tasks, seconds
         self._open: Counter[str] = Counter()
 
-    def begin(self, task: int) -> Rollout:
-        return Rollout(lambda rollout: self._play(task, rollout), self._seconds)
+    def begin(self, task: int) -> PackageRollout:
+        return PackageRollout(lambda rollout: self._play(task, rollout), self._seconds)
 
     async def rows(self, name: str) -> list[dict]:
         """A row of `server` for each task: its prompt is what the package asks first."""
@@ -160,7 +160,7 @@ class Server:
             await link.send_json(trouble_of(Trouble("CAPACITY_REACHED", "too many episodes are open")))
             return link
         self._open[address] += 1
-        rollout: Rollout | None = None
+        rollout: PackageRollout | None = None
         try:
             while (message := await link.receive(IDLE_SECONDS)).type is WSMsgType.TEXT:
                 try:
@@ -188,19 +188,19 @@ class Server:
             await link.close()
         return link
 
-    def _reset(self, data: dict) -> Rollout:
+    def _reset(self, data: dict) -> PackageRollout:
         task = data.get("task")
         if type(task) is not int or not 0 <= task < self._tasks:
             raise Trouble("VALIDATION_ERROR", f"task is a number below {self._tasks}")
         return self.begin(task)
 
 
-class Engine:
+class PackageEngine:
     """What the package takes for an engine: POST /v1/chat/completions. rollouts: by the id of their trace."""
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self.rollouts: dict[str, Rollout] = {}
+        self.rollouts: dict[str, PackageRollout] = {}
 
     async def complete(self, request: web.Request) -> web.Response:
         driver.admit(request, self._key)
@@ -292,7 +292,7 @@ async def listening(application: web.Application, host: str, port: int) -> Async
         await runner.cleanup()
 
 
-def outer_face(server: Server) -> web.Application:
+def outer_face(server: RolloutServer) -> web.Application:
     application = web.Application()
     application.router.add_get("/ws", server.socket)
     return application
@@ -305,11 +305,11 @@ async def serve(settings: dict, replies) -> None:
     from verifiers.v1.clients import EvalClientConfig, ModelContext
 
     environment, tasks = driver.load(settings)
-    engine = Engine(key)
+    engine = PackageEngine(key)
     inner = web.Application(client_max_size=MAX_BODY_BYTES)
     inner.router.add_post("/v1/chat/completions", engine.complete)
 
-    async def play(task: int, rollout: Rollout) -> float:
+    async def play(task: int, rollout: PackageRollout) -> float:
         ids = []
 
         def minted(trace) -> None:
@@ -329,7 +329,7 @@ async def serve(settings: dict, replies) -> None:
     async with listening(inner, "127.0.0.1", 0) as address, environment.serving():
         client = EvalClientConfig(base_url=f"http://{address}/v1", api_key_var=driver.KEY)
         context = ModelContext(model="policy", client=client)
-        server = Server(play, len(tasks), settings["seconds"])
+        server = RolloutServer(play, len(tasks), settings["seconds"])
         rows = await server.rows(settings["taskset"]) if settings["rows"] else []
         async with listening(outer_face(server), settings["host"], settings["port"]) as heard_at:
             driver.tell(replies, {"url": f"ws://{heard_at}/ws", "tasks": len(tasks), "rows": rows})

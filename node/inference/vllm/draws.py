@@ -18,7 +18,7 @@ KEY = "intellect"
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RequestDraw:
     """number: of the request; temperature > 0; uniforms: float64[most output tokens]; output: the tokens so far, a list
     that grows while the request runs; form: of proofs (`Rows`), None to keep its rows whole."""
 
@@ -34,12 +34,14 @@ def extra_args(number: int, temperature: float, uniforms: F64, form: tuple[int, 
     return {KEY: (number, temperature, np.ascontiguousarray(uniforms, dtype=np.float64).tobytes(), form)}
 
 
-def draw_of(extra: Mapping[str, Any] | None, output: Sequence[int] = ()) -> Draw | None:
+def draw_of(extra: Mapping[str, Any] | None, output: Sequence[int] = ()) -> RequestDraw | None:
     """What `extra_args` gave; None for a request that brought nothing."""
     if not extra or KEY not in extra:
         return None
     number, temperature, uniforms, form = extra[KEY]
-    return Draw(number, temperature, np.frombuffer(uniforms, dtype=np.float64), output, form and (form[0], form[1]))
+    return RequestDraw(
+        number, temperature, np.frombuffer(uniforms, dtype=np.float64), output, form and (form[0], form[1])
+    )
 
 
 def force(logits: Tensor, rows: Tensor, tokens: Tensor) -> None:

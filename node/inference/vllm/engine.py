@@ -16,12 +16,20 @@ import torch
 
 from node.inference.architectures import routing_of
 from node.inference.device_sampling import not_finite
-from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
+from node.inference.engine import (
+    MOST_IN_FLIGHT,
+    Completion,
+    Decoder,
+    FinishedSequence,
+    GenerationRequest,
+    Prefill,
+    Weights,
+)
 from node.inference.errors import EngineError
 from node.inference.image import ImageFile, read_image
 from node.inference.model_files import read_json
 from node.inference.out_of_memory import let_go
-from node.inference.proofs import Rows
+from node.inference.proofs import ProofRows
 from node.inference.room import FULL_TOKENS, ModelSize
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
@@ -42,7 +50,7 @@ class VllmDecoder:
         self._going: set[int] = set()
         self._ready: list[tuple[int, Completion]] = []
 
-    def submit(self, request: Request) -> int:
+    def submit(self, request: GenerationRequest) -> int:
         number = self._engine.begin(request, self._temperature, self)
         self._going.add(number)
         return number
@@ -150,7 +158,7 @@ class VllmEngine:
         """How many more requests would begin at the next step, were they short."""
         return max(0, MOST_AT_ONCE - len(self._flights))
 
-    def begin(self, request: Request, temperature: float, decoder: VllmDecoder) -> int:
+    def begin(self, request: GenerationRequest, temperature: float, decoder: VllmDecoder) -> int:
         """Put a request in flight for a decoder; its number."""
         number = next(self._numbers)
         rows = request.rows if request.rows and not request.rows.count else None  # later answers' are kept whole
@@ -176,7 +184,7 @@ class VllmEngine:
     def _completion(self, number: int, output: list[int], finished: bool) -> Completion:
         heads, loads = self._core.everywhere("intellect_take", number, len(output))
         swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
-        if isinstance(heads, Rows):
+        if isinstance(heads, ProofRows):
             return Completion(output, finished, np.empty((0, 0), dtype=np.uint16), swaps, kept=heads)
         if (heads == NOT_A_NUMBER).all(axis=1).any():
             raise not_finite()
@@ -205,13 +213,13 @@ class VllmEngine:
 
     # Verification
 
-    def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+    def prefill(self, sequences: Sequence[FinishedSequence], temperature: float) -> list[Prefill]:
         done: list[Prefill] = []
         for batch in _batches(sequences, self._batch_tokens):
             done += self._prefill(batch, temperature)
         return done
 
-    def _prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+    def _prefill(self, sequences: Sequence[FinishedSequence], temperature: float) -> list[Prefill]:
         try:
             names = [self._watch(sequence) for sequence in sequences]
             while self._looks:
@@ -227,7 +235,7 @@ class VllmEngine:
             self._core.abort([*self._looks])
             self._looks.clear()
 
-    def _watch(self, sequence: Finished) -> str:
+    def _watch(self, sequence: FinishedSequence) -> str:
         """Submit a sequence for one token more, and have its rows kept; nothing of it is read from the cache, where
         decoding left what is to be checked."""
         if min(sequence.output) < 0 or max(sequence.output) >= self.vocabulary:
@@ -249,9 +257,9 @@ def _cards(device: str, most: int) -> Cards | None:
     return Cards(torch.cuda.device_count(), min(free, most or free), total)
 
 
-def _batches(sequences: Sequence[Finished], most: int) -> list[list[Finished]]:
+def _batches(sequences: Sequence[FinishedSequence], most: int) -> list[list[FinishedSequence]]:
     """Consecutive runs of at most `most` tokens, or of one sequence."""
-    batches: list[list[Finished]] = []
+    batches: list[list[FinishedSequence]] = []
     room = 0
     for sequence in sequences:
         size = len(sequence.prompt) + len(sequence.output)

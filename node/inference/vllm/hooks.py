@@ -19,19 +19,19 @@ from node.inference.device_sampling import check_finite, interval, settle
 from node.inference.device_sampling import draw as draw_tokens
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
-from node.inference.head import Head
+from node.inference.head import OutputHead
 from node.inference.language_model import I64, as_bf16, bf16_bits
-from node.inference.proofs import Rows
+from node.inference.proofs import ProofRows
 from node.inference.room import CPU_CELLS, ROWS
 from node.inference.transfer import fetched, sent
-from node.inference.vllm.draws import Draw, force
+from node.inference.vllm.draws import RequestDraw, force
 
 Form = tuple[int, int] | None
 NOT_A_NUMBER = 0x7FC0
 """bf16 bits that mark a row whose logits were not finite."""
 
 
-class Watch:
+class RowWatch:
     """places: int64[n], ascending positions in the sequence whose rows are wanted."""
 
     def __init__(self, places: NDArray[np.int64]) -> None:
@@ -65,7 +65,7 @@ class Watch:
 class _Taken:
     """kept: instead of rows, what proofs need of them; broken: one of these had no numbers."""
 
-    kept: Rows | None = None
+    kept: ProofRows | None = None
     rows: list[U16] = field(default_factory=list)
     loads: list[int] = field(default_factory=list)
     broken: bool = False
@@ -80,7 +80,7 @@ class _Taken:
             self.broken |= bool((row == NOT_A_NUMBER).all())
 
 
-class Recorder:
+class ActivationRecorder:
     """uint16[hidden] per drawn token, and which load's weights drew it."""
 
     def __init__(self) -> None:
@@ -95,10 +95,10 @@ class Recorder:
         """
         for (number, place, form), row in zip(draws, rows, strict=True):
             if number not in self._taken:
-                self._taken[number] = _Taken(Rows(*form) if form else None)
+                self._taken[number] = _Taken(ProofRows(*form) if form else None)
             self._taken[number].put(place, row, load)
 
-    def take(self, number: int, count: int) -> tuple[U16 | Rows, list[int]]:
+    def take(self, number: int, count: int) -> tuple[U16 | ProofRows, list[int]]:
         """(uint16[count, hidden] or what was kept of these, load of each) of a request that ended after `count` tokens;
         it is forgotten."""
         taken = self._taken.pop(number)
@@ -120,11 +120,11 @@ class Hooks:
 
     def __init__(self, records: bool = True) -> None:
         self.records = records
-        self.recorder = Recorder()
-        self.watches: dict[str, Watch] = {}
+        self.recorder = ActivationRecorder()
+        self.watches: dict[str, RowWatch] = {}
         self.load = 0
         self._given: tuple[Tensor, Tensor | None] | None = None
-        self._head: Head | None = None
+        self._head: OutputHead | None = None
         self._hidden: Tensor | None = None
 
     def use_head(self, weight: Tensor, bias: Tensor | None, load: int) -> None:
@@ -137,15 +137,15 @@ class Hooks:
         self._hidden = hidden
         return self._head_for(hidden)(hidden)
 
-    def _head_for(self, hidden: Tensor) -> Head:
+    def _head_for(self, hidden: Tensor) -> OutputHead:
         """Made when the first rows say what the layers compute in."""
         if self._head is None:
             assert self._given is not None, "no weights were loaded"  # requests are refused until then
             weight, bias = self._given
-            self._head, self._given = Head(weight.to(hidden.dtype), bias), None
+            self._head, self._given = OutputHead(weight.to(hidden.dtype), bias), None
         return self._head
 
-    def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw], places: Sequence[int]) -> None:
+    def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[RequestDraw], places: Sequence[int]) -> None:
         """Draw the token of some rows of `logits`, leave a greedy sampler no other, and keep what they were drawn from.
 
         places: of the tokens in the outputs of their requests.

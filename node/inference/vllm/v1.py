@@ -7,7 +7,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor  # pyright: ignore[reportMissingImports]
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates  # pyright: ignore[reportMissingImports]
 
-from node.inference.vllm.draws import Draw, draw_of
+from node.inference.vllm.draws import RequestDraw, draw_of
 from node.inference.vllm.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class ReplayableSampler(LogitsProcessor):
     """of this process, once it has them (node.inference.vllm.worker)"""
 
     def __init__(self, vllm_config: "VllmConfig", device: "torch.device", is_pin_memory: bool) -> None:
-        self._draws: dict[int, Draw] = {}
+        self._draws: dict[int, RequestDraw] = {}
 
     def is_argmax_invariant(self) -> bool:
         # True would let vLLM leave it out for greedy requests, and all of ours are greedy.

@@ -15,9 +15,9 @@ from torch import Tensor
 from node.inference.engine import F32, F64, U16
 from node.inference.image import ImageFile
 from node.inference.lora import whole_weights
-from node.inference.proofs import Rows
+from node.inference.proofs import ProofRows
 from node.inference.settings import keep_precision
-from node.inference.vllm.hooks import Hooks, Watch
+from node.inference.vllm.hooks import Hooks, RowWatch
 from node.inference.vllm.readback import check_weights
 
 HEADS = ("lm_head.weight", "model.embed_tokens.weight")
@@ -60,7 +60,7 @@ class WorkerExtension:
         device = self.model_runner.device
         self._intellect.use_head(head.to(device), None if bias is None else bias.to(device), load)
 
-    def intellect_take(self, number: int, count: int) -> tuple[U16 | Rows, list[int]] | None:
+    def intellect_take(self, number: int, count: int) -> tuple[U16 | ProofRows, list[int]] | None:
         """(heads or what was kept of them, load of each) of the `count` tokens of a request that has ended; None but in
         the first process."""
         if not self._intellect.records:
@@ -72,7 +72,7 @@ class WorkerExtension:
 
     def intellect_watch(self, name: str, places: NDArray[np.int64]) -> None:
         """Keep the rows at these places of a request that is about to be computed."""
-        self._intellect.watches[name] = Watch(places)
+        self._intellect.watches[name] = RowWatch(places)
 
     def intellect_look(self, name: str, drawn: NDArray[np.int64], temperature: float) -> tuple[F64, F64, F32, U16]:
         """(lo, hi, logprob, heads) of the tokens that were drawn at a request's watched places."""

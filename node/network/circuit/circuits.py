@@ -16,9 +16,9 @@ from multiaddr import Multiaddr
 from node.network.circuit import ends, wire
 from node.network.circuit.punching import Punching
 from node.network.circuit.relay import Relay, reset
-from node.network.circuit.rules import Limits, Rules
+from node.network.circuit.rules import RelayLimits, RelayRules
 from node.network.hardening import HardSwarm
-from node.network.yamux import Session, stream_below
+from node.network.yamux import YamuxSession, stream_below
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
@@ -34,14 +34,14 @@ class Circuits:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RelayLimits,
         is_member: Callable[[Address], bool],
         address_of: Callable[[bytes], Address | None],
         contacts: Callable[[], tuple[str, ...]],
         punching: Punching,
     ) -> None:
         self._punching = punching
-        self.rules = Rules(limits, is_member)
+        self.rules = RelayRules(limits, is_member)
         self.held: dict[Address, float] = {}
         self._address_of = address_of
         self._relay = Relay(self.rules, address_of, self._open_stop, contacts)
@@ -90,7 +90,7 @@ class Circuits:
         direct = [each for each in self._swarm.get_connections(target) if ends.is_direct(each) and not each.is_closed]
         if not direct:
             # A relay dials nobody on others' behalf: a caller could have it knock anywhere.
-            raise ends.Refused("whom it calls is not connected")
+            raise ends.RelayRefused("whom it calls is not connected")
         return await self._host.new_stream(target, [TProtocol(wire.STOP)])
 
     async def _called(self, stream: INetStream) -> None:
@@ -103,7 +103,7 @@ class Circuits:
         claimed, raw = await ends.be_called(stream)
         muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
         # The handshake inside proves who calls; a relay that says otherwise lies, or was lied to.
-        if muxed.peer_id != claimed or not isinstance(muxed, Session):
+        if muxed.peer_id != claimed or not isinstance(muxed, YamuxSession):
             log.info("relay.lied", peer=relay)
             await muxed.close()
             return

@@ -18,22 +18,22 @@ from multiaddr import Multiaddr
 
 from node.network.circuit import wire
 from node.network.circuit.relay import ASK_SECONDS, WINDOW
-from node.network.circuit.rules import Status
+from node.network.circuit.rules import RelayStatus
 from node.network.sockets import lean
-from node.network.yamux import Session, Stream, stream_below
+from node.network.yamux import YamuxSession, YamuxStream, stream_below
 
 # A relay with a wrong clock may promise years: it is asked again within a day.
 LONGEST_LEASE = 24 * 3600.0
 
 
-class Refused(Exception):
+class RelayRefused(Exception):
     """The relay, or who was called through it, would not."""
 
 
 def is_direct(of: object) -> bool:
     """Whether a connection, or the one under a stream, goes through no relay."""
     muxed = getattr(of, "muxed_conn", None)
-    return isinstance(muxed, Session) and muxed.get_connection_type() != ConnectionType.RELAYED
+    return isinstance(muxed, YamuxSession) and muxed.get_connection_type() != ConnectionType.RELAYED
 
 
 async def reserve(stream: INetStream) -> float:
@@ -51,17 +51,17 @@ async def call(stream: INetStream, target: ID) -> RawConnection:
     return await _raw(stream, initiator=True)
 
 
-async def _ask(stream: Stream, message: HopMessage) -> HopMessage:
+async def _ask(stream: YamuxStream, message: HopMessage) -> HopMessage:
     try:
         with trio.fail_after(2 * ASK_SECONDS):
             await wire.write(stream, message)
             answer = await wire.read(stream, HopMessage)
     except (wire.Malformed, MuxedStreamError, trio.TooSlowError) as error:
-        raise Refused(f"the relay gives no answer: {error}") from error
-    if answer.type != HopMessage.STATUS or answer.status != Status.OK:
+        raise RelayRefused(f"the relay gives no answer: {error}") from error
+    if answer.type != HopMessage.STATUS or answer.status != RelayStatus.OK:
         # A relay of another program may answer numbers that we have no name for.
-        known = answer.status in tuple(Status)
-        raise Refused(f"the relay says {Status(answer.status).name if known else answer.status}")
+        known = answer.status in tuple(RelayStatus)
+        raise RelayRefused(f"the relay says {RelayStatus(answer.status).name if known else answer.status}")
     return answer
 
 
@@ -72,16 +72,16 @@ async def be_called(stream: INetStream) -> tuple[ID, RawConnection]:
         with trio.fail_after(ASK_SECONDS):
             asked = await wire.read(below, StopMessage)
             if asked.type != StopMessage.CONNECT or not asked.peer.id:
-                raise Refused("the relay does not say who calls")
-            await wire.write(below, wire.stop_status(Status.OK))
+                raise RelayRefused("the relay does not say who calls")
+            await wire.write(below, wire.stop_status(RelayStatus.OK))
     except wire.Malformed as error:
-        raise Refused(str(error)) from error
+        raise RelayRefused(str(error)) from error
     return ID(asked.peer.id), await _raw(stream, initiator=False)
 
 
 async def refuse_call(stream: INetStream) -> None:
     with trio.fail_after(ASK_SECONDS):
-        await wire.write(stream_below(stream), wire.stop_status(Status.PERMISSION_DENIED))
+        await wire.write(stream_below(stream), wire.stop_status(RelayStatus.PERMISSION_DENIED))
         await stream.close()
 
 

@@ -25,6 +25,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from node.addresses import may_call
+from node.bounded_dict import BoundedDict
 from node.network import sockets
 from node.network.budget import Budgets
 from node.network.circuit import wire
@@ -32,8 +33,7 @@ from node.network.circuit.ends import is_direct
 from node.network.circuit.relay import reset
 from node.network.contacts import Place, ip_of, place_of
 from node.network.hardening import HardSwarm
-from node.network.yamux import Session, Stream, stream_below
-from node.recent import Recent
+from node.network.yamux import YamuxSession, YamuxStream, stream_below
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
@@ -70,7 +70,7 @@ class Punching:
         *,
         private: bool,
     ) -> None:
-        self.failed: Recent[Address, float] = Recent(MAX_FAILED, refresh=True)
+        self.failed: BoundedDict[Address, float] = BoundedDict(MAX_FAILED, refresh=True)
         """Members to whom no hole could be made, and since when on trio's clock."""
         self._seen_at = seen_at
         self._is_member = is_member
@@ -88,7 +88,7 @@ class Punching:
         """Whether a connection goes through a hole."""
         return connection.muxed_conn in self._made
 
-    async def while_relayed(self, circuit: Session) -> None:
+    async def while_relayed(self, circuit: YamuxSession) -> None:
         """Try, ever more seldom, as long as a circuit on which this node was called lives."""
         pause = AGAIN[0]
         await trio.sleep(FIRST)
@@ -137,7 +137,7 @@ class Punching:
         self._remember(member, done)
         return done
 
-    async def _invite(self, stream: Stream, peer: ID, member: Address) -> bool:
+    async def _invite(self, stream: YamuxStream, peer: ID, member: Address) -> bool:
         for _ in range(TRIES):
             if not self._tries.take(peer, 1, trio.current_time()):
                 return False
@@ -171,7 +171,7 @@ class Punching:
         self._remember(member, done)
         await reset(below)
 
-    async def _follow(self, stream: Stream, peer: ID) -> bool:
+    async def _follow(self, stream: YamuxStream, peer: ID) -> bool:
         for _ in range(TRIES):
             with trio.fail_after(CONNECT_SECONDS + ANSWER_SECONDS):
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)

@@ -16,8 +16,8 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError
 from multiaddr import Multiaddr
 
 from node.network.circuit import wire
-from node.network.circuit.rules import Limits, Rules, Status
-from node.network.yamux import Stream, stream_below
+from node.network.circuit.rules import RelayLimits, RelayRules, RelayStatus
+from node.network.yamux import YamuxStream, stream_below
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class Relay:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: RelayRules,
         address_of: Callable[[bytes], Address | None],
         open_stop: Callable[[ID], Awaitable[INetStream]],
         contacts: Callable[[], tuple[str, ...]],
@@ -54,27 +54,27 @@ class Relay:
                 asked = await wire.read(below, HopMessage)
         except wire.Malformed as error:
             log.debug("relay.malformed", peer=caller, why=str(error))
-            await self._refuse(below, Status.MALFORMED_MESSAGE)
+            await self._refuse(below, RelayStatus.MALFORMED_MESSAGE)
             return
         # A circuit through a circuit would be paid for by two relays, and its ends counted at neither.
         relayed = stream.muxed_conn.get_connection_type() == ConnectionType.RELAYED
         if caller is None or relayed:
-            await self._refuse(below, Status.PERMISSION_DENIED)
+            await self._refuse(below, RelayStatus.PERMISSION_DENIED)
         elif asked.type == HopMessage.RESERVE:
             await self._reserve(below, caller)
         elif asked.type == HopMessage.CONNECT:
             await self._connect(below, stream.muxed_conn.peer_id, caller, asked.peer.id)
         else:
-            await self._refuse(below, Status.UNEXPECTED_MESSAGE)
+            await self._refuse(below, RelayStatus.UNEXPECTED_MESSAGE)
 
-    async def _refuse(self, stream: Stream, status: Status) -> None:
+    async def _refuse(self, stream: YamuxStream, status: RelayStatus) -> None:
         with trio.fail_after(ASK_SECONDS):
             await wire.write(stream, wire.hop_status(status))
             await stream.close()
 
-    async def _reserve(self, stream: Stream, member: Address) -> None:
+    async def _reserve(self, stream: YamuxStream, member: Address) -> None:
         status = self._rules.reserve(member, trio.current_time())
-        if status is not Status.OK:
+        if status is not RelayStatus.OK:
             await self._refuse(stream, status)
             return
         answer = wire.limited(wire.hop_status(status), self._rules.limits)
@@ -86,19 +86,19 @@ class Relay:
             await wire.write(stream, answer)
             await stream.close()
 
-    async def _connect(self, stream: Stream, caller_id: ID, caller: Address, target: bytes) -> None:
+    async def _connect(self, stream: YamuxStream, caller_id: ID, caller: Address, target: bytes) -> None:
         called = self._address_of(target)
         if called is None:
-            await self._refuse(stream, Status.MALFORMED_MESSAGE)
+            await self._refuse(stream, RelayStatus.MALFORMED_MESSAGE)
             return
         status = self._rules.open(caller, called, trio.current_time())
-        if status is not Status.OK:
+        if status is not RelayStatus.OK:
             await self._refuse(stream, status)
             return
         try:
             other = await self._call(ID(target), caller_id)
             if other is None:
-                await self._refuse(stream, Status.CONNECTION_FAILED)
+                await self._refuse(stream, RelayStatus.CONNECTION_FAILED)
                 return
             log.debug("relay.carries", peer=caller, to=called)
             await self._carry(stream, other, lambda size: self._pay(caller, called, size))
@@ -106,11 +106,11 @@ class Relay:
             # In `finally`: a place that is never given back would be lost until a restart.
             self._rules.close(caller, called)
 
-    async def _carry(self, stream: Stream, other: Stream, pay: Callable[[int], float]) -> None:
+    async def _carry(self, stream: YamuxStream, other: YamuxStream, pay: Callable[[int], float]) -> None:
         agreed = False
         try:
             with trio.fail_after(ASK_SECONDS):
-                await wire.write(stream, wire.limited(wire.hop_status(Status.OK), self._rules.limits))
+                await wire.write(stream, wire.limited(wire.hop_status(RelayStatus.OK), self._rules.limits))
             agreed = True
         finally:
             if not agreed:
@@ -120,7 +120,7 @@ class Relay:
     def _pay(self, caller: Address, called: Address, size: int) -> float:
         return self._rules.pay(caller, called, size, trio.current_time())
 
-    async def _call(self, target: ID, caller: ID) -> Stream | None:
+    async def _call(self, target: ID, caller: ID) -> YamuxStream | None:
         """A stream to the other end, which has agreed; None if it has not."""
         message = wire.limited(StopMessage(type=StopMessage.CONNECT), self._rules.limits)
         message.peer.id = caller.to_bytes()
@@ -129,7 +129,7 @@ class Relay:
             with trio.move_on_after(ASK_SECONDS):
                 stream = stream_below(await self._open_stop(target))
                 await wire.write(stream, message)
-                agreed = (await wire.read(stream, StopMessage)).status == Status.OK
+                agreed = (await wire.read(stream, StopMessage)).status == RelayStatus.OK
         except Exception as error:  # the library's ways to say that the other end is gone are many
             log.debug("relay.call_failed", to=str(target), error=repr(error))
         finally:
@@ -138,7 +138,7 @@ class Relay:
         return stream if agreed else None
 
 
-async def reset(*streams: Stream) -> None:
+async def reset(*streams: YamuxStream) -> None:
     """Also while being cancelled."""
     with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_SECONDS):
         for stream in streams:
@@ -149,7 +149,7 @@ class _Spent(Exception):
     """A circuit has carried what one may."""
 
 
-async def carry(one: Stream, other: Stream, limits: Limits, pay: Callable[[int], float]) -> None:
+async def carry(one: YamuxStream, other: YamuxStream, limits: RelayLimits, pay: Callable[[int], float]) -> None:
     """Pass bytes on both ways until both sides have ended, one breaks off, or the circuit has cost enough.
 
     pay: seconds to wait for so many bytes.
@@ -168,7 +168,7 @@ async def carry(one: Stream, other: Stream, limits: Limits, pay: Callable[[int],
             await reset(one, other)
 
 
-async def _pour(source: Stream, sink: Stream, limit: int, pay: Callable[[int], float]) -> None:
+async def _pour(source: YamuxStream, sink: YamuxStream, limit: int, pay: Callable[[int], float]) -> None:
     await source.widen(WINDOW)
     while limit > 0:
         try:

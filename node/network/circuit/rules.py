@@ -14,7 +14,7 @@ from protocol.identity import Address
 MIB = 1024**2
 
 
-class Status(IntEnum):
+class RelayStatus(IntEnum):
     """A relay's answers, with the numbers of the specification."""
 
     OK = 100
@@ -27,7 +27,7 @@ class Status(IntEnum):
     UNEXPECTED_MESSAGE = 401
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RelayLimits(msgspec.Struct, frozen=True):
     """reservations, circuits: of everybody at once; circuits_each: of one member, at either end of them; lease: seconds
     of a reservation; duration: seconds of a circuit; data: bytes of a circuit, each way; rate, rate_each: bytes per
     second of everybody and of one member, both ways together; burst: bytes at once, beyond the rate."""
@@ -43,10 +43,10 @@ class Limits(msgspec.Struct, frozen=True):
     burst: float = 16.0 * MIB
 
 
-class Rules:
+class RelayRules:
     """is_member: whom this relay serves. Nothing is served before `offered`."""
 
-    def __init__(self, limits: Limits, is_member: Callable[[Address], bool]) -> None:
+    def __init__(self, limits: RelayLimits, is_member: Callable[[Address], bool]) -> None:
         self.limits = limits
         self.offered = False
         self._is_member = is_member
@@ -66,18 +66,18 @@ class Rules:
         self._expire(now)
         return len(self._until)
 
-    def reserve(self, member: Address, now: float) -> Status:
+    def reserve(self, member: Address, now: float) -> RelayStatus:
         """Hold a place for calls to `member`, or renew it."""
         if not self.offered:
-            return Status.RESERVATION_REFUSED
+            return RelayStatus.RESERVATION_REFUSED
         if not self._is_member(member):
-            return Status.PERMISSION_DENIED
+            return RelayStatus.PERMISSION_DENIED
         self._expire(now)
         # Who has a place may renew it though all are taken: else a full relay would lose its oldest members one by one.
         if member not in self._until and len(self._until) >= self.limits.reservations:
-            return Status.RESOURCE_LIMIT_EXCEEDED
+            return RelayStatus.RESOURCE_LIMIT_EXCEEDED
         self._until[member] = now + self.limits.lease
-        return Status.OK
+        return RelayStatus.OK
 
     def _expire(self, now: float) -> None:
         for member in [member for member, until in self._until.items() if until <= now]:
@@ -87,21 +87,21 @@ class Rules:
         """It is not connected any more: what it had reserved is free."""
         self._until.pop(member, None)
 
-    def open(self, caller: Address, called: Address, now: float) -> Status:
+    def open(self, caller: Address, called: Address, now: float) -> RelayStatus:
         """Count one more circuit; whoever gets OK calls `close` when it ends."""
         # Members have a stake; an open relay would be found by the whole internet within days.
         if not (self._is_member(caller) and self._is_member(called)) or caller == called:
-            return Status.PERMISSION_DENIED
+            return RelayStatus.PERMISSION_DENIED
         if self._until.get(called, 0.0) <= now:
-            return Status.NO_RESERVATION
+            return RelayStatus.NO_RESERVATION
         full = self._open >= self.limits.circuits
         if full or any(self._circuits.get(end, 0) >= self.limits.circuits_each for end in (caller, called)):
-            return Status.RESOURCE_LIMIT_EXCEEDED
+            return RelayStatus.RESOURCE_LIMIT_EXCEEDED
         self._open += 1
         for end in (caller, called):
             self._circuits[end] = self._circuits.get(end, 0) + 1
             self._each.setdefault(end, TokenBucket(self.limits.rate_each, self.limits.burst))
-        return Status.OK
+        return RelayStatus.OK
 
     def close(self, caller: Address, called: Address) -> None:
         self._open -= 1

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.gossip.mesh import Mesh
-from node.network.gossip.messages import Heard, form_of, formed, specified
-from node.network.gossip.peers import Peer, Peers
+from node.network.gossip.messages import MessageCache, form_of, formed, specified
+from node.network.gossip.peers import GossipPeer, GossipPeers
 from node.network.packets import packet
 
 DIGEST_PEERS = 3
@@ -29,7 +29,7 @@ ANSWER_BYTES = 256 * 1024
 class Digests:
     """asked: messages that were asked for, and at which tick."""
 
-    def __init__(self, peers: Peers, mesh: Mesh, heard: Heard) -> None:
+    def __init__(self, peers: GossipPeers, mesh: Mesh, heard: MessageCache) -> None:
         self.asked: dict[bytes, int] = {}
         self._peers, self._mesh, self._heard = peers, mesh, heard
         self._missing: dict[bytes, tuple[str, int, list[bytes]]] = {}
@@ -52,7 +52,7 @@ class Digests:
                 if peer not in tellers and len(tellers) < DIGEST_PEERS:
                     tellers.append(peer)
 
-    def _learn_form(self, peer: bytes, known: Peer, have: rpc_pb2.ControlIHave) -> None:
+    def _learn_form(self, peer: bytes, known: GossipPeer, have: rpc_pb2.ControlIHave) -> None:
         """Its first names: it can be told what it may have missed."""
         if known.form is None and have.messageIDs:
             known.form = form_of(have.messageIDs[0])

@@ -1,7 +1,7 @@
 """Gossip of one node: streams to and from its peers, and the trees that decide what goes where.
 
-What is to be sent to a peer waits in a `Line`, what it says in an `Inbox`. Knows streams, budgets by way of `admit`,
-and when a message counts; leaves who gets what to `trees`.
+What is to be sent to a peer waits in a `PeerQueue`, what it says in an `Inbox`. Knows streams, budgets by way of
+`admit`, and when a message counts; leaves who gets what to `trees`.
 """
 
 import time
@@ -25,7 +25,7 @@ from node.network.budget import TokenBucket
 from node.network.gossip import messages
 from node.network.gossip.trees import TICK, Trees
 from node.network.packets import Cutter
-from node.network.yamux import BODY_BYTES, Stream, stream_below
+from node.network.yamux import BODY_BYTES, YamuxStream, stream_below
 
 MOST_BYTES = 4 * 1024**2
 """Waiting for one peer: who takes nothing for so long is left, and greeted anew."""
@@ -33,19 +33,19 @@ AT_ONCE = BODY_BYTES
 """Bytes of waiting packets that are written together: one frame."""
 
 
-class Line:
+class PeerQueue:
     """What is to be sent to one peer: a bounded queue, and whoever writes it into a stream. scope: of the task that
     keeps it."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
-        self.stream: Stream | None = None
+        self.stream: YamuxStream | None = None
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._news = trio.Event()
         self._writing = self._turned = False
 
-    def begin(self, stream: Stream) -> None:
+    def begin(self, stream: YamuxStream) -> None:
         """What is sent from now on goes there."""
         # What waited for the former stream is named in the greeting: sent as well, it would come twice.
         self._waiting.clear()
@@ -75,7 +75,7 @@ class Line:
                 self._news.set()
                 return
 
-    def _write_now(self, stream: Stream) -> bool:
+    def _write_now(self, stream: YamuxStream) -> bool:
         batch = self._taken()
         if stream.write_now(batch):
             return True
@@ -131,7 +131,7 @@ class Inbox:
     """
 
     def __init__(
-        self, stream: Stream, limit: int, hear: Callable[[bytes], Iterator[None]], heard: Callable[[], None]
+        self, stream: YamuxStream, limit: int, hear: Callable[[bytes], Iterator[None]], heard: Callable[[], None]
     ) -> None:
         self._scope = trio.CancelScope()
         self._closed = False
@@ -217,7 +217,7 @@ FIRST_RETRY, LAST_RETRY = 0.25, 8.0
 CLOSE_SECONDS = 3.0
 
 
-class Listener(Protocol):
+class GossipListener(Protocol):
     """What a node makes of gossip. Peers and authors are raw peer ids."""
 
     def is_member(self, peer: bytes) -> bool: ...
@@ -245,7 +245,7 @@ class Gossip:
         self,
         host: BasicHost,
         key: PrivateKey,
-        listener: Listener,
+        listener: GossipListener,
         still_connected: Callable[[bytes], bool],
         is_best: Callable[[INetStream], bool],
         boot: int = 0,
@@ -259,8 +259,8 @@ class Gossip:
         self._listener = listener
         self._still_connected = still_connected
         self._is_best = is_best
-        self._lines: dict[bytes, Line] = {}
-        self._told: dict[Line, None] = {}
+        self._lines: dict[bytes, PeerQueue] = {}
+        self._told: dict[PeerQueue, None] = {}
         self._inboxes: dict[bytes, Inbox] = {}
         self._nursery: trio.Nursery | None = None
         for protocol in (KIN, MESHSUB):
@@ -298,7 +298,7 @@ class Gossip:
         if peer in self._lines:
             self._lines[peer].turn()  # the new stream opens while the old one goes on: nothing is lost between them
         elif self._nursery is not None:
-            line = self._lines[peer] = Line()
+            line = self._lines[peer] = PeerQueue()
             self._nursery.start_soon(self._keep, peer, line)
 
     def left(self, peer: bytes) -> None:
@@ -323,7 +323,7 @@ class Gossip:
         for line in told:
             line.flush()
 
-    async def _keep(self, peer: bytes, line: Line) -> None:
+    async def _keep(self, peer: bytes, line: PeerQueue) -> None:
         """A stream to a peer, opened anew while it is connected."""
         wait = FIRST_RETRY
         try:
@@ -343,7 +343,7 @@ class Gossip:
             self.trees.gone(peer)
             self._flush()
 
-    async def _write(self, peer: bytes, line: Line) -> None:
+    async def _write(self, peer: bytes, line: PeerQueue) -> None:
         stream: INetStream | None = None
         try:
             stream = await self._open(peer)
@@ -368,7 +368,7 @@ class Gossip:
         self.trees.opened(peer, kin=stream.get_protocol() == KIN)
         self._flush()
 
-    async def _best(self, peer: bytes, line: Line, stream: INetStream) -> INetStream:
+    async def _best(self, peer: bytes, line: PeerQueue, stream: INetStream) -> INetStream:
         """The stream, or another of a better connection. The peer stays a link, and what waits goes the new way; what
         is still on the old one may be overtaken, which the greeting names."""
         if self._is_best(stream):

@@ -10,8 +10,8 @@ A link is made by GRAFT and ended by PRUNE. It may be somebody's who forwards wh
 
 from libp2p.pubsub.pb import rpc_pb2
 
-from node.network.gossip.peers import Peers
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
+from node.network.gossip.peers import GossipPeers
 
 FIRST_LINKS = 3
 """Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""
@@ -35,10 +35,10 @@ BRINGS = 0.5
 class Mesh:
     """links: by topic, of those that we hear."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: GossipPeers) -> None:
         self.links: dict[str, set[bytes]] = {}
         self._peers = peers
-        self._turns: Recent[bytes, float] = Recent(MAX_TURNS)
+        self._turns: BoundedDict[bytes, float] = BoundedDict(MAX_TURNS)
         """Members that run another program: when the last turn of each as a link began."""
 
     def has_room(self, peer: bytes, topic: str) -> bool:

@@ -10,7 +10,7 @@ from libp2p.crypto.keys import PrivateKey, PublicKey
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 
 IDENTITY = bytes.fromhex("0025")
 """Before a key, in a peer id that contains it: a multihash of 37 bytes by no hash."""
@@ -19,7 +19,7 @@ KEY = bytes.fromhex("08021221")
 BARE_LENGTH = len(KEY) + 33 + 8
 
 
-class Form(Enum):
+class DigestForm(Enum):
     """How a peer says names in digests.
 
     js-libp2p names the author's public key in place of its peer id, which is that key behind two bytes. Told a name in
@@ -30,18 +30,18 @@ class Form(Enum):
     BARE = "author's key, number"
 
 
-def form_of(name: bytes) -> Form:
-    return Form.BARE if len(name) == BARE_LENGTH and name.startswith(KEY) else Form.SPECIFIED
+def form_of(name: bytes) -> DigestForm:
+    return DigestForm.BARE if len(name) == BARE_LENGTH and name.startswith(KEY) else DigestForm.SPECIFIED
 
 
-def specified(names: Sequence[bytes], form: Form | None) -> Sequence[bytes]:
+def specified(names: Sequence[bytes], form: DigestForm | None) -> Sequence[bytes]:
     """Names that a peer says, as we say them."""
-    return [IDENTITY + name for name in names] if form is Form.BARE else names
+    return [IDENTITY + name for name in names] if form is DigestForm.BARE else names
 
 
-def formed(names: Sequence[bytes], form: Form | None) -> Sequence[bytes]:
+def formed(names: Sequence[bytes], form: DigestForm | None) -> Sequence[bytes]:
     """Our names, as a peer says them."""
-    return [name.removeprefix(IDENTITY) for name in names] if form is Form.BARE else names
+    return [name.removeprefix(IDENTITY) for name in names] if form is DigestForm.BARE else names
 
 
 SIGNED = b"libp2p-pubsub:"
@@ -98,12 +98,12 @@ class First(msgspec.Struct, frozen=True, gc=False):
     at: float
 
 
-class Heard:
+class MessageCache:
     """Which messages were heard, from whom first, and the last ones themselves. Its clock counts ticks."""
 
     def __init__(self) -> None:
         self.now = 0
-        self._firsts: Recent[bytes, First] = Recent(MAX_NAMES)
+        self._firsts: BoundedDict[bytes, First] = BoundedDict(MAX_NAMES)
         self._kept: OrderedDict[bytes, tuple[int, rpc_pb2.Message]] = OrderedDict()
         self._bytes = 0
 

@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.budget import TokenBucket
-from node.network.gossip.messages import Form
+from node.network.gossip.messages import DigestForm
 from node.network.packets import packet
 
 MAX_TOPICS = 32
@@ -23,7 +23,7 @@ Send = Callable[[bytes, bytes], None]
 """(raw peer id, packet): to that peer."""
 
 
-class Peer:
+class GossipPeer:
     """What is known of a connected peer. open: whether it can be sent to; kin: whether it runs our program; form: how
     it names messages, if that is known; backoff: until when it is not grafted without need; barred: until when not at
     all; named: how many unknown messages since the last tick; brought: others' messages that came by it
@@ -32,7 +32,7 @@ class Peer:
     def __init__(self) -> None:
         self.open = False
         self.kin = False
-        self.form: Form | None = None
+        self.form: DigestForm | None = None
         self.topics: set[str] = set()
         self.backoff: dict[str, float] = {}
         self.barred: dict[str, float] = {}
@@ -42,27 +42,27 @@ class Peer:
         self.bytes = TokenBucket(*ANSWERED_BYTES)
 
 
-class Peers:
+class GossipPeers:
     """clock: seconds, monotonic; is_member: whether a raw peer id is a member's; draw: who chooses among peers."""
 
     def __init__(
         self, send: Send, clock: Callable[[], float], is_member: Callable[[bytes], bool], draw: Random
     ) -> None:
         self.send, self.clock, self.is_member, self.draw = send, clock, is_member, draw
-        self.known: dict[bytes, Peer] = {}
+        self.known: dict[bytes, GossipPeer] = {}
 
-    def of(self, peer: bytes) -> Peer:
+    def of(self, peer: bytes) -> GossipPeer:
         """What is known of it: from now on, if nothing was."""
         known = self.known.get(peer)
         if known is None:
-            known = self.known[peer] = Peer()
+            known = self.known[peer] = GossipPeer()
         return known
 
     def control(self, peer: bytes, **said: Sequence[Message]) -> None:
         """Say something about links and messages: graft, prune, ihave or iwant."""
         self.send(peer, packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(**said))))  # type: ignore[arg-type]
 
-    def affords(self, known: Peer) -> bool:
+    def affords(self, known: GossipPeer) -> bool:
         """Whether a peer may say one thing more."""
         return known.controls.take(1, self.clock())
 
@@ -70,7 +70,7 @@ class Peers:
         known = self.known.get(peer)
         return known is not None and known.open
 
-    def form(self, peer: bytes) -> Form | None:
+    def form(self, peer: bytes) -> DigestForm | None:
         known = self.known.get(peer)
         return known.form if known else None
 

@@ -19,8 +19,8 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.gossip.digests import Digests
 from node.network.gossip.mesh import FIRST_LINKS, Mesh
-from node.network.gossip.messages import Form, Heard, name_of
-from node.network.gossip.peers import MAX_TOPICS, Peers, Send
+from node.network.gossip.messages import DigestForm, MessageCache, name_of
+from node.network.gossip.peers import MAX_TOPICS, GossipPeers, Send
 from node.network.packets import packet
 
 MAX_TOPIC_LENGTH = 256
@@ -32,13 +32,13 @@ CALM = 0.005
 
 
 class Trees:
-    """As of `Peers`. links: by topic, of those that we hear."""
+    """As of `GossipPeers`. links: by topic, of those that we hear."""
 
     def __init__(
         self, send: Send, clock: Callable[[], float], is_member: Callable[[bytes], bool], draw: Random
     ) -> None:
-        self.heard = Heard()
-        self.peers = Peers(send, clock, is_member, draw)
+        self.heard = MessageCache()
+        self.peers = GossipPeers(send, clock, is_member, draw)
         self._mesh = Mesh(self.peers)
         self._digests = Digests(self.peers, self._mesh, self.heard)
         self.links = self._mesh.links
@@ -59,7 +59,7 @@ class Trees:
         """It can be sent to, and was sent nothing yet. kin: whether it runs our program."""
         known = self.peers.of(peer)
         known.open, known.kin = True, kin
-        known.form = Form.SPECIFIED if kin else known.form
+        known.form = DigestForm.SPECIFIED if kin else known.form
         topics = [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=topic) for topic in self.links]
         if topics:
             self.peers.send(peer, packet(rpc_pb2.RPC(subscriptions=topics)))
@@ -176,9 +176,9 @@ class Trees:
             if isinstance(said, rpc_pb2.ControlIWant):
                 self._digests.asked_for(peer, said)
             elif said.topicID in self.links:
-                self._heed(peer, said)
+                self._handle(peer, said)
 
-    def _heed(self, peer: bytes, said: Message) -> None:
+    def _handle(self, peer: bytes, said: Message) -> None:
         if isinstance(said, rpc_pb2.ControlGraft):
             self._mesh.grafted(peer, said.topicID)
         elif isinstance(said, rpc_pb2.ControlPrune):

@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from node.sandbox import wire
-from node.sandbox.base import Status
+from node.sandbox.base import CallStatus
 from node.sandbox.calls import STDIN, STDOUT, gather, killed, serve
 from node.sandbox.confined import libc, walls
 from node.sandbox.guest import loop
@@ -51,15 +51,15 @@ class _Wires:
 class ConfinedServer:
     """directory: where the files of the entry lie."""
 
-    def __init__(self, load: wire.Load, directory: Path) -> None:
+    def __init__(self, load: wire.LoadOrder, directory: Path) -> None:
         self._load = load
         self._readable = [*walls.stdlib_directories(), directory]
         self._path = [str(directory), *(path for path in sys.path if _is_stdlib(path))]
 
-    def ask(self, request: wire.Request) -> wire.Ending:
+    def ask(self, request: wire.SandboxRequest) -> wire.GuestEnding:
         """One call, in a fork. Raises OSError where this machine cannot fork."""
         if request.session:
-            return wire.Ending("", error="a session needs the WASI sandbox")
+            return wire.GuestEnding("", error="a session needs the WASI sandbox")
         hear, reply = os.pipe()
         wires = _Wires(_memory_file(request.stdin), _memory_file(), _memory_file(), hear, reply)
         try:
@@ -77,7 +77,7 @@ class ConfinedServer:
         finally:
             wires.close()
 
-    def _call(self, request: wire.Request, wires: _Wires, server: int) -> NoReturn:
+    def _call(self, request: wire.SandboxRequest, wires: _Wires, server: int) -> NoReturn:
         """The fork: behind the walls, then import, call, reply."""
         code = 70
         try:
@@ -93,14 +93,14 @@ class ConfinedServer:
             # Whatever happens, a fork never returns into the server's code.
             os._exit(code)
 
-    def _heard(self, child: int, wires: _Wires, fuel: int) -> wire.Ending:
+    def _heard(self, child: int, wires: _Wires, fuel: int) -> wire.GuestEnding:
         try:
             # The mark of the walls is one byte. One more than the limit shows that a reply is too long.
             reply = gather(wires.hear, self._load.seconds, self._load.output_bytes + 2)
         except TimeoutError:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return wire.Ending("", error=f"it took more than {self._load.seconds:g} s")
+            return wire.GuestEnding("", error=f"it took more than {self._load.seconds:g} s")
         finally:
             os.close(wires.hear)
         # It still writes to a pipe that nobody reads: without this, wait4 would wait for ever.
@@ -108,7 +108,7 @@ class ConfinedServer:
             os.kill(child, signal.SIGKILL)
         _, status, usage = os.wait4(child, 0)
         if not reply.startswith(b"!"):
-            return wire.Ending("", error=f"the walls could not be put up: {killed(status)}")
+            return wire.GuestEnding("", error=f"the walls could not be put up: {killed(status)}")
         # The hard limit of CPU time ends it by SIGKILL, as a lack of memory does: the time tells which.
         slow = usage.ru_utime + usage.ru_stime >= walls.cpu_seconds(fuel)
         limit = self._load.output_bytes
@@ -118,7 +118,7 @@ class ConfinedServer:
 
 def main() -> None:
     try:
-        load = wire.decode(wire.read(STDIN), wire.Load)
+        load = wire.decode(wire.read(STDIN), wire.LoadOrder)
     except wire.Closed:
         return
     # Only the server comes to its end: forks end by os._exit.
@@ -126,7 +126,7 @@ def main() -> None:
         _serve(load, Path(directory))
 
 
-def _serve(load: wire.Load, directory: Path) -> None:
+def _serve(load: wire.LoadOrder, directory: Path) -> None:
     for name in PREPARED.split():
         importlib.import_module(name)
     for path, data in load.files.items():
@@ -138,8 +138,8 @@ def _serve(load: wire.Load, directory: Path) -> None:
     gc.freeze()
     server = ConfinedServer(load, directory)
     # Without a function the module is only imported: one that does not load is told here, once for all calls.
-    loaded = server.ask(wire.Request(b'["", []]', b"", load.load_fuel))
-    if loaded.status != Status.OK:
+    loaded = server.ask(wire.SandboxRequest(b'["", []]', b"", load.load_fuel))
+    if loaded.status != CallStatus.OK:
         wire.write(STDOUT, wire.encode(loaded))
         return
     serve(server.ask)
@@ -180,27 +180,27 @@ def _memory_file(content: bytes = b"") -> int:
     return descriptor
 
 
-def _ending(reply: bytes, status: int, slow: bool, printed: bytes, complained: bytes, limit: int) -> wire.Ending:
+def _ending(reply: bytes, status: int, slow: bool, printed: bytes, complained: bytes, limit: int) -> wire.GuestEnding:
     """What the kernel says of the process comes first, then what it replied."""
     if len(printed) + len(complained) > limit or len(reply) > limit:
-        ending = wire.Ending(Status.TOO_LONG, error=f"more than {limit} bytes")
+        ending = wire.GuestEnding(CallStatus.TOO_LONG, error=f"more than {limit} bytes")
     elif os.WIFSIGNALED(status):
         ending = _signalled(os.WTERMSIG(status), slow)
     elif os.waitstatus_to_exitcode(status) or not reply:
-        ending = wire.Ending(Status.EXITED, code=os.waitstatus_to_exitcode(status))
+        ending = wire.GuestEnding(CallStatus.EXITED, code=os.waitstatus_to_exitcode(status))
     else:
         ending = replied(reply)
     spare = max(limit - len(printed), 0)
     return msgspec.structs.replace(ending, printed=printed[:limit], complained=complained[:spare])
 
 
-def _signalled(number: int, slow: bool) -> wire.Ending:
+def _signalled(number: int, slow: bool) -> wire.GuestEnding:
     if number == signal.SIGXCPU or (slow and number == signal.SIGKILL):
-        return wire.Ending(Status.OUT_OF_FUEL)
+        return wire.GuestEnding(CallStatus.OUT_OF_FUEL)
     if number in _CRASHES:
-        return wire.Ending(Status.CRASHED, error=signal.Signals(number).name)
+        return wire.GuestEnding(CallStatus.CRASHED, error=signal.Signals(number).name)
     # Ended from outside, by a lack of memory for example: another machine might tell.
-    return wire.Ending("", error=f"its process was ended by signal {number}")
+    return wire.GuestEnding("", error=f"its process was ended by signal {number}")
 
 
 if __name__ == "__main__":

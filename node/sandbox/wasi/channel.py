@@ -9,7 +9,7 @@ class GuestEnd(Exception):
     """The guest is done. Leaves the guest's code through the host's function that it called."""
 
 
-class Finished(GuestEnd):
+class GuestFinished(GuestEnd):
     """It replied, and asked for another request."""
 
 
@@ -32,7 +32,9 @@ class Channel:
     printed, complained: what came on standard output and error since the call began.
     """
 
-    def __init__(self, begin: Callable[[], wire.Request], go_on: Callable[[], wire.Request], limit: int) -> None:
+    def __init__(
+        self, begin: Callable[[], wire.SandboxRequest], go_on: Callable[[], wire.SandboxRequest], limit: int
+    ) -> None:
         self._begin, self._go_on, self._limit = begin, go_on, limit
         self._begun = False
         self._unread = memoryview(b"")
@@ -50,7 +52,7 @@ class Channel:
         if not self._begun:
             # A reply before the first request is about the loading, and answers no call.
             if self._reply:
-                raise Finished
+                raise GuestFinished
             self._take(self._begin())
             self._begun = True
         elif self._reply and not self._unread:
@@ -84,7 +86,7 @@ class Channel:
         """How many bytes may still be printed."""
         return self._limit - len(self.printed) - len(self.complained)
 
-    def _take(self, request: wire.Request) -> None:
+    def _take(self, request: wire.SandboxRequest) -> None:
         self._unread, self._input = memoryview(request.body), request.stdin
         self._reply.clear()
         self.printed.clear()

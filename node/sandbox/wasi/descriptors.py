@@ -1,7 +1,7 @@
 """The numbers by which a guest knows its streams and what it has opened."""
 
 from node.sandbox.wasi.abi import Errno, FileType, WasiError
-from node.sandbox.wasi.files import Node, OpenFile
+from node.sandbox.wasi.files import GuestFile, OpenFile
 
 STDIN, STDOUT, STDERR, ROOT, CHANNEL = range(5)
 MAX_OPEN = 256
@@ -10,7 +10,7 @@ MAX_OPEN = 256
 class Descriptors:
     """root: the directory that is open from the beginning."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: GuestFile) -> None:
         self._root = root
         self._open: dict[int, OpenFile] = {}
 
@@ -18,7 +18,7 @@ class Descriptors:
         if descriptor != ROOT:
             raise WasiError(Errno.BADF)
 
-    def node(self, descriptor: int) -> Node | None:
+    def node(self, descriptor: int) -> GuestFile | None:
         """None of a standard stream and the channel."""
         if descriptor == ROOT:
             return self._root
@@ -33,7 +33,7 @@ class Descriptors:
             raise WasiError(Errno.ISDIR if descriptor == ROOT else Errno.BADF)
         return self._open[descriptor]
 
-    def begin(self, node: Node, *, append: bool) -> int:
+    def begin(self, node: GuestFile, *, append: bool) -> int:
         """Its number. There must be `room`."""
         # The lowest free one, as POSIX promises: a guest may see the number, and it must be the same everywhere.
         descriptor = next(number for number in range(CHANNEL + 1, CHANNEL + 2 + MAX_OPEN) if number not in self._open)
@@ -46,7 +46,7 @@ class Descriptors:
         if len(self._open) >= MAX_OPEN:
             raise WasiError(Errno.MFILE)
 
-    def end(self, descriptor: int) -> Node:
+    def end(self, descriptor: int) -> GuestFile:
         """What it was of."""
         node = self.file(descriptor).node
         del self._open[descriptor]

@@ -14,13 +14,13 @@ MAX_NAME = 255
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class GuestFile:
     """A file or a directory. inode: its number, which follows from its place in the sorted tree, then from the order of
     creation; opened: how many descriptors hold it; gone: no directory names it any more."""
 
     inode: int
     data: bytes | bytearray = b""
-    children: dict[str, "Node"] | None = None
+    children: dict[str, "GuestFile"] | None = None
     writable: bool = False
     opened: int = 0
     gone: bool = False
@@ -29,7 +29,7 @@ class Node:
     def kind(self) -> FileType:
         return FileType.REGULAR_FILE if self.children is None else FileType.DIRECTORY
 
-    def entries(self) -> list[tuple[str, "Node"]]:
+    def entries(self) -> list[tuple[str, "GuestFile"]]:
         """What a directory holds, by name. Raises WasiError of a file."""
         if self.children is None:
             raise WasiError(Errno.NOTDIR)
@@ -40,7 +40,7 @@ class Node:
 class OpenFile:
     """A node with a place to read on from. append: every write goes to the end."""
 
-    node: Node
+    node: GuestFile
     offset: int = 0
     append: bool = False
 
@@ -71,17 +71,17 @@ class Disk:
     Without room nothing is writable, and every change is refused with ROFS.
     """
 
-    def __init__(self, root: Node, folder: str, room: int) -> None:
+    def __init__(self, root: GuestFile, folder: str, room: int) -> None:
         self.left = room
         # Above the numbers of what was loaded, so that no two files share one.
         self._next_inode = 1 << 32
-        self._folder: Node | None = None
+        self._folder: GuestFile | None = None
         if room:
             if root.children is None or folder in root.children:
                 raise ValueError(f"{folder} is the name of the disk")
             self._folder = root.children[folder] = self._node(directory=True)
 
-    def create(self, folder: Node, name: str, *, directory: bool) -> Node:
+    def create(self, folder: GuestFile, name: str, *, directory: bool) -> GuestFile:
         """A new entry. Raises WasiError: ROFS, NOSPC, EXIST, NAMETOOLONG."""
         children = _changeable(folder)
         if name in children:
@@ -92,12 +92,12 @@ class Disk:
         children[name] = made = self._node(directory=directory)
         return made
 
-    def write(self, node: Node, data: bytes, offset: int) -> None:
+    def write(self, node: GuestFile, data: bytes, offset: int) -> None:
         """Raises WasiError, with nothing written."""
         self.resize(node, max(len(node.data), offset + len(data)))
         node.data[offset : offset + len(data)] = data  # type: ignore[index] - resize looked
 
-    def resize(self, node: Node, size: int) -> None:
+    def resize(self, node: GuestFile, size: int) -> None:
         """Cut, or filled up with zeros. Raises WasiError."""
         if not node.writable or not isinstance(node.data, bytearray):
             raise WasiError(Errno.ROFS)
@@ -108,7 +108,7 @@ class Disk:
         else:
             node.data.extend(bytes(size - len(node.data)))
 
-    def remove(self, folder: Node, name: str, *, directory: bool) -> None:
+    def remove(self, folder: GuestFile, name: str, *, directory: bool) -> None:
         """Raises WasiError: ROFS, NOENT, ISDIR, NOTDIR, NOTEMPTY."""
         children = _changeable(folder)
         node = _named(children, name)
@@ -123,7 +123,7 @@ class Disk:
         if not node.opened:
             self._give_back(node)
 
-    def rename(self, folder: Node, name: str, target: Node, new: str) -> None:
+    def rename(self, folder: GuestFile, name: str, target: GuestFile, new: str) -> None:
         """What stands at the target is replaced. Raises WasiError; INVAL where a directory would go into itself."""
         children, others = _changeable(folder), _changeable(target)
         node = _named(children, name)
@@ -139,7 +139,7 @@ class Disk:
         del children[name]
         others[new] = node
 
-    def closed(self, node: Node) -> None:
+    def closed(self, node: GuestFile) -> None:
         """A descriptor of it is closed. A file that nothing names any more takes room until its last one is."""
         node.opened -= 1
         if node.gone and not node.opened:
@@ -153,11 +153,11 @@ class Disk:
             yield depth, name, bytes(node.data) if node.children is None else None
             waiting += [(depth + 1, *below) for below in sorted((node.children or {}).items(), key=lambda one: one[0])]
 
-    def _node(self, *, directory: bool) -> Node:
+    def _node(self, *, directory: bool) -> GuestFile:
         self._next_inode += 1
-        return Node(self._next_inode, bytearray(), {} if directory else None, writable=True)
+        return GuestFile(self._next_inode, bytearray(), {} if directory else None, writable=True)
 
-    def _give_back(self, node: Node) -> None:
+    def _give_back(self, node: GuestFile) -> None:
         self.left += ENTRY_BYTES + len(node.data)
 
     def _take(self, size: int) -> None:
@@ -171,7 +171,7 @@ class _Folder:
     children: dict[str, "_Folder | bytes"] = field(default_factory=dict)
 
 
-def make_tree(files: Mapping[str, bytes]) -> Node:
+def make_tree(files: Mapping[str, bytes]) -> GuestFile:
     """path -> content. Raises ValueError where one file lies below another."""
     root = _Folder()
     for path, data in files.items():
@@ -188,7 +188,7 @@ def make_tree(files: Mapping[str, bytes]) -> Node:
     return _numbered(root, [0])
 
 
-def find(root: Node, path: bytes) -> Node:
+def find(root: GuestFile, path: bytes) -> GuestFile:
     """Raises WasiError: NOENT, NOTDIR. `..` leads nowhere: there is nothing above the root that could be meant."""
     node = root
     for name in path.split(b"/"):
@@ -203,7 +203,7 @@ def find(root: Node, path: bytes) -> Node:
     return node
 
 
-def find_place(root: Node, path: bytes) -> tuple[Node, str]:
+def find_place(root: GuestFile, path: bytes) -> tuple[GuestFile, str]:
     """The directory that a path leads to, and the last name, which need not be there. Raises WasiError."""
     folder, _, name = path.rstrip(b"/").rpartition(b"/")
     if name in (b"", b".", b".."):
@@ -214,7 +214,7 @@ def find_place(root: Node, path: bytes) -> tuple[Node, str]:
         raise WasiError(Errno.INVAL) from None
 
 
-def _changeable(folder: Node) -> dict[str, Node]:
+def _changeable(folder: GuestFile) -> dict[str, GuestFile]:
     if folder.children is None:
         raise WasiError(Errno.NOTDIR)
     if not folder.writable or folder.gone:
@@ -222,13 +222,13 @@ def _changeable(folder: Node) -> dict[str, Node]:
     return folder.children
 
 
-def _named(children: dict[str, Node], name: str) -> Node:
+def _named(children: dict[str, GuestFile], name: str) -> GuestFile:
     if name not in children:
         raise WasiError(Errno.NOENT)
     return children[name]
 
 
-def _below(node: Node) -> Iterator[Node]:
+def _below(node: GuestFile) -> Iterator[GuestFile]:
     """Itself and all below it. Without recursion: a guest may nest directories without end."""
     waiting = [node]
     while waiting:
@@ -237,14 +237,14 @@ def _below(node: Node) -> Iterator[Node]:
         waiting += (one.children or {}).values()
 
 
-def _numbered(folder: _Folder, counter: list[int]) -> Node:
+def _numbered(folder: _Folder, counter: list[int]) -> GuestFile:
     counter[0] += 1
     inode = counter[0]
-    children: dict[str, Node] = {}
+    children: dict[str, GuestFile] = {}
     for name, below in sorted(folder.children.items()):
         if isinstance(below, _Folder):
             children[name] = _numbered(below, counter)
         else:
             counter[0] += 1
-            children[name] = Node(counter[0], below)
-    return Node(inode, children=children)
+            children[name] = GuestFile(counter[0], below)
+    return GuestFile(inode, children=children)

@@ -14,10 +14,10 @@ from wasmtime import Engine, Func, Linker, Memory, Module, Store, Trap, TrapCode
 
 from node.sandbox import guest as guest_modules
 from node.sandbox import wire
-from node.sandbox.base import Status
+from node.sandbox.base import CallStatus
 from node.sandbox.calls import STDIN, ForkingServer
 from node.sandbox.confined import walls
-from node.sandbox.wasi.channel import Channel, Exited, Finished, GuestEnd, TooLong
+from node.sandbox.wasi.channel import Channel, Exited, GuestEnd, GuestFinished, TooLong
 from node.sandbox.wasi.engine import load_module
 from node.sandbox.wasi.files import Disk, make_tree
 from node.sandbox.wasi.paths import CHANNEL_NAME
@@ -32,7 +32,7 @@ HOST_MIB = 256
 
 def main() -> None:
     try:
-        load = wire.decode(wire.read(STDIN), wire.Load)
+        load = wire.decode(wire.read(STDIN), wire.LoadOrder)
     except wire.Closed:
         return
     # A reply and all prints may each be as long as the limit. The rest is for the frame and an error.
@@ -40,20 +40,22 @@ def main() -> None:
     server.answer(_run(load, server))
 
 
-def _run(load: wire.Load, server: ForkingServer) -> wire.Ending:
+def _run(load: wire.LoadOrder, server: ForkingServer) -> wire.GuestEnding:
     try:
         _limit(load.memory_mib)
         if not _stack_is_enough(STACK_BYTES + (8 << 20)):
-            return wire.Ending("", error=f"the hard limit of the stack is below {STACK_BYTES >> 20} MiB (ulimit -Hs)")
-        guest = Guest(*load_module(Path(load.runtime)), load, server.next, server.go_on)
+            return wire.GuestEnding(
+                "", error=f"the hard limit of the stack is below {STACK_BYTES >> 20} MiB (ulimit -Hs)"
+            )
+        guest = GuestModule(*load_module(Path(load.runtime)), load, server.next, server.go_on)
         walls.prepare()
         # Before the first fork: what stands now is shared by all calls.
         gc.freeze()
         return guest.run()
     except MemoryError:
-        return wire.Ending("", error="this machine has no memory left")
+        return wire.GuestEnding("", error="this machine has no memory left")
     except Exception as error:  # the host's own trouble is never the guest's outcome
-        return wire.Ending("", error=f"{type(error).__name__}: {error}"[:400])
+        return wire.GuestEnding("", error=f"{type(error).__name__}: {error}"[:400])
 
 
 def _limit(memory_mib: int) -> None:
@@ -83,16 +85,16 @@ DISK = "work"
 _TABLE_ELEMENTS = 100_000
 
 
-class Guest:
+class GuestModule:
     """A module whose code has not begun. Raises ValueError for files that are no tree."""
 
     def __init__(
         self,
         engine: Engine,
         module: Module,
-        load: wire.Load,
-        next_request: Callable[[], wire.Request],
-        go_on: Callable[[wire.Ending], wire.Request],
+        load: wire.LoadOrder,
+        next_request: Callable[[], wire.SandboxRequest],
+        go_on: Callable[[wire.GuestEnding], wire.SandboxRequest],
     ) -> None:
         """go_on: says how a call of a session ended, and waits for its next."""
         self._load = load
@@ -116,7 +118,7 @@ class Guest:
         self._start = start
         self._system.attach(memory)
 
-    def run(self) -> wire.Ending:
+    def run(self) -> wire.GuestEnding:
         """From the first instruction to the last: of a call, where one began meanwhile, else of the loading."""
         try:
             self._start(self._store)
@@ -128,44 +130,44 @@ class Guest:
             ending = self._trapped(trap)
         return self._known(ending)
 
-    def _known(self, ending: wire.Ending) -> wire.Ending:
+    def _known(self, ending: wire.GuestEnding) -> wire.GuestEnding:
         """Undecided where the host had no memory."""
-        return ending if self._could_have_memory() else wire.Ending("", error="this machine has no memory left")
+        return ending if self._could_have_memory() else wire.GuestEnding("", error="this machine has no memory left")
 
-    def _begin(self) -> wire.Request:
+    def _begin(self) -> wire.SandboxRequest:
         request = self._next()
         self._in_session = request.session > 0
         self._system.fill(request.fuel)
         return request
 
-    def _again(self) -> wire.Request:
+    def _again(self) -> wire.SandboxRequest:
         if not self._in_session:
-            raise Finished
-        request = self._go_on(self._known(self._ended(Finished())))
+            raise GuestFinished
+        request = self._go_on(self._known(self._ended(GuestFinished())))
         self._system.fill(request.fuel)
         return request
 
-    def _ended(self, end: GuestEnd) -> wire.Ending:
+    def _ended(self, end: GuestEnd) -> wire.GuestEnding:
         if isinstance(end, TooLong):
-            return self._ending(Status.TOO_LONG, error=f"more than {self._load.output_bytes} bytes")
+            return self._ending(CallStatus.TOO_LONG, error=f"more than {self._load.output_bytes} bytes")
         if self._channel.reply:
             said = replied(self._channel.reply)
             return self._ending(said.status, said.reply, said.error, said.code)
-        return self._ending(Status.EXITED, code=end.code if isinstance(end, Exited) else 0)
+        return self._ending(CallStatus.EXITED, code=end.code if isinstance(end, Exited) else 0)
 
-    def _trapped(self, trap: Trap) -> wire.Ending:
+    def _trapped(self, trap: Trap) -> wire.GuestEnding:
         if trap.trap_code == TrapCode.OUT_OF_FUEL:
-            return self._ending(Status.OUT_OF_FUEL)
+            return self._ending(CallStatus.OUT_OF_FUEL)
         if trap.trap_code == TrapCode.STACK_OVERFLOW:  # of native frames, whose size depends on the processor
-            return wire.Ending("", error="the native stack was too small")
-        return self._ending(Status.CRASHED, error=str(trap.trap_code.name if trap.trap_code else trap.message))
+            return wire.GuestEnding("", error="the native stack was too small")
+        return self._ending(CallStatus.CRASHED, error=str(trap.trap_code.name if trap.trap_code else trap.message))
 
-    def _ending(self, status: str, reply: bytes = b"", error: str = "", code: int = 0) -> wire.Ending:
+    def _ending(self, status: str, reply: bytes = b"", error: str = "", code: int = 0) -> wire.GuestEnding:
         channel = self._channel
         printed, complained = bytes(channel.printed), bytes(channel.complained)
         # Hashing all of the memory is dear, and only a session asks for it.
         state = self._system.state() if self._in_session else b""
-        return wire.Ending(status, reply, error, code, self._system.used, printed, complained, state)
+        return wire.GuestEnding(status, reply, error, code, self._system.used, printed, complained, state)
 
     def _could_have_memory(self) -> bool:
         """Whether the host can still give all that the guest may have: else a MemoryError may have been the host's."""

@@ -17,7 +17,7 @@ FOR_EVER = 10**18
 """Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits."""
 
 
-class Meter:
+class FuelMeter:
     """Of one guest's store."""
 
     def __init__(self, store: Store) -> None:

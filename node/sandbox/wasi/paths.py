@@ -3,7 +3,7 @@
 from node.sandbox.wasi import abi
 from node.sandbox.wasi.abi import Errno, GuestMemory, WasiError
 from node.sandbox.wasi.descriptors import CHANNEL, Descriptors
-from node.sandbox.wasi.files import Disk, Node, find, find_place
+from node.sandbox.wasi.files import Disk, GuestFile, find, find_place
 
 CHANNEL_NAME = ".channel"
 """What the guest opens in its directory to talk to the host; it gets the descriptor CHANNEL."""
@@ -32,7 +32,7 @@ class Paths:
             self._disk.resize(node, 0)
         self._memory.write(result, abi.SIZE.pack(self._opened.begin(node, append=bool(how & abi.APPEND))))
 
-    def _found_or_made(self, at: int, path: int, size: int, flags: int) -> Node:
+    def _found_or_made(self, at: int, path: int, size: int, flags: int) -> GuestFile:
         try:
             node = self._find(at, path, size)
         except WasiError as error:
@@ -64,13 +64,13 @@ class Paths:
         self._find(at, path, size)
         raise WasiError(Errno.INVAL)
 
-    def _find(self, at: int, path: int, size: int) -> Node:
+    def _find(self, at: int, path: int, size: int) -> GuestFile:
         return find(*self._path(at, path, size))
 
-    def _place(self, at: int, path: int, size: int) -> tuple[Node, str]:
+    def _place(self, at: int, path: int, size: int) -> tuple[GuestFile, str]:
         return find_place(*self._path(at, path, size))
 
-    def _path(self, at: int, path: int, size: int) -> tuple[Node, bytes]:
+    def _path(self, at: int, path: int, size: int) -> tuple[GuestFile, bytes]:
         start = self._opened.node(at)
         if start is None:
             raise WasiError(Errno.NOTDIR)

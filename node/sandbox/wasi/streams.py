@@ -4,8 +4,8 @@ from node.sandbox.wasi import abi
 from node.sandbox.wasi.abi import Errno, GuestMemory, WasiError
 from node.sandbox.wasi.channel import Channel
 from node.sandbox.wasi.descriptors import CHANNEL, STDERR, STDIN, STDOUT, Descriptors
-from node.sandbox.wasi.files import Disk, Node
-from node.sandbox.wasi.meter import BYTE_FUEL, Meter
+from node.sandbox.wasi.files import Disk, GuestFile
+from node.sandbox.wasi.meter import BYTE_FUEL, FuelMeter
 
 DIRECTORY = "/app"
 
@@ -13,7 +13,9 @@ DIRECTORY = "/app"
 class Streams:
     """As of `System`: the public methods are WASI's functions."""
 
-    def __init__(self, memory: GuestMemory, meter: Meter, opened: Descriptors, channel: Channel, disk: Disk) -> None:
+    def __init__(
+        self, memory: GuestMemory, meter: FuelMeter, opened: Descriptors, channel: Channel, disk: Disk
+    ) -> None:
         self._memory, self._meter, self._opened = memory, meter, opened
         self._channel, self._disk = channel, disk
 
@@ -127,7 +129,7 @@ class Streams:
             spare -= min(length, spare)
         self._channel.print(self._memory.gather(fitting), error=error)
 
-    def _write_at(self, node: Node, places: list[tuple[int, int]], offset: int) -> int:
+    def _write_at(self, node: GuestFile, places: list[tuple[int, int]], offset: int) -> int:
         """Where it ends. What has no room is refused before it is copied."""
         size = sum(size for _, size in places)
         if not node.writable or node.children is not None:

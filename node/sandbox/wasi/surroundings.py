@@ -3,7 +3,7 @@
 from node.sandbox.wasi import abi
 from node.sandbox.wasi.abi import Errno, GuestMemory, WasiError
 from node.sandbox.wasi.channel import Exited
-from node.sandbox.wasi.meter import BYTE_FUEL, Meter
+from node.sandbox.wasi.meter import BYTE_FUEL, FuelMeter
 
 _BLOCK = 1 << 16
 
@@ -11,7 +11,7 @@ _BLOCK = 1 << 16
 class Surroundings:
     """As of `System`: the public methods are WASI's functions."""
 
-    def __init__(self, memory: GuestMemory, meter: Meter, arguments: list[str]) -> None:
+    def __init__(self, memory: GuestMemory, meter: FuelMeter, arguments: list[str]) -> None:
         self._memory, self._meter = memory, meter
         self._arguments = [argument.encode() + b"\0" for argument in arguments]
         self._environ = [b"PYTHONHASHSEED=0\0", b"PYTHONUTF8=1\0"]

@@ -12,8 +12,8 @@ from wasmtime import Linker, Memory, Module, Store, ValType
 from node.sandbox.wasi.abi import Errno, GuestMemory, WasiError
 from node.sandbox.wasi.channel import Channel
 from node.sandbox.wasi.descriptors import Descriptors
-from node.sandbox.wasi.files import Disk, Node
-from node.sandbox.wasi.meter import CALL_FUEL, Meter
+from node.sandbox.wasi.files import Disk, GuestFile
+from node.sandbox.wasi.meter import CALL_FUEL, FuelMeter
 from node.sandbox.wasi.paths import Paths
 from node.sandbox.wasi.streams import Streams
 from node.sandbox.wasi.surroundings import Surroundings
@@ -32,8 +32,8 @@ class System:
     Integers of 32 bits come unsigned, those of 64 bits signed.
     """
 
-    def __init__(self, store: Store, root: Node, channel: Channel, arguments: list[str], disk: Disk) -> None:
-        self._memory, self._meter, self._opened = GuestMemory(store), Meter(store), Descriptors(root)
+    def __init__(self, store: Store, root: GuestFile, channel: Channel, arguments: list[str], disk: Disk) -> None:
+        self._memory, self._meter, self._opened = GuestMemory(store), FuelMeter(store), Descriptors(root)
         self._disk = disk
         self._groups = (
             Surroundings(self._memory, self._meter, arguments),

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.chain.cases import (
     Case,
     CommitmentContradiction,
@@ -29,33 +30,32 @@ from node.chain.cases import (
     Vote,
 )
 from node.chain.errors import InsufficientFunds, Reverted
-from node.recent import Recent
 from node.services.context import Context
 from node.services.court.turns import seconds_to_wait
 from node.state.kept import cached
-from node.swarm.ballots import FileState
 from node.swarm.facts import JudgeContradicted, LeavesRead
-from node.swarm.register import Work, WorkId
+from node.swarm.register import RegisteredWork, WorkId
+from node.swarm.vote_set import FileState
 from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, STEP_PROOF, Reason
 from protocol.earnings import Leaf, proof_of
 from protocol.engines import kind
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.messages import (
-    EarningsSigned,
+    EarningsVote,
     EpochRootSigned,
     PolicyAnnounced,
-    StepJudged,
+    StepVerdict,
     VerdictIssued,
     VerdictRechecked,
     of_kind,
     open_envelope,
 )
-from protocol.statements import Earnings, EpochRoot, Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import Earnings, EpochRoot, Rechecked, Verdict, VerdictOutcome, WorkCommitment, work_id
 
 log = structlog.get_logger()
 TRIES = 20
-POLL = 1.0
+TURN_SECONDS = 1.0
 PENDING = 1024
 STEP_PATIENCE = 60.0
 """Seconds that others are given to audit a step that a quorum found bad, before the stake is touched."""
@@ -79,7 +79,7 @@ class Slashing:
         self._context = context
         self._court = court
         self._register = context.state.register
-        self._pending: dict[Address, Recent[tuple[WorkId, int], Verdict]] = {}
+        self._pending: dict[Address, BoundedDict[tuple[WorkId, int], Verdict]] = {}
         """By who accuses: nobody crowds out others."""
         self._executed: set[Address] = set()
         self._evidence: dict[Address, tuple[str, Contradiction]] = {}
@@ -87,9 +87,9 @@ class Slashing:
         self._evidenced: set[Address] = set()
         self._news = trio.Event()
         self._terms: set[int] = set()
-        self._tallies: dict[Address, Recent[tuple[type, int, int], tuple[EpochRoot | Earnings, bytes]]] = {}
-        self._leaves: dict[Address, Recent[bytes, tuple[LeavesRead, dict[WorkId, Leaf]]]] = {}
-        self._refused: dict[Address, Recent[WorkId, tuple[Verdict, bytes]]] = {}
+        self._tallies: dict[Address, BoundedDict[tuple[type, int, int], tuple[EpochRoot | Earnings, bytes]]] = {}
+        self._leaves: dict[Address, BoundedDict[bytes, tuple[LeavesRead, dict[WorkId, Leaf]]]] = {}
+        self._refused: dict[Address, BoundedDict[WorkId, tuple[Verdict, bytes]]] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -114,7 +114,7 @@ class Slashing:
                     nursery.start_soon(self._execute, verdict)
                 # What is pending ripens by what others say; a fork is told to nobody.
                 self._news = trio.Event()
-                with trio.move_on_after(POLL):
+                with trio.move_on_after(TURN_SECONDS):
                     await self._news.wait()
 
     # what a key signed against itself
@@ -125,7 +125,7 @@ class Slashing:
             self._evidence[key] = what, case
             self._news.set()
 
-    def _on_rivals(self, one: Work, other: Work) -> None:
+    def _on_rivals(self, one: RegisteredWork, other: RegisteredWork) -> None:
         """Two different commitments for one slot."""
         first, second = one.signed.message, other.signed.message
         pair = first.commitment, first.signature, second.commitment, second.signature
@@ -158,12 +158,12 @@ class Slashing:
 
     async def _collect_tallies(self) -> None:
         """Two different roots, or tables, of one epoch with one number, by somebody who has a seat to lose."""
-        async for signed in self._context.facts.subscribe(EpochRootSigned, EarningsSigned):
+        async for signed in self._context.facts.subscribe(EpochRootSigned, EarningsVote):
             if not self._context.membership.may_validate(signed.author):
                 continue
             message = signed.message
-            said = message.earnings if isinstance(message, EarningsSigned) else message.statement
-            known = self._tallies.setdefault(signed.author, Recent(ROOTS))
+            said = message.earnings if isinstance(message, EarningsVote) else message.statement
+            known = self._tallies.setdefault(signed.author, BoundedDict(ROOTS))
             first, signature = known.setdefault((type(said), said.epoch, said.number), (said, message.signature))
             if first == said:
                 continue
@@ -175,7 +175,7 @@ class Slashing:
         """A leaf beside a word of the same key against the work, whichever came first."""
         async for read in self._context.facts.subscribe(LeavesRead):
             works = {leaf.work: leaf for leaf in read.leaves}
-            self._leaves.setdefault(read.author, Recent(READ))[read.said.signature] = read, works
+            self._leaves.setdefault(read.author, BoundedDict(READ))[read.said.signature] = read, works
             refused: Mapping[WorkId, tuple[Verdict, bytes]] = self._refused.get(read.author, {})
             if (work := next((one for one in refused if one in works), None)) is not None:
                 await self._on_leaf(read, works[work], *refused[work])
@@ -198,9 +198,9 @@ class Slashing:
     async def _collect(self) -> None:
         async for signed in self._context.facts.subscribe(VerdictIssued):
             message = signed.message
-            if message.verdict.outcome != Outcome.ACCEPT:
+            if message.verdict.outcome != VerdictOutcome.ACCEPT:
                 verdict, signature, work = message.verdict, message.signature, work_id(message.verdict)
-                refused = self._refused.setdefault(signed.author, Recent(REFUSED))
+                refused = self._refused.setdefault(signed.author, BoundedDict(REFUSED))
                 refused.setdefault(work, (verdict, signature))
                 for read, works in list(self._leaves.get(signed.author, {}).values()):
                     if work in works:
@@ -215,11 +215,11 @@ class Slashing:
         # What one validator's arithmetic shows by itself takes no stake.
         proven = verdict.reason in OBJECTIVE or verdict.reason in (Reason.CONVICTED, Reason.NOT_REPRODUCED)
         slashable = proven or self._heard_by_all(verdict)
-        if verdict.outcome == Outcome.SLASH and slashable:
+        if verdict.outcome == VerdictOutcome.SLASH and slashable:
             self._accuse(author, verdict)
 
     def _accuse(self, by: Address, verdict: Verdict) -> None:
-        pending = self._pending.setdefault(by, Recent(PENDING))
+        pending = self._pending.setdefault(by, BoundedDict(PENDING))
         if not pending:
             self._news.set()
         pending[work_id(verdict), verdict.reason] = verdict
@@ -238,17 +238,17 @@ class Slashing:
         return list(ripe.values())
 
     def _may_execute(self, id: WorkId, verdict: Verdict) -> bool:
-        ballots = self._context.state.ballots
-        accusing = ballots.accusations(id, verdict.reason)
-        if len(accusing) < self._context.quorum or not ballots.undisputed(id):
+        vote_set = self._context.state.vote_set
+        accusing = vote_set.accusations(id, verdict.reason)
+        if len(accusing) < self._context.quorum or not vote_set.undisputed(id):
             return False
         # What rests on hearing is so only if nobody alive heard otherwise (ADR 008).
-        if self._heard_by_all(verdict) and not accusing.keys() >= set(ballots.electorate()):
+        if self._heard_by_all(verdict) and not accusing.keys() >= set(vote_set.active_validators()):
             return False
         if verdict.reason == Reason.CONVICTED:
             # One kind of hardware may have a flaw that makes honest work look bad.
             return len({kind(vote.verifier) for vote in accusing.values()}) >= KINDS_TO_CONVICT
-        return ballots.state(id) is FileState.REJECTED
+        return vote_set.state(id) is FileState.REJECTED
 
     def _heard_by_all(self, verdict: Verdict) -> bool:
         """Whether this rests on what was heard, and costs the stake unless somebody heard otherwise."""
@@ -268,7 +268,7 @@ class Slashing:
             if not self._may_execute(id, verdict):  # while it waited somebody objected, or is not believed any more
                 self._accuse(self._context.key.address, verdict)
                 return None
-            accusing = self._context.state.ballots.accusations(id, verdict.reason)
+            accusing = self._context.state.vote_set.accusations(id, verdict.reason)
             said = {author: (vote.verdict, vote.signature) for author, vote in accusing.items()}
             return self._file_case(message.commitment, message.signature, verdict.reason, said, unfit)
 
@@ -288,15 +288,15 @@ class Slashing:
                 return
             patient = context.clock.monotonic() - began < STEP_PATIENCE
             # An auditor that finds the step good must have had the time to say so.
-            awaited = patient and not said.keys() >= set(context.state.ballots.electorate())
+            awaited = patient and not said.keys() >= set(context.state.vote_set.active_validators())
             reason, proof = _proof_of(said)
-            held = sum(each.outcome == Outcome.ACCEPT for each in said.values())
+            held = sum(each.outcome == VerdictOutcome.ACCEPT for each in said.values())
             if not awaited and len(proof) >= context.quorum and len(proof) > held:
                 await trio.sleep(seconds_to_wait(context, one.trainer.encode()))
                 bad = one.statement.commitment(one.trainer)
                 if await self._carry(one.trainer, partial(self._file_case, bad, one.word, reason, proof)):
                     return
-            await trio.sleep(POLL)
+            await trio.sleep(TURN_SECONDS)
 
     async def _carry(self, node: Address, case: "Callable[[set[Any]], Case | None]") -> bool:
         """Whether it is done, by this node or another; not if there is nothing to show any more. case: asked anew
@@ -333,11 +333,11 @@ class Slashing:
         return FileCase(commitment, signature, reason, votes)
 
 
-def _proof_of(said: Mapping[Address, StepJudged]) -> "tuple[int, _Votes]":
+def _proof_of(said: Mapping[Address, StepVerdict]) -> "tuple[int, _Votes]":
     """The proven fault that most of them saw in a step, and who."""
     by_reason: dict[int, _Votes] = {}
     for author, one in said.items():
-        if one.outcome == Outcome.SLASH and one.reason in STEP_PROOF:
+        if one.outcome == VerdictOutcome.SLASH and one.reason in STEP_PROOF:
             by_reason.setdefault(one.reason, {})[author] = one.verdict, one.signature
     return max(by_reason.items(), key=lambda item: len(item[1]), default=(int(Reason.NONE), {}))
 

@@ -15,7 +15,7 @@ TURN = 10.0
 def seconds_to_wait(context: Context, work: WorkId) -> float:
     """How long this node lets others act on a work before it does so itself; 0 where it is alone."""
     own = context.key.address
-    others = [one for one in context.state.ballots.electorate() if one != own]
+    others = [one for one in context.state.vote_set.active_validators() if one != own]
     if own in context.state.disputes.quarantined:  # the others do not count on it
         return TURN * len(others)
     return TURN * sum(place(work, one) < place(work, own) for one in others)

@@ -15,15 +15,15 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.bounded_dict import BoundedDict
 from node.changes import Bell
-from node.recent import Recent
 from node.services.context import Context
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
 from node.services.judging.queue import FileQueue, Place
-from node.swarm.ballots import FileState
 from node.swarm.facts import ShardClaimed, VerdictWanted, WorkKnown, WorkTouched
-from node.swarm.register import Work, WorkId
+from node.swarm.register import RegisteredWork, WorkId
+from node.swarm.vote_set import FileState
 from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
 from protocol.errors import IntellectError
@@ -48,11 +48,11 @@ FILL_PATIENCE = 60.0
 that are busy drift apart by minutes: who is ahead would look at all that the others have not come to yet."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class CommittedFile(msgspec.Struct, frozen=True):
     """A committed file on its way to judgement. path: None if it could not be had, or was judged; fault: what was
     wrong before it was read; tries: inspections that failed on our side."""
 
-    work: Work
+    work: RegisteredWork
     path: Path | None = None
     fault: Fault | None = None
     recheck: bool = False
@@ -63,12 +63,12 @@ class _Spare(msgspec.Struct):
     """A file that others are to look at. due: when this validator looks whether they do, monotonic seconds; None while
     it has not come to the file's place."""
 
-    work: Work
+    work: RegisteredWork
     place: Place
     due: float | None = None
 
 
-def _place(work: Work) -> Place:
+def _place(work: RegisteredWork) -> Place:
     """Where a file stands in everybody's order: old policies first, of each policy every worker's first file, then the
     second ones. Among these the hash of worker and policy decides, which nobody can choose file by file."""
     step = work.newest_step if work.task is not None else work.step
@@ -87,9 +87,9 @@ class Fetching:
         self._audit = context.run.spec.audit
         self._register = context.state.register
         self._spared = Bell()
-        self.queue: FileQueue[Candidate] = FileQueue(self._spared.ring)
-        self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
-        self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
+        self.queue: FileQueue[CommittedFile] = FileQueue(self._spared.ring)
+        self._queues: dict[Address, trio.MemorySendChannel[RegisteredWork]] = {}
+        self._spare: dict[Address, BoundedDict[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
         self._lined: dict[WorkId, None] = {}  # in the workers' queues, which are bounded
         self._rechecked: set[WorkId] = set()
         self._asked = 0
@@ -111,7 +111,7 @@ class Fetching:
 
     # which files
 
-    def _consider(self, work: Work, nursery: trio.Nursery) -> None:
+    def _consider(self, work: RegisteredWork, nursery: trio.Nursery) -> None:
         validators = self._context.state.validators()
         # Itself included: its own heartbeat may not have come back to it yet.
         # Enough validators draw each file for a quorum, and no more: what all did would cost all of them.
@@ -120,10 +120,10 @@ class Fetching:
             self._put_in_line(work, nursery)
         else:
             # Not drawn here. It is kept, since those who drew it may be away (`_fill_up`).
-            self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, _place(work))
+            self._spare.setdefault(work.node, BoundedDict(QUEUE))[work.id] = _Spare(work, _place(work))
             self._spared.ring()
 
-    def _close(self, work: Work) -> None:
+    def _close(self, work: RegisteredWork) -> None:
         self._rechecked.discard(work.id)
         if left := self._spare.get(work.node):
             left.pop(work.id, None)
@@ -133,7 +133,7 @@ class Fetching:
         async for touched in self._context.facts.subscribe(WorkTouched):
             id = touched.work
             work = self._register.get(id)
-            if work and id in self._spare.get(work.node, ()) and self._context.state.ballots.rejecting(id):
+            if work and id in self._spare.get(work.node, ()) and self._context.state.vote_set.rejecting(id):
                 del self._spare[work.node][id]
                 self._put_in_line(work, nursery)
 
@@ -147,7 +147,7 @@ class Fetching:
                 due = min(due, self._fill_up_of(left, nursery))
             await self._spared.wait(due - self._context.clock.monotonic())
 
-    def _fill_up_of(self, left: Recent[WorkId, _Spare], nursery: trio.Nursery) -> float:
+    def _fill_up_of(self, left: BoundedDict[WorkId, _Spare], nursery: trio.Nursery) -> float:
         """Of one worker's; when the next one is due."""
         now, next_one = self._context.clock.monotonic(), math.inf
         for id, spare in list(left.items()):
@@ -156,7 +156,7 @@ class Fetching:
             due = self._due(spare, now)
             if now < due:
                 next_one = min(next_one, due)
-            elif self._context.state.ballots.state(id) is not FileState.OPEN:
+            elif self._context.state.vote_set.state(id) is not FileState.OPEN:
                 del left[id]
             elif len(self._context.state.seals.sealing(id)) < self._context.quorum:
                 del left[id]
@@ -175,14 +175,14 @@ class Fetching:
             spare.due = now + FILL_AFTER + rank * FILL_STEP
         return spare.due + FILL_PATIENCE if self.queue else spare.due
 
-    def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
+    def _put_in_line(self, work: RegisteredWork, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
         if work.is_sampled or not self._context.run.spec.seats:
             self._lots.arrived(work.node)
         queue = self._queues.get(work.node)
         if queue is None:
             # Bounded: what one worker floods, it loses itself.
-            queue, works = trio.open_memory_channel[Work](QUEUE)
+            queue, works = trio.open_memory_channel[RegisteredWork](QUEUE)
             self._queues[work.node] = queue
             nursery.start_soon(self._fetch_all, works)
         try:
@@ -205,11 +205,11 @@ class Fetching:
             self._spare.get(work.node, {}).pop(work.id, None)
             nursery.start_soon(self._hurry, work)
 
-    def _has_place(self, work: Work) -> bool:
+    def _has_place(self, work: RegisteredWork) -> bool:
         """Whether this validator will come to a file by itself."""
         return work.id in self._lined or work.id in self._spare.get(work.node, ())
 
-    async def _hurry(self, work: Work) -> None:
+    async def _hurry(self, work: RegisteredWork) -> None:
         try:
             self.queue.hurry(await self._fetch(work))
         finally:
@@ -221,39 +221,41 @@ class Fetching:
             for id in self._context.state.disputes.open():
                 work = self._register.get(id)
                 # Marked only where it found room: else it is put on top once there is some.
-                if work and id not in self._rechecked and self.queue.hurry(Candidate(work, recheck=True)):
+                if work and id not in self._rechecked and self.queue.hurry(CommittedFile(work, recheck=True)):
                     self._rechecked.add(id)
             await trio.sleep(RECHECK_POLL)
 
     # having them
 
-    async def _fetch_all(self, works: trio.MemoryReceiveChannel[Work]) -> None:
+    async def _fetch_all(self, works: trio.MemoryReceiveChannel[RegisteredWork]) -> None:
         """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
         async for work in works:
             if not self._context.membership.is_evicted(work.node):
                 await self.queue.put(_place(work), await self._fetch(work))
             self._lined.pop(work.id, None)
 
-    async def _fetch(self, work: Work) -> Candidate:
+    async def _fetch(self, work: RegisteredWork) -> CommittedFile:
         # Judged before: the verdict is only said again, and that needs no file.
         if await self._context.journal.do(self._context.journal.said, "verdict", work.id):
-            return Candidate(work)
+            return CommittedFile(work)
         # Messages overtake each other: a claim comes behind the result of its shard, a submission before the last one.
         fault = await self._lasting(self._register.fault, work, CLAIM_PATIENCE if work.task else 0.0)
         fault = fault or await self._lasting(self._register.gap, work, self._audit.delivery_seconds)
         if fault:
-            return Candidate(work, fault=fault)
+            return CommittedFile(work, fault=fault)
         path = await self.deliver(work)
         if path is None:
             fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
-        return Candidate(work, path=path, fault=fault)
+        return CommittedFile(work, path=path, fault=fault)
 
-    async def _lasting(self, find: Callable[[Work], Fault | None], work: Work, seconds: float) -> Fault | None:
+    async def _lasting(
+        self, find: Callable[[RegisteredWork], Fault | None], work: RegisteredWork, seconds: float
+    ) -> Fault | None:
         """A fault that nothing has mended after so many seconds."""
         await self._context.until(lambda: find(work) is None, WorkKnown, ShardClaimed, seconds=seconds)
         return find(work)
 
-    async def deliver(self, work: Work) -> Path | None:
+    async def deliver(self, work: RegisteredWork) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time."""
         root, limit = work.commitment.file_root, work.most_bytes
         with trio.move_on_after(self._patience(work)):
@@ -271,7 +273,7 @@ class Fetching:
         self._owing.add(work.node)
         return None
 
-    def _patience(self, work: Work) -> float:
+    def _patience(self, work: RegisteredWork) -> float:
         """Seconds to wait for a file. After one that never came, the worker's others are due since they were heard of:
         what a dead worker left behind is not waited for one by one."""
         whole = self._audit.delivery_seconds
@@ -279,7 +281,7 @@ class Fetching:
             return whole
         return max(work.at + whole - self._context.clock.monotonic(), LAST_TRY)
 
-    def _holders(self, work: Work) -> list[Address]:
+    def _holders(self, work: RegisteredWork) -> list[Address]:
         """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some
         of them serves all."""
         others = [*self._context.state.validators(), self._context.membership.trainer]

@@ -17,34 +17,34 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.bounded_dict import BoundedDict
 from node.inference.client import EngineChild
 from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
-from node.recent import Recent
 from node.services.base import Service
-from node.services.certifying import Certifying
+from node.services.certifier import Certifier
 from node.services.context import Context, Rate
 from node.services.court.slashing import OnChainCourt, Slashing
-from node.services.judging.fetching import Candidate, Fetching
+from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.peer_audit import PeerAudit
-from node.services.judging.pronouncing import Pronouncing
-from node.services.judging.queue import Looks
+from node.services.judging.queue import InspectionQueue
 from node.services.judging.recomputing import Recomputing
 from node.services.judging.records import WorkerRecords
+from node.services.judging.verdict_publisher import VerdictPublisher
 from node.services.training.values import Rows, own_rows
 from node.services.workplace import Workplace
-from node.state.tally import Tally
-from node.swarm.ballots import FileState
+from node.state.tally import LifetimeCounters
 from node.swarm.facts import PolicyFollowed
-from node.swarm.register import Work, WorkId
-from node.tasks.recomputed import Means
-from node.tasks.stock import TaskStock
+from node.swarm.register import RegisteredWork, WorkId
+from node.swarm.vote_set import FileState
+from node.tasks.recomputed import TaskMeans
+from node.tasks.task_inputs import TaskInputs
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
-from protocol.decision import Level, Standing
+from protocol.decision import SuspicionLevel, WorkerStanding
 from protocol.errors import IntellectError
 from protocol.messages import VerdictIssued
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -75,7 +75,7 @@ async def _here(made: Awaitable[T]) -> T:
 class Validator(Service):
     """Judges files until cancelled."""
 
-    name = "judging"
+    name = "validator"
     fetching_kind = Fetching
 
     def __init__(
@@ -85,11 +85,11 @@ class Validator(Service):
         policies: PolicyFollower | None,
         court: OnChainCourt,
         scratch: Path,
-        tally: Tally | None = None,
-        stock: TaskStock | None = None,
+        tally: LifetimeCounters | None = None,
+        stock: TaskInputs | None = None,
         lots: OwnLots | None = None,
         *,
-        certifying: Certifying,
+        certifying: Certifier,
     ) -> None:
         self._context = context
         self._engine = engine
@@ -97,7 +97,7 @@ class Validator(Service):
         self._stock = stock
         self._scratch = scratch
         self._audit = context.run.spec.audit
-        means = None if stock is None else Means(stock, engine, scratch, checking=True)
+        means = None if stock is None else TaskMeans(stock, engine, scratch, checking=True)
         self._recomputing = Recomputing(means, self._audit.logprob_tolerance)
         self._register = context.state.register
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
@@ -106,12 +106,12 @@ class Validator(Service):
         self.own_lots = lots or OwnLots(context)
         self._fetching = self.fetching_kind(context, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
-        self._pronouncing = Pronouncing(context, self.own_lots.is_calm)
+        self._pronouncing = VerdictPublisher(context, self.own_lots.is_calm)
         self._peer_audit = PeerAudit(context, self._look_at_groups, certifying)
-        self._vanished: Recent[bytes, None] = Recent(VANISHED)
+        self._vanished: BoundedDict[bytes, None] = BoundedDict(VANISHED)
         self._beside: set[tuple[WorkId, bool]] = set()
         self.rate = Rate(clock=context.clock.monotonic)
-        tally = tally or Tally(context.journal, context.run.root)
+        tally = tally or LifetimeCounters(context.journal, context.run.root)
         self.outcomes = tally.part("verdicts")
         self.reasons = tally.part("reasons")
         self.recent: deque[tuple[float, dict[str, Any]]] = deque(maxlen=12)
@@ -155,7 +155,7 @@ class Validator(Service):
     # judging
 
     async def _judge_files(self, nursery: trio.Nursery) -> None:
-        looks = Looks(nursery)
+        looks = InspectionQueue(nursery)
         while True:
             # One queue for all, in an order that all validators share: so their looks meet at the same files, and
             # quorums form.
@@ -179,16 +179,16 @@ class Validator(Service):
             elif not await looks.take(node, partial(self._judge_or_put_off, candidate, nursery)):
                 self.outcomes["skipped"] += 1
 
-    def _may_skip(self, candidate: Candidate) -> bool:
+    def _may_skip(self, candidate: CommittedFile) -> bool:
         """Whether it was closed while it waited, or enough others accepted it and files that nobody looked at wait
         behind it. Our verdict would be too late to be paid; a fault, and a dispute, want everybody's."""
         if self._register.get(candidate.work.id) is None:
             return True
-        late = self._context.state.ballots.state(candidate.work.id) is FileState.ACCEPTED
+        late = self._context.state.vote_set.state(candidate.work.id) is FileState.ACCEPTED
         # Work is shared out by lots. On a calm machine looking anyway is free, and more eyes see more.
         return late and not candidate.recheck and not self.own_lots.is_calm()
 
-    async def _judge_beside(self, candidate: Candidate, nursery: trio.Nursery) -> None:
+    async def _judge_beside(self, candidate: CommittedFile, nursery: trio.Nursery) -> None:
         """A look beside the others: no two at one work, whose second word the journal would refuse. Its task's owner
         asks for a verdict that is not there yet."""
         look = candidate.work.id, candidate.recheck
@@ -199,13 +199,13 @@ class Validator(Service):
             finally:
                 self._beside.discard(look)
 
-    async def _judge_or_put_off(self, candidate: Candidate, nursery: trio.Nursery) -> None:
+    async def _judge_or_put_off(self, candidate: CommittedFile, nursery: trio.Nursery) -> None:
         try:
             await self._judge_file(candidate)
         except OwnTrouble as trouble:
             self._put_off(candidate, trouble, nursery)
 
-    def _put_off(self, candidate: Candidate, trouble: OwnTrouble, nursery: trio.Nursery) -> None:
+    def _put_off(self, candidate: CommittedFile, trouble: OwnTrouble, nursery: trio.Nursery) -> None:
         """Try again later; after some tries say nothing about the file: others will."""
         commitment, why = candidate.work.commitment, str(trouble)
         log.warning("rollout.not_judged", node=commitment.node, index=commitment.index, why=why, tries=candidate.tries)
@@ -222,7 +222,7 @@ class Validator(Service):
 
         nursery.start_soon(later)
 
-    async def _judge_file(self, candidate: Candidate) -> None:
+    async def _judge_file(self, candidate: CommittedFile) -> None:
         """One verdict. Raises OwnTrouble if it cannot be given now."""
         work = candidate.work
         slot = "recheck" if candidate.recheck else "verdict"
@@ -257,20 +257,20 @@ class Validator(Service):
         # The first check that fails would call a copy a wrong identity; the register knows whose it is.
         if found.reason == Reason.WRONG_IDENTITY and copied:
             found = msgspec.structs.replace(found, detail=copied.detail)
-        elif found.outcome == Outcome.ACCEPT:
+        elif found.outcome == VerdictOutcome.ACCEPT:
             self._register.was_read(work)
-        accepted = found.outcome == Outcome.ACCEPT
+        accepted = found.outcome == VerdictOutcome.ACCEPT
         standing = await self._records.add(work.node, work.id, found.evidence, len(found.checked), accepted)
         await self._pronounce(work, found, lot, standing, seconds, candidate.recheck)
 
-    async def _judge_recomputed(self, work: Work, path: Path | None, recheck: bool) -> None:
+    async def _judge_recomputed(self, work: RegisteredWork, path: Path | None, recheck: bool) -> None:
         """What is not sampled is what this validator finds itself. It says nothing of how well its author samples."""
         started = self._context.clock.monotonic()
         found = await _here(self._recomputing.inspect(work, path, afresh=recheck))
         seconds = self._context.clock.monotonic() - started
         await self._pronounce(work, found, None, None, seconds, recheck)
 
-    async def _lot(self, work: Work, recheck: bool) -> Lot | None:
+    async def _lot(self, work: RegisteredWork, recheck: bool) -> Lot | None:
         """The groups to recompute, None for all of them: of a task's every one, since its owner needs every score."""
         # Nor could lots be drawn: a task may last longer than a window, and lots whose secret is known are no lots.
         if recheck or work.task is not None:
@@ -279,19 +279,19 @@ class Validator(Service):
         suspect = await self._records.is_suspect(work.node)
         return self.own_lots.draw(work.id, work.step, history.verified, suspect, work.groups)
 
-    async def _second_look(self, work: Work) -> bool:
+    async def _second_look(self, work: RegisteredWork) -> bool:
         """Whether to look with another arithmetic than the worker's: at half of a suspect's files, each validator at
         other ones, because one class of engines alone convicts nobody."""
         if not await self._records.is_suspect(work.node):
             return False
         return blake3(self._context.key.address.encode() + work.id).digest(1)[0] & 1 == 1
 
-    async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Path, lot: Lot | None) -> Inspected:
         groups = None if lot is None else lot.groups
         second_look = lot is not None and await self._second_look(work)
         return await self._ask(work, path, groups, f"report-{work.id.hex()[:16]}.arrow", second_look=second_look)
 
-    async def _look_at_groups(self, work: Work, groups: tuple[int, ...]) -> tuple[Inspected, Rows] | None:
+    async def _look_at_groups(self, work: RegisteredWork, groups: tuple[int, ...]) -> tuple[Inspected, Rows] | None:
         """What this node finds in some groups, for its own knowledge; None if it cannot look now."""
         path = await self._fetching.deliver(work)
         if path is None:
@@ -304,7 +304,13 @@ class Validator(Service):
         return found, await own_rows(found, self._context.run.spec.rollout)
 
     async def _ask(
-        self, work: Work, path: Path, groups: tuple[int, ...] | None, report: str, *, second_look: bool = False
+        self,
+        work: RegisteredWork,
+        path: Path,
+        groups: tuple[int, ...] | None,
+        report: str,
+        *,
+        second_look: bool = False,
     ) -> Inspected:
         task, load = await self._basis(work)
         order = msgspec.structs.replace(
@@ -313,7 +319,7 @@ class Validator(Service):
         inspected = await _here(self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load))
         return inspected
 
-    async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:
+    async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """What the file was made from: a policy, or a task and the policy that it names."""
         if work.task is not None and self._stock is not None:
             return await _here(self._stock.order(work.task))
@@ -328,37 +334,37 @@ class Validator(Service):
             raise OwnTrouble("its policy cannot be fetched", for_good=old)
         return None, LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
 
-    async def _sentence(self, work: Work, found: Inspected) -> tuple[int, int, str]:
+    async def _sentence(self, work: RegisteredWork, found: Inspected) -> tuple[int, int, str]:
         """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
         node = work.node
         # A fault that bytes show is said as it is: a worker's record may only add to what arithmetic found.
         statistical = found.reason in (Reason.NONE, Reason.ACTIVATIONS, Reason.SAMPLING)
         standing, seen_by = await self._records.worst(node)
-        if not statistical or standing.level < Level.SUSPECT:
+        if not statistical or standing.level < SuspicionLevel.SUSPECT:
             return found.outcome, found.reason, found.detail
         odds = f"odds of e^{standing.log_odds:.1f} that it is {standing.against} after {standing.files} files"
         # Another class's word counts only of a validator that is believed now.
-        believed = set(self._context.state.ballots.electorate())
-        if standing.level >= Level.CONVICTED and self._records.seconded(node, seen_by, believed):
-            return Outcome.SLASH, Reason.CONVICTED, odds
+        believed = set(self._context.state.vote_set.active_validators())
+        if standing.level >= SuspicionLevel.CONVICTED and self._records.seconded(node, seen_by, believed):
+            return VerdictOutcome.SLASH, Reason.CONVICTED, odds
         if found.reason != Reason.NONE:
             return found.outcome, found.reason, found.detail
-        return Outcome.REJECT, Reason.SUSPECTED, odds
+        return VerdictOutcome.REJECT, Reason.SUSPECTED, odds
 
     # verdicts out
 
     async def _pronounce(
         self,
-        work: Work,
+        work: RegisteredWork,
         found: Inspected | Fault,
         lot: Lot | None,
-        standing: Standing | None,
+        standing: WorkerStanding | None,
         seconds: float,
         recheck: bool = False,
     ) -> None:
         outcome, reason, detail = int(found.outcome), int(found.reason), found.detail
         if self._audit.hearsay_slashes and reason in PUBLIC_HEARSAY:
-            outcome = int(Outcome.SLASH)
+            outcome = int(VerdictOutcome.SLASH)
         if isinstance(found, Inspected):
             self.rate.add(found.tokens)
             if standing is not None and not recheck:
@@ -373,7 +379,7 @@ class Validator(Service):
         if not recheck:
             self._note(work, outcome, reason, detail)
         log.info(
-            "rollout.accepted" if outcome == Outcome.ACCEPT else "rollout.rejected",
+            "rollout.accepted" if outcome == VerdictOutcome.ACCEPT else "rollout.rejected",
             node=work.node,
             index=work.commitment.index,
             reason=Reason(reason).name.lower(),
@@ -383,9 +389,9 @@ class Validator(Service):
             seconds=round(seconds, 3),
         )
 
-    def _note(self, work: Work, outcome: int, reason: int, detail: str) -> None:
+    def _note(self, work: RegisteredWork, outcome: int, reason: int, detail: str) -> None:
         commitment = work.commitment
-        accepted = outcome == Outcome.ACCEPT
+        accepted = outcome == VerdictOutcome.ACCEPT
         self.outcomes["accepted" if accepted else "rejected"] += 1
         if not accepted:
             self.reasons[Reason(reason).name.lower()] += 1

@@ -17,7 +17,7 @@ from node.run.assets import image_limit
 from node.services.context import Context
 from node.swarm.register import WorkId
 from protocol.audit import (
-    Load,
+    AuditLoad,
     as_rate,
     as_share,
     last_step_of,
@@ -154,14 +154,14 @@ class OwnLots:
             known = self._seconds_per_group
             self._seconds_per_group = took if known is None else MEMORY * known + (1 - MEMORY) * took
 
-    def load(self) -> Load | None:
+    def load(self) -> AuditLoad | None:
         """What arrives and what can be done, groups per second; None before anything was measured."""
         self._forget()
         if self._seconds_per_group is None or not self._arrived:
             return None
         span = max(self._clock() - self._arrived[0][0], 1.0)
         per_file = self._run.groups_per_file
-        return Load(
+        return AuditLoad(
             arriving=len(self._arrived) * per_file / span,
             capacity=1.0 / max(self._seconds_per_group, 1e-9),
             backlog=self._waiting * per_file * self._seconds_per_group,

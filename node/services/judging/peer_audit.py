@@ -16,10 +16,10 @@ import structlog
 import trio
 
 from node.inference.wire import Inspected
-from node.services.certifying import Certifying, Claim
+from node.services.certifier import Certifier, WorkVerdict
 from node.services.context import Context
 from node.services.training.values import Rows, contradiction, read_report
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
 from protocol.audit import window_of
 from protocol.disputes import UNDECIDED
 from protocol.errors import IntellectError, ProtocolError
@@ -41,14 +41,14 @@ and what is certified after the window is in no table."""
 OWN_SECONDS = 1.0
 """Seconds for the own one, which is here or nowhere."""
 
-Look = Callable[[Work, tuple[int, ...]], Awaitable[tuple[Inspected, Rows] | None]]
+Look = Callable[[RegisteredWork, tuple[int, ...]], Awaitable[tuple[Inspected, Rows] | None]]
 """Recomputes groups of a work's file here; None if that cannot be done now."""
 
 
 class PeerAudit:
     """Runs beside a validator's judging. look: recomputes groups of a file here; certifying: what waits to be paid."""
 
-    def __init__(self, context: Context, look: Look, certifying: Certifying) -> None:
+    def __init__(self, context: Context, look: Look, certifying: Certifier) -> None:
         self._context = context
         self._own = context.key.address
         self._look = look
@@ -68,10 +68,10 @@ class PeerAudit:
                 for claims in self._certifying.claims():
                     nursery.start_soon(self._pay, claims)
 
-    async def _pay(self, claims: Sequence[Claim]) -> None:
+    async def _pay(self, claims: Sequence[WorkVerdict]) -> None:
         """One validator's verdicts of a round: all of them are paid, or none."""
-        ballots = self._context.state.ballots
-        claims = [one for one in claims if ballots.verdict_of(one.work.id, one.validator)]  # works are forgotten
+        vote_set = self._context.state.vote_set
+        claims = [one for one in claims if vote_set.verdict_of(one.work.id, one.validator)]  # works are forgotten
         lot = [one for one in claims if not secrets.randbelow(LOT * self._others(one))]
         # Files that this node judged itself can be compared without its engine.
         known = [one for one in claims if self._own_word(one.work) is not None] or claims
@@ -87,20 +87,20 @@ class PeerAudit:
                 return
         self._certifying.shown(claims)
 
-    def _others(self, claim: Claim) -> int:
+    def _others(self, claim: WorkVerdict) -> int:
         """Validators whose word about a file this one could look at."""
-        return max(1, len(self._context.state.ballots.has_spoken(claim.work.id) - {self._own}))
+        return max(1, len(self._context.state.vote_set.has_spoken(claim.work.id) - {self._own}))
 
-    def _own_word(self, work: Work) -> Judgement | None:
+    def _own_word(self, work: RegisteredWork) -> Judgement | None:
         """This validator's own verdict, if there is a report of it."""
-        said = self._context.state.ballots.verdict_of(work.id, self._own)
+        said = self._context.state.vote_set.verdict_of(work.id, self._own)
         return said.message if said is not None and said.message.report_root else None
 
-    async def _is_so(self, claim: Claim, *, recompute: bool) -> bool:
+    async def _is_so(self, claim: WorkVerdict, *, recompute: bool) -> bool:
         """Whether nothing shows that a verdict says what is not so. Raises IntellectError for a report that cannot be
         had, or is not the verdict's."""
         work, validator = claim.work, claim.validator
-        said = self._context.state.ballots.verdict_of(work.id, validator)
+        said = self._context.state.vote_set.verdict_of(work.id, validator)
         if said is None:
             return False  # forgotten meanwhile
         vote = said.message
@@ -143,7 +143,7 @@ class PeerAudit:
         others = [*self._context.state.validators(), self._context.membership.trainer]
         return [one for one in others if one not in (self._own, validator)]
 
-    async def _own_rows(self, work: Work) -> Rows:
+    async def _own_rows(self, work: RegisteredWork) -> Rows:
         """What this validator found itself; nothing where it did not look, or has its report no more."""
         own = self._own_word(work)
         try:
@@ -151,7 +151,7 @@ class PeerAudit:
         except IntellectError:
             return {}
 
-    async def _report(self, work: Work, vote: Judgement, sources: list[Address], timeout: float) -> Rows:
+    async def _report(self, work: RegisteredWork, vote: Judgement, sources: list[Address], timeout: float) -> Rows:
         rollout = self._context.run.spec.rollout
         limit = min(vote.report_size, rollout.most_report_bytes)
         with self._context.blobs.holding([vote.report_root]):

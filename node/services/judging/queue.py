@@ -68,7 +68,7 @@ class FileQueue(Generic[T]):
         return not self._ordinary or self._ordinary[0][0] > place
 
 
-class Looks:
+class InspectionQueue:
     """One look after the other. One that takes longer than `patience` seconds is left behind: it goes on by itself, and
     its author's next ones wait for it.
 

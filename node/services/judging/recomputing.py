@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.errors import NodeError
 from node.inference.wire import Inspected
-from node.recent import Recent
-from node.swarm.register import Work
-from node.swarm.taskbook import Task
-from node.tasks.recomputed import RECOMPUTED, Means, prepared
+from node.swarm.register import RegisteredWork
+from node.swarm.task_table import Task
+from node.tasks.recomputed import RECOMPUTED, TaskMeans, prepared
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import TaskId
 from protocol.values import mean_logprobs, reward_tags
 
@@ -27,13 +27,15 @@ AT_ONCE = 8
 class Recomputing:
     """means: None where this node takes no part in tasks; tolerance: as in protocol.values.rows_differ."""
 
-    def __init__(self, means: Means | None, tolerance: float) -> None:
+    def __init__(self, means: TaskMeans | None, tolerance: float) -> None:
         self._means = means
         self._tolerance = tolerance
-        self._own: Recent[tuple[TaskId, int], bytes] = Recent(REMEMBERED)
+        self._own: BoundedDict[tuple[TaskId, int], bytes] = BoundedDict(REMEMBERED)
         self._turn, self._some = trio.Lock(), trio.CapacityLimiter(AT_ONCE)
 
-    async def inspect(self, work: Work, path: Path | None = None, *, afresh: bool = False) -> Inspected | Fault:
+    async def inspect(
+        self, work: RegisteredWork, path: Path | None = None, *, afresh: bool = False
+    ) -> Inspected | Fault:
         """What is to be said of a result. path: of its file; afresh: whatever was found before. Raises IntellectError
         where what it needs cannot be had, or used, here."""
         task, commitment = work.task, work.commitment
@@ -48,7 +50,9 @@ class Recomputing:
         fault = Fault(Reason.WRONG_REPORT, why) if why else None
         return _inspected(fault, trio.current_time() - started)
 
-    async def _differs(self, means: Means, work: Work, task: Task, path: Path | None, afresh: bool) -> str:
+    async def _differs(
+        self, means: TaskMeans, work: RegisteredWork, task: Task, path: Path | None, afresh: bool
+    ) -> str:
         """How a result differs from the own one, in words; empty where it does not."""
         shard, differs = work.commitment.index, RECOMPUTED[task.spec.kind].differs
         if differs is None:
@@ -64,7 +68,7 @@ class Recomputing:
             raise NodeError("it cannot be compared", f"its file is gone: {error}", "wait for the next try") from None
         return await trio.to_thread.run_sync(differs, task, shard, own, theirs, self._tolerance)
 
-    async def _root(self, means: Means, task: Task, shard: int, afresh: bool) -> bytes:
+    async def _root(self, means: TaskMeans, task: Task, shard: int, afresh: bool) -> bytes:
         """Of the own result. Copies of one span have the same."""
         place = task.id, shard // task.spec.copies
         # One at a time: copies of a span wait for the first one's result instead of making it again.
@@ -77,7 +81,7 @@ class Recomputing:
 def _inspected(fault: Fault | None, seconds: float) -> Inspected:
     """One group, wholly looked at, whose values are the same in every such verdict: nothing was sampled."""
     return Inspected(
-        outcome=int(fault.outcome if fault else Outcome.ACCEPT),
+        outcome=int(fault.outcome if fault else VerdictOutcome.ACCEPT),
         reason=int(fault.reason if fault else Reason.NONE),
         detail=fault.detail if fault else "",
         seconds=seconds,

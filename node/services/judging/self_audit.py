@@ -11,14 +11,14 @@ import msgspec
 from node.errors import RunFileError
 from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Inspect
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, root_at, weights_root
 from protocol.rollout import MAX_FILE_BYTES, MalformedRollout, RolloutBatch, decode
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 
 NOT_CHECKED = ("membership", "staleness", "gap", "equivocation", "delivery")
 
@@ -27,7 +27,7 @@ class SelfAudit(msgspec.Struct, frozen=True):
     """outcome, reason: as a validator's verdict would have them; root: the file's, hex; groups: recomputed ones;
     statistics: what the checks measured; reward: mean of the recomputed rewards; not_checked: what only others see."""
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     reason: Reason
     detail: str
     group: int
@@ -44,7 +44,7 @@ class SelfAudit(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        return self.outcome is Outcome.ACCEPT
+        return self.outcome is VerdictOutcome.ACCEPT
 
 
 def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit:
@@ -59,7 +59,7 @@ def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit
     except MalformedRollout as error:
         return _refused(Fault(Reason.MALFORMED, error.why[:200]), root.hex())
     named = _check_image(image, batch, run.recipe.steps)
-    session = Session(run, assets, torch_engine)
+    session = EngineSession(run, assets, torch_engine)
     try:
         session.keep(named, str(image))
         order = Inspect(
@@ -76,7 +76,7 @@ def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit
     finally:
         session.close()
     return SelfAudit(
-        outcome=Outcome(found.outcome),
+        outcome=VerdictOutcome(found.outcome),
         reason=Reason(found.reason),
         detail=found.detail,
         group=found.group,

@@ -7,7 +7,7 @@ import msgspec
 import trio
 
 from contracts.bindings import (
-    Event,
+    ChainEvent,
     Joined,
     Left,
     Slashed,
@@ -19,10 +19,10 @@ from contracts.bindings import (
     ValidatorsSet,
     ValidatorStruck,
 )
+from node.bounded_dict import BoundedDict
 from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.progress import TROUBLE, ProgressRecord
-from node.recent import Recent
 from node.services.base import Service
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import Address
@@ -43,7 +43,7 @@ class Events(Service):
         self._progress = progress or ProgressRecord()
         self._membership = membership
         self.ledger = Ledger(membership.own, self._read_until, lambda: follower.now)
-        self._stood: Recent[Event, tuple[str, int]] = Recent(REMEMBERED)
+        self._stood: BoundedDict[ChainEvent, tuple[str, int]] = BoundedDict(REMEMBERED)
         """Where its node was and until when, before a member joined again or left."""
         self._benches: deque[tuple[tuple[Address, ...], int]] = deque(maxlen=REMEMBERED)
         """Who was in office before each change, and their quorum."""
@@ -106,7 +106,7 @@ class Events(Service):
         told = {"checked": len(endpoints) > 1, "endpoints": endpoints}
         return {"network": {"block": block.number if block else 0, "rpc_ok": self._follower.healthy, **told}}
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: ChainEvent) -> None:
         # First: what membership makes of a pardon depends on the ledger.
         self.ledger.apply(event)
         match event:
@@ -138,7 +138,7 @@ class Events(Service):
                 left = tuple(one for one in self._membership.validators if one != struck)
                 self._appoint(left, self._membership.quorum)
 
-    def _note(self, event: Event, node: Address) -> None:
+    def _note(self, event: ChainEvent, node: Address) -> None:
         stood = self._membership.registered(node)
         if stood is not None:
             self._stood[event] = stood
@@ -147,7 +147,7 @@ class Events(Service):
         self._benches.append((self._membership.validators, self._membership.quorum))
         self._membership.appoint(validators, quorum)
 
-    def _undo(self, event: Event) -> None:
+    def _undo(self, event: ChainEvent) -> None:
         """A replaced block took an event back."""
         self.ledger.undo(event)
         match event:

@@ -15,7 +15,7 @@ from zeroconf import Error as ZeroconfError
 from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 from node.addresses import IpAddress, is_public, may_call
-from node.member import Member
+from node.member import Participant
 from node.network.contacts import CIRCUIT, MAX_CONTACT, MAX_CONTACTS_EACH, ip_of, near, parse_bootnode, place_of
 from node.network.errors import BadContact
 from node.services.base import Service
@@ -125,7 +125,7 @@ class Lan(Service):
 
     name = "lan"
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Participant) -> None:
         self._member = member
         self.found: set[Address] = set()
 

@@ -25,8 +25,8 @@ from node.chain.errors import (
 from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
-from node.preflight.chain import Standing, check_gas, check_stake, look, read_powers, who_takes_what
-from node.preflight.finding import Finding
+from node.preflight.chain import ChainStanding, check_gas, check_stake, look, read_powers, who_takes_what
+from node.preflight.finding import CheckFinding
 from node.progress import ProgressRecord
 from node.services.base import Service
 from node.state.keystore import load_key, load_or_create, read_password
@@ -92,7 +92,7 @@ def _named(step: str) -> str:
     return step.partition(" of the chain's coin ")[2] or step
 
 
-def _refusal(standing: Standing, lacking: Finding) -> ChainError:
+def _refusal(standing: ChainStanding, lacking: CheckFinding) -> ChainError:
     if not standing.registered:
         return ChainError(f"the node {standing.node} has no stake", lacking.what, lacking.remedy)
     if not standing.staked and standing.provider is not None:
@@ -131,7 +131,7 @@ RETRY, REFUSED = 20.0, 300.0
 at most, where the chain answers: a paused pool takes nobody in, and gas stays dear for a while."""
 
 
-class Lease(Service):
+class LeaseRenewal(Service):
     """Keeps this node a member: one renewal a lease, when the chain says that it is time.
 
     contact: where others reach this node now, as the chain tells them; joined: False for a node that came back while

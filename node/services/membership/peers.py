@@ -1,4 +1,4 @@
-"""The peer book at work: kept below the state directory, filled by what members say, exchanged with peers.
+"""The peer records at work: kept below the state directory, filled by what members say, exchanged with peers.
 
 So a node that comes back dials where the members were last, whatever the chain says or does not say.
 """
@@ -13,11 +13,11 @@ import structlog
 import trio
 
 from contracts.bindings import PoolInfo
-from node.member import Member
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
+from node.member import Participant
 from node.services.base import Service
 from node.state.files import write_whole
-from node.swarm.peerbook import MAX_TOLD_BYTES, PeerBook
+from node.swarm.peer_records import MAX_TOLD_BYTES, PeerRecords
 from protocol.errors import UNREADABLE, IntellectError
 from protocol.identity import Address
 from protocol.messages import Heartbeat
@@ -36,17 +36,17 @@ EMPTY = b"\x90"
 """A list of nothing, in msgpack."""
 
 
-class Peers(Service):
+class PeerDialler(Service):
     """directory: the node's state."""
 
     name = "peers"
 
-    def __init__(self, member: Member, directory: Path) -> None:
+    def __init__(self, member: Participant, directory: Path) -> None:
         self._member = member
         self._path = directory / NAME
-        self._told: Recent[Address, float] = Recent(MAX_ASKERS, refresh=True)
+        self._told: BoundedDict[Address, float] = BoundedDict(MAX_ASKERS, refresh=True)
         membership = member.membership
-        self.book = PeerBook(member.key.address, member.domain, member.pool, membership.is_member)
+        self.book = PeerRecords(member.key.address, member.domain, member.pool, membership.is_member)
         member.network.serve(PROTOCOL, self._answer, max_request=1)
 
     async def start(self, nursery: trio.Nursery) -> None:

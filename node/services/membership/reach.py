@@ -10,14 +10,14 @@ from typing import Any
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.config import RelayOffer
-from node.member import Member
+from node.member import Participant
 from node.network.contacts import CIRCUIT, ip_of
 from node.progress import ProgressRecord
-from node.recent import Recent
 from node.services.base import Service
 from node.status_schema import ReachPart
-from node.swarm.dialback import Look
+from node.swarm.dialback import DialbackAnswer
 from protocol.errors import IntellectError
 from protocol.identity import Address
 
@@ -42,7 +42,7 @@ class Reach(Service):
 
     name = "reach"
 
-    def __init__(self, member: Member, progress: ProgressRecord, offer: RelayOffer = "auto") -> None:
+    def __init__(self, member: Participant, progress: ProgressRecord, offer: RelayOffer = "auto") -> None:
         self._member = member
         self._network = member.network
         self._progress = progress
@@ -52,7 +52,7 @@ class Reach(Service):
         self.seen: tuple[str, int] | None = None
         self._due: dict[Address, float] = {}
         """When each reservation is to be renewed."""
-        self._refused: Recent[Address, tuple[float, float]] = Recent(MAX_REFUSED, refresh=True)
+        self._refused: BoundedDict[Address, tuple[float, float]] = BoundedDict(MAX_REFUSED, refresh=True)
         """Until when a member is left alone, and for how long it was."""
 
     @property
@@ -115,7 +115,7 @@ class Reach(Service):
             self.seen = next(place for place in seen if place[0] == host)
             self._network.told_host(host)
 
-    async def _look(self, member: Address) -> Look | None:
+    async def _look(self, member: Address) -> DialbackAnswer | None:
         try:
             return await self._member.dialback.ask(member, self._address_for(member))
         except IntellectError as error:  # of another version, or gone

@@ -10,12 +10,12 @@ import structlog
 import trio
 from blake3 import blake3
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from node.services.context import Context
 from node.state.files import mapped
 from node.training.errors import TrainingError
 from node.training.length import without_length
-from node.training.outer import StateFile, apply_round
+from node.training.outer import OuterStateFile, apply_round
 from protocol.contribution import (
     Contribution,
     ContributionHeader,
@@ -78,7 +78,7 @@ class Adding:
         self.shapes: Shapes = {}
         self._parts: list[Shapes] = []
         self.most_bytes = 0
-        self.roots: Recent[int, bytes] = Recent(REMEMBERED)
+        self.roots: BoundedDict[int, bytes] = BoundedDict(REMEMBERED)
 
     def heed_model(self, shapes: dict[str, Any]) -> None:
         """What a round exchanges, fragment by fragment."""
@@ -121,7 +121,7 @@ class Adding:
                 continue
             found.append(one)
             sizes.append(path.stat().st_size)
-        apply_round(StateFile(outer.path), found, self._rules, into)
+        apply_round(OuterStateFile(outer.path), found, self._rules, into)
         tokens = sum(one.header.tokens for one in found)
         loss = sum(one.header.loss_last * one.header.tokens for one in found) / tokens if tokens else None
         named = tuple(root for one in found for root in one.header.batches)

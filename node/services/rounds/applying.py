@@ -13,8 +13,8 @@ import msgspec
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.changes import Changes
-from node.recent import Recent
 from node.services.base import Service
 from node.services.context import Context
 from node.services.rounds.adding import Adding, Figures, Outer
@@ -22,13 +22,13 @@ from node.services.rounds.states import OuterFiles, made_policy
 from node.services.rounds.votes import Votes
 from node.state.files import write_whole
 from node.status_schema import ProcessPart
-from node.swarm.ballots import FileState
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
+from node.swarm.vote_set import FileState
 from node.training.client import TrainerProcess
-from node.training.jobs import Jobs, Start
-from node.training.outer import StateFile
+from node.training.jobs import JobDirectory, StartRound
+from node.training.outer import OuterStateFile
 from node.training.spool import Spool
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from protocol.agreement import Proposal
 from protocol.errors import IntellectError
 from protocol.policy import PolicyManifest, policy_root
@@ -52,7 +52,7 @@ class Rounds(Service):
     name = "rounds"
 
     def __init__(
-        self, context: Context, process: TrainerProcess, spool: Spool, jobs: Jobs, *, learns: bool = True
+        self, context: Context, process: TrainerProcess, spool: Spool, jobs: JobDirectory, *, learns: bool = True
     ) -> None:
         spec = context.run.spec
         assert spec.diloco is not None  # a run of this kind was checked for it
@@ -70,10 +70,10 @@ class Rounds(Service):
         self.files = OuterFiles(spool.root / "rounds")
         self.outer: Outer | None = None
         self.before: Outer | None = None
-        self.figures: Recent[int, Figures] = Recent(REMEMBERED)
-        self.included: Recent[bytes, int] = Recent(REMEMBERED * 16)
+        self.figures: BoundedDict[int, Figures] = BoundedDict(REMEMBERED)
+        self.included: BoundedDict[bytes, int] = BoundedDict(REMEMBERED * 16)
         """Contribution -> the round in whose cut it stands."""
-        self.norms: Recent[bytes, float] = Recent(REMEMBERED * 16)
+        self.norms: BoundedDict[bytes, float] = BoundedDict(REMEMBERED * 16)
         """Of contributions that this node looked at."""
         self.caught_up = trio.Event()
 
@@ -92,7 +92,7 @@ class Rounds(Service):
         nursery.start_soon(self.jobs.run)
         nursery.start_soon(self.process.run)
         self._context.progress.enter("model", "the learner loads the model")
-        began = await self.jobs.ask("start", Start())
+        began = await self.jobs.ask("start", StartRound())
         self.own_bytes = began["own_bytes"]
         self.adding.heed_model(began["shapes"])
         # A worker that samples needs the model's shapes and the first outer state, and no learner from here on.
@@ -165,9 +165,9 @@ class Rounds(Service):
             await moved.wait()
         return None
 
-    def has_accepted(self, work: Work) -> bool:
+    def has_accepted(self, work: RegisteredWork) -> bool:
         """Whether the pool accepted a contribution, going by verdicts or by the cut that names it."""
-        state = self._context.state.ballots.state(work.id)
+        state = self._context.state.vote_set.state(work.id)
         return state is FileState.ACCEPTED or work.commitment.file_root in self.included
 
     def _heard(self) -> None:
@@ -230,7 +230,7 @@ class Rounds(Service):
 
     async def _open(self, path: Path) -> None:
         """Begin the round of an outer state that is here: keep it for others, forget old ones."""
-        found = await trio.to_thread.run_sync(StateFile, path)
+        found = await trio.to_thread.run_sync(OuterStateFile, path)
         info = await self._context.blobs.add(path)
         if self._seats:
             await self._hold(path)
@@ -256,7 +256,7 @@ class Rounds(Service):
         path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
         root, run = policy_root(round_, described.tensors), self._context.run.root
         manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
-        self._context.shelf.put(HeldPolicy(round_, root, path, manifest))
+        self._context.policy_cache.put(HeldPolicy(round_, root, path, manifest))
         self._context.jury.learn(round_, root)
         log.info("policy.made", round=round_, root=root.hex())
 
@@ -321,7 +321,7 @@ class Rounds(Service):
         """A look at a contribution found this norm."""
         self.norms[contribution] = norm
 
-    def works(self) -> list[Work]:
+    def works(self) -> list[RegisteredWork]:
         """The contributions to this round, and the late ones to the one before."""
         assert self.outer is not None  # `start` opened one
         counted = range(max(self.newest - self.adding.late, 0), self.newest + 1)

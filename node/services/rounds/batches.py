@@ -10,11 +10,11 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.recent import Recent
+from node.bounded_dict import BoundedDict
 from node.services.context import Context
 from node.services.rounds.applying import Rounds
-from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
+from node.swarm.vote_set import FileState
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, UsedWork, decode_composed
@@ -29,7 +29,7 @@ class Batches:
 
     def __init__(self, context: Context, rounds: Rounds) -> None:
         self._context, self._rounds, self._spec = context, rounds, context.run.spec
-        self._used: Recent[int, set[Used]] = Recent(2 * self._spec.recipe.max_staleness + 2)
+        self._used: BoundedDict[int, set[Used]] = BoundedDict(2 * self._spec.recipe.max_staleness + 2)
 
     async def used_before(self, round_: int) -> set[Used]:
         """The groups that contributions of rounds before were learnt from, as far as they could be used once more. What
@@ -77,7 +77,7 @@ class Batches:
             return "was not accepted"
         if known.step != work.policy_step or work.judged:
             return "is of another policy, or says that it was judged"
-        votes = state.ballots.accepting(name)
+        votes = state.vote_set.accepting(name)
         for report in work.reports:
             vote = votes.get(address_from_bytes(report.author))
             if vote is None or vote.report_root != report.root:
@@ -85,7 +85,7 @@ class Batches:
         return ""
 
     def _is_accepted(self, name: bytes) -> bool:
-        return self._context.state.ballots.state(name) is FileState.ACCEPTED
+        return self._context.state.vote_set.state(name) is FileState.ACCEPTED
 
     async def named(self, roots: Sequence[bytes], holders: Sequence[Address]) -> list[ComposedBatch]:
         """Manifests by their roots. Raises IntellectError."""

@@ -17,22 +17,22 @@ import msgspec
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.changes import Changes
 from node.inference.client import EngineChild
 from node.inference.link import Told
-from node.inference.wire import Asked, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
-from node.recent import Recent
-from node.services.certifying import Certifying
+from node.inference.wire import AnsweredMessage, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
+from node.services.certifier import Certifier
 from node.services.context import Context
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.training.stating import make
 from node.services.workplace import Workplace
-from node.swarm.ballots import FileState
 from node.swarm.facts import PeerTold, WorkTouched
-from node.swarm.policies import PolicyClock
-from node.swarm.register import Work
+from node.swarm.policies import PolicyIndex
+from node.swarm.register import RegisteredWork
+from node.swarm.vote_set import FileState
 from node.training.batch import encode_batch
 from node.training.jobs import Check
 from protocol.checks import Reason
@@ -43,7 +43,7 @@ from protocol.exchange import ContributionError
 from protocol.identity import Address, parse_address
 from protocol.rounds import state_root
 from protocol.seats import weight
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 
 MOST_DISTANCE = 0.25
 """Of a contribution in another arithmetic from its replay here, as a share of it. Measured over ten inner steps: 0.002
@@ -60,7 +60,7 @@ Place = tuple[bytes, int]
 """Of a commitment: the outer state that it names, and its index there. Both together say which round."""
 
 
-class Looks:
+class ContributionJudge:
     """Looks at contributions, in an engine's place: one job of the learner's process each. batches: in a run with
     rollouts."""
 
@@ -68,9 +68,9 @@ class Looks:
 
     def __init__(self, context: Context, rounds: Rounds, batches: Batches | None = None) -> None:
         self._context, self._rounds, self._batches = context, rounds, batches
-        self._seen: Recent[bytes, tuple[Place, str, int, Address]] = Recent(512)
+        self._seen: BoundedDict[bytes, tuple[Place, str, int, Address]] = BoundedDict(512)
         """Contribution -> (round, path, seat, node)."""
-        self._claims: dict[Address, Recent[int, None]] = {}
+        self._claims: dict[Address, BoundedDict[int, None]] = {}
         self._changed = Changes()
         rounds.moved.follow(self._changed.tell)
 
@@ -78,11 +78,16 @@ class Looks:
         """Who claims which seat, and what the pool decides."""
         async for told in self._context.facts.subscribe(PeerTold, WorkTouched):
             if isinstance(told, PeerTold) and told.seat >= 0:
-                self._claims.setdefault(told.author, Recent(CLAIMS))[told.seat] = None
+                self._claims.setdefault(told.author, BoundedDict(CLAIMS))[told.seat] = None
             self._changed.tell()
 
     async def ask(
-        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+        self,
+        request: AnsweredMessage[R],
+        *,
+        timeout: float,
+        policy: LoadPolicy | None = None,
+        on_progress: Told | None = None,
     ) -> R:
         """request: Inspect, whose groups are (0,) or None for a replay. Raises TrainingError."""
         order: Any = request
@@ -162,7 +167,7 @@ class Looks:
             await self._decided(works)
             standing = [work for work in works if self._rounds.has_accepted(work)]
         else:
-            standing = [work for work in works if state.ballots.state(work.id) is not FileState.REJECTED]
+            standing = [work for work in works if state.vote_set.state(work.id) is not FileState.REJECTED]
         for work in standing:
             path = await self._had(work.commitment.file_root, node, self._rounds.adding.most_bytes)
             try:
@@ -175,13 +180,13 @@ class Looks:
         what = "left another one" if standing else "was not accepted" if works else "is not known"
         return f"its steps begin with a state of their own, and its node's contribution to the round before {what}"
 
-    async def _decided(self, works: list[Work]) -> None:
+    async def _decided(self, works: list[RegisteredWork]) -> None:
         """Wait until the pool has decided on works, at most `audit.delivery_seconds`; of a round that is over little
         is still to be heard."""
-        ballots, began = self._context.state.ballots, trio.current_time()
+        vote_set, began = self._context.state.vote_set, trio.current_time()
 
         def is_open() -> bool:
-            return any(ballots.state(work.id) is FileState.OPEN for work in works)
+            return any(vote_set.state(work.id) is FileState.OPEN for work in works)
 
         with trio.move_on_after(self._context.run.spec.audit.delivery_seconds) as patience:
             await self._changed.until(lambda: not is_open() or all(w.round < self._rounds.newest for w in works))
@@ -227,32 +232,32 @@ class Looks:
             verifier=self.engine_name,
         )
 
-    def _fault(self, order: Inspect, found: dict[str, Any]) -> tuple[Reason, str, Outcome]:
+    def _fault(self, order: Inspect, found: dict[str, Any]) -> tuple[Reason, str, VerdictOutcome]:
         if "fault" in found:
-            return Reason.MALFORMED, found["fault"], Outcome.SLASH
+            return Reason.MALFORMED, found["fault"], VerdictOutcome.SLASH
         units = contribution_units(self._context.run.spec, found["tokens"])
         if units != order.units:
-            return Reason.UNITS, f"it says {order.units} units outside and {units} inside", Outcome.SLASH
+            return Reason.UNITS, f"it says {order.units} units outside and {units} inside", VerdictOutcome.SLASH
         if "unusable" in found:
-            return Reason.BATCHES, found["unusable"], Outcome.REJECT
+            return Reason.BATCHES, found["unusable"], VerdictOutcome.REJECT
         if "state" in found:
-            return Reason.INNER_STATE, found["state"], Outcome.REJECT
+            return Reason.INNER_STATE, found["state"], VerdictOutcome.REJECT
         copy = f"; it is {found['alike']:.3f} like another one of the round" if found["alike"] > 0.9 else ""
         # In the same arithmetic honest steps have the same bits, so this alone needs no measure.
         if found.get("same") and not found["equal"]:
             at = f" from stretch {found['wrong'][0]} on" if found["wrong"] else ""
             detail = f"its steps come to other bits here{at}, distance {found['distance']:.2g}{copy}"
-            return Reason.NOT_REPRODUCED, detail, Outcome.SLASH
+            return Reason.NOT_REPRODUCED, detail, VerdictOutcome.SLASH
         if self._is_anothers(parse_address(order.node), (order.policy_root, order.index), found["seat"]):
-            return Reason.NOT_LEASED, f"seat {found['seat']} is not its node's", Outcome.REJECT
+            return Reason.NOT_LEASED, f"seat {found['seat']} is not its node's", VerdictOutcome.REJECT
         if found.get("equal"):
-            return Reason.NONE, "", Outcome.ACCEPT
+            return Reason.NONE, "", VerdictOutcome.ACCEPT
         if "distance" in found and found["distance"] > MOST_DISTANCE:
             detail = f"its steps come {found['distance']:.2g} away from it here{copy}"
-            return Reason.NO_GAIN, detail, Outcome.REJECT
+            return Reason.NO_GAIN, detail, VerdictOutcome.REJECT
         if "distance" not in found and found.get("own", 1.0) <= 0:
-            return Reason.NO_GAIN, f"the loss on its own rows rises by {-found['own']:.3g}", Outcome.REJECT
-        return Reason.NONE, "", Outcome.ACCEPT
+            return Reason.NO_GAIN, f"the loss on its own rows rises by {-found['own']:.3g}", VerdictOutcome.REJECT
+        return Reason.NONE, "", VerdictOutcome.ACCEPT
 
     def _is_anothers(self, node: Address, place: Place, seat: int) -> bool:
         """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it. Of rollouts
@@ -271,7 +276,7 @@ class Looks:
 class BothKinds:
     """Contributions to the learner, files of rollouts to the engine."""
 
-    def __init__(self, policies: PolicyClock, looks: Looks, engine: EngineChild) -> None:
+    def __init__(self, policies: PolicyIndex, looks: ContributionJudge, engine: EngineChild) -> None:
         self._policies, self._looks, self._engine = policies, looks, engine
 
     @property
@@ -279,12 +284,17 @@ class BothKinds:
         return getattr(self._engine, "engine_name", "")
 
     async def ask(
-        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+        self,
+        request: AnsweredMessage[R],
+        *,
+        timeout: float,
+        policy: LoadPolicy | None = None,
+        on_progress: Told | None = None,
     ) -> R:
         order: Any = request
         known = self._policies.find(order.policy_root) if isinstance(order, Inspect) else None
         which: EngineChild = self._looks if known is not None and known.outer else self._engine
-        return await which.ask(request, timeout=timeout, policy=policy, told=told)
+        return await which.ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
 
 
 class ContributionJudging(Validator):
@@ -294,9 +304,9 @@ class ContributionJudging(Validator):
         self,
         context: Context,
         rounds: Rounds,
-        looks: Looks,
+        looks: ContributionJudge,
         *given: Any,
-        certifying: Certifying,
+        certifying: Certifier,
         engine: EngineChild | None = None,
     ) -> None:
         child = looks if engine is None else BothKinds(context.state.policies, looks, engine)
@@ -306,7 +316,7 @@ class ContributionJudging(Validator):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         learns = bool(place.context.run.spec.seats)
-        looks = Looks(place.context, place.rounds, place.batches if learns else None)
+        looks = ContributionJudge(place.context, place.rounds, place.batches if learns else None)
         given = place.context, place.rounds, looks, place.chain, place.scratch, place.tally
         return cls(*given, certifying=place.certifying, engine=place.engine if learns else None)
 
@@ -323,11 +333,11 @@ class ContributionJudging(Validator):
             if self._samples:
                 await super()._heed_others()
 
-    async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:
+    async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """The outer state that a contribution begins at, with its round, or the policy that a file was sampled with."""
         root = work.commitment.policy_root
         if not work.contribution:
-            held = self._context.shelf.by_root(root)
+            held = self._context.policy_cache.by_root(root)
             if held is None:
                 raise OwnTrouble("its policy is not kept here", for_good=True)
             return None, LoadPolicy(policy_root=root, step=held.step, path=str(held.path))

@@ -28,10 +28,10 @@ LAST_AGAIN = 10.0
 """Seconds until the last round is evaluated once more, where that failed."""
 
 
-class Publishing(Service):
+class StatePublisher(Service):
     """One, at the run's owner."""
 
-    name = "publishing"
+    name = "state-publisher"
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import structlog
 
 from node.state.files import write_whole
 from node.training.errors import TrainingError
-from node.training.outer import StateFile, write_policy
+from node.training.outer import OuterStateFile, write_policy
 from node.weights.images import DescribedImage, describe_image
 
 log = structlog.get_logger()
@@ -28,7 +28,7 @@ class OuterFiles:
         newest = -1
         for path in sorted(self._folder.glob("outer-*.safetensors"), reverse=True):
             try:
-                found = StateFile(path)
+                found = OuterStateFile(path)
                 found.check()
             except TrainingError as error:
                 log.warning("outer_state.damaged", path=str(path), why=error.why)
@@ -42,7 +42,7 @@ class OuterFiles:
 
     def adopt(self, path: Path, round_: int, root: bytes) -> None:
         """Keep what others handed over. Raises TrainingError where that is not the named state."""
-        found = StateFile(path)
+        found = OuterStateFile(path)
         found.check()
         # Its bytes were those of the blob; whether they are the named state only its own root says.
         if (found.round, found.root) != (round_, root):
@@ -66,6 +66,6 @@ class OuterFiles:
 
 def made_policy(outer: Path, image: Path) -> tuple[int, DescribedImage]:
     """Write the bf16 image of an outer state: (its round, what the image is)."""
-    state = StateFile(outer)
+    state = OuterStateFile(outer)
     write_policy(state, image)
     return state.round, describe_image(image)

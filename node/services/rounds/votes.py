@@ -3,9 +3,9 @@
 from node.changes import Changes
 from node.services.context import Context
 from node.swarm.facts import PeerTold
-from node.swarm.roundbook import RoundBook
-from protocol.agreement import Bench, quorum_of
-from protocol.messages import CutSigned, Signed, openers, signature_of
+from node.swarm.round_votes import RoundBook
+from protocol.agreement import RoundCommittee, quorum_of
+from protocol.messages import RoundVote, Signed, openers, signature_of
 
 
 class Votes:
@@ -26,18 +26,18 @@ class Votes:
         self._book.seat(self._in_office())
         return self._book
 
-    def _in_office(self) -> Bench:
-        return Bench(self._context.membership.validators, self.quorum)
+    def _in_office(self) -> RoundCommittee:
+        return RoundCommittee(self._context.membership.validators, self.quorum)
 
     async def run(self) -> None:
         """Hear until cancelled; also in which round others are."""
-        async for told in self._context.facts.subscribe(CutSigned, PeerTold):
+        async for told in self._context.facts.subscribe(RoundVote, PeerTold):
             if not isinstance(told, PeerTold):
                 self.note(told)
             else:
                 self.heard.tell()
 
-    def note(self, vote: Signed[CutSigned]) -> None:
+    def note(self, vote: Signed[RoundVote]) -> None:
         """Who says two things in one place is believed no more in what it finds; both envelopes show it."""
         message, author, disputes = vote.message, vote.author, self._context.state.disputes
         book, word = self.book, message.word
@@ -48,11 +48,11 @@ class Votes:
                 book.hear(opener, message.round, word._replace(closed=False), proof)
         proof = signature_of(vote)
         if not book.hear(author, message.round, word, proof) and author not in disputes.quarantined:
-            others = [one for one in self._context.facts.standing(CutSigned) if one.author == author]
+            others = [one for one in self._context.facts.standing(RoundVote) if one.author == author]
             same = dict.fromkeys(one.raw for one in (*others, vote) if _place(one.message) == _place(message))
             disputes.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
         self.heard.tell()
 
 
-def _place(message: CutSigned) -> tuple[int, int, bool]:
+def _place(message: RoundVote) -> tuple[int, int, bool]:
     return message.round, message.ballot, message.closed

@@ -7,7 +7,7 @@ import trio
 
 from node.services.context import Context
 from node.services.training.values import check_report
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
 from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
@@ -18,9 +18,9 @@ from protocol.tasks import MAX_SHARD_SAMPLES
 FETCH_TIMEOUT = 30.0
 
 
-async def gather(context: Context, folder: TaskFolder, work: Work) -> None:
+async def gather(context: Context, folder: TaskFolder, work: RegisteredWork) -> None:
     """Keep the result of a shard. Raises IntellectError where the file, or every report, cannot be had or is none."""
-    votes = context.state.ballots.accepting(work.id)
+    votes = context.state.vote_set.accepting(work.id)
     report = await _report(context, work, votes)
     commitment = work.commitment
     file = await context.blobs.fetch(
@@ -44,7 +44,7 @@ async def gather(context: Context, folder: TaskFolder, work: Work) -> None:
     await trio.to_thread.run_sync(folder.add, record, file, report)
 
 
-async def _report(context: Context, work: Work, votes: dict[Address, Judgement]) -> bytes:
+async def _report(context: Context, work: RegisteredWork, votes: dict[Address, Judgement]) -> bytes:
     """The report that decides most groups: what one validator could not score in time another one may have. Empty where
     nobody could decide about any."""
     best, most, groups = b"", -1, work.groups
@@ -68,7 +68,7 @@ async def _report(context: Context, work: Work, votes: dict[Address, Judgement])
     return best
 
 
-def _read(work: Work, vote: Judgement, path: Path) -> tuple[bytes, int]:
+def _read(work: RegisteredWork, vote: Judgement, path: Path) -> tuple[bytes, int]:
     """(a report that is about this file and holds what its author signed, groups in it). Raises ProtocolError."""
     data = path.read_bytes()
     report = decode_report(data, MAX_SHARD_SAMPLES)

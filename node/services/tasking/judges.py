@@ -1,4 +1,4 @@
-"""Rewards from judges: each file of the docket becomes a judge task, what its judges agree on its groups' rewards.
+"""Rewards from judges: each file in the queue becomes a judge task, what its judges agree on its rewards.
 
 A few tasks are open at a time, the freshest files first. A file whose groups grow stale before its judges have spoken
 is given up, and its task cancelled. A task bears the name of its work, so that a restart goes on with it.
@@ -9,10 +9,10 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.recipe.docket import Docket, Unjudged
 from node.recipe.judged import PREFIX
-from node.services.tasking.owned import Owner, end
-from node.services.tasking.wishes import TaskWish
+from node.recipe.label_queue import LabelQueue, LabelRequest
+from node.services.tasking.owned import TaskOfferer, end
+from node.services.tasking.requests import TaskRequest
 from node.tasks.findings import judgement
 from node.tasks.judging import judge_task, scores_by_place
 from node.tasks.records import ShardRecord, TaskFolder
@@ -33,29 +33,29 @@ SHARD_SIZE = 64
 class Judges:
     """Asked from time to time. scratch: where files lie on their way into the store."""
 
-    def __init__(self, owner: Owner, docket: Docket, run: RunSpec, scratch: Path) -> None:
+    def __init__(self, owner: TaskOfferer, labels: LabelQueue, run: RunSpec, scratch: Path) -> None:
         self._owner = owner
-        self._docket = docket
+        self._labels = labels
         self._run = run
         self._scratch = scratch
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Ask for judges, take what they agree on, give up what is too old."""
         tasks = {one.spec.nonce: id for id, one in self._owner.own.items() if one.spec.nonce.startswith(PREFIX)}
         for id in tasks.values():
-            # By the task's own step: after a restart its file may not be on the docket yet, or ever again.
-            if not self._docket.fresh(self._owner.own[id].spec.step):
+            # By the task's own step: after a restart its file may not be in the queue yet, or ever again.
+            if not self._labels.fresh(self._owner.own[id].spec.step):
                 await end(self._owner, id)
-        for file in self._docket.files:
+        for file in self._labels.files:
             try:
-                await self._tend(file, tasks.get(_nonce(file)))
+                await self._maintain(file, tasks.get(_nonce(file)))
             except (IntellectError, OSError) as error:
                 log.warning("judging.failed", work=file.name.hex()[:16], why=str(error))
 
-    async def _tend(self, file: Unjudged, id: TaskId | None) -> None:
+    async def _maintain(self, file: LabelRequest, id: TaskId | None) -> None:
         task = self._owner.own[id] if id is not None else None
-        if not self._docket.fresh(file.step):
-            self._docket.give_up(file)
+        if not self._labels.fresh(file.step):
+            self._labels.give_up(file)
             if id is not None:
                 await end(self._owner, id)
         elif task is None:
@@ -63,7 +63,7 @@ class Judges:
         elif not task.open:
             await self._settle(file, task.folder)
 
-    async def _offer(self, file: Unjudged) -> None:
+    async def _offer(self, file: LabelRequest) -> None:
         """Unless enough are open."""
         open_ones = sum(one.open and one.spec.nonce.startswith(PREFIX) for one in self._owner.own.values())
         if open_ones >= MOST_OPEN:
@@ -73,15 +73,15 @@ class Judges:
         await trio.to_thread.run_sync(path.write_bytes, data)
         try:
             spec = judge_task(self._run, data, len(file.rows), shard_size=SHARD_SIZE, nonce=_nonce(file))
-            await self._owner.offer(TaskWish(spec, files={SUBJECT: str(path)}))
+            await self._owner.offer(TaskRequest(spec, files={SUBJECT: str(path)}))
         finally:
             await trio.to_thread.run_sync(path.unlink)
 
-    async def _settle(self, file: Unjudged, folder: TaskFolder) -> None:
+    async def _settle(self, file: LabelRequest, folder: TaskFolder) -> None:
         found = await trio.to_thread.run_sync(judgement, folder)
         named = await trio.to_thread.run_sync(_named, folder)
         self._owner.forget(folder.id)
-        self._docket.settle(file, scores_by_place(found.scores), named)
+        self._labels.settle(file, scores_by_place(found.scores), named)
         log.info("judging.done", work=file.name.hex()[:16], dropped=len(found.dropped), judges=len(found.judges))
 
 
@@ -113,5 +113,5 @@ def named_shard(record: ShardRecord, author: str, root: bytes, size: int) -> Jud
     )
 
 
-def _nonce(file: Unjudged) -> str:
+def _nonce(file: LabelRequest) -> str:
     return PREFIX + file.name.hex()

@@ -5,8 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from node.services.tasking import wishes
-from node.swarm.register import Work, WorkId
+from node.services.tasking import requests
+from node.swarm.register import RegisteredWork, WorkId
 from node.tasks.records import TaskFolder
 from protocol.tasks import TaskId, TaskSpec
 
@@ -25,7 +25,7 @@ class Owned(msgspec.Struct):
     encoded: bytes
     done: set[int]
     open: bool
-    works: dict[WorkId, Work] = {}
+    works: dict[WorkId, RegisteredWork] = {}
     said: int = 0
     repeated: float = -1e9
     busy: set[int] = set()
@@ -52,7 +52,7 @@ class Owned(msgspec.Struct):
         self.passing = True
 
 
-class Owner(wishes.Owner, Protocol):
+class TaskOfferer(requests.TaskRequestHandler, Protocol):
     """Who offers tasks."""
 
     @property
@@ -61,7 +61,7 @@ class Owner(wishes.Owner, Protocol):
     def forget(self, id: TaskId) -> None: ...
 
 
-async def end(owner: Owner, id: TaskId) -> None:
+async def end(owner: TaskOfferer, id: TaskId) -> None:
     """Nobody waits for a task any more."""
     if owner.own[id].open:
         await owner.cancel(id)

@@ -10,10 +10,10 @@ import structlog
 import trio
 
 from node.blobs.interface import Blobs
-from node.recipe.lessons import Lesson, Lessons
+from node.recipe.teacher_queue import TeacherQueue, TeacherRequest
 from node.services.tasking.judges import named_shard
-from node.services.tasking.owned import Owned, Owner, end
-from node.services.tasking.wishes import TaskWish
+from node.services.tasking.owned import Owned, TaskOfferer, end
+from node.services.tasking.requests import TaskRequest
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.manifest import JudgedTask, MalformedManifest
@@ -34,13 +34,13 @@ FETCH_TIMEOUT = 30.0
 class Teachers:
     """Asked from time to time."""
 
-    def __init__(self, owner: Owner, lessons: Lessons, run: RunSpec, blobs: Blobs) -> None:
+    def __init__(self, owner: TaskOfferer, lessons: TeacherQueue, run: RunSpec, blobs: Blobs) -> None:
         self._owner = owner
         self._lessons = lessons
         self._run = run
         self._blobs = blobs
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Ask about what waits, take what is accepted, give up what is too old."""
         asked: dict[str, tuple[TaskId, int]] = {}
         for id, task in self._tasks().items():
@@ -51,7 +51,7 @@ class Teachers:
                 # A shard that a closed task has no result of is asked about anew.
                 if task.open or shard in task.done:
                     asked[asset.root] = id, shard
-        waiting: list[Lesson] = []
+        waiting: list[TeacherRequest] = []
         for lesson in self._lessons.files:
             id, shard = asked.get(lesson.root.hex(), (b"", -1))
             if not self._lessons.fresh(lesson.step):
@@ -67,7 +67,7 @@ class Teachers:
         own = self._owner.own.items()
         return {id: one for id, one in own if one.spec.nonce.startswith(PREFIX) and not one.passing}
 
-    async def _offer(self, lessons: list[Lesson]) -> None:
+    async def _offer(self, lessons: list[TeacherRequest]) -> None:
         assets, files = [], dict[str, str]()
         for lesson in lessons:
             try:
@@ -95,15 +95,15 @@ class Teachers:
             units=self._units(lessons),
             nonce=PREFIX + secrets.token_hex(8),
         )
-        await self._owner.offer(TaskWish(spec, files=files))
+        await self._owner.offer(TaskRequest(spec, files=files))
 
-    def _units(self, lessons: list[Lesson]) -> int:
+    def _units(self, lessons: list[TeacherRequest]) -> int:
         """Of each file, which are of about one length."""
         assert self._run.distill is not None  # else nothing waits
         tokens = sum(lesson.tokens for lesson in lessons) / len(lessons)
         return min(max(1, round(self._run.distill.pay * tokens)), MAX_REVIEW_UNITS)
 
-    async def _settle(self, lesson: Lesson, id: TaskId, shard: int) -> None:
+    async def _settle(self, lesson: TeacherRequest, id: TaskId, shard: int) -> None:
         task = self._owner.own[id]
         try:
             taught, named = await trio.to_thread.run_sync(self._read, task, lesson, id, shard)
@@ -112,7 +112,7 @@ class Teachers:
             log.warning("lesson.unusable", work=lesson.name.hex()[:16], why=error.why)
             self._lessons.give_up(lesson, "unusable")
 
-    def _read(self, task: Owned, lesson: Lesson, id: TaskId, shard: int) -> tuple[Taught, JudgedTask]:
+    def _read(self, task: Owned, lesson: TeacherRequest, id: TaskId, shard: int) -> tuple[Taught, JudgedTask]:
         record, data, _ = task.folder.result(shard)
         taught = decode_taught(data, lesson.root, id, self._run.rollout.samples_per_file)
         asset = task.spec.assets[shard]

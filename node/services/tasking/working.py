@@ -1,8 +1,8 @@
 """The worker's part in tasks: claim a shard, do it, commit to its file; take over what others left.
 
 A file (of a review: a report) is committed like a rollout file, so what becomes of it (verdicts, pay) is followed where
-those are. The engine itself sees to it that rollouts come first (node.inference.owner). A shard that somebody else took
-over meanwhile is dropped: it would earn nothing.
+those are. The engine itself sees to it that rollouts come first (node.inference.scheduler). A shard that somebody
+else took over meanwhile is dropped: it would earn nothing.
 """
 
 import math
@@ -13,19 +13,19 @@ from typing import Any
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.changes import Bell
-from node.guest.rest import PAUSED, Rest
+from node.guest.rest import PAUSED, GuestRest
 from node.inference.client import EngineChild
 from node.inference.wire import Produce
-from node.recent import Recent
 from node.services.base import Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
 from node.swarm.facts import ShardClaimed
 from node.swarm.membership import is_cut_off, voices
-from node.swarm.taskbook import MOST_TASKS, Task
-from node.tasks.recomputed import Means, prepared
-from node.tasks.stock import TaskStock
+from node.swarm.task_table import MOST_TASKS, Task
+from node.tasks.recomputed import TaskMeans, prepared
+from node.tasks.task_inputs import TaskInputs
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import MemberState
@@ -49,10 +49,10 @@ REMEMBERED = 4096
 class TaskWork(Service):
     """Does shards of open tasks until cancelled."""
 
-    name = "tasks"
+    name = "task-worker"
 
     def __init__(
-        self, context: Context, engine: EngineChild, stock: TaskStock, scratch: Path, rest: Rest | None = None
+        self, context: Context, engine: EngineChild, stock: TaskInputs, scratch: Path, rest: GuestRest | None = None
     ) -> None:
         self._context = context
         self._own = context.key.address
@@ -60,12 +60,12 @@ class TaskWork(Service):
         self._engine = engine
         self._stock = stock
         self._scratch = scratch
-        self._rest = rest or Rest()
+        self._rest = rest or GuestRest()
         self._bell = Bell()
         self._book.follow(self._bell.ring)
         self._rest.changed.follow(self._bell.ring)
-        self._said: Recent[bytes, bool] = Recent(REMEMBERED)
-        self._failed: Recent[TaskId, float] = Recent(MOST_TASKS)
+        self._said: BoundedDict[bytes, bool] = BoundedDict(REMEMBERED)
+        self._failed: BoundedDict[TaskId, float] = BoundedDict(MOST_TASKS)
         """When each task could not be done here last."""
         self._committed: dict[tuple[bytes, int], float] = {}
         """(task, shard) of own results that the owner may not have, and when they were said last."""
@@ -144,7 +144,7 @@ class TaskWork(Service):
 
     async def _compute(self, task: Task, shard: int) -> None:
         """Do what is not sampled: review a package, merge a stretch of policies, ask the teacher about a file."""
-        work = await prepared(Means(self._stock, self._engine, self._scratch), task, shard)
+        work = await prepared(TaskMeans(self._stock, self._engine, self._scratch), task, shard)
         if await self._claim(task, shard):
             with self._rest.work() as scope:
                 result = await work()

@@ -1,6 +1,6 @@
 """Batches in: the learner has batch N as soon as policy N is here (or is about to be) and the groups for it are.
 
-Which files may be used is the intake's to say, which groups make a batch node.recipe's; staleness is counted from the
+Which files may be used is the ingest's to say, which groups make a batch node.recipe's; staleness is counted from the
 policy that made the tokens. What is used up is journaled before the batch is written, so a restart neither repeats nor
 loses anything.
 """
@@ -10,7 +10,7 @@ from contextlib import suppress
 import structlog
 import trio
 
-from node.recipe.batch_log import Entry
+from node.recipe.batch_log import BatchEntry
 from node.recipe.pool import Selection, group_id
 from node.recipe.stats import describe
 from node.services.training.groups import Groups
@@ -36,7 +36,7 @@ class Feeding:
     def __init__(self, shared: Shared, groups: Groups) -> None:
         self._context, self._spool, self._watch = shared.context, shared.spool, shared.watch
         self._groups, self._record, self._evaluations = groups, shared.record, shared.evaluations
-        self._journeys, self._others, self._leading = shared.journeys, shared.others, shared.leading
+        self._timings, self._others, self._leading = shared.timings, shared.others, shared.leading
         self.lost, self._pause = 0, AGAIN[0]
 
     async def run(self) -> None:
@@ -90,7 +90,7 @@ class Feeding:
         self._pause = AGAIN[0]
         await self._groups.settle([group.key for group in selection.settled], step)
         stats = describe(selection, waiting=ready.rollouts, stale=ready.stale_rollouts)
-        stats["file_seconds"] = self._journeys.means(selection.groups)
-        entry = Entry(step, stats, [group_id(group) for group in selection.groups])
+        stats["file_seconds"] = self._timings.means(selection.groups)
+        entry = BatchEntry(step, stats, [group_id(group) for group in selection.groups])
         await self._record.batch(entry, composed, batch)
         log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])

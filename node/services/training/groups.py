@@ -7,9 +7,9 @@ group is learnt from twice.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from node.recipe.docket import Docket
-from node.recipe.lessons import Lessons
+from node.recipe.label_queue import LabelQueue
 from node.recipe.pool import Group, Key, RolloutPool
+from node.recipe.teacher_queue import TeacherQueue
 from node.services.context import Context, Rate
 from node.state.journal import Journal
 from node.swarm.facts import WorkId
@@ -59,8 +59,8 @@ class Groups:
         self._per_file = spec.rollout.prompts_per_file
         self._policies, self._own_pool, self._journal = context.state.policies, context.pool, context.journal
         self.ready = RolloutPool(spec)
-        self.docket = Docket(spec, self.fresh, self.take_in)
-        self.lessons = Lessons(spec, self.fresh, self._take_taught)
+        self.labels = LabelQueue(spec, self.fresh, self.take_in)
+        self.lessons = TeacherQueue(spec, self.fresh, self._take_taught)
         self.used = UsedUp(context.journal, self._most if kept is None else kept)
         self.rate = Rate(30.0, context.clock.monotonic)
 
@@ -78,12 +78,12 @@ class Groups:
 
     def take_in(self, groups: list[Group]) -> None:
         """Accepted groups: ready, or to the teacher first."""
-        # After a restart the intake takes in files again whose groups have trained a step.
+        # After a restart the ingest takes in files again whose groups have trained a step.
         unused = [group for group in groups if group.key not in self.used]
         (self.lessons.put if self.lessons.wanted else self._gather)(unused)
 
     def _take_taught(self, groups: list[Group]) -> None:
-        """As the intake does, since a term may have taken their policy back meanwhile."""
+        """As the ingest does, since a term may have taken their policy back meanwhile."""
         orphan = self._policies.is_orphan
         self._gather([one for one in groups if one.origin and not orphan(one.origin.commitment.policy_root)])
 
@@ -115,7 +115,7 @@ class Groups:
         self._ask_nobody(work)
 
     def _ask_nobody(self, work: WorkId) -> None:
-        self.docket.forget(work)
+        self.labels.forget(work)
         self.lessons.forget(work)
 
     def forget_orphans(self) -> None:
@@ -126,7 +126,7 @@ class Groups:
         return {
             "queued_rollouts": self.ready.rollouts,
             "tokens_per_second": round(self.rate.per_second, 1),
-            "judging": {"files": len(self.docket), **self.docket.counts},
+            "judging": {"files": len(self.labels), **self.labels.counts},
             "teaching": {"files": len(self.lessons), **self.lessons.counts},
         }
 

@@ -6,12 +6,12 @@ import msgspec
 import structlog
 import trio
 
-from node.services.chairing import Chairing, OnChain, Ready
+from node.services.chairing import Chairing, LeadFrom, OnChain
 from node.services.context import Context
 from node.services.training.groups import Groups
-from node.services.training.journeys import Journeys
 from node.services.training.record import Record
 from node.services.training.returning import REPEATED, Returning
+from node.services.training.stage_timings import StageTimings
 from node.services.training.standing_by import StandingBy
 from node.state.files import write_whole
 from node.swarm.facts import TermBegan, Undone
@@ -64,7 +64,7 @@ class Leading:
 
     # what it could lead from
 
-    def ready(self) -> Ready | None:
+    def ready(self) -> LeadFrom | None:
         """What this trainer could lead from now: everything announced is replayed here, and came out equal. Who cannot
         replay it leads from the checkpoint that it has taken over, where that is not too far back. Who came to another
         state in the very step that a quorum found bad leads from the policy before."""
@@ -87,21 +87,25 @@ class Leading:
             return None
         return self._ready_after(newest)
 
-    def _ready_after(self, newest: int) -> Ready | None:
+    def _ready_after(self, newest: int) -> LeadFrom | None:
         policies = self._policies
         if policies.of_step(newest) is None:
             before = policies.of_step(newest - 1)
-            return Ready(newest, before.message.policy_root if before else bytes(32)) if before or not newest else None
+            return (
+                LeadFrom(newest, before.message.policy_root if before else bytes(32)) if before or not newest else None
+            )
         announced = policies.of_step(newest)
-        return Ready(newest + 1, announced.message.policy_root) if announced and self._record.step >= newest else None
+        return (
+            LeadFrom(newest + 1, announced.message.policy_root) if announced and self._record.step >= newest else None
+        )
 
-    def _ready_before(self, step: int) -> Ready | None:
+    def _ready_before(self, step: int) -> LeadFrom | None:
         """Where the holder of the term was convicted of this step: whatever it made after it does not count."""
         said = self._context.jury.step_verdicts(self._context.domain, self._terms.now.number).values()
         before = self._policies.of_step(step - 1)
         if before is None or not any(one.statement.step == step for one in said):
             return None
-        return Ready(step, before.message.policy_root)
+        return LeadFrom(step, before.message.policy_root)
 
     def at(self) -> tuple[int, bytes]:
         announced = self._policies.of_step(self._record.step)
@@ -118,7 +122,7 @@ class Leading:
         # Policies that no batch here has reached yet are not lost: there is nothing to take back.
         return max(first, 1) if first is not None and self._spool.next_batch() >= max(first, 1) else None
 
-    async def heed(self) -> None:
+    async def handle(self) -> None:
         """Drop what this trainer made or replayed beyond the start of a term, as if it had never been. Its learner must
         not run."""
         self._term = await trio.to_thread.run_sync(self._known)
@@ -175,6 +179,6 @@ class Shared(msgspec.Struct, frozen=True):
     watch: SpoolWatch
     record: Record
     evaluations: Evaluations
-    journeys: Journeys
+    timings: StageTimings
     others: StandingBy
     leading: Leading

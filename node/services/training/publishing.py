@@ -4,16 +4,16 @@ import trio
 
 from node.services.training.leading import Shared
 from node.services.training.stating import metrics_of, word_on
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from node.weights.publish import Publisher
 
 
-class Publishing:
+class PolicyPublisher:
     """Of one learner."""
 
     def __init__(self, shared: Shared, publisher: Publisher) -> None:
         self._context, self._spool, self._watch, self._publisher = shared.context, shared.spool, shared.watch, publisher
-        self._record, self._evaluations, self._journeys = shared.record, shared.evaluations, shared.journeys
+        self._record, self._evaluations, self._timings = shared.record, shared.evaluations, shared.timings
         self._others, self._leading = shared.others, shared.leading
         self._spec, self._policies = self._context.run.spec, self._context.state.policies
 
@@ -64,8 +64,8 @@ class Publishing:
         return None
 
     async def _out(self, step: int, held: HeldPolicy, seconds: float) -> None:
-        self._journeys.published(step)
-        self._context.shelf.put(held)
+        self._timings.published(step)
+        self._context.policy_cache.put(held)
         # Kept as long as a group of it may be trained on, and until the evaluator has scored it.
         keep = await trio.to_thread.run_sync(self._evaluations.waiting)
         self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1, keep=keep)

@@ -13,7 +13,7 @@ import trio
 
 from node.metrics.journal import ends_of
 from node.metrics.observer import Observer
-from node.recipe.batch_log import BatchLog, Entry
+from node.recipe.batch_log import BatchEntry, BatchLog
 from node.recipe.requirements import hopeless, reached_target, spent
 from node.services.context import Context
 from node.state.kept import cached
@@ -96,14 +96,14 @@ class Record:
 
     # what happens
 
-    async def batch(self, entry: Entry, composed: ComposedBatch, batch: Batch) -> None:
+    async def batch(self, entry: BatchEntry, composed: ComposedBatch, batch: Batch) -> None:
         """Give the learner a batch."""
         await trio.to_thread.run_sync(self._write, entry, composed, batch)
         self._tokens += entry.metrics["output_tokens"]
         for age, count in entry.metrics["staleness"].items():
             self.staleness[int(age)] += count
 
-    def _write(self, entry: Entry, composed: ComposedBatch, batch: Batch) -> None:
+    def _write(self, entry: BatchEntry, composed: ComposedBatch, batch: Batch) -> None:
         # The batch last: the learner starts on it at once, and log and manifest must be there by then.
         self._batch_log.write(entry)
         self._spool.write_works(entry.step, encode_manifest(composed))

@@ -7,17 +7,17 @@ from blake3 import blake3
 
 from node.recipe.pool import Origin
 from node.services.context import Context
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
 from protocol.identity import Address, address_bytes
 from protocol.messages import Judgement
-from protocol.rollout import Report, ReportHeader, ReportRow, encode_report
+from protocol.rollout import ReportHeader, ReportRow, ValidatorReport, encode_report
 
 _ORDER = "intellect-node report order v1"
 Rows = dict[int, list[ReportRow]]
 """Group -> its samples, in order."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class ReportSource(msgspec.Struct, frozen=True):
     """A report: who wrote it, its root and size."""
 
     author: Address
@@ -25,7 +25,7 @@ class Source(msgspec.Struct, frozen=True):
     size: int
 
 
-def in_order(work: Work, reports: Mapping[Address, Rows]) -> dict[Address, Rows]:
+def in_order(work: RegisteredWork, reports: Mapping[Address, Rows]) -> dict[Address, Rows]:
     """Reports in the order in which they are heeded: of two that agree, not the one that came first."""
 
     def place(author: Address) -> bytes:
@@ -34,10 +34,10 @@ def in_order(work: Work, reports: Mapping[Address, Rows]) -> dict[Address, Rows]
     return {author: reports[author] for author in sorted(reports, key=place)}
 
 
-def whose(rows: Rows, reports: Mapping[Address, Rows], votes: Mapping[Address, Judgement]) -> dict[int, Source]:
+def whose(rows: Rows, reports: Mapping[Address, Rows], votes: Mapping[Address, Judgement]) -> dict[int, ReportSource]:
     """Group -> the report whose very rows are believed. A group that this node recomputed is not among them."""
     return {
-        group: Source(author, votes[author].report_root, votes[author].report_size)
+        group: ReportSource(author, votes[author].report_root, votes[author].report_size)
         for group, believed in rows.items()
         for author, said in reports.items()
         # By identity: another report may have equal rows, and was not the one that was heeded.
@@ -45,7 +45,9 @@ def whose(rows: Rows, reports: Mapping[Address, Rows], votes: Mapping[Address, J
     }
 
 
-async def origins_of(context: Context, work: Work, rows: Rows, sources: Mapping[int, Source]) -> dict[int, Origin]:
+async def origins_of(
+    context: Context, work: RegisteredWork, rows: Rows, sources: Mapping[int, ReportSource]
+) -> dict[int, Origin]:
     """Of every group that is believed. What this node recomputed becomes a report of its own, for others to fetch."""
     own = sorted(rows.keys() - sources.keys())
     known = dict(sources)
@@ -59,7 +61,7 @@ async def origins_of(context: Context, work: Work, rows: Rows, sources: Mapping[
     }
 
 
-async def _own_report(context: Context, work: Work, rows: Sequence[ReportRow]) -> Source:
+async def _own_report(context: Context, work: RegisteredWork, rows: Sequence[ReportRow]) -> ReportSource:
     header = ReportHeader(work.commitment.file_root.hex(), work.commitment.policy_root.hex())
-    info = await context.blobs.add(encode_report(Report(header, tuple(rows))))
-    return Source(context.key.address, info.root, info.size)
+    info = await context.blobs.add(encode_report(ValidatorReport(header, tuple(rows))))
+    return ReportSource(context.key.address, info.root, info.size)

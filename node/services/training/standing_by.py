@@ -10,12 +10,12 @@ import msgspec
 import structlog
 import trio
 
-from node.recipe.batch_log import Entry
+from node.recipe.batch_log import BatchEntry
 from node.recipe.pool import Key, key_of
 from node.services.context import Context, manifest_of
-from node.services.training.adopting import Adopting
 from node.services.training.groups import Groups
 from node.services.training.record import Record
+from node.services.training.state_sync import StateSync
 from node.services.training.stating import FETCH_TIMEOUT, make, metrics_of
 from node.swarm.facts import PolicyFollowed
 from node.training.batch import Batch
@@ -49,7 +49,7 @@ class StandingBy:
     def __init__(self, context: Context, spool: Spool, watch: SpoolWatch, groups: Groups, record: Record) -> None:
         self._context, self._spool, self._groups, self._record = context, spool, groups, record
         self._policies = context.state.policies
-        self._adopting = Adopting(context, spool, watch, context.progress.trouble)
+        self._adopting = StateSync(context, spool, watch, context.progress.trouble)
         self.compared = self.equal = 0
         self.apart: Compared | None = None
         self.differences: tuple[str, ...] = ()
@@ -191,11 +191,11 @@ class StandingBy:
         return {"replayed": self.compared, "equal": self.equal, "apart": apart, **other}
 
 
-def entry_of(composed: ComposedBatch, batch: Batch) -> Entry:
+def entry_of(composed: ComposedBatch, batch: Batch) -> BatchEntry:
     """What is put on record of a step that somebody else composed."""
     ages: dict[str, int] = {}
     for row in batch.rows:
         age = str(composed.step - row.policy_step)
         ages[age] = ages.get(age, 0) + 1
     tokens = sum(len(row.output) for row in batch.rows)
-    return Entry(composed.step, {"output_tokens": tokens, "staleness": ages}, list(batch.header.files))
+    return BatchEntry(composed.step, {"output_tokens": tokens, "staleness": ages}, list(batch.header.files))

@@ -1,7 +1,7 @@
 """The trainer: verified rollouts in, one batch per step to the learner, one policy per step out.
 
 One run is one stint after the other: a stint lasts until the run is over, or until another trainer's term takes back
-what was made here. Each of its stories stands by itself: files in (intake), groups (groups), batches in (feeding, or
+what was made here. Each of its stories stands by itself: files in (ingest), groups (groups), batches in (feeding, or
 standing_by where another one leads), policies out (publishing), what is on record (record), whose turn it is (leading).
 """
 
@@ -16,11 +16,11 @@ from node.services.chairing import OnChain
 from node.services.context import Context
 from node.services.training.feeding import Feeding
 from node.services.training.groups import Groups
-from node.services.training.intake import Intake
-from node.services.training.journeys import Journeys
+from node.services.training.ingest import Ingest
 from node.services.training.leading import Leading, Shared
-from node.services.training.publishing import Publishing
+from node.services.training.publishing import PolicyPublisher
 from node.services.training.record import Record
+from node.services.training.stage_timings import StageTimings
 from node.services.training.standing_by import StandingBy
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
@@ -33,13 +33,13 @@ from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
 from node.weights.publish import Publisher
-from protocol.messages import CheckpointOffered, StepJudged
+from protocol.messages import CheckpointOffered, StepVerdict
 
 
-class Trainer(Service):
+class TrainerService(Service):
     """Drives one learner until the run's last step. groups, watch: of this spool; chain: None at a desk."""
 
-    name = "training"
+    name = "trainer"
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class Trainer(Service):
         self._context, self._spool, self._watch, self._observer = context, spool, watch, observer
         self._learner, self._evaluator = learner, evaluator
         self.groups = groups
-        evaluations, journeys = Evaluations(spool, context.run.spec), Journeys(context.clock.monotonic)
+        evaluations, timings = Evaluations(spool, context.run.spec), StageTimings(context.clock.monotonic)
         self.record = Record(context, spool, watch, evaluations, observer)
         self.others = StandingBy(context, spool, watch, groups, self.record)
         self.leading = Leading(context, spool, groups, self.record, self.others, chain)
-        shared = Shared(context, spool, watch, self.record, evaluations, journeys, self.others, self.leading)
-        self._feeding, self._publishing = Feeding(shared, groups), Publishing(shared, publisher)
-        self.intake = Intake(
+        shared = Shared(context, spool, watch, self.record, evaluations, timings, self.others, self.leading)
+        self._feeding, self._publishing = Feeding(shared, groups), PolicyPublisher(shared, publisher)
+        self.ingest = Ingest(
             context,
             fresh=groups.fresh,
             taken_in=groups.take_in,
             taken_back=groups.forget,
-            to_judge=groups.docket.put,
-            journeys=journeys,
+            to_judge=groups.labels.put,
+            timings=timings,
             asks=self.leading.leads_next,
             look=look,
             hopeless=self.record.give_up,
@@ -97,7 +97,7 @@ class Trainer(Service):
             workshop=place.workshop,
             anchor_every=context.run.spec.weights.anchor_every,
             records=place.records,
-            shelf=context.shelf,
+            policy_cache=context.policy_cache,
         )
         observing = partial(open_observer, context.run.spec, place.directory, config.metrics_log, spool.answers_path)
         observer = await trio.to_thread.run_sync(observing)
@@ -118,7 +118,7 @@ class Trainer(Service):
         try:
             await self.leading.returning.look()
             while not self.record.done:
-                await self.leading.heed()
+                await self.leading.handle()
                 await self._stint()
         finally:
             self._observer.close()
@@ -126,16 +126,16 @@ class Trainer(Service):
     async def _stint(self) -> None:
         first_batch = self._spool.next_batch()
         self._context.progress.enter("engine", "the learner loads its libraries and the model")
-        self.intake.take_again(await self.groups.recall())
+        self.ingest.take_again(await self.groups.recall())
         await trio.to_thread.run_sync(adoption.end, self._spool)
         await self.others.settle_adopted()
         self.groups.ready.recall(await self.record.recall())
         async with trio.open_nursery() as nursery:
-            for story in (self._watch.run, self._learner.run, self._evaluator.run, self.intake.run, self._feeding.run):
+            for story in (self._watch.run, self._learner.run, self._evaluator.run, self.ingest.run, self._feeding.run):
                 nursery.start_soon(story)
             # What others say of policies is waited for together with what the learner writes.
-            told = PolicyFollowed, CheckpointOffered, StepJudged, Undone
-            nursery.start_soon(self._context.heed, self._watch.tell, *told)
+            told = PolicyFollowed, CheckpointOffered, StepVerdict, Undone
+            nursery.start_soon(self._context.handle, self._watch.tell, *told)
             nursery.start_soon(self._until_lost, nursery.cancel_scope)
             nursery.start_soon(self.leading.returning.run, self.leading.nothing_leads_on)
             async with trio.open_nursery() as until_over:
@@ -167,14 +167,14 @@ class Trainer(Service):
     def status(self) -> dict[str, Any]:
         record, told = self.record, self.record.status()
         # Rollouts that were too old when their turn came, and files that could not be had or used.
-        dropped = self.groups.ready.stale_rollouts + self.intake.lost + self._feeding.lost
+        dropped = self.groups.ready.stale_rollouts + self.ingest.lost + self._feeding.lost
         told["staleness"] |= {"dropped": dropped}
         run = {"over": record.done, "final_reward": record.reward if record.done else None, "reward": record.reward}
         processes = [ProcessPart(one.name, one.pid, one.restarts) for one in (self._learner, self._evaluator)]
         chair = self.leading.chair.status() if self.leading.chair is not None else {}
         chair = {name: part | self.others.status() for name, part in chair.items()}
         learner = {"plan": self._plan, "memory": self._learner.memory}
-        training = {**told, **self.groups.status(), **self.intake.status(), **learner}
+        training = {**told, **self.groups.status(), **self.ingest.status(), **learner}
         return {"run": run, "training": training, "processes": processes, **chair}
 
     def beat(self) -> dict[str, Any]:

@@ -17,23 +17,23 @@ import msgspec
 import structlog
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.inference.client import EngineProcess
 from node.inference.wire import Inspect, Inspected, LoadPolicy
-from node.recent import Recent
 from node.services.context import Context
-from node.services.training.sources import Rows, Source, in_order, whose
+from node.services.training.sources import ReportSource, Rows, in_order, whose
 from node.state.kept import cached
 from node.swarm.disputes import STRIKES
-from node.swarm.register import Work, WorkId
+from node.swarm.register import RegisteredWork, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
-from protocol.disputes import UNDECIDED, Conflict, Finding
+from protocol.disputes import UNDECIDED, Conflict, VerdictConflict
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.lots import draws_file, unpack_groups
 from protocol.messages import DIGEST, NO_PROMPTS, Judgement
-from protocol.rollout import Report, ReportRow, decode_report
+from protocol.rollout import ReportRow, ValidatorReport, decode_report
 from protocol.run import RolloutSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.values import report_fault, rows_differ
 
 log = structlog.get_logger()
@@ -77,7 +77,7 @@ class OwnLook:
             log.warning("own_look.unavailable", why=self._broken)
             self._ready.set()
 
-    async def at(self, work: Work, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
+    async def at(self, work: RegisteredWork, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
         """What this node finds in a file, and the rows of `groups`; None if it cannot look now."""
         if self._broken or self._waiting >= LOOKS_WAITING:
             return None
@@ -107,7 +107,7 @@ class Believed(msgspec.Struct, frozen=True):
     path: Path
     rows: Rows
     votes: tuple[Judgement, ...]
-    sources: Mapping[int, Source] = {}
+    sources: Mapping[int, ReportSource] = {}
     lacks: bool = False
 
 
@@ -131,7 +131,7 @@ class Values:
         self._hopeless = hopeless
         # Never told, and new at each start: no validator can know which files are recomputed here.
         self._secret = secrets.token_bytes(32)
-        self._alone: Recent[WorkId, Address] = Recent(REMEMBERED)
+        self._alone: BoundedDict[WorkId, Address] = BoundedDict(REMEMBERED)
         self._strikes: Counter[Address] = Counter()
         self._unserved: Counter[Address] = Counter()
         self.distrusted: dict[Address, str] = {}
@@ -149,7 +149,7 @@ class Values:
         return {"groups": counted, "not_served": dict(self._unserved), "distrusted": self.distrusted}
 
     async def of(
-        self, work: Work, votes: Mapping[Address, Judgement], fetch: Callable[[], Awaitable[Path]]
+        self, work: RegisteredWork, votes: Mapping[Address, Judgement], fetch: Callable[[], Awaitable[Path]]
     ) -> Believed | None:
         """What may be believed of an accepted file; None if this node's own look refuses it. votes: of believed
         validators that accept it; fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds
@@ -184,7 +184,7 @@ class Values:
     # what others say
 
     async def _fetch_reports(
-        self, work: Work, votes: Mapping[Address, Judgement]
+        self, work: RegisteredWork, votes: Mapping[Address, Judgement]
     ) -> tuple[dict[Address, Rows], list[Address]]:
         """The reports of all who accept a file, at once, and whose could not be had: one that is not served costs a
         second and not a time-out. Equal reports have one root, and any of their authors serves it."""
@@ -229,7 +229,7 @@ class Values:
 
     async def _recompute(
         self,
-        work: Work,
+        work: RegisteredWork,
         path: Path,
         wanted: list[int],
         reports: Mapping[Address, Rows],
@@ -252,9 +252,9 @@ class Values:
             finding = contradiction(found, rows, vote, reports.get(author, {}), self._tolerance)
             if finding is not None:
                 await self._blame(author, work, finding)
-        return rows if found.outcome == Outcome.ACCEPT else None
+        return rows if found.outcome == VerdictOutcome.ACCEPT else None
 
-    async def _blame(self, author: Address, work: Work, finding: Finding) -> None:
+    async def _blame(self, author: Address, work: RegisteredWork, finding: VerdictConflict) -> None:
         """Believe a validator less, or no more: what it said is not what this node computes."""
         self._strikes[author] += 1
         what = f"{finding.what} ({work.title}, of {work.node})"
@@ -301,7 +301,7 @@ def read_report(rollout: RolloutSpec, file_root: bytes, vote: Judgement, path: P
     return by_group(report.rows)
 
 
-def check_report(report: Report, file_root: bytes, vote: Judgement, groups: int, size: int) -> None:
+def check_report(report: ValidatorReport, file_root: bytes, vote: Judgement, groups: int, size: int) -> None:
     """Raises ProtocolError for one that is about another file, or says otherwise than its author signed. groups: of
     the file; size: samples of each."""
     if report.header.file_root != file_root.hex():
@@ -323,23 +323,25 @@ async def own_rows(found: Inspected, rollout: RolloutSpec) -> Rows:
     return by_group(decode_report(data, rollout.samples_per_file).rows)
 
 
-def contradiction(found: Inspected, rows: Rows, vote: Judgement, theirs: Rows, tolerance: float) -> Finding | None:
+def contradiction(
+    found: Inspected, rows: Rows, vote: Judgement, theirs: Rows, tolerance: float
+) -> VerdictConflict | None:
     """What an accepting verdict and its report say that is not what this node finds. rows, theirs: recomputed here, and
     in the report."""
     reason = Reason(found.reason)
     # Who was to see other prompts finds other answers wrong, and neither is at fault.
     if found.prompts != vote.prompts and NO_PROMPTS not in (found.prompts, vote.prompts):
         return None
-    if found.outcome != Outcome.ACCEPT:
-        if found.outcome != Outcome.SLASH or reason in HEARSAY:
+    if found.outcome != VerdictOutcome.ACCEPT:
+        if found.outcome != VerdictOutcome.SLASH or reason in HEARSAY:
             return None  # arithmetic: one file says little, and the pool's own rules decide
         what = f"it accepted a file that is refused: {reason_name(reason)}"
-        return Finding(Conflict.CONTRADICTION, what, objective=True)
+        return VerdictConflict(Conflict.CONTRADICTION, what, objective=True)
     for at in range(0, min(len(found.rewards), len(vote.rewards)), DIGEST):
         own, said = found.rewards[at : at + DIGEST], vote.rewards[at : at + DIGEST]
         if own != said and UNDECIDED not in (own, said):
             what = f"the rewards of group {at // DIGEST} are others"
-            return Finding(Conflict.CONTRADICTION, what, objective=True)
+            return VerdictConflict(Conflict.CONTRADICTION, what, objective=True)
     differing = (rows_differ(rows[group], theirs[group], tolerance) for group in sorted(rows.keys() & theirs.keys()))
     return next((finding for finding in differing if finding is not None), None)
 

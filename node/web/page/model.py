@@ -69,7 +69,7 @@ class Model:
         self.feed.put_rows("policies", self._spread.rows(len(held)))
 
 
-class Spread(msgspec.Struct):
+class PolicySpread(msgspec.Struct):
     """One policy. at: unix seconds at which the first member held it; seconds: of each member, by its address."""
 
     step: int
@@ -85,7 +85,7 @@ class SpreadBook:
     """
 
     def __init__(self) -> None:
-        self._policies: dict[int, Spread] = {}
+        self._policies: dict[int, PolicySpread] = {}
         self._had: dict[str, int] = {}
 
     def feed(self, now: float, holders: Iterable[tuple[str, int]]) -> None:
@@ -103,7 +103,7 @@ class SpreadBook:
         for step in range(max(first, newest - KEPT + 1), last + 1):
             spread = self._policies.get(step)
             if spread is None:
-                spread = self._policies[step] = Spread(step, now, {})
+                spread = self._policies[step] = PolicySpread(step, now, {})
             spread.seconds[member] = round(now - spread.at, 1)
 
     def rows(self, live: int) -> dict[int, tuple[int, float, int, int, list[float]]]:

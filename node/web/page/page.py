@@ -29,7 +29,7 @@ from node.web.listener import OwnHosts
 from node.web.page.feed import Feed
 from node.web.page.model import COLUMNS, Model
 from node.web.page.plain import number, words
-from node.web.page.series import Recorder
+from node.web.page.series import SeriesRecorder
 
 # The page's own files, read once from the package, and the headers under which a browser may use them.
 # Nothing of another site is ever loaded, no script or style stands in the document, and no text becomes markup:
@@ -64,7 +64,7 @@ _TYPES = {
 DOCUMENT = "index.html"
 
 
-class Asset(msgspec.Struct, frozen=True):
+class PageAsset(msgspec.Struct, frozen=True):
     """One file. path: where it is served; body, packed: as it is, and gzipped."""
 
     path: str
@@ -83,22 +83,22 @@ class Asset(msgspec.Struct, frozen=True):
         return Response(self.body, media_type=self.kind, headers=headers)
 
 
-def load_assets() -> list[Asset]:
+def load_assets() -> list[PageAsset]:
     """All of them. Blocking: reads files."""
     folder = resources.files("node.web.page") / "assets"
     return [_asset(entry.name, entry.read_bytes()) for entry in folder.iterdir() if _ending(entry.name) in _TYPES]
 
 
-def version_of(assets: list[Asset]) -> str:
+def version_of(assets: list[PageAsset]) -> str:
     """Changes whenever one of them does."""
     return hashlib.sha256("".join(sorted(asset.tag for asset in assets)).encode()).hexdigest()[:16]
 
 
-def _asset(name: str, body: bytes) -> Asset:
+def _asset(name: str, body: bytes) -> PageAsset:
     path = "/" if name == DOCUMENT else f"/{name}"
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     # Packed once, at the start: a viewer costs no compression.
-    return Asset(path, _TYPES[_ending(name)], body, gzip.compress(body, 9, mtime=0), tag)
+    return PageAsset(path, _TYPES[_ending(name)], body, gzip.compress(body, 9, mtime=0), tag)
 
 
 def _ending(name: str) -> str:
@@ -114,7 +114,7 @@ LONGEST = 600
 """Characters of a problem, and of an answer."""
 
 
-class Samples:
+class RolloutSamples:
     """directory: the node's state. Blocking: call from a thread."""
 
     def __init__(self, directory: Path) -> None:
@@ -164,15 +164,15 @@ KEEP = 10.0
 HISTORY = "page-history.sqlite"
 
 
-class Page:
+class WebPage:
     """status: what /status says; directory: where the history lies; names: host names by which a browser may ask."""
 
     def __init__(self, status: Callable[[], DaemonStatus], directory: Path, names: Collection[str] = ()) -> None:
         self._status = status
         self._guard = [Middleware(OwnHosts, names=names)]
         self._model = Model()
-        self._recorder = Recorder(directory / HISTORY, self._model.curves)
-        self._samples = Samples(directory)
+        self._recorder = SeriesRecorder(directory / HISTORY, self._model.curves)
+        self._samples = RolloutSamples(directory)
         # A new one each start: the numbers of changes begin again, and a viewer's old one would hide what is new.
         self._mark = secrets.token_hex(8)
         self.audience = Audience()
@@ -228,7 +228,7 @@ class Page:
 
 
 def page_routes(
-    assets: Sequence[Asset], watch: Callable[[Request], Response], guard: Sequence[Middleware]
+    assets: Sequence[PageAsset], watch: Callable[[Request], Response], guard: Sequence[Middleware]
 ) -> list[Route]:
     """Of its files, and of what changes."""
 

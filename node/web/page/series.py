@@ -218,7 +218,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROW
 """
 
 
-class History:
+class SeriesFile:
     """path: of the file, made if there is none. Blocking: call from a thread."""
 
     def __init__(self, path: Path) -> None:
@@ -285,13 +285,13 @@ def _put(db: sqlite3.Connection, series: str, points: Sequence[Point]) -> None:
     db.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?)", rows)
 
 
-class Recorder:
+class SeriesRecorder:
     """Keeps the curves on disk, beside the event loop. What cannot be written is said, kept in memory, and tried again.
 
     fault: why the history is not on the disk now, None where it is."""
 
     def __init__(self, path: Path, curves: Curves) -> None:
-        self._history = History(path)
+        self._history = SeriesFile(path)
         self._curves = curves
         # One at a time: the connection is shared by whichever thread has its turn.
         self._limiter = trio.CapacityLimiter(1)

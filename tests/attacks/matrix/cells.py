@@ -20,7 +20,7 @@ import trio
 
 from node.swarm.counts import COUNTS, Office
 from protocol.errors import ProtocolError
-from protocol.messages import CutSigned, Heartbeat, Message
+from protocol.messages import Heartbeat, Message, RoundVote
 from tests.attacks.matrix import words
 from tests.attacks.matrix.expected import SAFE, Row, row_of
 from tests.attacks.matrix.world import (
@@ -130,11 +130,11 @@ def _all() -> Iterator[Cell]:
 
 
 def _in_rounds() -> Iterator[Cell]:
-    for name in (*_differing(CutSigned, IN_ROUNDS[0]), *words.OF_ROUNDS):
+    for name in (*_differing(RoundVote, IN_ROUNDS[0]), *words.OF_ROUNDS):
         for moment in ("before", "instead"):
-            yield Cell(IN_ROUNDS[0], "CutSigned", name, "every", moment, history="rounds")
+            yield Cell(IN_ROUNDS[0], "RoundVote", name, "every", moment, history="rounds")
     for name in (words.UNCHANGED, words.FRESH):
-        yield Cell(IN_ROUNDS[1], "CutSigned", name, "every", "before", history="rounds")
+        yield Cell(IN_ROUNDS[1], "RoundVote", name, "every", "before", history="rounds")
 
 
 def _in_pairs() -> Iterator[Cell]:
@@ -155,7 +155,7 @@ def _in_pairs() -> Iterator[Cell]:
 def _sayings(author: str) -> list[tuple[str, str]]:
     if author in OUT_OF_OFFICE:
         return []
-    said = [kind for kind, row in COUNTS.items() if author in AUTHORS[row.by] and kind is not CutSigned]
+    said = [kind for kind, row in COUNTS.items() if author in AUTHORS[row.by] and kind is not RoundVote]
     chosen = {kind: (words.UNCHANGED, words.FRESH, *specials(kind)) for kind in said}
     return [(kind.__name__, name) for kind in said for name in _differing(kind, author) if name in chosen[kind]]
 
@@ -196,7 +196,7 @@ def _of(author: str, kind: type[Message], name: str) -> Iterator[Cell]:
     if name == words.MANY or author == "evicted":
         return
     # Of a message that nobody reads in a run without rounds there is nothing to move.
-    for period, moment in TIMES if kind is not CutSigned else ():
+    for period, moment in TIMES if kind is not RoundVote else ():
         yield Cell(author, named, name, period, moment)
     if name in (words.UNCHANGED, words.FRESH, ANOTHER_FILE) or name.endswith("fresh"):
         yield Cell(author, named, name, "every", "before", "some")

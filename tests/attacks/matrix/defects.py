@@ -5,12 +5,13 @@ the probe in which it shows. The same cell finds less without it. A new defect i
 
 What this world cannot show is put back where it shows, with a control beside it:
 
-- C1, who speaks first in a round (`tests/node/services/rounds/test_cutting.py`); C1b and F4, a last ballot, the first
+- C1, who speaks first in a round (`tests/node/services/rounds/test_round_closer.py`); C1b and F4, a last ballot, the
+  first
   word of two, a smaller quorum (`tests/protocol/test_agreement.py`): they need files that some have not accepted when
   the round ends, thousands of plays with delays, or seven validators. The matrix' rounds are two peers and four judges.
 - H2, disputes that waiting decides (`tests/node/swarm/test_dispute_plays.py`): two liars of five, or one honest away.
   Here are four, and policies that nobody loses.
-- M1, reports that are not served (`tests/node/services/training/test_intake.py`): who leads here is a script, and takes
+- M1, reports that are not served (`tests/node/services/training/test_ingest.py`): who leads here is a script, and takes
   nothing in.
 - Faults of a state alone: `tests/node/swarm/pool_plays.py`, and of who judges itself `test_own_case.py` beside it.
 """
@@ -22,19 +23,19 @@ from unittest.mock import patch
 
 import msgspec
 
-from node.recent import Recent
-from node.services import certifying
-from node.services.certifying import WAITING, Certifying
-from node.services.ending import Ending
+from node.bounded_dict import BoundedDict
+from node.services import certifier
+from node.services.certifier import WAITING, Certifier
+from node.services.run_progress import RunProgress
 from node.swarm import board, catchup, pool_state, works
-from node.swarm.ballots import Ballots
-from node.swarm.checkpoints import Checkpoints
+from node.swarm.checkpoints import OfferedCheckpoints
 from node.swarm.facts import PolicyFollowed, RunTold
 from node.swarm.membership import Membership
-from node.swarm.policies import PolicyClock
-from node.swarm.stepbook import StepBook
-from node.swarm.taskbook import TaskBook
-from node.swarm.terms import Terms
+from node.swarm.policies import PolicyIndex
+from node.swarm.step_votes import StepVotes
+from node.swarm.task_table import TaskTable
+from node.swarm.terms import LeaderTerms
+from node.swarm.vote_set import VoteSet
 from protocol.checks import slot_of
 from protocol.earnings import of_policy
 from protocol.errors import ProtocolError
@@ -45,37 +46,37 @@ from tests.attacks.matrix.world import KEYS, POOL, QUORUM
 
 @contextmanager
 def former_trainers_count() -> Iterator[None]:
-    with patch.object(Terms, "counts", lambda terms, author, *_: terms.is_trainer(author)):
+    with patch.object(LeaderTerms, "counts", lambda terms, author, *_: terms.is_trainer(author)):
         yield
 
 
 @contextmanager
 def one_verdict_ends_a_term() -> Iterator[None]:
-    against = StepBook.against
-    with patch.object(StepBook, "against", lambda *given: QUORUM * against(*given)):
+    against = StepVotes.against
+    with patch.object(StepVotes, "against", lambda *given: QUORUM * against(*given)):
         yield
 
 
 @contextmanager
 def any_trainer_says_that_the_run_is_over() -> Iterator[None]:
-    async def run(self: Ending) -> None:
+    async def run(self: RunProgress) -> None:
         async for signed in self._context.board.subscribe(Heartbeat):
             if signed.message.finished:
                 self._hear(RunTold(signed.author, over=True, step=0, reward=None))
 
-    with patch.object(Ending, "run", run):
+    with patch.object(RunProgress, "run", run):
         yield
 
 
 @contextmanager
 def anybody_closes_a_task() -> Iterator[None]:
-    update = TaskBook._update
+    update = TaskTable._update
 
-    def closing(self: TaskBook, task: Any, author: Any = None) -> None:
+    def closing(self: TaskTable, task: Any, author: Any = None) -> None:
         update(self, task, author)
         task.open = all(one.open for one in task.offers.values())
 
-    with patch.object(TaskBook, "_update", closing):
+    with patch.object(TaskTable, "_update", closing):
         yield
 
 
@@ -89,19 +90,19 @@ def every_member_says_everything() -> Iterator[None]:
 
 @contextmanager
 def a_policy_is_paid_to_whoever_announces_it() -> Iterator[None]:
-    def trained(self: Certifying) -> list[Any]:
+    def trained(self: Certifier) -> list[Any]:
         known = self._context.state.policies
         found = [(waiting, root) for waiting in self._policies.values() for root in waiting if known.find(root)]
         return [waiting.pop(root) for waiting, root in found]
 
-    async def hear(self: Certifying) -> None:
+    async def hear(self: Certifier) -> None:
         async for signed in self._context.board.subscribe(PolicyAnnounced):
             said, author = signed.message, signed.author
-            waiting = self._policies.setdefault(author, Recent(WAITING))
+            waiting = self._policies.setdefault(author, BoundedDict(WAITING))
             root = said.policy_root
             waiting[root] = of_policy(self._run, self._context.pool, author, said.step, root, said.epoch)
 
-    with patch.object(Certifying, "_trained", trained), patch.object(Certifying, "_hear_policies", hear):
+    with patch.object(Certifier, "_trained", trained), patch.object(Certifier, "_hear_policies", hear):
         yield
 
 
@@ -118,7 +119,7 @@ def who_left_office_is_still_a_validator() -> Iterator[None]:
 
 @contextmanager
 def one_announcement_moves_the_clock() -> Iterator[None]:
-    with patch.object(PolicyClock, "_is_reached", lambda *_: True):
+    with patch.object(PolicyIndex, "_is_reached", lambda *_: True):
         yield
 
 
@@ -130,28 +131,28 @@ def who_led_offers_tasks() -> Iterator[None]:
 
 @contextmanager
 def the_last_checkpoint_replaces_the_leaders() -> Iterator[None]:
-    def of(checkpoints: Checkpoints, first: Any) -> Any:
+    def of(checkpoints: OfferedCheckpoints, first: Any) -> Any:
         return {step: list(offers.values())[-1:] for (_, step), offers in checkpoints._offered.items()}
 
-    with patch.object(Checkpoints, "of", of):
+    with patch.object(OfferedCheckpoints, "of", of):
         yield
 
 
 @contextmanager
 def one_voice_accepts() -> Iterator[None]:
-    needed = Ballots._needed
+    needed = VoteSet._needed
 
-    def alone(ballots: Ballots, case: Any, rejecting: Any) -> int:
-        waited = ballots._clock() - case.heard >= ballots._audit.verdict_seconds
-        return 1 if waited and len(case.votes) else needed(ballots, case, rejecting)
+    def alone(vote_set: VoteSet, case: Any, rejecting: Any) -> int:
+        waited = vote_set._clock() - case.heard >= vote_set._audit.verdict_seconds
+        return 1 if waited and len(case.votes) else needed(vote_set, case, rejecting)
 
-    with patch.object(Ballots, "_needed", alone):
+    with patch.object(VoteSet, "_needed", alone):
         yield
 
 
 @contextmanager
 def a_policy_of_another_epoch_is_another_work() -> Iterator[None]:
-    announce, real = PolicyClock.announce, of_policy
+    announce, real = PolicyIndex.announce, of_policy
 
     def named(run: Any, pool: int, trainer: Any, step: int, root: bytes, epoch: int) -> Any:
         made = real(run, pool, trainer, step, root, epoch)
@@ -159,14 +160,14 @@ def a_policy_of_another_epoch_is_another_work() -> Iterator[None]:
             made, work=work_id(WorkCommitment(pool, trainer, root, step, root, made.units, epoch))
         )
 
-    def announced(clock: PolicyClock, signed: Any, *, anchored: bool = False) -> Any:
+    def announced(clock: PolicyIndex, signed: Any, *, anchored: bool = False) -> Any:
         known = clock.of_step(signed.message.step)
         if known is not None and known.root == signed.message.policy_root and known.author == signed.author:
             return PolicyFollowed(signed.author, signed.message, signed.raw)
         return announce(clock, signed, anchored=anchored)
 
     # Both: what is followed once is paid once, and so is what has one name.
-    with patch.object(PolicyClock, "announce", announced), patch.object(certifying, "of_policy", named):
+    with patch.object(PolicyIndex, "announce", announced), patch.object(certifier, "of_policy", named):
         yield
 
 
@@ -191,10 +192,10 @@ def names_leave_out_what_an_author_varies() -> Iterator[None]:
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
-    one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/every/before/all/honest", "forks"),
+    one_verdict_ends_a_term: ("validator 4/StepVerdict/opposite/every/before/all/honest", "forks"),
     any_trainer_says_that_the_run_is_over: ("standby/Heartbeat/finished flipped/once/apart/all/honest", "over"),
     anybody_closes_a_task: ("standby/TaskOffered/open flipped/once/apart/all/honest", "tasks"),
-    every_member_says_everything: ("member/StepJudged/unchanged/every/before/all/honest", "step_book"),
+    every_member_says_everything: ("member/StepVerdict/unchanged/every/before/all/honest", "step_book"),
     a_policy_is_paid_to_whoever_announces_it: (
         "dismissed/PolicyAnnounced/unchanged/once/apart/all/honest",
         "leaves",
@@ -214,5 +215,5 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
         "overpaid",
     ),
     names_leave_out_what_an_author_varies: ("worker 2/RolloutCommitted/another file/every/before/some/honest", "torn"),
-    who_left_office_is_still_a_validator: ("former/StepJudged/unchanged/every/before/all/honest", "step_book"),
+    who_left_office_is_still_a_validator: ("former/StepVerdict/unchanged/every/before/all/honest", "step_book"),
 }

@@ -18,7 +18,7 @@ import trio
 from benchmarks.command import run_seeded
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
-from protocol.messages import CutSigned, parse_envelope, seal, topic
+from protocol.messages import RoundVote, parse_envelope, seal, topic
 from tests.attacks.matrix import words
 from tests.attacks.validators.court import DOMAIN, POOL
 from tests.node.services.rounds.test_rounds import Node, Town, nothing
@@ -45,7 +45,7 @@ class Spoken(Node):
 
         async def told(raw: bytes) -> None:
             word = parse_envelope(POOL, raw).message
-            if not isinstance(word, CutSigned) or not await self.town.heard(self, word):
+            if not isinstance(word, RoundVote) or not await self.town.heard(self, word):
                 await post_raw(raw)
 
         board.post_raw = told  # type: ignore[method-assign]
@@ -66,7 +66,7 @@ class LiarsTown(Town):
             return f"validator {self.judges.index(node.key) + 1}"
         return f"worker {1 + PEERS.index(node.key.secret[0])}"
 
-    async def heard(self, node: Node, word: CutSigned) -> bool:
+    async def heard(self, node: Node, word: RoundVote) -> bool:
         """Someone is about to say a word; whether it is the liar, which says another one in its place."""
         name, place = self.name(node), (word.round, word.ballot, word.closed)
         if self.moment == "instead":
@@ -79,7 +79,7 @@ class LiarsTown(Town):
             await trio.sleep(0.1)  # it is there first
         return False
 
-    async def _say(self, liar: Node, word: CutSigned) -> None:
+    async def _say(self, liar: Node, word: RoundVote) -> None:
         self.salt += 1
         replace, judges = msgspec.structs.replace, [f"validator {number}" for number in range(1, 4)]
         match self.deviation:
@@ -100,7 +100,7 @@ class LiarsTown(Town):
                 for one in words.deviated(word, name, self.salt):
                     await self._send(liar, one, None)
 
-    async def _send(self, liar: Node, word: CutSigned, to: Sequence[str] | None) -> None:
+    async def _send(self, liar: Node, word: RoundVote, to: Sequence[str] | None) -> None:
         try:
             raw = seal(liar.key, DOMAIN, word)
         except (ProtocolError, OverflowError, ValueError):

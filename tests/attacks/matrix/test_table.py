@@ -11,13 +11,13 @@ from node.inference.wire import Inspected
 from node.services.judging.fetching import Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.swarm.ballots import FileState
-from node.swarm.register import Work
-from node.weights.keeper import HeldPolicy
+from node.swarm.register import RegisteredWork
+from node.swarm.vote_set import FileState
+from node.weights.policy_cache import HeldPolicy
 from protocol.checks import Fault, Reason
 from protocol.identity import NodeKey
 from protocol.messages import VerdictIssued, VerdictRechecked, signed
-from protocol.statements import Outcome, Rechecked, Verdict
+from protocol.statements import Rechecked, Verdict, VerdictOutcome
 from tests.attacks.validators import court as court_of
 from tests.attacks.validators.court import DOMAIN, POOL, Court, changed
 
@@ -25,7 +25,7 @@ from tests.attacks.validators.court import DOMAIN, POOL, Court, changed
 class ServedAlone(Fetching):
     """The worker serves this one, whoever else asks."""
 
-    async def deliver(self, work: Work) -> Path:
+    async def deliver(self, work: RegisteredWork) -> Path:
         await trio.lowlevel.checkpoint()
         work.delivered = True
         return Path("/dev/null")
@@ -36,9 +36,9 @@ class Accomplice(Validator):
 
     fetching_kind = ServedAlone
 
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Any, lot: Lot | None) -> Inspected:
         found = await super()._inspect(work, path, lot)
-        return changed(found, outcome=int(Outcome.ACCEPT), reason=int(Reason.NONE), detail="", group=-1)
+        return changed(found, outcome=int(VerdictOutcome.ACCEPT), reason=int(Reason.NONE), detail="", group=-1)
 
 
 @pytest.mark.parametrize("absent", [(2,), ()], ids=["one is away", "all are there"])
@@ -52,7 +52,7 @@ async def test_a_file_that_one_validator_alone_was_served_is_not_accepted(autoju
         court.blobs.missing.add(root)
         id = await court.commit(fault=fault, root=root)
         await trio.sleep(120)
-        assert court.trainer.jury.state.ballots.state(id) is not FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(id) is not FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -74,9 +74,11 @@ class Policies:
         return None if self.gone else HeldPolicy(0, root, Path("/dev/null"), None)  # type: ignore[arg-type]
 
 
-def invented(kind: Any, of: Any, work: Work, key: NodeKey) -> Any:
+def invented(kind: Any, of: Any, work: RegisteredWork, key: NodeKey) -> Any:
     """That a good file solves other problems than were drawn."""
-    said = of(**msgspec.structs.asdict(work.commitment), outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW))
+    said = of(
+        **msgspec.structs.asdict(work.commitment), outcome=int(VerdictOutcome.SLASH), reason=int(Reason.WRONG_DRAW)
+    )
     return signed(kind(pool=POOL, verdict=said, signature=b"", detail="invented"), key, DOMAIN)
 
 
@@ -94,8 +96,8 @@ async def test_two_liars_of_five_that_dispute_an_old_file_and_wait_convict_nobod
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(60)
-        ballots = court.trainer.jury.state.ballots
-        assert ballots.state(id) is FileState.ACCEPTED
+        vote_set = court.trainer.jury.state.vote_set
+        assert vote_set.state(id) is FileState.ACCEPTED
         for step in range(1, 5):
             await court.announce(step)
         policies.gone = gone
@@ -105,7 +107,7 @@ async def test_two_liars_of_five_that_dispute_an_old_file_and_wait_convict_nobod
             await seat.board.post(invented(VerdictIssued, Verdict, work, key))
             await seat.board.post(invented(VerdictRechecked, Rechecked, work, key))
         await trio.sleep(200)
-        assert ballots.state(id) is FileState.ACCEPTED
-        assert not {key.address for key in keys[2:]} & set(ballots.disputes.quarantined)
-        assert gone or {key.address for key in keys[:2]} == set(ballots.disputes.quarantined)
+        assert vote_set.state(id) is FileState.ACCEPTED
+        assert not {key.address for key in keys[2:]} & set(vote_set.disputes.quarantined)
+        assert gone or {key.address for key in keys[:2]} == set(vote_set.disputes.quarantined)
         nursery.cancel_scope.cancel()

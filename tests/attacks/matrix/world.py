@@ -24,28 +24,28 @@ import trio
 from blake3 import blake3
 
 from benchmarks.command import run_seeded
-from node.audit.findings import Audit, Finding, Says
+from node.audit.findings import Audit, AuditFinding, Says
 from node.audit.order import StepOrder
 from node.chain.cases import Case, FileCase
 from node.clock import Clock
-from node.member import Member, Stock
+from node.member import BlobService, Participant
 from node.preflight import reach
 from node.processes.forkserver import Anew
 from node.run.assets import Run
-from node.services.auditing.replaying import Replaying, Unavailable
-from node.services.auditing.steps import Auditing
-from node.services.certifying import Certifying
-from node.services.chairing import Chairing, Ready
+from node.services.auditing.step_auditor import StepAuditor
+from node.services.auditing.step_replay import StepReplay, Unavailable
+from node.services.certifier import Certifier
+from node.services.chairing import Chairing, LeadFrom
 from node.services.context import PoolTime, make_context
-from node.services.ending import Ending
 from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
-from node.services.tracing import Tracing
+from node.services.run_progress import RunProgress
+from node.services.usage_tracker import UsageTracker
 from node.swarm import policies as policy_clock
-from node.swarm import stepbook
-from node.swarm.ballots import FileState
+from node.swarm import step_votes
 from node.swarm.membership import Membership, SlashRecord
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
+from node.swarm.vote_set import FileState
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
@@ -56,37 +56,37 @@ from protocol.manifest import (
     Arithmetic,
     BatchManifest,
     CheckpointCard,
+    CheckpointFile,
     ComposedBatch,
     PolicyStatement,
-    StateFile,
     UsedReport,
     UsedWork,
     encode_manifest,
     work_order,
 )
 from protocol.messages import (
+    AcceptedList,
     CheckpointOffered,
-    CheckRequested,
-    CutSigned,
     DisputeRaised,
-    DueSigned,
-    EarningsSigned,
+    EarningsVote,
     EnvironmentPublished,
     EpochRootSigned,
     Heartbeat,
+    LeaderSilent,
     LotsRevealed,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    RoundVote,
     Signed,
-    SilenceSigned,
-    StepJudged,
     StepObjected,
+    StepVerdict,
     TaskClaimed,
     TaskOffered,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     VerdictRechecked,
+    VerdictRequested,
     parse_envelope,
     seal,
     signed,
@@ -97,9 +97,9 @@ from protocol.statements import (
     Domain,
     Earnings,
     EpochRoot,
-    Outcome,
     Rechecked,
     Verdict,
+    VerdictOutcome,
     WorkCommitment,
     sign,
     signer_of,
@@ -129,7 +129,7 @@ UNTIL = 2**39
 TAKEN_AT = 2
 """The first policy of the leader's term."""
 CHEATED_AT = 3
-SMALL = {"statements that a step book keeps": (stepbook, "KEPT", 32), "policies": (policy_clock, "COMPARED", 64)}
+SMALL = {"statements that a step vote keeps": (step_votes, "KEPT", 32), "policies": (policy_clock, "COMPARED", 64)}
 """Tables that are smaller here than in the product, so that crowding them out costs no thousand messages."""
 
 
@@ -287,7 +287,7 @@ class OnChain:
         await self._note("end by silence")
 
 
-class TruthfulReplaying(Replaying):
+class TruthfulReplaying(StepReplay):
     """With a replay that knows what the leader computed, and that begins only from a true checkpoint."""
 
     truth: "History"
@@ -300,7 +300,7 @@ class TruthfulReplaying(Replaying):
         claim = order.claims[order.step]
         held = claim.policy_root == policy_root(order.step + 1) and claim.state_root == state_root(order.step + 1)
         figures = {"distance": 0.0 if held else 1.0, "limit": 0.1}
-        replay = Finding("replay", Says.HOLDS if held else Says.BROKEN, "", figures)
+        replay = AuditFinding("replay", Says.HOLDS if held else Says.BROKEN, "", figures)
         return Audit(order.step, "double", "double", (), (replay,), {})
 
 
@@ -320,24 +320,24 @@ class Node:
         self.network = MemoryNetwork(self.key, world.hub)
         self.membership = Membership(self.key.address, self.network, KEYS["dismissed"].address, (), quorum=QUORUM)
         none: Any = None
-        stock = Stock(Door(world.store, self.key.address), none, none)  # type: ignore[arg-type]
-        self.member = Member(self.key, DOMAIN, POOL, self.network, self.membership, stock, wall=world.wall)
+        stock = BlobService(Door(world.store, self.key.address), none, none)  # type: ignore[arg-type]
+        self.member = Participant(self.key, DOMAIN, POOL, self.network, self.membership, stock, wall=world.wall)
         self.board = self.member.board
         run = Run(world.run, bytes(32), b"", Path("/"))
         clock, time = Clock(wall=world.wall), PoolTime(START, 2**30, 2**10, world.wall)
         self.context = make_context(self.member, run, InlineJournal(), clock=clock, time=time)
         self.jury = self.context.jury
         send, self.dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
-        self.tracing = Tracing(self.context, send)
-        self.ending = Ending(self.context)
+        self.tracing = UsageTracker(self.context, send)
+        self.ending = RunProgress(self.context)
         self.drops: list[tuple[int, str]] = []
         self._say_dropped, heard = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
         chain: Any = OnChain(world.calls, name)
         candidate = SimpleNamespace(holds=lambda: True, ready=self._ready, at=lambda: (0, bytes(32)))
         self.chairing = Chairing(self.context, chain, candidate if name == "standby" else None)
         self.validator: Validator | None = None
-        self.certifying: Certifying | None = None
-        self.auditing: Auditing | None = None
+        self.certifying: Certifier | None = None
+        self.auditing: StepAuditor | None = None
         self.judge = Court()
         if name in VALIDATORS:
             self._take_office(world, heard)
@@ -345,7 +345,7 @@ class Node:
 
     def _take_office(self, world: "World", dropped: Any) -> None:
         policies: Any = KnownPolicies()
-        self.certifying = Certifying(self.context)
+        self.certifying = Certifier(self.context)
         engine: Any = ReportingEngine(world.bad)
         scratch = world.folder / self.name.replace(" ", "-")
         scratch.mkdir()
@@ -355,7 +355,7 @@ class Node:
         )
         replaying = TruthfulReplaying(self.context, scratch, Anew())
         replaying.truth = world.history
-        self.auditing = Auditing(self.context, lots, replaying, dropped)
+        self.auditing = StepAuditor(self.context, lots, replaying, dropped)
 
     async def _hear_dropped(self) -> None:
         async for statement, how in self.dropped:
@@ -363,10 +363,10 @@ class Node:
             with suppress(trio.WouldBlock):
                 self._say_dropped.send_nowait((statement, how))
 
-    def _ready(self) -> Ready | None:
+    def _ready(self) -> LeadFrom | None:
         """A standby that holds the newest policy."""
         newest = self.jury.state.policies.newest_step
-        return Ready(newest + 1, policy_root(newest)) if self.name == "standby" else None
+        return LeadFrom(newest + 1, policy_root(newest)) if self.name == "standby" else None
 
     def _listen(self, world: "World") -> None:
         """Tell the liar of each word before it is said, and after it."""
@@ -374,7 +374,7 @@ class Node:
 
         async def told(raw: bytes) -> None:
             word = parse_envelope(POOL, raw).message
-            words = [word, *(word.carried if isinstance(word, ValidatorSaid) else ())]
+            words = [word, *(word.carried if isinstance(word, ValidatorBatch) else ())]
             # Each of them is told, and one of the liar's own words gives way to another one whole.
             if not any([await world.liar.before(world, self.name, one) for one in words]):
                 await post_raw(raw)
@@ -431,7 +431,7 @@ class History:
         return (2, "leader") if step >= TAKEN_AT else (0, "dismissed")
 
     def card(self, step: int) -> bytes:
-        file = StateFile(blake3(b"state file %d" % step).digest(), 9)
+        file = CheckpointFile(blake3(b"state file %d" % step).digest(), 9)
         self._world.store.blobs[file.root] = b"tensors"
         return encode_manifest(CheckpointCard(step, step, (), (file,)))
 
@@ -455,7 +455,7 @@ class History:
             # Of a slot that its owner filled otherwise than honestly what came first is its file.
             works = [one for one in state.register.of(KEYS[name].address) if one.step == policy and not one.rival]
             of = next((one.commitment for one in works if one.is_sampled and one.commitment.index == 0), None)
-            accepting = state.ballots.accepting(work_id(of)) if of is not None else {}
+            accepting = state.vote_set.accepting(work_id(of)) if of is not None else {}
             said = sorted((who, one.report_root, one.report_size) for who, one in accepting.items() if one.report_root)
             if of is not None and said:
                 report = UsedReport(address_bytes(said[0][0]), *said[0][1:], b"\1")
@@ -639,14 +639,14 @@ class World:
         return [SimpleNamespace(node=KEYS[name].address, evicted=gone.get(name, False), left=False) for name in KEYS]
 
     @asynccontextmanager
-    async def _open_guest(self, *_: Any, **__: Any) -> AsyncIterator[Member]:
+    async def _open_guest(self, *_: Any, **__: Any) -> AsyncIterator[Participant]:
         key, none = key_of("guest"), None
         network = MemoryNetwork(key, self.hub)
         known = self.nodes["leader"].membership
         membership = Membership(key.address, network, known.terms._terms[0].holder, known.validators, quorum=QUORUM)
         vars(membership.terms).update(_terms=list(known.terms._terms), trainers=known.terms.trainers, seated=True)
-        stock: Any = Stock(Door(self.store, key.address), none, none)  # type: ignore[arg-type]
-        member = Member(key, DOMAIN, POOL, network, membership, stock, wall=self.wall)
+        stock: Any = BlobService(Door(self.store, key.address), none, none)  # type: ignore[arg-type]
+        member = Participant(key, DOMAIN, POOL, network, membership, stock, wall=self.wall)
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
             for name in (*HONEST, *(one for one in MOUTHS if one != "evicted")):
@@ -707,7 +707,7 @@ NATIVE: dict[type[Message], str] = {
     CheckpointOffered: "leader",
     TaskOffered: "leader",
     RolloutCommitted: "worker 1",
-    **dict.fromkeys((ValidatorSaid, VerdictIssued, DueSigned, StepJudged, LotsRevealed), "validator 1"),
+    **dict.fromkeys((ValidatorBatch, VerdictIssued, AcceptedList, StepVerdict, LotsRevealed), "validator 1"),
 }
 """By whom the liar hears it said; a message that is nowhere here, by anybody."""
 
@@ -731,7 +731,7 @@ def _beat(world: World, author: str) -> Heartbeat:
 def _votes(world: World) -> list[Signed[VerdictIssued]]:
     """Of two validators on a file of the last policy."""
     made = work_id(world.history.files[world.step - 1, "worker 1", 0])
-    said = [world.nodes["leader"].jury.state.ballots.verdict_of(made, KEYS[name].address) for name in VALIDATORS[:3]]
+    said = [world.nodes["leader"].jury.state.vote_set.verdict_of(made, KEYS[name].address) for name in VALIDATORS[:3]]
     return [one for one in said if one is not None]
 
 
@@ -748,10 +748,10 @@ def _dispute(world: World, author: str) -> DisputeRaised | None:
     return DisputeRaised(pool=POOL, first=votes[0].raw, second=votes[1].raw) if len(votes) > 1 else None
 
 
-def _request(world: World, author: str) -> CheckRequested:
+def _request(world: World, author: str) -> VerdictRequested:
     made = world.history.files[world.step - 1, "worker 1", 0]
     word = RolloutCommitted(pool=POOL, commitment=made, signature=sign(KEYS["worker 1"], DOMAIN, made), size=FILE_BYTES)
-    return CheckRequested(pool=POOL, commitment=seal(KEYS["worker 1"], DOMAIN, word))
+    return VerdictRequested(pool=POOL, commitment=seal(KEYS["worker 1"], DOMAIN, word))
 
 
 def _root(what: str) -> bytes:
@@ -763,21 +763,21 @@ MADE: dict[type[Message], Callable[[World, str], Any]] = {
     StepObjected: lambda world, _: StepObjected(pool=POOL, term=2, step=world.step),
     VerdictRechecked: _recheck,
     DisputeRaised: _dispute,
-    CheckRequested: _request,
+    VerdictRequested: _request,
     EpochRootSigned: lambda world, _: EpochRootSigned(
         pool=POOL, statement=EpochRoot(POOL, 0, world.step + 1, _root("leaves"), 9, _root("blob")), signature=bytes(65)
     ),
-    EarningsSigned: lambda world, _: EarningsSigned(
+    EarningsVote: lambda world, _: EarningsVote(
         pool=POOL,
         earnings=Earnings(POOL, 0, 7, _root("earnings"), 9, _root("lines")),
         table=_root("table"),
         size=9,
         signature=bytes(65),
     ),
-    CutSigned: lambda world, _: CutSigned(
+    RoundVote: lambda world, _: RoundVote(
         pool=POOL, round=world.step, ballot=0, closed=False, outer=_root("outer"), state=_root("cut"), size=9, files=()
     ),
-    SilenceSigned: lambda world, _: SilenceSigned(pool=POOL, term=2, until=UNTIL, step=world.step, signature=bytes(65)),
+    LeaderSilent: lambda world, _: LeaderSilent(pool=POOL, term=2, until=UNTIL, step=world.step, signature=bytes(65)),
     TaskClaimed: lambda world, _: world.history.claim(),
     EnvironmentPublished: lambda world, _: world.history.environment(),
 }
@@ -798,15 +798,15 @@ def resigned(word: Any, author: str, honest: Any) -> Any:
         case VerdictIssued() | VerdictRechecked():
             # A work's own node, pool and roots are the liar's to change; what binds the rest is made anew.
             return signed(word, key, DOMAIN)
-        case StepJudged():
+        case StepVerdict():
             if (word.statement, word.trainer, word.word) != (honest.statement, honest.trainer, honest.word):
                 word = replace(word, trainer=own, word=sign(key, DOMAIN, word.statement.commitment(own)))
             return replace(word, signature=sign(key, DOMAIN, word.verdict))
-        case SilenceSigned() | EpochRootSigned():
+        case LeaderSilent() | EpochRootSigned():
             return replace(word, signature=sign(key, DOMAIN, word.statement))
-        case EarningsSigned():
+        case EarningsVote():
             return replace(word, signature=sign(key, DOMAIN, word.earnings))
-        case ValidatorSaid():
+        case ValidatorBatch():
             return replace(word, carried=tuple(resigned(one, author, one) for one in word.carried))
         case _:
             return word
@@ -818,7 +818,7 @@ ANOTHER_FILE = "another file"
 
 def specials(kind: type[Message]) -> tuple[str, ...]:
     """Deviations that no field alone shows."""
-    if kind in (VerdictIssued, VerdictRechecked, StepJudged):
+    if kind in (VerdictIssued, VerdictRechecked, StepVerdict):
         return ("opposite",)
     if kind is RolloutCommitted:
         return ("withheld from one", "withheld from all but one", ANOTHER_FILE)
@@ -831,11 +831,11 @@ def extras(world: World, deviation: str, word: Any, author: str) -> list[Any] | 
     """Their words; None for any other deviation."""
     replace = msgspec.structs.replace
     if deviation == "opposite":
-        of = word if isinstance(word, StepJudged) else word.verdict
-        good = of.outcome == Outcome.ACCEPT
-        outcome, reason = (Outcome.SLASH, Reason.TERMINATION) if good else (Outcome.ACCEPT, Reason.NONE)
+        of = word if isinstance(word, StepVerdict) else word.verdict
+        good = of.outcome == VerdictOutcome.ACCEPT
+        outcome, reason = (VerdictOutcome.SLASH, Reason.TERMINATION) if good else (VerdictOutcome.ACCEPT, Reason.NONE)
         said = {"outcome": int(outcome), "reason": int(reason)}
-        if isinstance(word, StepJudged):
+        if isinstance(word, StepVerdict):
             return [replace(word, **said)]
         return [replace(word, verdict=replace(word.verdict, **said), group=0 if good else -1)]
     if deviation.startswith("withheld"):
@@ -867,7 +867,7 @@ def _each(world: World) -> Iterator[Node]:
     return (node for node in world.nodes.values() if node.name not in world.liar.names)
 
 
-def _judges(world: World) -> Iterator[tuple[Node, Validator, Certifying, Auditing]]:
+def _judges(world: World) -> Iterator[tuple[Node, Validator, Certifier, StepAuditor]]:
     for node in _each(world):
         if node.validator is not None and node.certifying is not None and node.auditing is not None:
             yield node, node.validator, node.certifying, node.auditing
@@ -901,7 +901,7 @@ def states(world: World) -> Facts:
     found = set()
     for node in _each(world):
         for id, one in made.items():
-            state = node.jury.state.ballots.state(id) if node.jury.state.register.get(id) else None
+            state = node.jury.state.vote_set.state(id) if node.jury.state.register.get(id) else None
             named = f"{one.policy_root.hex()[:4]} {one.index}"
             found.add((node.name, name_of(one.node), named, state.value if state else "no work"))
     return frozenset(found)
@@ -974,7 +974,7 @@ def audits(world: World) -> Facts:
     return frozenset(
         (node.name, name_of(one.message.trainer), one.message.statement.step, one.message.outcome)
         for node, _, _, _ in _judges(world)
-        for one in node.board.messages(StepJudged)
+        for one in node.board.messages(StepVerdict)
         if one.author == node.key.address
     )
 
@@ -1013,7 +1013,7 @@ def leaves(world: World) -> Facts:
     return frozenset(found)
 
 
-def _looks(world: World, work: Work) -> Iterator[bytes]:
+def _looks(world: World, work: RegisteredWork) -> Iterator[bytes]:
     """What looks at a file are named as."""
     said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
     for name in VALIDATORS:
@@ -1041,7 +1041,7 @@ def alone(world: World) -> Facts:
         (node.name, "", id.hex()[:8])
         for node in _each(world)
         for id in node.jury.state.register._works
-        if node.jury.state.ballots.state(id) is FileState.ACCEPTED and len(node.jury.state.ballots.accepting(id)) < 2
+        if node.jury.state.vote_set.state(id) is FileState.ACCEPTED and len(node.jury.state.vote_set.accepting(id)) < 2
     )
 
 
@@ -1069,7 +1069,7 @@ def chair(world: World) -> Facts:
     silence = {
         (node.name, "leader", name_of(who), "does not hear it")
         for node in _each(world)
-        for who in [one.author for one in node.context.facts.standing(SilenceSigned)]
+        for who in [one.author for one in node.context.facts.standing(LeaderSilent)]
         if name_of(who) not in world.liar.names
     }
     return frozenset(done | silence)

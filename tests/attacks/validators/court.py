@@ -15,16 +15,16 @@ from blake3 import blake3
 
 from node.chain.cases import Case, CommitmentContradiction, FileCase, VerdictContradiction
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
-from node.member import Member, Stock
+from node.member import BlobService, Participant
 from node.run.assets import Run
-from node.services.certifying import Certifying
+from node.services.certifier import Certifier
 from node.services.context import make_context
 from node.services.judging.judge import Validator
 from node.state.journal import Journal
 from node.state.pen import Pen
 from node.swarm.membership import Membership
 from node.swarm.register import WorkId
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
@@ -32,9 +32,9 @@ from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.lots import LotPledge
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted
-from protocol.rollout import Report, ReportHeader, ReportRow, encode_report
+from protocol.rollout import ReportHeader, ReportRow, ValidatorReport, encode_report
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import Domain, VerdictOutcome, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.words import announced as policy_announced
@@ -143,7 +143,7 @@ class TruthfulEngine:
         self.asked: list[Inspect] = []
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         await trio.sleep(self.seconds)
         assert isinstance(request, Inspect) and policy is not None
@@ -158,7 +158,7 @@ class TruthfulEngine:
         rewards, logprobs = truth(order.file_root)
         drawn = {group: [logprobs[group] + np.float32(self.noise)] for group in groups}
         return Inspected(
-            outcome=int(fault.outcome if fault else Outcome.ACCEPT),
+            outcome=int(fault.outcome if fault else VerdictOutcome.ACCEPT),
             reason=int(fault.reason if fault else Reason.NONE),
             detail=fault.detail if fault else "",
             report_path="",
@@ -178,16 +178,16 @@ class ReportingEngine(TruthfulEngine):
 
     def inspect(self, order: Inspect) -> Inspected:
         found = super().inspect(order)
-        if found.outcome != Outcome.ACCEPT or not found.checked:
+        if found.outcome != VerdictOutcome.ACCEPT or not found.checked:
             return found
         Path(order.report_path).write_bytes(encode_report(self.report(order, found.checked)))
         return changed(found, report_path=order.report_path)
 
-    def report(self, order: Inspect, groups: Sequence[int]) -> Report:
+    def report(self, order: Inspect, groups: Sequence[int]) -> ValidatorReport:
         rewards, logprobs = truth(order.file_root)
         said = (logprobs + np.float32(self.noise)).reshape(GROUPS, SIZE, -1).tolist()
         rows = (ReportRow(g, s, rewards[g * SIZE + s], said[g][s]) for g in groups for s in range(SIZE))
-        return Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+        return ValidatorReport(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
 
 
 def truth(root: bytes) -> tuple[list[float], np.ndarray]:
@@ -236,7 +236,9 @@ class Seat:
         validators = tuple(one.address for one in court.validator_keys)
         self.membership = Membership(key.address, self.network, TRAINER.address, validators, quorum=court.quorum)
         none: Any = None
-        self.member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(court.blobs, none, none))
+        self.member = Participant(
+            key, DOMAIN, POOL, self.network, self.membership, BlobService(court.blobs, none, none)
+        )
         self.board = self.member.board
         run = Run(court.run, bytes(32), b"", Path("/"))
         self.context = make_context(self.member, run, InlineJournal())
@@ -295,14 +297,14 @@ class Court:
         self.seats = [Seat(self, key, "validator") for key in self.validator_keys]
         self.judges = [RecordingJudge() for _ in kinds]
         self.engines = [engine(number, self.bad) for number in range(len(kinds))]
-        self.certifying: list[Certifying] = []
+        self.certifying: list[Certifier] = []
         """Of each validator; none of them runs unless a test starts it."""
         self.validators = [self._validator(i, kind) for i, kind in enumerate(kinds)]
 
     def _validator(self, number: int, kind: type[Validator]) -> Validator:
         seat = self.seats[number]
         policies: Any = KnownPolicies()
-        certifying, scratch = Certifying(seat.context), self._scratch / str(number)
+        certifying, scratch = Certifier(seat.context), self._scratch / str(number)
         if self._scratch.exists():
             scratch.mkdir()
         self.certifying.append(certifying)

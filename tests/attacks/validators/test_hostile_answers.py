@@ -9,7 +9,7 @@ import trio
 from node.inference.wire import LoadPolicy, Reply, Request
 from node.services.judging.judge import Validator
 from node.services.judging.queue import PATIENCE
-from node.swarm.ballots import FileState
+from node.swarm.vote_set import FileState
 from tests.attacks.validators.court import OTHER, WORKER, Court, TruthfulEngine
 
 FILES = 3
@@ -37,7 +37,7 @@ async def accepted_after(seconds: float) -> tuple[int, int]:
         await trio.sleep(1)
         honest = [await court.commit(index=index, key=WORKER) for index in range(FILES)]
         await trio.sleep(seconds)
-        states = [[court.trainer.jury.state.ballots.state(id) for id in works] for works in (honest, hostile)]
+        states = [[court.trainer.jury.state.vote_set.state(id) for id in works] for works in (honest, hostile)]
         nursery.cancel_scope.cancel()
     return tuple(of.count(FileState.ACCEPTED) for of in states)  # type: ignore[return-value]
 
@@ -54,5 +54,5 @@ async def test_without_patience_one_worker_would_hold_all_up(
     autojump_clock: Any, stalling: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: looks are waited for to their end."""
-    monkeypatch.setattr("node.services.judging.queue.Looks.__init__.__defaults__", (math.inf,))
+    monkeypatch.setattr("node.services.judging.queue.InspectionQueue.__init__.__defaults__", (math.inf,))
     assert await accepted_after(PATIENCE + 10) == (0, 0)

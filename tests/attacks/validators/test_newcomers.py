@@ -4,8 +4,8 @@ import pytest
 import trio
 
 from node.services.judging.judge import Validator
-from node.swarm.ballots import FileState
 from node.swarm.jury import QUARANTINE
+from node.swarm.vote_set import FileState
 from protocol.identity import NodeKey
 from protocol.messages import MAX_MESSAGE_BYTES
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
@@ -32,7 +32,7 @@ async def arrive(court: Court, nursery: trio.Nursery) -> Seat:
 async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
     autojump_clock, monkeypatch, liar: type[Validator]
 ) -> None:
-    monkeypatch.setattr("node.swarm.shelf.MAX_AGE", 40.0)
+    monkeypatch.setattr("node.swarm.message_store.MAX_AGE", 40.0)
     court = Court([liar, Validator, Validator], verdict_seconds=10.0)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
@@ -46,8 +46,8 @@ async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
         root = await court.commit(step=1, key=NEWCOMER)
         await trio.sleep(40)  # longer than a dispute that nobody hears of would take to fail
         assert set(seat.jury.state.disputes.quarantined) == {VALIDATORS[0].address}
-        assert seat.jury.state.ballots.state(root) is FileState.ACCEPTED
-        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert seat.jury.state.vote_set.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -60,7 +60,7 @@ async def test_a_newcomer_catches_up_with_more_than_fits_one_answer(autojump_clo
         await trio.sleep(5)
         seat = await arrive(court, nursery)
         await trio.sleep(20)
-        assert {seat.jury.state.ballots.state(root) for root in roots} == {FileState.ACCEPTED}
+        assert {seat.jury.state.vote_set.state(root) for root in roots} == {FileState.ACCEPTED}
         nursery.cancel_scope.cancel()
 
 
@@ -72,10 +72,10 @@ async def test_a_dispute_that_nobody_looks_at_ends_without_being_asked_about(aut
         for validator in court.validators:
             validator._fetching._rechecked.add(root)  # nobody makes a second look
         await trio.sleep(5)
-        ballots = court.seats[1].jury.state.ballots
-        assert ballots.disputes.open() == [root]
+        vote_set = court.seats[1].jury.state.vote_set
+        assert vote_set.disputes.open() == [root]
         await trio.sleep(60)
-        assert ballots.disputes.open() == [] and ballots.disputes.resolved == 1
+        assert vote_set.disputes.open() == [] and vote_set.disputes.resolved == 1
         nursery.cancel_scope.cancel()
 
 
@@ -92,8 +92,8 @@ async def test_who_was_found_out_by_the_clock_alone_is_remembered_over_a_restart
         await trio.sleep(15)
         assert not court.trainer.jury.state.disputes.quarantined
         await trio.sleep(25)
-        ballots = court.trainer.jury.state.ballots
-        assert ballots.state(root) is FileState.ACCEPTED
+        vote_set = court.trainer.jury.state.vote_set
+        assert vote_set.state(root) is FileState.ACCEPTED
         await trio.sleep(1)
         assert await court.trainer.jury._journal.do(court.trainer.jury._journal.recall, QUARANTINE)
         nursery.cancel_scope.cancel()

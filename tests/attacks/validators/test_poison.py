@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import trio
 
-from node.services.certifying import Certifying
+from node.services.certifier import Certifier
 from node.services.context import PoolTime
 from node.services.judging.judge import Validator
-from node.services.judging.pronouncing import SEAL_SECONDS, Pronouncing
-from node.swarm.ballots import FileState
+from node.services.judging.verdict_publisher import SEAL_SECONDS, VerdictPublisher
 from node.swarm.facts import JudgeContradicted
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
 from node.swarm.seals import SEALS
-from protocol.messages import Seal, ValidatorSaid, VerdictIssued, seal_of
-from protocol.statements import Outcome, WorkCommitment, work_id
+from node.swarm.vote_set import FileState
+from protocol.messages import Seal, ValidatorBatch, VerdictIssued, seal_of
+from protocol.statements import VerdictOutcome, WorkCommitment, work_id
 from tests.attacks.validators.court import (
     POOL,
     VALIDATORS,
@@ -46,9 +46,9 @@ async def test_a_second_look_outside_a_dispute_counts_for_nothing(autojump_clock
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(10)
-        ballots = court.trainer.jury.state.ballots
-        assert ballots.state(id) is FileState.ACCEPTED and ballots.disputes.raised == 0
-        said = ballots.accepting(id)
+        vote_set = court.trainer.jury.state.vote_set
+        assert vote_set.state(id) is FileState.ACCEPTED and vote_set.disputes.raised == 0
+        said = vote_set.accepting(id)
         assert all(isinstance(one, VerdictIssued) and one.report_root != b"\x07" * 32 for one in said.values())
         assert {author for author, one in said.items() if one.checked.strip(b"\0")} >= {
             key.address for key in VALIDATORS[1:]
@@ -66,13 +66,13 @@ async def test_who_turns_round_takes_no_stake_even_where_an_honest_validator_was
         await court.open(nursery, absent=[2])
         id = await court.commit()
         await trio.sleep(80)
-        ballots = court.trainer.jury.state.ballots
+        vote_set = court.trainer.jury.state.vote_set
         assert court.slashed() == []
-        assert ballots.state(id) is not FileState.REJECTED
-        assert not ballots.disputes.open()
+        assert vote_set.state(id) is not FileState.REJECTED
+        assert not vote_set.disputes.open()
         if not issubclass(kind, LookingTurncoat):
             assert all(names == {LIAR} for names in court.quarantined() if names)
-            assert LIAR in ballots.disputes.quarantined and len(ballots.disputes.quarantined[LIAR].evidence) == 4
+            assert LIAR in vote_set.disputes.quarantined and len(vote_set.disputes.quarantined[LIAR].evidence) == 4
         nursery.cancel_scope.cancel()
 
 
@@ -84,17 +84,20 @@ async def test_two_words_of_one_validator_are_told_to_who_carries_evidence(autoj
         await trio.sleep(20)
         (told,) = court.trainer.jury.facts.standing(JudgeContradicted)
         assert told.author == LIAR and work_id(told.first.verdict) == work_id(told.second.verdict) == id
-        assert {told.first.verdict.outcome, told.second.verdict.outcome} == {Outcome.ACCEPT, Outcome.SLASH}
+        assert {told.first.verdict.outcome, told.second.verdict.outcome} == {
+            VerdictOutcome.ACCEPT,
+            VerdictOutcome.SLASH,
+        }
         nursery.cancel_scope.cancel()
 
 
 # seals
 
 
-class Hasty(Pronouncing):
+class Hasty(VerdictPublisher):
     """Shows its verdict without sealing it first."""
 
-    async def say(self, work: Work, message: Any) -> None:
+    async def say(self, work: RegisteredWork, message: Any) -> None:
         raw = self._context.board.sealed(message)
         await self._context.journal.do(self._context.journal.say, "verdict", work.id, raw)
         await self._context.board.post_raw(raw)
@@ -107,8 +110,8 @@ async def test_a_verdict_is_shown_after_everybody_has_sealed_and_who_copied_is_n
         id = await court.commit()
         await trio.sleep(15)
         for seat in (court.trainer, *court.workers, *court.seats[1:]):
-            ballots = seat.jury.state.ballots
-            assert ballots.has_spoken(id) == {key.address for key in VALIDATORS}
+            vote_set = seat.jury.state.vote_set
+            assert vote_set.has_spoken(id) == {key.address for key in VALIDATORS}
             assert not seat.jury.state.seals.was_sealed(id, LIAR)
             assert all(seat.jury.state.seals.was_sealed(id, key.address) for key in VALIDATORS[1:])
         nursery.cancel_scope.cancel()
@@ -121,8 +124,8 @@ async def test_who_shows_without_having_sealed_decides_but_is_not_paid(autojump_
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(10)
-        ballots = court.trainer.jury.state.ballots
-        assert ballots.state(id) is FileState.ACCEPTED and LIAR in ballots.accepting(id)
+        vote_set = court.trainer.jury.state.vote_set
+        assert vote_set.state(id) is FileState.ACCEPTED and LIAR in vote_set.accepting(id)
         assert not court.trainer.jury.state.seals.was_sealed(id, LIAR)
         nursery.cancel_scope.cancel()
 
@@ -134,24 +137,24 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
         for start in range(40):
             works = [bytes([start]) * 31 + bytes([n]) for n in range(32)]
             seals = tuple(Seal(one, one) for one in works)
-            await court.seats[0].board.post(ValidatorSaid(pool=POOL, seals=seals))
+            await court.seats[0].board.post(ValidatorBatch(pool=POOL, seals=seals))
         await trio.sleep(60)
         sealer = court.trainer.jury.state.seals._sealers[LIAR]
         assert 0 < len(sealer.unopened) <= len(sealer.seals) <= SEALS
         id = await court.commit()
-        forged = ValidatorSaid(pool=POOL, seals=(Seal(id, bytes(32)),))
+        forged = ValidatorBatch(pool=POOL, seals=(Seal(id, bytes(32)),))
         await court.seats[0].board.post(forged)
         await trio.sleep(10)
-        ballots = court.trainer.jury.state.ballots
-        assert ballots.state(id) is FileState.ACCEPTED
+        vote_set = court.trainer.jury.state.vote_set
+        assert vote_set.state(id) is FileState.ACCEPTED
         jury = court.trainer.jury
         assert not jury.state.seals.was_sealed(id, LIAR) and jury.state.seals.was_sealed(id, VALIDATORS[1].address)
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("kind", [Choosy, Pronouncing])
+@pytest.mark.parametrize("kind", [Choosy, VerdictPublisher])
 async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_nor_paid(
-    autojump_clock: Any, kind: type[Pronouncing]
+    autojump_clock: Any, kind: type[VerdictPublisher]
 ) -> None:
     court = Court([Validator] * 3)
     court.validators[0]._pronouncing = kind(court.seats[0].context)
@@ -159,19 +162,19 @@ async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_n
         await court.open(nursery)
         works = [await court.commit(index=index) for index in range(16)]
         await trio.sleep(20)
-        assert {court.trainer.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        assert {court.trainer.jury.state.vote_set.state(id) for id in works} == {FileState.ACCEPTED}
         last = await court.commit(index=16)
         await trio.sleep(1)
         for seat in (court.trainer, *court.seats[1:]):
             assert (
                 seat.jury.state.seals.leaves_unopened(LIAR) == seat.jury.state.seals.is_behind(LIAR) == (kind is Choosy)
             )
-            assert (LIAR in seat.jury.state.seals.sealing(last)) == (kind is Pronouncing)
+            assert (LIAR in seat.jury.state.seals.sealing(last)) == (kind is VerdictPublisher)
             assert not any(seat.jury.state.seals.leaves_unopened(key.address) for key in VALIDATORS[1:])
         nursery.cancel_scope.cancel()
 
 
-class Forward(Pronouncing):
+class Forward(VerdictPublisher):
     """Seals its verdict, and shows it before anybody else has sealed one."""
 
     async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
@@ -180,9 +183,9 @@ class Forward(Pronouncing):
         await self._context.board.post(message)
 
 
-@pytest.mark.parametrize("kind", [Forward, Hasty, Pronouncing])
+@pytest.mark.parametrize("kind", [Forward, Hasty, VerdictPublisher])
 async def test_who_shows_before_a_quorum_has_sealed_costs_nobody_else_the_pay(
-    autojump_clock: Any, kind: type[Pronouncing]
+    autojump_clock: Any, kind: type[VerdictPublisher]
 ) -> None:
     """Before, the fastest of a bench could take the others' pay for every file: what it showed may have been copied.
     Now it is the one that is not paid, which a copier with such an accomplice would have to share."""
@@ -195,13 +198,13 @@ async def test_who_shows_before_a_quorum_has_sealed_costs_nobody_else_the_pay(
             works.append(await court.commit(index=index))
             await trio.sleep(6)
         for seat in (court.trainer, *court.seats):
-            assert {seat.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+            assert {seat.jury.state.vote_set.state(id) for id in works} == {FileState.ACCEPTED}
             assert all(seat.jury.state.seals.was_sealed(id, key.address) for id in works for key in VALIDATORS[1:])
-            assert {seat.jury.state.seals.was_sealed(id, LIAR) for id in works} == {kind is Pronouncing}
+            assert {seat.jury.state.seals.was_sealed(id, LIAR) for id in works} == {kind is VerdictPublisher}
         nursery.cancel_scope.cancel()
 
 
-class Tardy(Pronouncing):
+class Tardy(VerdictPublisher):
     """Seals every verdict, and shows it after its time: whoever looks meanwhile may be one of its friends."""
 
     async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
@@ -210,9 +213,9 @@ class Tardy(Pronouncing):
         await self._context.board.post(message)
 
 
-@pytest.mark.parametrize("kind", [Tardy, Pronouncing])
+@pytest.mark.parametrize("kind", [Tardy, VerdictPublisher])
 async def test_who_copies_is_paid_for_few_files_however_late_an_accomplice_opens_its_seals(
-    autojump_clock: Any, kind: type[Pronouncing]
+    autojump_clock: Any, kind: type[VerdictPublisher]
 ) -> None:
     """Who seals late in the place of one that did not open is paid. So an accomplice's late seals could pay a copier:
     those of one opening time in ten minutes do, and then nobody counts on them."""
@@ -227,16 +230,16 @@ async def test_who_copies_is_paid_for_few_files_however_late_an_accomplice_opens
         await trio.sleep(35)
         for seat in (court.trainer, court.seats[2]):
             copied = [seat.jury.state.seals.was_sealed(id, LIAR) for id in works]
-            assert all(LIAR in seat.jury.state.ballots.has_spoken(id) for id in works)
+            assert all(LIAR in seat.jury.state.vote_set.has_spoken(id) for id in works)
             assert not any(copied[7:]) and any(copied) == (kind is Tardy), copied
             assert all(seat.jury.state.seals.was_sealed(id, VALIDATORS[2].address) for id in works)
         nursery.cancel_scope.cancel()
 
 
-class Mute(Pronouncing):
+class Mute(VerdictPublisher):
     """Looks at everything, and says nothing of it."""
 
-    async def say(self, work: Work, message: Any) -> None:
+    async def say(self, work: RegisteredWork, message: Any) -> None:
         await trio.lowlevel.checkpoint()
 
 
@@ -246,7 +249,7 @@ async def test_a_seal_that_came_before_its_work_pays_nobody_who_copies(autojump_
     court = Court([Copier, Validator, Validator], verdict_seconds=30.0)
     court.validators[1]._pronouncing = Mute(court.seats[1].context)
     id = work_id(WorkCommitment(POOL, WORKER.address, policy_root(0), 0, root_of(), 100))
-    seal = ValidatorSaid(pool=POOL, seals=(Seal(id, bytes(32)),))
+    seal = ValidatorBatch(pool=POOL, seals=(Seal(id, bytes(32)),))
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         if foreseen:
@@ -262,29 +265,29 @@ async def test_a_seal_that_came_before_its_work_pays_nobody_who_copies(autojump_
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("kind", [Mute, Pronouncing])
+@pytest.mark.parametrize("kind", [Mute, VerdictPublisher])
 async def test_who_seals_nothing_is_waited_for_four_times_and_costs_nobody_the_pay_of_a_short_window(
-    autojump_clock: Any, kind: type[Pronouncing]
+    autojump_clock: Any, kind: type[VerdictPublisher]
 ) -> None:
     """Before, each file waited three seconds for it, and its pay for verdict_seconds: too late for a table."""
     court = Court([Validator] * 3, verdict_seconds=3600.0)
     court.validators[0]._pronouncing = kind(court.seats[0].context)
-    ballots, waited = court.trainer.jury.state.ballots, list[float]()
+    vote_set, waited = court.trainer.jury.state.vote_set, list[float]()
     async with trio.open_nursery() as nursery:
         for seat in court.seats[1:]:
             seat.context.time = PoolTime(window=20, wall=trio.current_time)
-            nursery.start_soon(Certifying(seat.context).run)
+            nursery.start_soon(Certifier(seat.context).run)
         await court.open(nursery)
         for index in range(6):
             id = await court.commit(index=index)
             began = trio.current_time()
-            while ballots.state(id) is FileState.OPEN:
+            while vote_set.state(id) is FileState.OPEN:
                 await trio.sleep(0.05)
             waited.append(trio.current_time() - began)
             await trio.sleep(5)
         assert all(took > SEAL_SECONDS for took in waited[:4]) == (kind is Mute)
         assert all(took < SEAL_SECONDS / 3 for took in waited[4:])
-        assert not ballots.is_silent(LIAR)  # what is known of it after an hour, and costs it its say
+        assert not vote_set.is_inactive(LIAR)  # what is known of it after an hour, and costs it its say
         await trio.sleep(10)
         nursery.cancel_scope.cancel()
     first, second = (seat.context.journal.pay.unsigned(seat.key.address, POOL, 1)[0] for seat in court.seats[1:])
@@ -315,22 +318,22 @@ async def test_a_slow_validator_without_whom_nothing_is_decided_is_waited_for_an
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(5.5)
-        assert not court.trainer.jury.state.ballots.has_spoken(id)
+        assert not court.trainer.jury.state.vote_set.has_spoken(id)
         await trio.sleep(3)
         jury = court.trainer.jury
-        assert jury.state.ballots.state(id) is FileState.ACCEPTED
+        assert jury.state.vote_set.state(id) is FileState.ACCEPTED
         assert all(jury.state.seals.was_sealed(id, key.address) for key in VALIDATORS[:2])
         nursery.cancel_scope.cancel()
 
 
-class Silent(Pronouncing):
+class Silent(VerdictPublisher):
     """Makes verdicts and says none of them; said: by work."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.said: dict[bytes, VerdictIssued] = {}
 
-    async def say(self, work: Work, message: Any) -> None:
+    async def say(self, work: RegisteredWork, message: Any) -> None:
         await trio.lowlevel.checkpoint()
         self.said[work.id] = message
 
@@ -352,9 +355,9 @@ async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_
             await trio.sleep(2)
             shown, own = silent[0].said[id], silent[1].said[id]
             third = Seal(id, seal_of(silent[2].said[id], court.seats[2].key.address))
-            await court.seats[2].board.post(ValidatorSaid(pool=POOL, seals=(third,)))  # so that the first had to show
+            await court.seats[2].board.post(ValidatorBatch(pool=POOL, seals=(third,)))  # so that the first had to show
             await trio.sleep(1)
-            seal = ValidatorSaid(pool=POOL, seals=(Seal(id, seal_of(own, slow.key.address)),))
+            seal = ValidatorBatch(pool=POOL, seals=(Seal(id, seal_of(own, slow.key.address)),))
             said = [(slow, seal), (court.seats[0], shown)]
             for seat, message in (*(said if seal_first else said[::-1]), (slow, own)):
                 assert board._accept(seat.key.address, seat.board.sealed(message))

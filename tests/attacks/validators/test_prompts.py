@@ -6,7 +6,7 @@ import trio
 from node.inference.wire import Inspect, Inspected
 from node.services.judging.judge import Validator
 from node.services.jury import describe_audit
-from node.swarm.ballots import FileState
+from node.swarm.vote_set import FileState
 from protocol.checks import Fault, Reason
 from protocol.values import prompts_hash
 from tests.attacks.validators.court import OTHER, WORKER, Court, Seat, TruthfulEngine, changed
@@ -49,7 +49,7 @@ async def states(court: Court, *, fault: Fault | None = None) -> list[FileState]
         await court.open(nursery)
         id = await court.commit(fault=fault, key=OTHER if fault else WORKER)
         await trio.sleep(100)
-        found = [seat.jury.state.ballots.state(id) for seat in [court.trainer, *court.workers, *court.seats]]
+        found = [seat.jury.state.vote_set.state(id) for seat in [court.trainer, *court.workers, *court.seats]]
         nursery.cancel_scope.cancel()
     return found
 

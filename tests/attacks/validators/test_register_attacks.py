@@ -13,13 +13,13 @@ from node.inference.wire import Inspect, Inspected
 from node.services.judging.fetching import Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.swarm.ballots import SILENT_AFTER, FileState
-from node.swarm.register import Work, WorkId
+from node.swarm.register import RegisteredWork, WorkId
+from node.swarm.vote_set import SILENT_AFTER, FileState
 from protocol.checks import Fault, Reason
 from protocol.earnings import most_files
 from protocol.identity import NodeKey
 from protocol.messages import RolloutCommitted, VerdictIssued, signed
-from protocol.statements import Outcome, Verdict, WorkCommitment, sign, work_id
+from protocol.statements import Verdict, VerdictOutcome, WorkCommitment, sign, work_id
 from tests.attacks.validators.court import (
     DOMAIN,
     OTHER,
@@ -86,7 +86,7 @@ async def honest(
 
 
 def state(court: Court, id: WorkId) -> FileState:
-    return court.trainer.jury.state.ballots.state(id)
+    return court.trainer.jury.state.vote_set.state(id)
 
 
 @pytest.mark.parametrize("size", [9, 1])
@@ -177,11 +177,11 @@ async def test_two_commitments_that_differ_in_units_contradict_nobody_and_are_ev
 class SaysWrongIdentity(Validator):
     """Says of the first worker's files that they are somebody else's."""
 
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Any, lot: Lot | None) -> Inspected:
         found = await super()._inspect(work, path, lot)
         if work.node != WORKER.address:
             return found
-        return changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_IDENTITY), detail="invented")
+        return changed(found, outcome=int(VerdictOutcome.SLASH), reason=int(Reason.WRONG_IDENTITY), detail="invented")
 
 
 @pytest.mark.parametrize("policy", [None, MADE_UP])
@@ -271,7 +271,7 @@ async def test_a_flood_of_commitments_leaves_honest_work_as_it_is(autojump_clock
 class Speaking(Fetching):
     """Speaks at once, of files that nobody committed to and of those that its accomplice hands to nobody."""
 
-    async def _fetch(self, work: Work) -> Any:
+    async def _fetch(self, work: RegisteredWork) -> Any:
         if work.node == OTHER.address:
             await self._speak_of(work.commitment)
         for number in range(3):
@@ -281,7 +281,7 @@ class Speaking(Fetching):
 
     async def _speak_of(self, c: WorkCommitment) -> None:
         verdict = Verdict(
-            c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, Outcome.SLASH, Reason.WRONG_IDENTITY
+            c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, VerdictOutcome.SLASH, Reason.WRONG_IDENTITY
         )
         message = VerdictIssued(pool=POOL, verdict=verdict, signature=b"")
         await self._context.board.post(signed(message, self._context.key, DOMAIN))
@@ -307,8 +307,8 @@ async def test_verdicts_on_invented_or_undeliverable_files_make_nobody_silent(au
             said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
             for seat in everybody:
                 for verdict in said:
-                    seat.jury.state.ballots.state(work_id(verdict))
-                assert {key.address for key in VALIDATORS[1:]} <= set(seat.jury.state.ballots.electorate())
+                    seat.jury.state.vote_set.state(work_id(verdict))
+                assert {key.address for key in VALIDATORS[1:]} <= set(seat.jury.state.vote_set.active_validators())
         assert any(verdict.index >= 7 for verdict in said), "the control: it did speak of them"
         assert accomplice == any(verdict.node == OTHER.address for verdict in said)
         nursery.cancel_scope.cancel()
@@ -339,7 +339,9 @@ class Babbler(Validator):
     async def _judge_file(self, candidate: Any) -> None:
         c = candidate.work.commitment
         for reason in range(1, 18):
-            verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, Outcome.SLASH, reason)
+            verdict = Verdict(
+                c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, VerdictOutcome.SLASH, reason
+            )
             message = VerdictIssued(pool=POOL, verdict=verdict, signature=b"")
             await self._context.board.post(signed(message, self._context.key, DOMAIN))
 

@@ -70,7 +70,7 @@ async def test_an_empty_journal_convicts_its_validator_unless_it_asks_first(
             await court.commit(index=index)
             await trio.sleep(2)
         await trio.sleep(10)
-        spoken = len(court.seats[1].jury.state.ballots.words_of(VALIDATORS[0].address))
+        spoken = len(court.seats[1].jury.state.vote_set.words_of(VALIDATORS[0].address))
         assert spoken >= 2
         court.scope.cancel()
         await trio.sleep(5)
@@ -87,6 +87,6 @@ async def test_an_empty_journal_convicts_its_validator_unless_it_asks_first(
                 await court.commit(step=1, index=index)
                 await trio.sleep(2)
             await trio.sleep(20)
-            assert len(court.seats[1].jury.state.ballots.words_of(VALIDATORS[0].address)) > spoken
+            assert len(court.seats[1].jury.state.vote_set.words_of(VALIDATORS[0].address)) > spoken
             assert VALIDATORS[0].address not in told
         nursery.cancel_scope.cancel()

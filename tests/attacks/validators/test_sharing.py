@@ -7,11 +7,11 @@ import pytest
 import trio
 
 from contracts.bindings import ValidatorsSet, ValidatorStruck
-from node.services.judging.fetching import FILL_AFTER, Candidate
+from node.services.judging.fetching import FILL_AFTER, CommittedFile
 from node.services.judging.judge import Validator
-from node.services.judging.pronouncing import Pronouncing
+from node.services.judging.verdict_publisher import VerdictPublisher
 from node.services.membership.events import Events
-from node.swarm.ballots import FileState
+from node.swarm.vote_set import FileState
 from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
 from protocol.identity import NodeKey
@@ -26,7 +26,7 @@ EIGHT = tuple(NodeKey(bytes([40 + n]) * 32) for n in range(8))
 class Idle(Validator):
     """Takes every file and says nothing about any."""
 
-    async def _judge_file(self, candidate: Candidate) -> None:
+    async def _judge_file(self, candidate: CommittedFile) -> None:
         await trio.lowlevel.checkpoint()
 
 
@@ -57,7 +57,7 @@ async def test_eight_validators_look_at_three_eighths_of_the_files_and_all_are_d
         await court.open(nursery)
         works = [await court.commit(index=index) for index in range(24)]
         await trio.sleep(20)
-        assert {court.trainer.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        assert {court.trainer.jury.state.vote_set.state(id) for id in works} == {FileState.ACCEPTED}
         said = speakers(court)
         looks = sum(len(said[id]) for id in works) / len(works)
         assert all(len(said[id]) >= 2 for id in works) and 2.0 <= looks < 4.5, looks
@@ -73,7 +73,7 @@ async def test_a_file_that_too_few_look_at_is_filled_up_by_rank(autojump_clock: 
         await court.open(nursery)
         works = [await court.commit(index=index) for index in range(8)]
         await trio.sleep(FILL_AFTER + 9 + 5)
-        assert {court.trainer.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        assert {court.trainer.jury.state.vote_set.state(id) for id in works} == {FileState.ACCEPTED}
         nursery.cancel_scope.cancel()
 
 
@@ -98,15 +98,15 @@ async def test_who_is_not_drawn_is_not_called_silent(autojump_clock: Any, eight:
         await trio.sleep(1)
         court.hand_over(*works)
         await trio.sleep(20)
-        ballots = court.trainer.jury.state.ballots
+        vote_set = court.trainer.jury.state.vote_set
         for id in works:
-            ballots.state(id)
-        assert [ballots.is_silent(key.address) for key in EIGHT] == [False] * 7 + [True]
+            vote_set.state(id)
+        assert [vote_set.is_inactive(key.address) for key in EIGHT] == [False] * 7 + [True]
         assert root_of(0, 0) in {request.file_root for engine in court.engines for request in engine.asked}
         nursery.cancel_scope.cancel()
 
 
-class Closed(Pronouncing):
+class Closed(VerdictPublisher):
     """Seals every verdict and shows none."""
 
     async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
@@ -131,8 +131,8 @@ async def test_seals_that_half_of_the_bench_never_opens_stop_nothing_and_cost_no
         await trio.sleep(40)
         works = [await court.commit(index=index) for index in range(12, 18)]
         await trio.sleep(30)
-        assert {jury.state.ballots.state(id) for id in first + works} == {FileState.ACCEPTED}
-        said = [jury.state.ballots.has_spoken(id) for id in first + works]
+        assert {jury.state.vote_set.state(id) for id in first + works} == {FileState.ACCEPTED}
+        said = [jury.state.vote_set.has_spoken(id) for id in first + works]
         assert all(some <= honest and len(some) >= 2 for some in said)
         paid = [
             sum(jury.state.seals.was_sealed(id, one) for one in some)
@@ -159,7 +159,7 @@ async def test_running_nodes_heed_a_new_bench(autojump_clock: Any, eight: None) 
     async def speak(index: int) -> set[str]:
         id = await court.commit(index=index)
         await trio.sleep(20)
-        assert {seat.jury.state.ballots.state(id) for seat in everybody} == {FileState.ACCEPTED}
+        assert {seat.jury.state.vote_set.state(id) for seat in everybody} == {FileState.ACCEPTED}
         return speakers(court)[id]
 
     async with trio.open_nursery() as nursery:
@@ -193,7 +193,7 @@ async def test_where_much_waits_validators_look_at_the_same_files_and_eight_deci
             await court.open(nursery)
             works = [await court.commit(index=index, key=key) for index in range(32) for key in (WORKER, OTHER)]
             await trio.sleep(45)
-            ballots = court.trainer.jury.state.ballots
-            decided[many] = sum(ballots.state(id) is FileState.ACCEPTED for id in works)
+            vote_set = court.trainer.jury.state.vote_set
+            decided[many] = sum(vote_set.state(id) is FileState.ACCEPTED for id in works)
             nursery.cancel_scope.cancel()
     assert decided[8] >= 1.7 * decided[4] > 0, decided

@@ -11,21 +11,21 @@ import pytest
 import trio
 
 from node.services.judging.judge import Validator
-from node.services.training.adopting import Adopting
-from node.swarm.stepbook import KEPT
+from node.services.training.state_sync import StateSync
+from node.swarm.step_votes import KEPT
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.messages import (
     CheckpointOffered,
-    CheckRequested,
     Heartbeat,
     LotsRevealed,
     PolicyAnnounced,
     Signed,
-    StepJudged,
+    StepVerdict,
     TaskOffered,
+    VerdictRequested,
 )
-from protocol.statements import Outcome, sign
+from protocol.statements import VerdictOutcome, sign
 from protocol.tasks import TaskSpec, encode_task
 from tests.attacks.validators.court import (
     DOMAIN,
@@ -105,7 +105,7 @@ async def test_files_of_honest_workers_count_on_while_their_leader_states_a_step
         for seat in (*pool.workers, *pool.seats):  # the leader follows itself
             work = seat.jury.state.register.get(id)
             assert work is not None and seat.jury.state.register.fault(work) is None
-            assert seat.jury.state.ballots.accepting(id)
+            assert seat.jury.state.vote_set.accepting(id)
         nursery.cancel_scope.cancel()
 
 
@@ -145,8 +145,8 @@ async def test_what_a_standby_states_pushes_no_verdict_on_a_true_step_out(autoju
                 for invented in range(KEPT):
                     false = announcement(3 + invented, bytes([invented % 251]) * 32, OTHER, term=1)
                     pool.trainer.jury.state._hear(_signed(OTHER, false), trio.current_time())
-            draft = StepJudged(
-                followed.statement, TRAINER.address, word, int(Outcome.SLASH), int(Reason.STATE), b"", pool=POOL
+            draft = StepVerdict(
+                followed.statement, TRAINER.address, word, int(VerdictOutcome.SLASH), int(Reason.STATE), b"", pool=POOL
             )
             judged = msgspec.structs.replace(draft, signature=sign(key, DOMAIN, draft.verdict))
             await pool.seats[number].board.post(judged)
@@ -172,7 +172,7 @@ async def test_an_invented_checkpoint_takes_the_place_of_nobodys(autojump_clock:
         for seat in pool.seats:
             offers = seat.jury.state.checkpoints.of(TRAINER.address)
             assert [one.message.root[0] for one in offers[2]] == [1, 2] and offers.keys() == {2}
-        best = Adopting(pool.workers[0].context, None, None, print).best(0)  # type: ignore[arg-type]
+        best = StateSync(pool.workers[0].context, None, None, print).best(0)  # type: ignore[arg-type]
         assert best is not None and best.author == TRAINER.address
         nursery.cancel_scope.cancel()
 
@@ -200,7 +200,7 @@ async def test_requests_of_who_is_in_no_office_cost_nobody_a_look(autojump_clock
         await pool.commit(key=WORKER)
         await trio.sleep(1)
         (work,) = pool.trainer.jury.state.register.of(WORKER.address)
-        raw = pool.standby.board.sealed(CheckRequested(pool=POOL, commitment=work.signed.raw))
+        raw = pool.standby.board.sealed(VerdictRequested(pool=POOL, commitment=work.signed.raw))
         before = pool.seats[0].board.counts["refused"]
         await pool.standby.network.publish(pool.standby.board._topic, raw)
         await trio.sleep(1)

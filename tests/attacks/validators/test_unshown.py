@@ -20,8 +20,8 @@ from protocol.earnings import of_judgement
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import DisputeRaised, VerdictRechecked, signed
-from protocol.rollout import Report
-from protocol.statements import Outcome, Rechecked
+from protocol.rollout import ValidatorReport
+from protocol.statements import Rechecked, VerdictOutcome
 from tests.attacks.validators.court import (
     DOMAIN,
     GROUPS,
@@ -77,10 +77,10 @@ class Shelf:
 class Spiked(ReportingEngine):
     """Says log-probabilities of the right mean, all of them on one token."""
 
-    def report(self, order: Inspect, groups: Sequence[int]) -> Report:
+    def report(self, order: Inspect, groups: Sequence[int]) -> ValidatorReport:
         true = super().report(order, groups)
         rows = [msgspec.structs.replace(row, logprobs=[sum(row.logprobs) - 8.0, 8.0]) for row in true.rows]
-        return Report(true.header, tuple(rows))
+        return ValidatorReport(true.header, tuple(rows))
 
 
 class OneInFour(Choosy):
@@ -153,7 +153,7 @@ class Play:
 
     def certified(self, id: bytes, validator: Address) -> int:
         """By how many a validator's verdict is certified."""
-        said = self.court.trainer.jury.state.ballots.verdict_of(id, validator)
+        said = self.court.trainer.jury.state.vote_set.verdict_of(id, validator)
         if said is None:
             return 0
         checked = len(unpack_groups(said.message.checked, GROUPS) or ())
@@ -207,9 +207,9 @@ async def test_a_second_look_that_denies_the_own_verdict_waits_for_the_dispute_t
         id = await court.commit()
         await trio.sleep(20)
         jury, (accuser, asked, _) = court.trainer.jury, court.seats
-        word = jury.state.ballots.verdict_of(id, HONEST[0])
+        word = jury.state.vote_set.verdict_of(id, HONEST[0])
         assert word is not None
-        denied = msgspec.structs.replace(word.message.verdict, outcome=int(Outcome.SLASH), reason=5)
+        denied = msgspec.structs.replace(word.message.verdict, outcome=int(VerdictOutcome.SLASH), reason=5)
         again = VerdictRechecked(pool=POOL, verdict=Rechecked(*msgspec.structs.astuple(denied)), signature=b"")
         await asked.board.post(signed(again, asked.key, DOMAIN))
         await trio.sleep(0.2)

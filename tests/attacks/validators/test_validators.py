@@ -8,19 +8,19 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
-from node.services.judging.fetching import Candidate, Fetching
+from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.swarm.ballots import FileState
 from node.swarm.disputes import EVIDENCE
 from node.swarm.facts import Quarantined
 from node.swarm.jury import Jury
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
+from node.swarm.vote_set import FileState
 from protocol.checks import Fault, Reason
-from protocol.decision import Level, Standing
+from protocol.decision import SuspicionLevel, WorkerStanding
 from protocol.identity import NodeKey
 from protocol.messages import LotsRevealed, VerdictIssued, signed
-from protocol.statements import Outcome, work_id
+from protocol.statements import VerdictOutcome, work_id
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
 from tests.attacks.validators.court import (
     OTHER,
@@ -41,7 +41,7 @@ BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
 class RubberStamp(Validator):
     """Accepts everything unseen, with values of its own invention."""
 
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Any, lot: Lot | None) -> Inspected:
         found = TruthfulEngine({}).inspect(
             # the right form, about another file
             _order(b"\x55" * 32, lot.groups if lot else None)
@@ -52,7 +52,7 @@ class RubberStamp(Validator):
 class LazyStamp(Validator):
     """Recomputes nothing and says so, hoping that nobody looks at its lots."""
 
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Any, lot: Lot | None) -> Inspected:
         found = await super()._inspect(work, path, lot)
         return changed(found, outcome=0, reason=0, detail="", checked=(), logprobs=b"")
 
@@ -60,7 +60,7 @@ class LazyStamp(Validator):
 class EarlyTeller(LazyStamp):
     """Tells the secret of each window before there is anything to compare it with."""
 
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: RegisteredWork, path: Any, lot: Lot | None) -> Inspected:
         if lot is not None:
             secret = self.own_lots._secret(lot.window)
             await self._context.board.post(LotsRevealed(pool=POOL, window=lot.window, secret=secret))
@@ -70,14 +70,14 @@ class EarlyTeller(LazyStamp):
 class Silent(Validator):
     """Alive, and never says a word."""
 
-    async def _judge_file(self, candidate: Candidate) -> None:
+    async def _judge_file(self, candidate: CommittedFile) -> None:
         await trio.lowlevel.checkpoint()
 
 
 class Contradictory(Validator):
     """Tells one what it wants to hear, and another the opposite."""
 
-    async def _pronounce(self, work: Work, found: Any, *rest: Any, **named: Any) -> None:
+    async def _pronounce(self, work: RegisteredWork, found: Any, *rest: Any, **named: Any) -> None:
         await super()._pronounce(work, found, *rest, **named)
         raw = await self._context.journal.do(self._context.journal.said, "verdict", work.id)
         said = self._context.board.opened(raw, VerdictIssued).message
@@ -109,8 +109,8 @@ async def test_honest_validators_accept_honest_files_and_take_the_stake_of_a_che
         forged = await court.commit(fault=WRONG_DRAW, key=OTHER)
         await trio.sleep(5)
         for seat in [court.trainer, *court.workers, *court.seats]:
-            assert seat.jury.state.ballots.state(honest) is FileState.ACCEPTED
-            assert seat.jury.state.ballots.state(forged) is FileState.REJECTED
+            assert seat.jury.state.vote_set.state(honest) is FileState.ACCEPTED
+            assert seat.jury.state.vote_set.state(forged) is FileState.REJECTED
         assert {node for node, _, _ in court.slashed()} == {OTHER.address}
         assert all(votes >= 2 for _, _, votes in court.slashed())
         assert not any(court.quarantined())
@@ -123,7 +123,7 @@ async def test_engines_that_differ_in_the_last_digits_do_not_quarrel(autojump_cl
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(5)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
         assert court.trainer.jury.state.disputes.raised == 0
         nursery.cancel_scope.cancel()
 
@@ -137,8 +137,8 @@ async def test_a_validator_that_lies_about_facts_is_believed_no_more(autojump_cl
         await trio.sleep(20)
         second = await court.commit(index=1)
         await trio.sleep(30)
-        assert court.trainer.jury.state.ballots.state(first) is FileState.ACCEPTED
-        assert court.trainer.jury.state.ballots.state(second) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(first) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(second) is FileState.ACCEPTED
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
         assert court.trainer.jury.state.disputes.quarantined[VALIDATORS[0].address].evidence
         assert court.slashed() == []
@@ -153,7 +153,7 @@ async def test_who_accuses_by_arithmetic_is_believed_no_more_after_three_times(a
         for index in range(4):
             root = await court.commit(index=index)
             await trio.sleep(20)
-            assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+            assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
             seen.append(len(court.trainer.jury.state.disputes.quarantined))
         assert seen == [0, 0, 1, 1]
         assert court.slashed() == []
@@ -167,7 +167,7 @@ async def test_a_false_accusation_by_one_of_two_takes_no_stake(autojump_clock) -
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(100)
-        assert court.trainer.jury.state.ballots.state(root) is not FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is not FileState.ACCEPTED
         assert court.slashed() == []
         assert not any(court.quarantined())
         nursery.cancel_scope.cancel()
@@ -191,13 +191,13 @@ async def test_silence_delays_a_few_files_and_then_nothing(autojump_clock) -> No
         roots = [await court.commit(index=index) for index in range(4)]
         await trio.sleep(10)
         court.hand_over(*roots)
-        ballots = court.trainer.jury.state.ballots
-        assert {ballots.state(root) for root in roots} == {FileState.OPEN}
+        vote_set = court.trainer.jury.state.vote_set
+        assert {vote_set.state(root) for root in roots} == {FileState.OPEN}
         await trio.sleep(30)
         for root in roots:
-            ballots.state(root)
-        assert ballots.is_silent(VALIDATORS[0].address)
-        assert {ballots.state(root) for root in roots} == {FileState.ACCEPTED}
+            vote_set.state(root)
+        assert vote_set.is_inactive(VALIDATORS[0].address)
+        assert {vote_set.state(root) for root in roots} == {FileState.ACCEPTED}
         nursery.cancel_scope.cancel()
 
 
@@ -207,9 +207,9 @@ async def test_a_dead_validator_does_not_stall_the_run(autojump_clock) -> None:
         await court.open(nursery, absent=[2])
         root = await court.commit()
         await trio.sleep(5)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.OPEN
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.OPEN
         await trio.sleep(30)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -224,9 +224,9 @@ async def test_a_slow_validator_decides_nothing(autojump_clock) -> None:
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(5)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
         await trio.sleep(60)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
         assert court.quarantined()[0] == {VALIDATORS[0].address}
         nursery.cancel_scope.cancel()
 
@@ -247,16 +247,16 @@ async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump
                 if work_id(one.message.verdict) == root
             }
             await trio.sleep(8)
-            if outcomes == {Outcome.ACCEPT, Outcome.REJECT}:
+            if outcomes == {VerdictOutcome.ACCEPT, VerdictOutcome.REJECT}:
                 split = True
-                assert court.trainer.jury.state.ballots.state(root) is FileState.REJECTED
+                assert court.trainer.jury.state.vote_set.state(root) is FileState.REJECTED
                 break
         assert split
         for_the_contract: dict[str, set[bool]] = {}
         for one in court.trainer.board.messages(VerdictIssued):
             assert isinstance(one.message, VerdictIssued)
             if work_id(one.message.verdict) == root and one.message.signature:
-                for_the_contract.setdefault(one.author, set()).add(one.message.verdict.outcome == Outcome.ACCEPT)
+                for_the_contract.setdefault(one.author, set()).add(one.message.verdict.outcome == VerdictOutcome.ACCEPT)
         assert all(len(words) == 1 for words in for_the_contract.values())  # both would cost an honest stake
         assert not any(court.quarantined())
         assert court.slashed() == []
@@ -292,7 +292,7 @@ async def test_an_honest_worker_survives_a_restart_of_its_only_validator(autojum
             await court.announce(step)
         await court.arrive(0, nursery)
         await trio.sleep(10)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -300,7 +300,7 @@ async def test_troubles_of_the_validator_are_never_held_against_a_worker(autojum
     from node.inference.errors import EngineCrashed
 
     class Crashing(TruthfulEngine):
-        async def ask(self, request: Any, *, timeout: float, policy: Any = None, told: Any = None) -> Any:
+        async def ask(self, request: Any, *, timeout: float, policy: Any = None, on_progress: Any = None) -> Any:
             await trio.sleep(1)
             raise EngineCrashed("the engine gave no answer", "300 seconds passed", "the node restarts it")
 
@@ -327,15 +327,15 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         missing = await court.commit(step=4)
         court.blobs.missing.add(root_of(step=4))
         await trio.sleep(60)
-        ballots = court.trainer.jury.state.ballots
+        vote_set = court.trainer.jury.state.vote_set
         reasons = {
             work_id(one.message.verdict): one.message.verdict.reason
             for one in court.trainer.board.messages(VerdictIssued)
         }
         assert reasons == {skipped: Reason.GAP, late: Reason.STALE, missing: Reason.UNAVAILABLE}
-        assert {ballots.state(root) for root in reasons} == {FileState.REJECTED}
+        assert {vote_set.state(root) for root in reasons} == {FileState.REJECTED}
         assert court.slashed() == []
-        assert ballots.disputes.raised == 0
+        assert vote_set.disputes.raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -352,7 +352,7 @@ async def test_the_files_that_a_dead_worker_left_behind_are_not_waited_for_one_b
         court.blobs.missing.clear()
         alive = await court.commit(index=4)
         await trio.sleep(5)
-        assert court.trainer.jury.state.ballots.state(alive) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(alive) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -367,7 +367,7 @@ async def test_an_objection_that_comes_while_a_slash_waits_its_turn_stops_it(
         await trio.sleep(20)
         with monkeypatch.context() as meanwhile:
             for seat in court.seats:
-                meanwhile.setattr(seat.jury.state.ballots, "undisputed", lambda _: False)
+                meanwhile.setattr(seat.jury.state.vote_set, "undisputed", lambda _: False)
             await trio.sleep(40)
             assert court.slashed() == []
         await trio.sleep(60)
@@ -394,8 +394,12 @@ async def test_a_gap_that_one_living_validator_did_not_see_costs_no_stake(autoju
         root = await court.commit(index=1)
         await trio.sleep(80)
         said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
-        assert sorted(one.outcome for one in said) == [Outcome.ACCEPT, Outcome.SLASH, Outcome.SLASH]
-        assert court.slashed() == [] and court.trainer.jury.state.ballots.state(root) is FileState.REJECTED
+        assert sorted(one.outcome for one in said) == [
+            VerdictOutcome.ACCEPT,
+            VerdictOutcome.SLASH,
+            VerdictOutcome.SLASH,
+        ]
+        assert court.slashed() == [] and court.trainer.jury.state.vote_set.state(root) is FileState.REJECTED
         nursery.cancel_scope.cancel()
 
 
@@ -424,7 +428,7 @@ async def test_equivocation_is_evidence_by_itself(autojump_clock) -> None:
 async def test_a_conviction_by_odds_needs_two_classes_of_engines(
     autojump_clock, monkeypatch, classes: tuple[str, str], stake: bool
 ) -> None:
-    convicted = Standing(level=Level.CONVICTED, log_odds=25.0, against="int8", files=9)
+    convicted = WorkerStanding(level=SuspicionLevel.CONVICTED, log_odds=25.0, against="int8", files=9)
     monkeypatch.setattr("node.services.judging.records.standing", lambda record, spec: convicted)
     court = Court([Validator, Validator])
     for engine, name in zip(court.engines, classes, strict=True):
@@ -434,7 +438,7 @@ async def test_a_conviction_by_odds_needs_two_classes_of_engines(
         for index in range(3):
             root = await court.commit(index=index)
             await trio.sleep(10)
-            assert court.trainer.jury.state.ballots.state(root) is FileState.REJECTED  # pay is lost either way
+            assert court.trainer.jury.state.vote_set.state(root) is FileState.REJECTED  # pay is lost either way
         assert {(node, reason) for node, reason, _ in court.slashed()} == (
             {(WORKER.address, Reason.CONVICTED)} if stake else set()
         )
@@ -442,7 +446,7 @@ async def test_a_conviction_by_odds_needs_two_classes_of_engines(
 
 
 async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypatch) -> None:
-    suspected = Standing(level=Level.SUSPECT, log_odds=10.0, against="int8", files=3)
+    suspected = WorkerStanding(level=SuspicionLevel.SUSPECT, log_odds=10.0, against="int8", files=3)
     monkeypatch.setattr("node.services.judging.records.standing", lambda record, spec: suspected)
     court = Court([Validator, Validator])
     async with trio.open_nursery() as nursery:
@@ -458,7 +462,7 @@ async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypat
 
 
 class NeverDelivered(Fetching):
-    async def deliver(self, work: Work) -> Path | None:
+    async def deliver(self, work: RegisteredWork) -> Path | None:
         await trio.lowlevel.checkpoint()
         return None
 
@@ -475,9 +479,9 @@ async def test_who_rejects_by_hearsay_alone_stops_nobody(autojump_clock) -> None
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(10)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.OPEN
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.OPEN
         await trio.sleep(30)
-        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.vote_set.state(root) is FileState.ACCEPTED
         assert not any(court.quarantined())
         nursery.cancel_scope.cancel()
 

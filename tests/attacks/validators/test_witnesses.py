@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from node.services.judging.judge import Validator
-from node.swarm.ballots import FileState
+from node.swarm.vote_set import FileState
 from protocol.checks import Fault, Reason
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from tests.attacks.validators.court import Court
 
 OTHERWISE = Fault(Reason.HEARD_OTHERWISE, "the servers pay otherwise than the file says")
@@ -25,12 +25,12 @@ async def state_of(otherwise: tuple[int, ...], absent: tuple[int, ...], witnesse
         for number in otherwise:
             court.engines[number].bad = court.bad
         await trio.sleep(120)
-        ballots = court.trainer.jury.state.ballots
-        assert not ballots.disputes.quarantined and not ballots.disputes.raised
+        vote_set = court.trainer.jury.state.vote_set
+        assert not vote_set.disputes.quarantined and not vote_set.disputes.raised
         assert not any(one.slashed for one in court.judges)
-        said = [court.trainer.jury.state.ballots.verdict_of(work, court.seats[n].key.address) for n in otherwise]
-        assert all(one and one.message.verdict.outcome == Outcome.REJECT for one in said)
-        state = ballots.state(work)
+        said = [court.trainer.jury.state.vote_set.verdict_of(work, court.seats[n].key.address) for n in otherwise]
+        assert all(one and one.message.verdict.outcome == VerdictOutcome.REJECT for one in said)
+        state = vote_set.state(work)
         nursery.cancel_scope.cancel()
     return state
 

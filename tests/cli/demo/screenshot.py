@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from cli.demo.snapshot import Participant, ProcessState, Row, Snapshot
+from cli.demo.snapshot import DemoMember, ProcessState, Snapshot, SwarmRow
 from cli.demo.view import render
 from node.status_schema import SlashPart, TrainingPart, VerdictPart, VerdictsPart
 
@@ -23,17 +23,17 @@ def _address(n: int) -> str:
 def sample_snapshot(step: int = 96, steps: int = 150) -> Snapshot:
     """A demo at `step`, its cheat caught."""
     people = [
-        Participant("trainer", "trainer", address=_address(1)),
-        Participant("worker 1", "worker", address=_address(2)),
-        Participant("worker 2", "worker", address=_address(3)),
-        Participant("validator", "validator", address=_address(4)),
-        Participant("cheat", "worker", cheat="own-problems", address=_address(5)),
+        DemoMember("trainer", "trainer", address=_address(1)),
+        DemoMember("worker 1", "worker", address=_address(2)),
+        DemoMember("worker 2", "worker", address=_address(3)),
+        DemoMember("validator", "validator", address=_address(4)),
+        DemoMember("cheat", "worker", cheat="own-problems", address=_address(5)),
     ]
     states = ("working", "working", "working", "working", "evicted")
     speeds = (9400.0, 2210.0, 2150.0, None, None)
     paid = (19, 97, 95, 24, 0)
     rows = tuple(
-        Row(
+        SwarmRow(
             person,
             ProcessState(4000 + i, "running"),
             states[i],

@@ -7,7 +7,7 @@ import pytest
 
 from cli.demo.cast import DemoOptions, Scene
 from cli.demo.prepare import MEASURED_TOO, OWN_RUN, _rules_in, teach_and_measure, write_run
-from cli.demo.supervise import Process, Program
+from cli.demo.supervise import SupervisedProcess, SupervisedProgram
 from cli.demo.view import PlainView
 from node.run.file import load_run_file
 
@@ -33,7 +33,7 @@ async def test_what_is_honest_is_measured_where_nobody_did(name: str, tmp_path: 
     options = DemoOptions(tmp_path, 1, 1, (), (), None, 0, None, resume=False)
     run = write_run(options, scene)
 
-    async def spawn(program: Program) -> Process:
+    async def spawn(program: SupervisedProgram) -> SupervisedProcess:
         ran.append(program.command[2] + "".join(f" {word}" for word in program.command[3:4]))
         program.log.write_text(json.dumps([name] if "wish" in program.command[2] else {"accuracy": 0.3}))
         return Ended()

@@ -10,10 +10,10 @@ import trio.testing
 
 from cli.demo import story
 from cli.demo.cast import DemoOptions, Scene, remembered
-from cli.demo.prepare import Stage
-from cli.demo.snapshot import Participant, ProcessState, Row, Snapshot, Tracker
+from cli.demo.prepare import DemoStage
+from cli.demo.snapshot import DemoMember, ProcessState, Snapshot, SwarmRow, Tracker
 from cli.demo.supervise import start_anew
-from cli.demo.view import View
+from cli.demo.view import DemoView
 from cli.errors import CommandError
 from cli.main import main
 from contracts.bindings import Addresses
@@ -24,7 +24,7 @@ from protocol.identity import Address
 LAST = Snapshot(rewards=((0, 0.25), (1, 0.5)))
 
 
-class Said(View):
+class Said(DemoView):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -46,7 +46,7 @@ async def cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Snaps
     monkeypatch.setattr(story, "cast", lambda options: ())
     monkeypatch.setattr(story, "_watch_training", lambda *_: trio.sleep_forever())  # noqa: ASYNC105 - handed on
     monkeypatch.setattr(Tracker, "snapshot", lambda *_: last)
-    options, stage, view = DemoOptions(tmp_path), Stage(tmp_path / "net.toml", 1, "sort", None), Said()
+    options, stage, view = DemoOptions(tmp_path), DemoStage(tmp_path / "net.toml", 1, "sort", None), Said()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(story._perform, options, Scene(tmp_path), stage, {}, start_anew, view, 0.0, report)
         await trio.testing.wait_all_tasks_blocked()
@@ -58,7 +58,7 @@ async def cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Snaps
 async def test_a_demo_whose_run_is_over_waits_for_the_first_pay_and_not_for_ever(
     autojump_clock: Any, paid: int, owed: int, waits: bool
 ) -> None:
-    rows = (Row(Participant("worker 1", "worker"), ProcessState(), "finished", paid_wei=paid, owed_wei=owed),)
+    rows = (SwarmRow(DemoMember("worker 1", "worker"), ProcessState(), "finished", paid_wei=paid, owed_wei=owed),)
     view, started = Said(), trio.current_time()
     await story._watch_training(lambda phase: Snapshot(rows=rows, done=True), view)
     assert (trio.current_time() - started > story.PAY) is waits
@@ -117,7 +117,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
     pytest.importorskip("torch")
     heard: list[DemoOptions] = []
 
-    async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
+    async def run_demo(options: DemoOptions, view: DemoView) -> dict[str, Any]:
         await trio.lowlevel.checkpoint()
         heard.append(options)
         raise CommandError("enough", "only the options were wanted", "nothing")

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from cli.demo.supervise import Program, Supervisor, child_environment, last_error
+from cli.demo.supervise import SupervisedProgram, Supervisor, child_environment, last_error
 from cli.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Callable[..., Program]:
-    def make(name: str, source: str, restart: bool = True, optional: bool = False) -> Program:
-        return Program(
+def program(tmp_path: Path) -> Callable[..., SupervisedProgram]:
+    def make(name: str, source: str, restart: bool = True, optional: bool = False) -> SupervisedProgram:
+        return SupervisedProgram(
             name=name,
             command=[sys.executable, "-S", "-c", textwrap.dedent(source)],
             environment=child_environment(tmp_path),
@@ -47,7 +47,7 @@ async def until(condition: Callable[[], object]) -> None:
             await trio.sleep(0.02)
 
 
-async def test_a_dead_process_is_started_again(program: Callable[..., Program], tmp_path: Path) -> None:
+async def test_a_dead_process_is_started_again(program: Callable[..., SupervisedProgram], tmp_path: Path) -> None:
     said: list[str] = []
     supervisor = Supervisor(said.append)
     await supervisor.start(
@@ -74,7 +74,7 @@ async def test_a_dead_process_is_started_again(program: Callable[..., Program], 
 
 
 async def test_stopping_ends_stubborn_processes_and_their_children(
-    program: Callable[..., Program], tmp_path: Path
+    program: Callable[..., SupervisedProgram], tmp_path: Path
 ) -> None:
     supervisor = Supervisor(print, grace=0.3)
     await supervisor.start(
@@ -104,7 +104,9 @@ def _alive(pid: int) -> bool:
         return False
 
 
-async def test_a_process_that_keeps_dying_ends_the_demo_with_its_own_words(program: Callable[..., Program]) -> None:
+async def test_a_process_that_keeps_dying_ends_the_demo_with_its_own_words(
+    program: Callable[..., SupervisedProgram],
+) -> None:
     supervisor = Supervisor(print, restarts=1)
     await supervisor.start(
         program(
@@ -128,7 +130,7 @@ async def test_a_process_that_keeps_dying_ends_the_demo_with_its_own_words(progr
     await supervisor.stop()
 
 
-async def test_a_configuration_error_is_not_tried_again(program: Callable[..., Program]) -> None:
+async def test_a_configuration_error_is_not_tried_again(program: Callable[..., SupervisedProgram]) -> None:
     supervisor = Supervisor(print)
     await supervisor.start(program("trainer", "import sys; sys.exit(3)"))
     with pytest.raises(CommandError, match="trainer died"), trio.fail_after(60):
@@ -136,7 +138,7 @@ async def test_a_configuration_error_is_not_tried_again(program: Callable[..., P
     await supervisor.stop()
 
 
-async def test_an_expelled_process_stays_out(program: Callable[..., Program]) -> None:
+async def test_an_expelled_process_stays_out(program: Callable[..., SupervisedProgram]) -> None:
     said: list[str] = []
     supervisor = Supervisor(said.append)
     await supervisor.start(program("cheat", "import sys; sys.exit(7)"))
@@ -154,11 +156,11 @@ def test_processes_end_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 import trio
-from cli.demo.supervise import Program, Supervisor, child_environment
+from cli.demo.supervise import SupervisedProgram, Supervisor, child_environment
 here = Path({str(tmp_path)!r})
 supervisor = Supervisor(print)
 command = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-trio.run(supervisor.start, Program("node", command, child_environment(here), here / "log", here))
+trio.run(supervisor.start, SupervisedProgram("node", command, child_environment(here), here / "log", here))
 print(supervisor.states()["node"].pid, flush=True)
 time.sleep(60)
 """
@@ -186,7 +188,7 @@ def test_the_last_error_of_a_log_is_found_and_a_log_without_one_has_none(tmp_pat
     assert last_error(tmp_path / "absent") is None
 
 
-async def test_one_that_the_others_can_do_without_may_fail(program: Callable[..., Program]) -> None:
+async def test_one_that_the_others_can_do_without_may_fail(program: Callable[..., SupervisedProgram]) -> None:
     said: list[str] = []
     supervisor = Supervisor(said.append)
     await supervisor.start(program("cheat", "import sys; sys.exit(6)", optional=True))

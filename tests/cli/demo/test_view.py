@@ -11,7 +11,7 @@ from rich.console import Console
 from cli.api import parse_status
 from cli.demo.plot import plot, running_mean
 from cli.demo.report import summarise
-from cli.demo.snapshot import Disbelief, Participant, ProcessState, Snapshot, Tally, Tracker
+from cli.demo.snapshot import DemoMember, Disbelief, JudgingTally, ProcessState, Snapshot, Tracker
 from cli.demo.view import LiveView, PlainView, last_step_shown, render
 from cli.errors import CommandError
 from node.status_schema import (
@@ -74,7 +74,7 @@ def jury_snapshot() -> Snapshot:
     """Three validators, one of whom lies; two of them rejected the cheat's file."""
     sample = sample_snapshot()
     lies = {1: "rubber-stamp"}
-    judges = [Participant(f"validator {i}", "validator", lies.get(i), f"0x{i}") for i in (1, 2, 3)]
+    judges = [DemoMember(f"validator {i}", "validator", lies.get(i), f"0x{i}") for i in (1, 2, 3)]
     rows = [row for row in sample.rows if row.participant.role != "validator"]
     rows += [replace(sample.rows[3], participant=judge, files_accepted=7) for judge in judges]
     cheat = sample.rows[4].participant.address
@@ -82,7 +82,7 @@ def jury_snapshot() -> Snapshot:
         sample,
         rows=tuple(rows),
         quorum=2,
-        tallies=(Tally(cheat, 1, 0, accepting=1, rejecting=2),),
+        tallies=(JudgingTally(cheat, 1, 0, accepting=1, rejecting=2),),
         quarantined=(Disbelief("0x1", "it invented values", by=6, seconds=9.0),),
         disputes={"raised": 1},
     )
@@ -105,15 +105,15 @@ def test_several_validators_are_shown_with_their_quorum_and_who_rejected_the_che
 
 
 def test_the_tracker_counts_how_each_validator_judged_a_file_and_whom_honest_nodes_doubt() -> None:
-    judges = [Participant(f"validator {i}", "validator") for i in (1, 2)]
-    liar = Participant("validator 3", "validator", "silent")
+    judges = [DemoMember(f"validator {i}", "validator") for i in (1, 2)]
+    liar = DemoMember("validator 3", "validator", "silent")
     tracker = Tracker([*judges, liar, WORKER], target=None, run_name="sort", quorum=2)
     audit = AuditPart(quarantined=[QuarantinedPart("0xBad", "it lied")])
     for judge, outcome in zip([*judges, liar], (2, 2, 0), strict=True):
         verdicts = VerdictsPart(recent=[VerdictPart("0xAa", 4, 1, outcome, "units", 0.0)])
         tracker.absorb(judge.name, DaemonStatus(node=NodePart(role="validator"), verdicts=verdicts, audit=audit))
     snapshot = tracker.snapshot("training", 5.0, ALIVE)
-    assert snapshot.tallies == (Tally("0xaa", 1, 4, accepting=1, rejecting=2),)
+    assert snapshot.tallies == (JudgingTally("0xaa", 1, 4, accepting=1, rejecting=2),)
     assert snapshot.first_rejection(WORKER) == snapshot.tallies[0]
     assert snapshot.quarantined == (Disbelief("0xBad", "it lied", by=2, seconds=5.0),)
 
@@ -171,8 +171,8 @@ def test_the_running_mean_looks_back_only() -> None:
     assert running_mean([(0, 1.0), (1, 0.0), (2, 0.5)], window=2) == [(0, 1.0), (1, 0.5), (2, 0.25)]
 
 
-WORKER = Participant("worker 1", "worker", address="0xAa")
-TRAINER = Participant("trainer", "trainer")
+WORKER = DemoMember("worker 1", "worker", address="0xAa")
+TRAINER = DemoMember("trainer", "trainer")
 ALIVE = {"worker 1": ProcessState(1, "running"), "trainer": ProcessState(2, "running")}
 
 

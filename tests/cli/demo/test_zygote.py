@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import trio
 
-from cli.demo.supervise import Process, Program, Spawn, Supervisor, child_environment, fork_or_start
+from cli.demo.supervise import Spawn, SupervisedProcess, SupervisedProgram, Supervisor, child_environment, fork_or_start
 from node.processes.forkserver import KILLED, ForkedChild, ForkServer
 from node.processes.launch import launch
 
@@ -28,12 +28,14 @@ async def fork_server() -> AsyncIterator[ForkServer]:
         nursery.cancel_scope.cancel()
 
 
-def program(here: Path, *words: str) -> Program:
+def program(here: Path, *words: str) -> SupervisedProgram:
     command = [sys.executable, "-m", *words]
-    return Program("node", command, child_environment(ROOT, {"ONLY": "this"}), here / "logs" / "node.log", here)
+    return SupervisedProgram(
+        "node", command, child_environment(ROOT, {"ONLY": "this"}), here / "logs" / "node.log", here
+    )
 
 
-async def status_of(child: Process) -> int:
+async def status_of(child: SupervisedProcess) -> int:
     with trio.fail_after(60):
         while (status := child.poll()) is None:
             await trio.sleep(0.01)
@@ -81,7 +83,7 @@ async def test_what_was_forked_hears_a_farewell_when_the_server_is_killed(tmp_pa
 
 
 async def test_another_program_than_ours_and_one_without_a_server_are_started_anew(tmp_path: Path) -> None:
-    other = Program("other", ["true"], child_environment(ROOT), tmp_path / "log", tmp_path)
+    other = SupervisedProgram("other", ["true"], child_environment(ROOT), tmp_path / "log", tmp_path)
     for children, one in (
         (ForkServer(launch(("json",))), other),
         (ForkServer(None), program(tmp_path, "tests.node.processes.mirror", "4")),

@@ -24,10 +24,10 @@ from node.recipe.pool import Group, Origin, Selection, freshness
 from node.training.batch import Batch, encode_batch
 from node.training.errors import TrainingError
 from node.training.learner import Learner
-from node.training.replay import Replayer
+from node.training.replay import StepReplayer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from node.training.trainer import Trainer
+from node.training.trainer import SpoolTrainer
 from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import join_world, leave_world
 from protocol.blobs import describe
@@ -35,19 +35,19 @@ from protocol.checks import Reason
 from protocol.identity import address_bytes, address_from_bytes
 from protocol.manifest import Arithmetic, decode_composed, encode_manifest
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     decode,
     decode_report,
     encode,
     encode_report,
 )
 from protocol.run import RunSpec, encode_run
-from protocol.statements import Outcome, WorkCommitment, work_id
+from protocol.statements import VerdictOutcome, WorkCommitment, work_id
 
 NODE = address_from_bytes(b"\x07" * 20)
 STEPS, GROUPS, SIZE = 2, 8, 4
@@ -69,7 +69,7 @@ class Desk:
         self.pool, self.root = pool, root or desk_root(self.run)
         self.directory, self.spool = directory, Spool(directory / "spool")
         self.spool.prepare(encode_run(self.run), assets)
-        replayer = Replayer(self.spool, SETTINGS)
+        replayer = StepReplayer(self.spool, SETTINGS)
         replayer.place(0)
         self.start = replayer.roots(0).policy_root
         (directory / "rollouts").mkdir()
@@ -87,7 +87,9 @@ class Desk:
             values.append(ReportRow(group, sample, float(sample % 2 == group % 2), logprobs))
         batch = RolloutBatch(RolloutHeader(self.pool, NODE, self.start.hex(), step), tuple(rows))
         data = encode(batch)
-        report = encode_report(Report(ReportHeader(describe(data).root.hex(), self.start.hex()), tuple(values)))
+        report = encode_report(
+            ValidatorReport(ReportHeader(describe(data).root.hex(), self.start.hex()), tuple(values))
+        )
         for path, content in zip(desk_paths(self.directory / "rollouts", 0, step), (data, report), strict=True):
             path.write_bytes(content)
         composed = compose(self.run, self.root, self.pool, Selection(step, tuple(self._groups(step))))
@@ -121,7 +123,7 @@ class Desk:
     def train(self, settings: TrainerSettings = SETTINGS) -> None:
         world = join_world(settings)
         try:
-            Trainer(self.spool, settings, world).train()
+            SpoolTrainer(self.spool, settings, world).train()
         finally:
             leave_world(world)
 
@@ -295,7 +297,7 @@ def test_a_step_without_a_checkpoint_after_it_is_told_by_the_next_one(
     found = {one.test: one for one in audit.findings}["replay"]
     assert found.says is Says.BROKEN and found.figures["steps"] == 1 and audit.differences == ()
     ruled = ruling(audit)
-    assert (ruled and (ruled.outcome, ruled.reason)) == (None if honest else (Outcome.REJECT, Reason.DISTANCE))
+    assert (ruled and (ruled.outcome, ruled.reason)) == (None if honest else (VerdictOutcome.REJECT, Reason.DISTANCE))
     assert (found.figures["distance"] < FLOAT32_LIMIT / 5) == honest
     after = {one.test: one for one in desk.audit(1).findings}["replay"]
     assert after.figures.get("first") == (None if honest else 0.0), "which step to look at"

@@ -16,16 +16,16 @@ import trio
 
 from node.audit import fetched
 from node.audit.fetched import audit_fetched
-from node.audit.findings import Audit, Finding, Says
-from node.audit.order import ORDER, RESULT, Ruling, StepOrder, ruling
+from node.audit.findings import Audit, AuditFinding, Says
+from node.audit.order import ORDER, RESULT, AuditRuling, StepOrder, ruling
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
 from node.run.assets import Run
-from node.services.auditing import replaying, steps
-from node.services.auditing.replaying import Replaying
-from node.services.auditing.steps import Auditing, _Wanted
+from node.services.auditing import step_auditor, step_replay
+from node.services.auditing.step_auditor import StepAuditor, _Wanted
+from node.services.auditing.step_replay import StepReplay
+from node.services.checkpoint_server import CheckpointServer
 from node.services.judging.lots import OwnLots
-from node.services.showing import Showing
 from node.services.training.stating import word_on
 from node.state.files import write_whole
 from node.training.settings import TrainerSettings
@@ -36,9 +36,9 @@ from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.lots import draws_step, secret_hash, window_secret
 from protocol.manifest import PolicyStatement, decode_manifest, encode_manifest
-from protocol.messages import StepJudged, StepObjected
+from protocol.messages import StepObjected, StepVerdict
 from protocol.run import RunSpec, encode_run
-from protocol.statements import Outcome, sign, work_id
+from protocol.statements import VerdictOutcome, sign, work_id
 from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
 from tests.memory_network import MemoryHub
 from tests.node.audit.test_audits import Desk, gradient, hidden
@@ -101,9 +101,9 @@ class Bench:
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
         self.audits = []
         for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True)):
-            replaying = Replaying(seat.context, desk.directory / f"audit-{number}", starter or InThread())
-            self.audits.append(Auditing(seat.context, lots, replaying))
-        self.showing = Showing(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
+            replaying = StepReplay(seat.context, desk.directory / f"audit-{number}", starter or InThread())
+            self.audits.append(StepAuditor(seat.context, lots, replaying))
+        self.showing = CheckpointServer(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:
         lots = OwnLots(seat.context, steps=share)
@@ -142,11 +142,11 @@ class Bench:
             while not true():
                 await trio.sleep(0.05)
 
-    def said(self) -> list[tuple[int, Outcome, int]]:
+    def said(self) -> list[tuple[int, VerdictOutcome, int]]:
         """(K, outcome, reason) of all verdicts on steps that the trainer heard."""
-        heard = self.trainer.board.messages(StepJudged)
+        heard = self.trainer.board.messages(StepVerdict)
         return sorted(
-            (one.message.statement.step - 1, Outcome(one.message.outcome), one.message.reason) for one in heard
+            (one.message.statement.step - 1, VerdictOutcome(one.message.outcome), one.message.reason) for one in heard
         )
 
 
@@ -198,8 +198,8 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         await bench.until(lambda: len(bench.said()) == 2)
-        assert bench.said() == [(0, Outcome.ACCEPT, 0), (1, Outcome.ACCEPT, 0)]
-        told = [one.message for one in bench.trainer.board.messages(StepJudged)]
+        assert bench.said() == [(0, VerdictOutcome.ACCEPT, 0), (1, VerdictOutcome.ACCEPT, 0)]
+        told = [one.message for one in bench.trainer.board.messages(StepVerdict)]
         lots, pledge = bench.lots[0], bench.lots[0].pledges[0]
         for one in told:
             window = window_of(one.statement.step, trained.run.audit)
@@ -231,11 +231,11 @@ async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_mo
         await bench.open(nursery)
         everybody = [bench.trainer, *bench.seats]
         await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
-        accusing = [one for one in bench.said() if one[1] is not Outcome.ACCEPT]
-        assert accusing[:2] == [(1, Outcome.SLASH, Reason.STATE)] * 2, "step 0 was honest"
+        accusing = [one for one in bench.said() if one[1] is not VerdictOutcome.ACCEPT]
+        assert accusing[:2] == [(1, VerdictOutcome.SLASH, Reason.STATE)] * 2, "step 0 was honest"
         fork = bench.trainer.jury.state.policies.fork
         assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
-        assert all(bench.trainer.board.opened(raw, StepJudged) for raw in fork.evidence)
+        assert all(bench.trainer.board.opened(raw, StepVerdict) for raw in fork.evidence)
         nursery.cancel_scope.cancel()
 
 
@@ -268,14 +268,14 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
         assert not any(audit._begun for audit in bench.audits), "the control: no lot draws a step here"
         await standby.board.post(StepObjected(pool=POOL, term=0, step=2))
         await bench.until(lambda: all(seat.jury.state.policies.fork for seat in bench.seats))  # which ends the term
-        assert {one for one in bench.said() if one[0] == 1} == {(1, Outcome.SLASH, Reason.STATE)}
+        assert {one for one in bench.said() if one[0] == 1} == {(1, VerdictOutcome.SLASH, Reason.STATE)}
         nursery.cancel_scope.cancel()
 
 
 async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded_twice(
     trained: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "REFUTED", 1)
+    monkeypatch.setattr(step_auditor, "REFUTED", 1)
     bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
@@ -288,7 +288,7 @@ async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded
         await standby.board.post(StepObjected(pool=POOL, term=0, step=2))
         await bench.until(lambda: all(len(seat.board.messages(StepObjected)) == 3 for seat in bench.seats))
         await trio.sleep(0.5)
-        assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 3
+        assert bench.said() == [(0, VerdictOutcome.ACCEPT, 0)] * 3
         assert not any(seat.jury.state.policies.fork for seat in bench.seats)
         nursery.cancel_scope.cancel()
 
@@ -311,7 +311,7 @@ async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_lo
         statement = msgspec.structs.replace(word.statement, parent=severed.parent, batch_root=added.root)
         await bench.state(statement)
         await bench.until(lambda: all(seat.jury.state.distrust for seat in bench.seats))
-        assert {one for one in bench.said()} == {(1, Outcome.SLASH, Reason.RULE)}
+        assert {one for one in bench.said()} == {(1, VerdictOutcome.SLASH, Reason.RULE)}
         nursery.cancel_scope.cancel()
 
 
@@ -322,7 +322,7 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
     with monkeypatch.context() as patch:
         gradient(hidden, at=0)(desk, patch)
         desk.train(TrainerSettings(checkpoint_every=2, keep_checkpoints=9))
-    monkeypatch.setattr(replaying, "CHECKPOINT_PATIENCE", 0.2)
+    monkeypatch.setattr(step_replay, "CHECKPOINT_PATIENCE", 0.2)
     bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
@@ -331,7 +331,7 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
         audit._want(_Wanted(audit._replaying.statement(2)))
         everybody = [bench.trainer, *bench.seats]
         await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
-        assert bench.said()[:2] == [(0, Outcome.REJECT, Reason.DISTANCE)] * 2
+        assert bench.said()[:2] == [(0, VerdictOutcome.REJECT, Reason.DISTANCE)] * 2
         assert audit.counts == {"undecided": 1, "bad": 1}
         nursery.cancel_scope.cancel()
 
@@ -345,10 +345,10 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         await bench.open(nursery)
         await bench.until(lambda: bench.audits[0].counts["undecided"] == 1)
         assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
-        await bench.until(lambda: bench.said() == [(0, Outcome.ACCEPT, 0)])
+        await bench.until(lambda: bench.said() == [(0, VerdictOutcome.ACCEPT, 0)])
         assert not bench.trainer.jury.state.distrust
         assert not bench.audits[0].status()["auditing"].why_not
-        bench.seats[0].jury.state.policies.newest_step = 2 + steps.MOST_REPLAYED + 1  # and no checkpoint since
+        bench.seats[0].jury.state.policies.newest_step = 2 + step_auditor.MOST_REPLAYED + 1  # and no checkpoint since
         assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"].why_not
         nursery.cancel_scope.cancel()
 
@@ -363,9 +363,9 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
         await bench.open(nursery, upto=1)
         await bench.until(lambda: all(seat.jury.state.policies.newest_step == 1 for seat in bench.seats))
         statement = liar._replaying.statement(1)
-        await liar._say(_Wanted(statement), Ruling(Outcome.SLASH, Reason.STATE, "so I say"), "")
+        await liar._say(_Wanted(statement), AuditRuling(VerdictOutcome.SLASH, Reason.STATE, "so I say"), "")
         await bench.until(lambda: len(bench.said()) == 3)
-        assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 2 + [(0, Outcome.SLASH, Reason.STATE)]
+        assert bench.said() == [(0, VerdictOutcome.ACCEPT, 0)] * 2 + [(0, VerdictOutcome.SLASH, Reason.STATE)]
         await bench.until(lambda: bench.audits[1]._refuted[VALIDATORS[0].address] == 1)
         assert not any(seat.jury.state.distrust for seat in bench.seats)
         nursery.cancel_scope.cancel()
@@ -385,18 +385,18 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
         for number in range(3):
             invented = msgspec.structs.replace(real, batch_root=bytes([number]) * 32)
             word = sign(key, domain, invented.commitment(key.address))
-            said = StepJudged(
+            said = StepVerdict(
                 pool=POOL,
                 statement=invented,
                 trainer=key.address,
                 word=word,
-                outcome=int(Outcome.SLASH),
+                outcome=int(VerdictOutcome.SLASH),
                 reason=int(Reason.STATE),
                 signature=bytes(65),
             )
             await bench.seats[0].board.post(msgspec.structs.replace(said, signature=sign(key, domain, said.verdict)))
         await bench.until(lambda: len(bench.said()) == 3)
-        await liar._say(_Wanted(real), Ruling(Outcome.ACCEPT, Reason.NONE, ""), "")
+        await liar._say(_Wanted(real), AuditRuling(VerdictOutcome.ACCEPT, Reason.NONE, ""), "")
         await bench.until(
             lambda: bench.trainer.jury.state.steps.status().steps == 1
         )  # the control: of the trainer's own
@@ -418,7 +418,7 @@ def test_an_audit_stands_back_as_a_session_where_there_are_such_groups(
 
 
 def audit(says: Mapping[str, Says], differences: tuple[str, ...] = (), **figures: float) -> Audit:
-    found = tuple(Finding(test, what, "so", figures) for test, what in says.items())
+    found = tuple(AuditFinding(test, what, "so", figures) for test, what in says.items())
     return Audit(1, "a", "a", differences, found, {})
 
 
@@ -428,18 +428,21 @@ HOLDS, BROKEN, UNDECIDED = Says.HOLDS, Says.BROKEN, Says.UNDECIDED
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (audit({"manifest": HOLDS, "replay": HOLDS}), (Outcome.ACCEPT, Reason.NONE)),
+        (audit({"manifest": HOLDS, "replay": HOLDS}), (VerdictOutcome.ACCEPT, Reason.NONE)),
         (audit({"manifest": HOLDS, "replay": UNDECIDED}), None),
-        (audit({"manifest": BROKEN}), (Outcome.SLASH, Reason.RULE)),
-        (audit({"identity": BROKEN, "replay": HOLDS}), (Outcome.SLASH, Reason.STATE)),
-        (audit({"direction": BROKEN, "replay": HOLDS}), (Outcome.REJECT, Reason.DISTANCE)),
-        (audit({"identity": HOLDS, "replay": BROKEN}, distance=1e-2, limit=3e-4), (Outcome.SLASH, Reason.STATE)),
-        (audit({"replay": BROKEN}, ("dtype: a instead of b",), distance=1e-2), (Outcome.REJECT, Reason.DISTANCE)),
+        (audit({"manifest": BROKEN}), (VerdictOutcome.SLASH, Reason.RULE)),
+        (audit({"identity": BROKEN, "replay": HOLDS}), (VerdictOutcome.SLASH, Reason.STATE)),
+        (audit({"direction": BROKEN, "replay": HOLDS}), (VerdictOutcome.REJECT, Reason.DISTANCE)),
+        (audit({"identity": HOLDS, "replay": BROKEN}, distance=1e-2, limit=3e-4), (VerdictOutcome.SLASH, Reason.STATE)),
+        (
+            audit({"replay": BROKEN}, ("dtype: a instead of b",), distance=1e-2),
+            (VerdictOutcome.REJECT, Reason.DISTANCE),
+        ),
         (audit({"identity": HOLDS, "replay": BROKEN}, distance=2e-6, limit=3e-4), None),
         (audit({"manifest": HOLDS, "replay": BROKEN}), None),
     ],
     ids=["honest", "lacking", "rule", "equations", "another class", "state", "far", "two processors", "no checkpoint"],
 )
-def test_what_an_audit_means_for_a_verdict(found: Audit, said: tuple[Outcome, Reason] | None) -> None:
+def test_what_an_audit_means_for_a_verdict(found: Audit, said: tuple[VerdictOutcome, Reason] | None) -> None:
     ruled = ruling(found)
     assert (ruled and (ruled.outcome, ruled.reason)) == said

@@ -9,7 +9,7 @@ import trio
 
 from node.blobs.errors import BlobUnavailable, SourceFailed
 from node.blobs.http.sources import HttpSource
-from node.member import BlobDoor
+from node.member import BlobFetcher
 from protocol.blobs import BlobInfo
 from protocol.identity import Address
 
@@ -55,8 +55,8 @@ class Ways:
         raise SourceFailed("no", "none")
 
 
-def door(ways: Ways) -> BlobDoor:
-    return BlobDoor(ways, ways, ways, [FIRST], lambda: [ANNOUNCED])  # type: ignore[arg-type]
+def door(ways: Ways) -> BlobFetcher:
+    return BlobFetcher(ways, ways, ways, [FIRST], lambda: [ANNOUNCED])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ async def test_gateways_that_stall_take_no_more_than_their_turn(autojump_clock) 
     ways = Stalling()
     ways.turns = []
     crowd = [HttpSource(f"http://{n}") for n in range(1000)]
-    door = BlobDoor(ways, ways, ways, (), lambda: crowd)  # type: ignore[arg-type]
+    door = BlobFetcher(ways, ways, ways, (), lambda: crowd)  # type: ignore[arg-type]
     await door.fetch(ROOT, [Address("0x1")], max_size=1, timeout=100)
     assert [(who, round(seconds)) for who, seconds in ways.turns] == [
         ("swarm", 30),

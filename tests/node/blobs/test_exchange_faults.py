@@ -17,11 +17,11 @@ import trio
 from node.blobs import circle
 from node.blobs import wire as wire
 from node.blobs.errors import BlobUnavailable, StoreFull
-from node.blobs.exchange import BlobExchange, Limits
-from node.blobs.headway import Progress
+from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.headway import BlobProgress
 from node.blobs.scheduling import bitfield
 from node.blobs.store import BlobStore
-from node.network.interface import Answer
+from node.network.interface import SentResponse
 from protocol.blobs import BlobInfo, describe, encode_info
 from protocol.identity import Address, NodeKey
 from tests.memory_network import MemoryHub, MemoryNetwork
@@ -33,7 +33,7 @@ MIB = 1024**2
 class Node:
     """A network with a store and an exchange."""
 
-    def __init__(self, swarm, folder: Path, quota: int = 64 * MIB, limits: Limits | None = None) -> None:
+    def __init__(self, swarm, folder: Path, quota: int = 64 * MIB, limits: ExchangeLimits | None = None) -> None:
         self.network = swarm.make()
         self.folder = folder
         self.store = BlobStore(folder, quota)
@@ -47,7 +47,7 @@ class Node:
         """Answer requests for pieces by `how(exchange's own answer, asker, request)`."""
         answer = self.exchange._answer
 
-        async def changed(asker: Address, request: bytes) -> bytes | Answer:
+        async def changed(asker: Address, request: bytes) -> bytes | SentResponse:
             asked = wire.read_request(request)
             if isinstance(asked, wire.AskPieces | wire.AskAny):
                 return await how(answer, asker, request)
@@ -117,7 +117,7 @@ async def test_a_source_that_disappears_is_replaced_by_the_other(swarm, folders)
     info = [await node.store.add(data) for node in (one, two)][0]
     served = 0
 
-    async def leaves(answer, asker, request) -> bytes | Answer:
+    async def leaves(answer, asker, request) -> bytes | SentResponse:
         nonlocal served
         served += 1
         if served > 2:
@@ -135,15 +135,15 @@ async def test_a_liars_other_requests_are_given_to_somebody_else_at_once(swarm, 
     await _start(swarm, honest, liar, fetcher)
     lied = trio.Event()
 
-    async def lies_once(answer, asker, request) -> bytes | Answer:
+    async def lies_once(answer, asker, request) -> bytes | SentResponse:
         if lied.is_set():
             await trio.sleep_forever()
         lied.set()
         told = await answer(asker, request)
-        assert isinstance(told, Answer)
+        assert isinstance(told, SentResponse)
         body = bytearray(told.body)
         body[-1] ^= 1
-        return Answer(bytes(body), told.sent)
+        return SentResponse(bytes(body), told.sent)
 
     liar.behaves(lies_once)
     data = os.urandom(5 * MIB)
@@ -161,10 +161,10 @@ async def test_a_map_with_pieces_that_do_not_exist_is_refused(swarm, folders) ->
     await _start(swarm, one, two)
     info = await one.store.add(os.urandom(3 * MIB))
     for have in (b"", b"\xff", b"\xff\xff", bytes(9000)):
-        request = msgspec.msgpack.encode(wire.Tell(info.root, have))
+        request = msgspec.msgpack.encode(wire.HaveReply(info.root, have))
         with pytest.raises(Exception, match="unavailable"):
             await two.network.request(one.address, wire.PROTOCOL, request, max_response=100, timeout=10)
-    request = msgspec.msgpack.encode(wire.Tell(info.root, b"\xff\x0f"))
+    request = msgspec.msgpack.encode(wire.HaveReply(info.root, b"\xff\x0f"))
     answer = await two.network.request(one.address, wire.PROTOCOL, request, max_response=100, timeout=10)
     assert answer[:1] == wire.FOUND
 
@@ -187,14 +187,14 @@ async def test_the_only_source_is_asked_again_until_it_has_the_blob(swarm, folde
 
 
 @over_memory
-@pytest.mark.parametrize("kind", [wire.AskInfo, wire.Tell])
+@pytest.mark.parametrize("kind", [wire.AskInfo, wire.HaveReply])
 async def test_a_name_that_is_no_text_blames_its_source_and_ends_nothing(swarm, folders, kind) -> None:
     honest, liar, fetcher = (Node(swarm, next(folders)) for _ in range(3))
     await _start(swarm, honest, liar, fetcher)
     data = os.urandom(3 * MIB)
     info, lied = await honest.store.add(data), trio.Event()
 
-    async def babbles(asker: Address, request: bytes) -> bytes | Answer:
+    async def babbles(asker: Address, request: bytes) -> bytes | SentResponse:
         asked = wire.read_request(request)
         if isinstance(asked, kind):
             lied.set()
@@ -294,7 +294,7 @@ async def test_only_the_asked_order_matters_not_who_fetches_first(swarm, folders
     await _start(swarm, origin, *peers)
     data = os.urandom(5 * MIB)
     info = await origin.store.add(data)
-    seen: list[Progress] = []
+    seen: list[BlobProgress] = []
 
     async def fetch(node: Node) -> None:
         others = [each.address for each in peers if each is not node]
@@ -311,7 +311,7 @@ async def test_an_upload_limit_is_kept(folders) -> None:
     hub = MemoryHub()
     networks = [MemoryNetwork(NodeKey.generate(), hub) for _ in range(2)]
     stores = [BlobStore(next(folders), 64 * MIB) for _ in range(2)]
-    BlobExchange(networks[0], stores[0], Limits(upload=4 * MIB))
+    BlobExchange(networks[0], stores[0], ExchangeLimits(upload=4 * MIB))
     fetcher = BlobExchange(networks[1], stores[1])
     info = await stores[0].add(os.urandom(3 * MIB))
     async with trio.open_nursery() as nursery:

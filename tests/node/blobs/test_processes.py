@@ -15,7 +15,7 @@ import trio
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.interface import Network
-from node.processes.forkserver import Child, ForkServer
+from node.processes.forkserver import ChildProcess, ForkServer
 from node.processes.launch import launch
 from protocol.identity import Address, NodeKey
 from tests.node.networks import know
@@ -27,7 +27,7 @@ IMPORTS = ("node.blobs.exchange", "node.blobs.store", "node.network.host", "test
 class Peer:
     """A child process running peer.py."""
 
-    def __init__(self, process: Child, said: dict[str, str], errors: Path) -> None:
+    def __init__(self, process: ChildProcess, said: dict[str, str], errors: Path) -> None:
         self.process = process
         self.address = Address(said["address"])
         self.contact = said["contact"]

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from node.calibration.between import Export, Look, Looks, Seen, export, gather, look, subject
-from node.calibration.calibrate import Plan, derive
+from node.calibration.between import Export, MachineLooks, VerifiedAnswer, VerifierLook, export, gather, look, subject
+from node.calibration.calibrate import CalibrationPlan, derive
 from node.environments.base import Environment
 from node.environments.registry import load_environment
 from node.errors import RunFileError
@@ -38,7 +38,7 @@ class Site:
 
     def export(self, name: str, *, seed: int = 0, cheats: bool = True) -> bytes:
         self.on(name)
-        plan = Plan(SETTINGS, samples=16, seed=seed)
+        plan = CalibrationPlan(SETTINGS, samples=16, seed=seed)
         if (name, seed, cheats) not in MADE:
             MADE[name, seed, cheats] = export(self.run, self.model, self.environment, plan, quiet, cheats=cheats)
         return MADE[name, seed, cheats]
@@ -134,11 +134,11 @@ def test_an_export_that_no_engine_can_have_made_is_refused(site: Site) -> None:
 def test_a_look_with_hostile_numbers_is_refused(site: Site) -> None:
     good = site.look("a", site.export("a"))
     gather(site.run, [good])
-    looks = msgspec.msgpack.decode(good, type=Looks).looks
+    looks = msgspec.msgpack.decode(good, type=MachineLooks).looks
     first = looks[0].samples[0]
     nan, far = b"\x00" * 6 + b"\xf8\x7f", b"\x00" * 6 + b"\xf0\x41"
 
-    def with_sample(**fields: Any) -> Look:
+    def with_sample(**fields: Any) -> VerifierLook:
         samples = [msgspec.structs.replace(first, **fields), *looks[0].samples[1:]]
         return msgspec.structs.replace(looks[0], samples=samples)
 
@@ -161,8 +161,8 @@ def test_a_look_with_hostile_numbers_is_refused(site: Site) -> None:
     ]
     for one in hostile:
         with pytest.raises(RunFileError):
-            gather(site.run, [changed(good, Looks, looks=[one, *looks[1:]])])
-    assert Seen([], b"") != first
+            gather(site.run, [changed(good, MachineLooks, looks=[one, *looks[1:]])])
+    assert VerifiedAnswer([], b"") != first
 
 
 def test_what_is_measured_decides_what_a_file_is_about(tiny_run: RunSpec) -> None:

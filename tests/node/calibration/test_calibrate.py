@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.calibration.calibrate import Calibration, Measured, Plan, calibrate, hard_cuts, measure
+from node.calibration.calibrate import Calibration, CalibrationPlan, Measured, calibrate, hard_cuts, measure
 from node.calibration.measure import fp8, int4, int8, most_samples, stepped
 from node.calibration.write import plot, write_cuts
 from node.environments.registry import load_environment
@@ -43,7 +43,7 @@ def calibrated(tiny_run: RunSpec, tiny_assets: Path) -> tuple[Calibration, Measu
     run = msgspec.structs.replace(tiny_run, rollout=rollout)
     environment = load_environment(run.environment, tiny_assets, LocalTokenizer(tiny_assets / "model"))
     settings = [EngineSettings(), EngineSettings(dtype="bfloat16", attention="eager")]
-    return calibrate(run, tiny_assets / "model", environment, Plan(settings, samples=16), lambda *_: None)
+    return calibrate(run, tiny_assets / "model", environment, CalibrationPlan(settings, samples=16), lambda *_: None)
 
 
 def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, Measured]) -> None:
@@ -122,7 +122,7 @@ def test_a_run_that_learns_adapters_is_measured_with_one(
     )
     environment = load_environment(run.environment, tiny_assets, LocalTokenizer(tiny_assets / "model"))
     settings, k = [EngineSettings(), EngineSettings(attention=LORA)], run.verification.toploc_k
-    measured = measure(run, tiny_assets / "model", environment, Plan(settings, samples=8), lambda *_: None)
+    measured = measure(run, tiny_assets / "model", environment, CalibrationPlan(settings, samples=8), lambda *_: None)
     assert loaded.count(True) == 2 + 2 + 1 and loaded.count(False) == 5, "only cheats have other weights"
     names = [one.name for one in settings]
     for name, samples in measured.honest.items():
@@ -153,9 +153,9 @@ def test_cheaper_weights_are_near_the_right_ones_and_not_equal() -> None:
 
 @pytest.mark.parametrize("settings", [EngineSettings(attention="eager"), EngineSettings(dtype="bfloat16")])
 def test_other_engines_tell_nearly_the_same_story(tiny_assets: Path, settings: EngineSettings) -> None:
-    from node.inference.engine import Finished
+    from node.inference.engine import FinishedSequence
 
-    sequences = [Finished([4, 5, 6], [7, 8, 9, 10, 4, 1])]
+    sequences = [FinishedSequence([4, 5, 6], [7, 8, 9, 10, 4, 1])]
     engines = [TorchEngine(tiny_assets / "model"), TorchEngine(tiny_assets / "model", settings)]
     for engine in engines:
         engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))

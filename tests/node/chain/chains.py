@@ -20,7 +20,7 @@ from node.chain.http import certificates
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import FallbackProvider
 from node.chain.setup import prepare_participant
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from protocol.identity import NodeKey
 
 CHAIN_ID = 31337
@@ -106,4 +106,6 @@ class Participants:
 
     async def end(self) -> None:
         """The pool is over, by its manager's word."""
-        await self.client.execute(Step("end the pool", self.client.contracts.end_pool(self.pool)), self.manager)
+        await self.client.execute(
+            SimulatedStep("end the pool", self.client.contracts.end_pool(self.pool)), self.manager
+        )

@@ -12,7 +12,7 @@ from node.chain.answers import MAX_NESTING, BadAnswer, parse_answer
 from node.chain.blocks import Block
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventStore
-from node.chain.refusals import Kind, Refused
+from node.chain.refusals import EndpointRefused, RefusalKind
 from node.chain.rpc import FallbackProvider
 
 
@@ -81,15 +81,20 @@ def test_what_endpoints_add_is_let_through() -> None:
     assert (
         parse_answer("eth_call", b'{"jsonrpc":"2.0","id":7,"result":"0x","extra":[1],"error":null}')["result"] == "0x"
     )
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(EndpointRefused) as caught:
         parse_answer("eth_call", b'{"error":{"code":3,"message":"execution reverted","data":"0x12","more":1}}')
     refusal = caught.value
-    assert (refusal.kind, refusal.code, refusal.words, refusal.data) == (Kind.REVERTED, 3, "execution reverted", "0x12")
+    assert (refusal.kind, refusal.code, refusal.words, refusal.data) == (
+        RefusalKind.REVERTED,
+        3,
+        "execution reverted",
+        "0x12",
+    )
 
 
 @pytest.mark.parametrize("error", ['"over the limit"', "{}", '{"message":null,"code":"x"}', '{"code":1.5,"data":[7]}'])
 def test_an_error_without_its_form_is_a_refusal_all_the_same(error: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(EndpointRefused):
         parse_answer("eth_getBalance", b'{"error":' + error.encode() + b"}")
 
 

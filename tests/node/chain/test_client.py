@@ -43,10 +43,10 @@ from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from protocol.earnings import Accepted, Leaf, leaves_of, proof_of
 from protocol.identity import NodeKey, address_bytes
-from protocol.statements import Earnings, EpochRoot, Outcome, Verdict, WorkCommitment, sign, work_id
+from protocol.statements import Earnings, EpochRoot, Verdict, VerdictOutcome, WorkCommitment, sign, work_id
 from tests.contracts.conftest import table
 
 Connect = Callable[..., ChainClient]
@@ -304,7 +304,7 @@ async def test_a_quorum_slashes_over_the_client(people: Any) -> None:
     client, pool = people.client, people.pool
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
-    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(VerdictOutcome.SLASH), reason=5)
     mine = sign(people.node, client.domain, c)
     theirs = sign(people.validator, client.domain, verdict)
     receipt = await client.carry(FileCase(c, mine, 5, (Vote(theirs, bytes(32)),)), key=people.manager)
@@ -322,7 +322,7 @@ async def test_a_slash_needs_a_bond_and_who_has_too_little_is_told_how_much(
     client, pool = people.client, people.pool
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
-    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(VerdictOutcome.SLASH), reason=5)
     mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
     case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
     with (
@@ -344,18 +344,18 @@ async def test_a_bond_is_taken_out_of_what_the_provider_lends_and_of_nothing_els
     client, pool, node, house = people.client, people.pool, people.validator, people.house
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
-    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(VerdictOutcome.SLASH), reason=5)
     mine, theirs = sign(people.node, client.domain, c), sign(node, client.domain, verdict)
     case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
     await client.faucet(house.address, 20 * TOKEN)
     monkeypatch.setattr("node.chain.client.is_devnet", lambda profile: False)
     for allowed in (0, 12 * TOKEN):
-        await client.execute(Step("lend", client.contracts.approve(node.address, allowed)), house)
+        await client.execute(SimulatedStep("lend", client.contracts.approve(node.address, allowed)), house)
         with pytest.raises(InsufficientFunds) as caught:
             await client.carry(case, key=node)
         assert caught.value.remedy == f"intellect-node contract node lend {node.address} 12.5"
     assert (await client.balances(house.address)).token == 20 * TOKEN, "nothing moves for a case that does not come"
-    await client.execute(Step("lend", client.contracts.approve(node.address, 13 * TOKEN)), house)
+    await client.execute(SimulatedStep("lend", client.contracts.approve(node.address, 13 * TOKEN)), house)
     await client.carry(case, key=node)
     info = await client.case(1)
     assert (info.bond, info.carrier) == (50 * TOKEN // 4, node.address)
@@ -471,7 +471,7 @@ async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, 
     client._cases = tmp_path / "cases"
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
-    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(VerdictOutcome.SLASH), reason=5)
     mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
     case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
     await client.carry(case)

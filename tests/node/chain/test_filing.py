@@ -20,15 +20,15 @@ from node.chain.follower import EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from node.clock import Clock
 from node.progress import ProgressRecord
-from node.services.base import Crew
-from node.services.books import Books
+from node.services.base import ServiceManager
+from node.services.claimer import Claimer
 from node.services.context import PoolTime
-from node.services.leaving import Leaving
-from node.services.paying import Paying
-from node.services.settling import Settling
+from node.services.departure import Departure
+from node.services.leaf_reader import LeafReader
+from node.services.pool_accounting import PoolAccounting
 from protocol.earnings import Accepted, leaves_of
 from protocol.identity import NodeKey
 from protocol.messages import EpochRootSigned, open_envelope, seal
@@ -48,7 +48,7 @@ class Worker:
         self.people, self.pool, self.folder = people, pool, folder
         self.journal, self.gossip, self.blobs = InlineJournal(), Gossip(), Blobs(folder)
         self.scope = trio.CancelScope()
-        self.settling: Settling | None = None
+        self.settling: Claimer | None = None
         self.left = False
 
     async def live(self) -> None:
@@ -73,18 +73,18 @@ class Worker:
             clock=Clock(),
             time=PoolTime(info.started_at, EPOCH, WINDOW),
         )
-        books, crew = Books(context, client, ledger), Crew()
-        self.settling = Settling(books, 0.0)
-        self.leaving = Leaving(context, self.settling, crew)
+        books, manager = PoolAccounting(context, client, ledger), ServiceManager()
+        self.settling = Claimer(books)
+        self.leaving = Departure(context, self.settling, manager)
         self.scope = trio.CancelScope()
         try:
             with self.scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(follower.run)
                     nursery.start_soon(self._deliver, follower, ledger)
-                    for service in (Paying(books), self.settling, self.leaving):
+                    for service in (LeafReader(books), self.settling, self.leaving):
                         nursery.start_soon(service.run)
-                    await crew.left.wait()
+                    await manager.left.wait()
                     self.left = True
                     nursery.cancel_scope.cancel()
         finally:
@@ -157,7 +157,7 @@ async def test_what_a_silent_quorum_named_is_filed_and_redeemed_and_the_sweep_le
         await worker.root(people.validator, 1, [(bytes([3]) * 32, 50), (bytes([4]) * 32, 50)], 3)
         await worker.root(second, 1, [(bytes([3]) * 32, 50)], 4)
         forward(info.epoch_end(1))
-        await client.execute(Step("end the pool", client.contracts.end_pool(pool)), people.manager)
+        await client.execute(SimulatedStep("end the pool", client.contracts.end_pool(pool)), people.manager)
         times = (await client.pool(pool)).filing
         with pytest.raises(Reverted, match="may still be tabled, filed or redeemed"):
             forward(times.starts - 1)

@@ -24,8 +24,8 @@ from contracts.bindings import (
 from node.chain import follower as follower_module
 from node.chain.blocks import Block
 from node.chain.follower import AGAIN, KEPT_BLOCKS, Delivery, EventFollower, EventStore, RolledBack
-from node.chain.refusals import Kind, Refused
-from node.chain.simulate import Step
+from node.chain.refusals import EndpointRefused, RefusalKind
+from node.chain.simulate import SimulatedStep
 from node.state.tables import SEAL
 from protocol.identity import Address
 
@@ -168,7 +168,7 @@ async def test_a_block_replaced_between_its_logs_and_its_hash_is_taken_back(
             return found
 
         monkeypatch.setattr(client, "logs", logs)
-        await client.execute(Step("join", client.contracts.join(people.pool, "first")), client.key)
+        await client.execute(SimulatedStep("join", client.contracts.join(people.pool, "first")), client.key)
         await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x3")
         joined, rolled_back = await take(follower, 2)
         assert isinstance(joined, Joined) and isinstance(rolled_back, RolledBack)
@@ -322,8 +322,8 @@ async def test_a_range_that_an_endpoint_refuses_is_asked_for_in_parts(
     def grudging(first: int, last: int, *rest: Any) -> Any:
         asked.append((first, last))
         if last - first > 1:
-            raise Refused(
-                Kind.RANGE, "eth_getLogs", "query exceeds max block range", people.client._provider.endpoints.url
+            raise EndpointRefused(
+                RefusalKind.RANGE, "eth_getLogs", "query exceeds max block range", people.client._provider.endpoints.url
             )
         return real(first, last, *rest)
 

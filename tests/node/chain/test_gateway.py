@@ -14,7 +14,7 @@ from node.chain import follower as follower_module
 from node.chain.client import ChainClient
 from node.chain.errors import EndpointsDisagree, RpcRefused
 from node.chain.follower import AGAIN, EventFollower, EventStore
-from node.chain.refusals import RESTS, Kind
+from node.chain.refusals import RESTS, RefusalKind
 from tests.node.chain.gateway import Gateway
 from tests.node.chain.test_follower import following, nothing_more, take
 
@@ -83,7 +83,7 @@ async def test_events_are_not_lost_behind_machines_that_lag(
 async def test_a_gateway_that_limits_lacks_and_lags_is_followed_each_event_once(
     through: Any, gateway: Any, chain_rpc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RESTS, Kind.QUOTA, RESTS[Kind.QUOTA]._replace(least=0.02))  # type: ignore[arg-type]
+    monkeypatch.setitem(RESTS, RefusalKind.QUOTA, RESTS[RefusalKind.QUOTA]._replace(least=0.02))  # type: ignore[arg-type]
     gateway(lags=LAGS, heads=(0, 1, 0, 2), every=9, range_limit=10)
     told: list[str] = []
     async with following(through, tmp_path / "f.sqlite", patience=60) as follower, trio.open_nursery() as nursery:

@@ -13,7 +13,7 @@ import trio
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError
 from node.chain.profile import NetworkProfile, write_profile
-from node.chain.simulate import Step
+from node.chain.simulate import SimulatedStep
 from protocol.identity import NodeKey
 from tests.node.chain.chains import Participants, with_contracts
 from tests.node.chain.hardhat_chain import hardhat_chain, needs_hardhat
@@ -56,7 +56,7 @@ async def test_the_contracts_reasons_are_read_by_name(
 
 async def test_a_simulation_and_a_membership_work_and_are_read_from_its_events(there: Participants) -> None:
     client, pool = there.client, there.pool
-    foreseen = await client.simulate([Step("join", client.contracts.join(pool, "here"))], there.node.address)
+    foreseen = await client.simulate([SimulatedStep("join", client.contracts.join(pool, "here"))], there.node.address)
     joined = await client.join(pool, "here")
     assert foreseen.gas >= joined.gas_used > 0
     assert [member.node for member in await client.members(pool)] == [there.node.address]

@@ -10,14 +10,14 @@ from contracts.deploy import TOKEN
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, InsufficientFunds, InsufficientStake, Reverted
 from node.chain.profile import NetworkProfile
-from node.chain.simulate import GAS_PRICE_ORACLE, Step
+from node.chain.simulate import GAS_PRICE_ORACLE, SimulatedStep
 from protocol.identity import NodeKey
 
 
-def approve_and_bond(client: ChainClient, provider: NodeKey, amount: int) -> list[Step]:
+def approve_and_bond(client: ChainClient, provider: NodeKey, amount: int) -> list[SimulatedStep]:
     vault = client.profile.contracts.vault
-    approve = Step("approve tokens", client.contracts.approve(vault, amount))
-    return [approve, Step("bond stake", client.contracts.bond(provider.address, amount))]
+    approve = SimulatedStep("approve tokens", client.contracts.approve(vault, amount))
+    return [approve, SimulatedStep("bond stake", client.contracts.bond(provider.address, amount))]
 
 
 @pytest.fixture
@@ -64,21 +64,21 @@ async def test_a_simulation_of_another_form_is_refused(
 
 
 async def test_a_single_step_tells_its_revert(people: Any) -> None:
-    step = Step("claim", people.client.contracts.claim(people.pool, people.node.address, 1, []))
+    step = SimulatedStep("claim", people.client.contracts.claim(people.pool, people.node.address, 1, []))
     with pytest.raises(Reverted) as caught:
         await people.client.simulate([step], people.manager.address)
     assert caught.value.name == "NotMember"
 
 
 async def test_taking_out_stake_that_nodes_need_says_what_would_be_left(people: Any) -> None:
-    step = Step("unbond stake", people.client.contracts.unbond(95 * TOKEN))
+    step = SimulatedStep("unbond stake", people.client.contracts.unbond(95 * TOKEN))
     with pytest.raises(Exception, match="5 tokens would be left") as caught:
         await people.client.simulate([step], people.provider.address)
     assert not isinstance(caught.value, InsufficientStake)
 
 
 async def test_who_has_no_coin_is_told_the_cost(people: Any) -> None:
-    step = Step("mint test tokens", people.client.contracts.mint(people.manager.address, 1))
+    step = SimulatedStep("mint test tokens", people.client.contracts.mint(people.manager.address, 1))
     with pytest.raises(InsufficientFunds, match="has 0 ETH"):
         await people.client.simulate([step], NodeKey.generate().address)
 
@@ -87,7 +87,7 @@ async def test_the_fee_for_data_on_the_layer_below_is_counted_where_there_is_one
     people: Any, chain_rpc: Any, profile: NetworkProfile, connect: Callable[..., ChainClient]
 ) -> None:
     layered = connect(msgspec.structs.replace(profile, l1_fees=True))
-    step = Step("mint test tokens", layered.contracts.mint(people.manager.address, 1))
+    step = SimulatedStep("mint test tokens", layered.contracts.mint(people.manager.address, 1))
     assert (await layered.simulate([step], people.manager.address)).l1_fee == 0
     chain_rpc("anvil_setCode", GAS_PRICE_ORACLE, "0x61303960005260206000f3")  # returns 12345 whatever is asked
     told = await layered.simulate([step], people.manager.address)

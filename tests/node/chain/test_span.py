@@ -1,11 +1,11 @@
 """How many blocks are asked for at once."""
 
-from node.chain.logs import CAUTIOUS, FEW, FIRST, MANY, MOST, Span
+from node.chain.logs import CAUTIOUS, FEW, FIRST, MANY, MOST, BlockSpan
 
 
 def _questions(blocks: int, limit: int, logs_per_block: float = 0.0, most_logs: int = 10_000) -> int:
     """Questions that a newcomer asks an endpoint for that many blocks, the refused ones included."""
-    span, read, asked = Span(), 0, 0
+    span, read, asked = BlockSpan(), 0, 0
     while read < blocks:
         size = min(span.blocks, blocks - read)
         asked += 1
@@ -30,7 +30,7 @@ def test_an_endpoint_that_limits_answers_is_asked_for_less() -> None:
 
 
 def test_what_was_refused_is_not_asked_again_at_once_but_later() -> None:
-    span = Span()
+    span = BlockSpan()
     assert span.refused(FIRST)
     for _ in range(CAUTIOUS - 1):
         span.answered(span.blocks, FEW)
@@ -41,7 +41,7 @@ def test_what_was_refused_is_not_asked_again_at_once_but_later() -> None:
 
 
 def test_a_short_question_says_nothing_and_a_long_answer_halves_the_next() -> None:
-    span = Span()
+    span = BlockSpan()
     span.answered(1, 0)
     assert span.blocks == FIRST
     span.answered(FIRST, MANY)
@@ -49,7 +49,7 @@ def test_a_short_question_says_nothing_and_a_long_answer_halves_the_next() -> No
 
 
 def test_answers_stay_small_where_every_block_says_something() -> None:
-    span, longest = Span(), 0
+    span, longest = BlockSpan(), 0
     for _ in range(50):
         longest = max(longest, 5 * span.blocks)
         span.answered(span.blocks, 5 * span.blocks)
@@ -57,4 +57,4 @@ def test_answers_stay_small_where_every_block_says_something() -> None:
 
 
 def test_one_block_that_is_refused_is_an_error() -> None:
-    assert not Span().refused(1)
+    assert not BlockSpan().refused(1)

@@ -295,9 +295,9 @@ async def test_an_endpoint_that_stands_still_is_left_for_one_that_goes_on(
 
 
 def join_step(people: Any, contact: str) -> Any:
-    from node.chain.simulate import Step
+    from node.chain.simulate import SimulatedStep
 
-    return Step("join", people.client.contracts.join(people.pool, contact))
+    return SimulatedStep("join", people.client.contracts.join(people.pool, contact))
 
 
 @pytest.mark.parametrize(

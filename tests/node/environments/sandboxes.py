@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from node.sandbox import Call, Limits, Outcome, SandboxError, Status, Undecided
+from node.sandbox import CallOutcome, CallStatus, SandboxCall, SandboxError, SandboxLimits, Undecided
 
 SERVER = """
 import contextlib, io, json, os, sys
@@ -47,9 +47,9 @@ for line in sys.stdin:
 class OpenSandbox:
     """As node.sandbox.Sandbox. fail_with: what every call comes to, where a test wants that."""
 
-    def __init__(self, files: Mapping[str, bytes], entry: str, limits: Limits) -> None:
-        self.calls: list[Call] = []
-        self.fail_with: dict[str, Outcome | Undecided] = {}
+    def __init__(self, files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> None:
+        self.calls: list[SandboxCall] = []
+        self.fail_with: dict[str, CallOutcome | Undecided] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="open-sandbox-")
         for name, data in files.items():
             path = Path(self._folder.name, name)
@@ -62,25 +62,25 @@ class OpenSandbox:
             self.close()
             raise SandboxError("the module does not load", why, "correct it")
 
-    def call(self, function: str, *arguments: Any) -> Outcome:
+    def call(self, function: str, *arguments: Any) -> CallOutcome:
         outcome = self.call_all(function, [arguments])[0]
         if isinstance(outcome, Undecided):
             raise outcome
         return outcome
 
-    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | Undecided]:
-        return list(self.run(Call(function, arguments) for arguments in calls))
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome | Undecided]:
+        return list(self.run(SandboxCall(function, arguments) for arguments in calls))
 
-    def run(self, calls: Iterable[Call]) -> Iterator[Outcome | Undecided]:
+    def run(self, calls: Iterable[SandboxCall]) -> Iterator[CallOutcome | Undecided]:
         for call in calls:
             self.calls.append(call)
             yield self.fail_with.get(call.function) or self._answer(call)
 
-    def _answer(self, call: Call) -> Outcome:
+    def _answer(self, call: SandboxCall) -> CallOutcome:
         self._child.stdin.write(json.dumps([call.function, list(call.arguments), call.stdin.decode()]) + "\n")
         self._child.stdin.flush()
         status, value, error, printed = json.loads(self._child.stdout.readline())
-        return Outcome(Status(status), value, error, 0, printed.encode())
+        return CallOutcome(CallStatus(status), value, error, 0, printed.encode())
 
     def close(self) -> None:
         if self._child.poll() is None:

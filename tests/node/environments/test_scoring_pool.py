@@ -26,7 +26,7 @@ from node.environments.task_types import instructions
 from node.environments.task_types.code import output_reward
 from node.environments.task_types.reasoning_gym import ReasoningScorer
 from node.environments.task_types.table import TASK_TYPES
-from node.sandbox import Limits, Outcome, Status
+from node.sandbox import CallOutcome, CallStatus, SandboxLimits
 from protocol.audit import MAX_ANSWER_CHARACTERS
 from protocol.run import EnvironmentSpec
 from tests.cheats import hostile
@@ -55,11 +55,11 @@ ROWS: dict[str, dict[str, Any]] = {
 class Refusing:
     """A sandbox, which has a bound of its own, in which nothing is right."""
 
-    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome]:
-        return [Outcome(Status.RAISED)] * len(calls)
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome]:
+        return [CallOutcome(CallStatus.RAISED)] * len(calls)
 
-    def run(self, calls: Sequence[Any]) -> list[Outcome]:
-        return [Outcome(Status.RAISED) for _ in calls]
+    def run(self, calls: Sequence[Any]) -> list[CallOutcome]:
+        return [CallOutcome(CallStatus.RAISED) for _ in calls]
 
     def close(self) -> None:
         """Nothing runs."""
@@ -83,7 +83,7 @@ def test_every_task_type_is_tried_here() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_no_answer_holds_a_scorer_up(name: str) -> None:
     truth = TASK_TYPES[name].truth(ROWS[name], {})
-    runner = ProgramRunner(lambda *_: Refusing(), Limits())
+    runner = ProgramRunner(lambda *_: Refusing(), SandboxLimits())
     scorer = ReasoningScorer(Gym()) if name == "reasoning_gym" else TASK_TYPES[name].open(runner)  # type: ignore[arg-type]
     answers = [text(size) for text in HOSTILE.values() for size in (MAX_ANSWER_CHARACTERS, 250_000)]
     rewards = scorer.score([(answer, truth) for answer in answers])

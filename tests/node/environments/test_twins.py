@@ -10,7 +10,7 @@ import pytest
 
 from examples.make_sums import write_rows
 from node.environments.base import Problem
-from node.environments.dataset import Arguments, Rows, _read
+from node.environments.dataset import Arguments, DatasetRows, _read
 from node.environments.twins import groups_of
 
 
@@ -78,7 +78,7 @@ def test_templates_leave_problems_of_their_own() -> None:
     assert max(Counter(groups_of(rows)).values()) == 2  # a + b and b + a
 
 
-def read(path: Path, rows: list[dict], share: float = 0.25, **arguments: object) -> Rows:
+def read(path: Path, rows: list[dict], share: float = 0.25, **arguments: object) -> DatasetRows:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return _read(path, Arguments(path="", held_back_share=share, **arguments))  # type: ignore[arg-type]
 

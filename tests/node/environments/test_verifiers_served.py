@@ -24,7 +24,7 @@ from tests.node.environments.tokens import Characters
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 
 
-async def package(task: int, rollout: serve.Rollout) -> float:
+async def package(task: int, rollout: serve.PackageRollout) -> float:
     """Guess a digit: a package as verifiers plays one, with the ways in which one goes wrong."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"digit {task}?"}]
     while True:
@@ -48,7 +48,7 @@ def served(tasks: int = 8, seconds: float = 20.0) -> Iterator[tuple[str, list[di
     started: queue.Queue[Any] = queue.Queue()
 
     async def stand() -> None:
-        server, over = serve.Server(package, tasks, seconds), asyncio.Event()
+        server, over = serve.RolloutServer(package, tasks, seconds), asyncio.Event()
         async with serve.listening(serve.outer_face(server), "127.0.0.1", 0) as address:
             started.put((asyncio.get_running_loop(), over, (f"ws://{address}/ws", await server.rows("digits"))))
             await over.wait()

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from node.guest import machine
-from node.guest.machine import Watch, own_processes, read_pmon
+from node.guest.machine import UseWatch, own_processes, read_pmon
 
 PMON = """# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command
 # Idx           #    C/G      %      %      %      %      %      %    name
@@ -52,7 +52,7 @@ def test_the_time_of_others_is_all_but_that_of_our_own_processes(monkeypatch: py
     monkeypatch.setattr(machine, "own_processes", lambda: [SimpleNamespace(pid=1)])
     monkeypatch.setattr(machine, "_used", lambda one: ((one.pid, 0.0), ours.pop(0)))
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
-    watch = Watch(gpus=False, clock=lambda: now.pop(0))
+    watch = UseWatch(gpus=False, clock=lambda: now.pop(0))
     assert watch() == (None, 0.0, False)  # of a first look nothing can be said
     assert watch() == (2.0, 0.0, False)
 
@@ -71,7 +71,7 @@ def test_a_laptop_on_its_battery_is_not_left_alone(
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery)
     monkeypatch.setattr(machine, "own_processes", list)
-    use = Watch(gpus=False)()
+    use = UseWatch(gpus=False)()
     assert use.battery is says and bool(use.busy(8)) is says
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from node.config import NodeConfig
 from node.errors import ConfigError
-from node.guest.settings import Guest, bytes_of, read_guest, seconds_of
+from node.guest.settings import GuestSettings, bytes_of, read_guest, seconds_of
 
 
 def test_all_of_it_is_read() -> None:
@@ -28,7 +28,7 @@ def test_all_of_it_is_read() -> None:
     assert (len(guest.hours.spans), str(guest.hours.zone), guest.rests) == (2, "Europe/Berlin", True)
     assert (guest.idle_minutes, guest.patience, guest.cores, guest.gpu_watts) == (10, 120, 4, 200)
     assert (guest.gpu_memory, guest.disk, guest.upload) == (12 * 2**30, 50 * 10**9, 2 * 10**6)
-    assert read_guest({}) == Guest() and not Guest().rests
+    assert read_guest({}) == GuestSettings() and not GuestSettings().rests
 
 
 BAD: dict[str, Any] = {

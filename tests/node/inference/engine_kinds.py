@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from node.inference.engine import Engine, Request, generate
+from node.inference.engine import Engine, GenerationRequest, generate
 from node.inference.engines import ENGINES, make_engine
 from node.inference.errors import EngineError
 from node.inference.image import ImageFile
@@ -42,14 +42,14 @@ def open_engine(kind: str, model: Path) -> Engine:
     return engine
 
 
-def requests(lengths: list[int], limit: int = 30) -> list[Request]:
+def requests(lengths: list[int], limit: int = 30) -> list[GenerationRequest]:
     """Prompts of these lengths; a seed of its own for each."""
     random = np.random.default_rng(1)
     return [
-        Request(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit))
+        GenerationRequest(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit))
         for i, n in enumerate(lengths)
     ]
 
 
-def outputs(engine: Engine, asked: list[Request]) -> list[list[int]]:
+def outputs(engine: Engine, asked: list[GenerationRequest]) -> list[list[int]]:
     return [completion.output for completion in generate(engine, asked, 0.9)]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.engine import configuration, model_of, prompts
 from node.inference.adapters import Adapters
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Request
+from node.inference.engine import GenerationRequest
 from protocol.engines import LORA
 from protocol.lora import EVERY_LINEAR, WEIGHT, tensors_of
 from tests.pretended_cuda import PretendedGPU
@@ -35,7 +35,7 @@ def count(gpu: PretendedGPU, layers: int, *, graphs: bool, rows: int = ROWS, ada
     drawn = np.random.default_rng(3)
     for number, prompt in enumerate(prompts(rows, 256)):
         name = bytes([number % adapters]) if adapters else b""
-        decoder.submit(Request(prompt, drawn.random(STEPS + 3), adapter=name))
+        decoder.submit(GenerationRequest(prompt, drawn.random(STEPS + 3), adapter=name))
     for _ in range(2):
         decoder.step()
     gpu.launches = 0

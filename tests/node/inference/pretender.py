@@ -36,7 +36,7 @@ def say(reply: dict[str, Any]) -> None:
 
 
 def failed(id: int, what: str, why: str, remedy: str) -> dict[str, Any]:
-    return {"type": "Failed", "id": id, "what": what, "why": why, "remedy": remedy}
+    return {"type": "RequestFailed", "id": id, "what": what, "why": why, "remedy": remedy}
 
 
 def misbehave(deed: str, argument: str) -> None:
@@ -58,11 +58,16 @@ def produce(request: SimpleNamespace) -> None:
     made = {"type": "Produced", "id": request.id, "path": "", **amounts}
     if deed == "end":
         during = [request.id] if argument != "others" else []
-        ending = {"type": "Ending", "what": "the engine lost its GPU", "why": "it fell off the bus", "remedy": "sit"}
+        ending = {
+            "type": "ChildEnding",
+            "what": "the engine lost its GPU",
+            "why": "it fell off the bus",
+            "remedy": "sit",
+        }
         say({**ending, "during": during})
         os._exit(4)
     if deed == "after":
-        say({"type": "Progress", "id": request.id, "done": 1, "of": 2})
+        say({"type": "RequestProgress", "id": request.id, "done": 1, "of": 2})
         put_off.append(made)
         return
     if deed in ("never", "keep"):
@@ -85,7 +90,7 @@ def prepare(request: SimpleNamespace) -> None:
     told = Path(request.assets_dir) / "class"
     engine = {"device": "none", "dtype": "none", "engine": "pretender", "parameters": 0}
     name = told.read_text() if told.exists() else ""
-    say({"type": "Ready", "id": request.id, **engine, "engine_class": name})
+    say({"type": "EngineReady", "id": request.id, **engine, "engine_class": name})
 
 
 def load(request: SimpleNamespace) -> None:

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from node.inference import adapters, decoding
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Completion, Finished, Request, generate
+from node.inference.engine import Completion, FinishedSequence, GenerationRequest, generate
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError, ModelError
 from node.inference.fixed import model_for
 from node.inference.language_model import LanguageModel
 from node.inference.lora import merged
-from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
 from node.inference.prefilling import Prefiller
 from node.inference.produce import produce
 from node.inference.room import NoRoom, adapter_columns, room_for_adapters
-from node.inference.session import Bench, Session
+from node.inference.scheduler import EngineHandle, EnginePolicy, EngineScheduler, RequestContext
+from node.inference.session import EngineSession, EngineSet
 from node.inference.settings import EngineSettings
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine
@@ -34,7 +34,7 @@ from protocol.identity import NodeKey
 from protocol.lora import WEIGHT, tensors_of
 from protocol.run import RunSpec
 from protocol.sampling import distance
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from tests.node.inference.engine_kinds import write_image
 from tests.node.inference.launches import count
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, transformers_model
@@ -103,15 +103,19 @@ def test_each_row_of_a_batch_has_its_own_policys_states(name: str) -> None:
     assert not torch.allclose(found[0], found[3], atol=1e-2), "the adapters of this test say something"
 
 
-def asked_of(model_size: int, names: tuple[bytes, ...], lengths: tuple[int, ...], limit: int = 20) -> list[Request]:
+def asked_of(
+    model_size: int, names: tuple[bytes, ...], lengths: tuple[int, ...], limit: int = 20
+) -> list[GenerationRequest]:
     random = np.random.default_rng(5)
     return [
-        Request(random.integers(3, model_size, size=size).tolist(), random.random(limit), adapter=names[i % len(names)])
+        GenerationRequest(
+            random.integers(3, model_size, size=size).tolist(), random.random(limit), adapter=names[i % len(names)]
+        )
         for i, size in enumerate(lengths)
     ]
 
 
-def run(model: LanguageModel, asked: list[Request], budget: int = 1 << 15) -> list[Completion]:
+def run(model: LanguageModel, asked: list[GenerationRequest], budget: int = 1 << 15) -> list[Completion]:
     decoder = TorchDecoder(model, END, budget, 1.0)
     numbers, done = [decoder.submit(request) for request in asked], dict[int, Completion]()
     while len(decoder):
@@ -127,7 +131,7 @@ def test_a_policys_answers_do_not_depend_on_whose_are_beside_them(budget: int) -
     for one, tensors in held.items():
         held_by(model).hold(one, tensors)
     first = asked_of(VOCABULARY, (*NAMES, b""), (30, 7, 12, 5, 3, 9, 20, 4))
-    asked = [*first, *(Request(first[0].prompt, one.uniforms, adapter=one.adapter) for one in first[:4])]
+    asked = [*first, *(GenerationRequest(first[0].prompt, one.uniforms, adapter=one.adapter) for one in first[:4])]
     together = run(model, asked, budget)
     for owner in (*NAMES, b""):
         alone, _ = model_of("qwen3", LORA)
@@ -137,7 +141,7 @@ def test_a_policys_answers_do_not_depend_on_whose_are_beside_them(budget: int) -
         wanted = run(alone, [asked[i] for i in own])
         assert [together[i].output for i in own] == [one.output for one in wanted]
         looked = Prefiller(alone, 1024).prefill(
-            [Finished(asked[i].prompt, together[i].output, adapter=owner) for i in own], 1.0
+            [FinishedSequence(asked[i].prompt, together[i].output, adapter=owner) for i in own], 1.0
         )
         for i, seen in zip(own, looked, strict=True):
             count = len(together[i].output)
@@ -154,7 +158,7 @@ def test_a_long_prompt_that_two_policies_have_is_kept_for_each(monkeypatch: pyte
         held_by(model).hold(one, tensors)
     random = np.random.default_rng(3)
     prompt = random.integers(3, VOCABULARY, size=90).tolist()
-    asked = [Request(prompt, random.random(20), adapter=NAMES[i % 2]) for i in range(6)]
+    asked = [GenerationRequest(prompt, random.random(20), adapter=NAMES[i % 2]) for i in range(6)]
     decoder = TorchDecoder(model, END, 1 << 15, 1.0)
     numbers = [decoder.submit(one) for one in asked]
     done = dict(decoder.step())
@@ -295,11 +299,11 @@ def test_of_more_policies_than_there_are_slots_one_that_nobody_uses_makes_room(
     engine = TorchEngine(tiny_assets / "model", EngineSettings(attention=LORA))
     kept, decoder = [b"0", b"1", b"2", b"3"], engine.decoder(1.0)
     engine.hold(b"0", held[0], kept)
-    decoder.submit(Request([3, 4], np.full(5, 0.5), adapter=b"0"))
+    decoder.submit(GenerationRequest([3, 4], np.full(5, 0.5), adapter=b"0"))
     for name, weights in zip(kept[1:3], held[1:3], strict=True):
         engine.hold(name, weights, kept)
     assert engine._model.adapters is not None and set(engine._model.adapters.names) == {b"0", b"2"}
-    decoder.submit(Request([3, 4], np.full(5, 0.5), adapter=b"2"))
+    decoder.submit(GenerationRequest([3, 4], np.full(5, 0.5), adapter=b"2"))
     with pytest.raises(EngineError, match="too many"):
         engine.hold(b"3", held[3], kept)
 
@@ -321,7 +325,7 @@ def test_an_engine_leaves_room_for_as_many_adapters_as_will_be_there(
 def test_an_engine_takes_a_whole_policy_or_one_adapter_as_ever(tiny_assets: Path) -> None:
     start = StartWeights(tiny_assets / "model")
     weights = {name: start[name] for name in start}
-    one, seen = adapter(weights, 1, 2), [Finished([3, 4, 5], [6, 7, 1])]
+    one, seen = adapter(weights, 1, 2), [FinishedSequence([3, 4, 5], [6, 7, 1])]
     engine, plain = (TorchEngine(tiny_assets / "model", EngineSettings(attention=how)) for how in (LORA, "sdpa"))
     found = []
     for given in (one, weights, one):
@@ -334,9 +338,11 @@ def test_an_engine_takes_a_whole_policy_or_one_adapter_as_ever(tiny_assets: Path
     with pytest.raises(EngineError, match="no adapter"):
         engine.hold(b"x", weights)
     decoder = engine.decoder(1.0)
-    decoder.submit(Request([3, 4], np.full(5, 0.5)))
+    decoder.submit(GenerationRequest([3, 4], np.full(5, 0.5)))
     engine.hold(b"x", one)
-    assert np.allclose(engine.prefill([Finished([3, 4, 5], [6, 7, 1], adapter=b"x")], 1.0)[0].logprobs, found[0][0])
+    assert np.allclose(
+        engine.prefill([FinishedSequence([3, 4, 5], [6, 7, 1], adapter=b"x")], 1.0)[0].logprobs, found[0][0]
+    )
     with pytest.raises(EngineError, match="in flight"):
         engine.load(weights)
 
@@ -345,7 +351,7 @@ def test_an_adapter_that_cannot_be_held_leaves_nobody_with_the_start_models_weig
     start = StartWeights(tiny_assets / "model")
     whole = {name: start[name] * 1.5 for name in start}
     engine = TorchEngine(tiny_assets / "model", EngineSettings(attention=LORA))
-    bench, seen = Bench(engine, engine.tokenizer), [Finished([3, 4, 5], [6, 7, 1])]
+    bench, seen = EngineSet(engine, engine.tokenizer), [FinishedSequence([3, 4, 5], [6, 7, 1])]
     bench.load(engine, ROOTS[0], lambda: whole)
     expected = engine.prefill(seen, 1.0)[0].logprobs
     broken = {name: torch.full_like(one, torch.nan) for name, one in adapter(start, 1, 2).items()}
@@ -368,11 +374,11 @@ class Office:
         self.images = [folder / f"{number}.safetensors" for number in range(3)]
         for number, path in enumerate(self.images):
             write_image(path, adapter(weights, number, 2 + number, size=0.3))
-        self.session = Session(run, assets, lambda model: (self.engine, self.engine.tokenizer))
+        self.session = EngineSession(run, assets, lambda model: (self.engine, self.engine.tokenizer))
         self.decoders: list[int] = []
         for root, path in zip(ROOTS, self.images, strict=True):
             self.session.keep(root, str(path))
-        self.owner = Owner()
+        self.owner = EngineScheduler()
         self._made = self.engine.decoder
         self.engine.decoder = self._decoder  # type: ignore[method-assign]
 
@@ -394,7 +400,7 @@ class Office:
         made: dict[bytes, Produced] = {}
 
         def work(number: int, root: bytes) -> None:
-            desk = Desk(self.owner, Ticket(number, "rollout" if number else "task"))
+            desk = EngineHandle(self.owner, RequestContext(number, "rollout" if number else "task"))
             order = Produce(policy_root=root, node=NODE, pool=3, index=5, out_path=str(folder / root.hex()))
             made[root] = produce(self.session.at(order, desk), order)
             self.owner.wake()
@@ -413,7 +419,7 @@ class Office:
 
 def judged(run: RunSpec, assets: Path, image: Path, root: bytes, made: Produced) -> Inspected:
     """By a validator of its own, whose engine merges."""
-    validator = Session(run, assets, torch_engine)
+    validator = EngineSession(run, assets, torch_engine)
     validator.keep(root, str(image))
     order = Inspect(
         policy_root=root,
@@ -435,10 +441,10 @@ def test_policies_share_a_decoder_and_validators_accept_each(
     assert office.decoders == [3], "one decoder had rows of all three policies at a time"
     for root, image in zip(ROOTS, office.images, strict=True):
         seen = judged(tiny_run, tiny_assets, image, root, made[root])
-        assert (seen.outcome, seen.reason, seen.detail) == (Outcome.ACCEPT, Reason.NONE, "")
+        assert (seen.outcome, seen.reason, seen.detail) == (VerdictOutcome.ACCEPT, Reason.NONE, "")
         assert arithmetic(seen.verifier)[1] == LORA
     stale = judged(tiny_run, tiny_assets, office.images[1], ROOTS[0], made[ROOTS[0]])
-    assert stale.outcome == Outcome.REJECT and stale.reason in (Reason.ACTIVATIONS, Reason.SAMPLING)
+    assert stale.outcome == VerdictOutcome.REJECT and stale.reason in (Reason.ACTIVATIONS, Reason.SAMPLING)
 
 
 def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
@@ -447,9 +453,12 @@ def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets
 
     def draw(number: int, root: bytes) -> None:
         load = partial(put, office.session, root)
-        policy, requests = EnginePolicy(office.engine, root, load, beside=True), [Request([3, 4], np.full(6, 0.4))] * 3
+        policy, requests = (
+            EnginePolicy(office.engine, root, load, beside=True),
+            [GenerationRequest([3, 4], np.full(6, 0.4))] * 3,
+        )
         try:
-            results[number] = office.owner.draw(Ticket(number, "rollout"), policy, requests, 1.0)
+            results[number] = office.owner.draw(RequestContext(number, "rollout"), policy, requests, 1.0)
         except EngineError as error:
             results[number] = error
         office.owner.wake()
@@ -466,6 +475,6 @@ def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets
     assert isinstance(results[1], EngineError) and "not loaded" in results[1].what
     for number, root in ((0, ROOTS[0]), (2, ROOTS[1])):
         put(office.session, root)
-        expected = generate(office.engine, [Request([3, 4], np.full(6, 0.4), adapter=root)], 1.0)[0].output
+        expected = generate(office.engine, [GenerationRequest([3, 4], np.full(6, 0.4), adapter=root)], 1.0)[0].output
         found = results[number]
         assert isinstance(found, list) and [one.output for one in found] == [expected] * 3

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 from node.inference.answer_proofs import AnswerProof, BadAnswerProof, look_again, model_root, read_proofs
-from node.inference.answering import Answerer, Question, opened
+from node.inference.answering import Answerer, AnswerQuestion, opened
 from node.inference.engine import Weights
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine, build_model, image_names
@@ -31,7 +31,7 @@ class Model:
 
     def proofs(self, model: str) -> list[AnswerProof]:
         prompt = self.engine.tokenizer.encode("4127=")
-        question = Question(prompt, TOKENS, model, seed=11, count=ANSWERS)
+        question = AnswerQuestion(prompt, TOKENS, model, seed=11, count=ANSWERS)
         given = self.answerer.answer(question, self.answerer.call())
         found = [self.answerer.proven(question, number, one) for number, one in enumerate(given)]
         return [msgspec.convert(one, AnswerProof) for one in found if len(one["output"]) > 3]

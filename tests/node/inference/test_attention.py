@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from node.inference import attention
-from node.inference.attention import KERNELS, Chunk, KVCache, Step
-from node.inference.transformer import Shape
+from node.inference.attention import KERNELS, Chunk, DecodeStep, KVCache
+from node.inference.transformer import TransformerShape
 
-SHAPE = Shape(layers=1, heads=8, kv_heads=2, head_dim=16, hidden=64, eps=1e-6)
+SHAPE = TransformerShape(layers=1, heads=8, kv_heads=2, head_dim=16, hidden=64, eps=1e-6)
 
 
 def attended(kernel: str, places: list[int], *, level: bool) -> Tensor:
@@ -19,7 +19,7 @@ def attended(kernel: str, places: list[int], *, level: bool) -> Tensor:
     for kept in (cache.keys[0], cache.values[0]):
         kept.normal_(generator=random)
     q, k, v = (torch.randn(len(places), heads, 1, 16, generator=random) for heads in (8, 2, 2))
-    step = Step(KERNELS[kernel], cache, torch.tensor(places), max(places) + 1, level=level)
+    step = DecodeStep(KERNELS[kernel], cache, torch.tensor(places), max(places) + 1, level=level)
     return step(0, q, k, v)
 
 

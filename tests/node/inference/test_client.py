@@ -11,7 +11,7 @@ import trio
 from node.inference import client, link, watchdog
 from node.inference.client import EngineProcess
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
-from node.inference.wire import MOST_REQUESTS, Loaded, LoadPolicy, Produce, Produced, Progress, Ready
+from node.inference.wire import MOST_REQUESTS, EngineReady, Loaded, LoadPolicy, Produce, Produced, RequestProgress
 from protocol.cuts import Cuts
 from protocol.run import VerificationSpec
 
@@ -128,12 +128,12 @@ async def test_a_policy_that_the_child_has_let_go_meanwhile_is_given_to_it_again
 async def test_replies_come_in_any_order_and_progress_before_them() -> None:
     child, begun, told, ended = engine(), trio.Event(), [], []
 
-    def hear(one: Progress) -> None:
+    def hear(one: RequestProgress) -> None:
         told.append((one.done, one.of))
         begun.set()
 
     async def ask(path: str) -> None:
-        await child.ask(order(path), timeout=20, policy=POLICY, told=hear)
+        await child.ask(order(path), timeout=20, policy=POLICY, on_progress=hear)
         ended.append(path)
 
     async with trio.open_nursery() as nursery:
@@ -214,7 +214,7 @@ RULES = VerificationSpec(
 )
 def test_a_worker_whose_files_would_be_malformed_does_not_start(computes: str, why: str) -> None:
     child = engine()
-    child.ready = Ready(device="cpu", dtype="any", engine="pretender", parameters=0, engine_class=computes)
+    child.ready = EngineReady(device="cpu", dtype="any", engine="pretender", parameters=0, engine_class=computes)
     if not why:
         child.check_permitted(RULES)
         return
@@ -227,7 +227,7 @@ def test_a_worker_whose_files_would_be_malformed_does_not_start(computes: str, w
 @pytest.mark.parametrize(("computes", "sees"), [("here/float32/eager", True), ("elsewhere/float32/sdpa", False)])
 def test_a_validator_needs_arithmetic_in_which_work_was_seen(computes: str, sees: bool) -> None:
     child = engine()
-    child.ready = Ready(device="cpu", dtype="any", engine="pretender", parameters=0, engine_class=computes)
+    child.ready = EngineReady(device="cpu", dtype="any", engine="pretender", parameters=0, engine_class=computes)
     if sees:
         child.check_permitted(RULES, "validator")
         return

@@ -9,7 +9,7 @@ import torch
 
 from node.inference import decoding, engine, prompts
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Completion, Finished, Request
+from node.inference.engine import Completion, FinishedSequence, GenerationRequest
 from node.inference.errors import EngineError
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
@@ -23,15 +23,15 @@ def model() -> LanguageModel:
     return engine_model(transformers_model(CONFIGURATIONS["qwen3"], torch.float32, "sdpa"))
 
 
-def requests(count: int, most: int = 16) -> list[Request]:
+def requests(count: int, most: int = 16) -> list[GenerationRequest]:
     random = np.random.default_rng(5)
     return [
-        Request(random.integers(1, VOCABULARY, size=random.integers(1, 20)).tolist(), random.random(most))
+        GenerationRequest(random.integers(1, VOCABULARY, size=random.integers(1, 20)).tolist(), random.random(most))
         for _ in range(count)
     ]
 
 
-def run(decoder: TorchDecoder, asked: list[Request]) -> list[Completion]:
+def run(decoder: TorchDecoder, asked: list[GenerationRequest]) -> list[Completion]:
     numbers = [decoder.submit(request) for request in asked]
     done: dict[int, Completion] = {}
     while len(decoder):
@@ -39,7 +39,7 @@ def run(decoder: TorchDecoder, asked: list[Request]) -> list[Completion]:
     return [done[number] for number in numbers]
 
 
-def alone(model: LanguageModel, asked: list[Request]) -> list[list[int]]:
+def alone(model: LanguageModel, asked: list[GenerationRequest]) -> list[list[int]]:
     return [run(TorchDecoder(model, END, 1 << 15, 1.0), [request])[0].output for request in asked]
 
 
@@ -72,7 +72,7 @@ class Passes:
 def test_rows_are_refilled_as_sequences_end(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "MOST_ROWS", 4)
     random = np.random.default_rng(6)
-    asked = [Request([3, 4], random.random(n)) for n in (30, 5, 5, 5, 5, 5, 5, 5, 5, 5)]
+    asked = [GenerationRequest([3, 4], random.random(n)) for n in (30, 5, 5, 5, 5, 5, 5, 5, 5, 5)]
     seen: Any = Passes(model)
     made = run(TorchDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
     assert [len(one.output) for one in made] == [30, *[5] * 9]
@@ -89,7 +89,7 @@ def test_a_sequence_is_the_same_whoever_decodes_beside_it(
     made = run(TorchDecoder(model, END, budget, 1.0), asked)
     assert [one.output for one in made] == by_themselves
     checked = Prefiller(model, 1024).prefill(
-        [Finished(r.prompt, c.output) for r, c in zip(asked, made, strict=True)], 1.0
+        [FinishedSequence(r.prompt, c.output) for r, c in zip(asked, made, strict=True)], 1.0
     )
     for request, one, prefill in zip(asked, made, checked, strict=True):
         u = request.uniforms[: len(one.output)]
@@ -109,7 +109,9 @@ def test_the_cache_never_has_more_tokens_than_its_budget(model: LanguageModel) -
 def test_equal_prompts_go_through_the_model_once(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "MOST_ROWS", 3)
     random = np.random.default_rng(7)
-    asked = [Request([5, 6, 7, 8], random.random(n)) for n in (9, 4, 9, 9, 9)] + [Request([9], random.random(4))]
+    asked = [GenerationRequest([5, 6, 7, 8], random.random(n)) for n in (9, 4, 9, 9, 9)] + [
+        GenerationRequest([9], random.random(4))
+    ]
     seen: Any = Passes(model)
     made = run(TorchDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
     assert seen.prompts == [4, 1]
@@ -171,7 +173,7 @@ def test_where_memory_runs_out_fewer_decode_at_a_time(
 
 def test_the_last_of_many_has_the_memory_that_was_theirs(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(8)
-    asked = [Request([3, 4], random.random(n)) for n in (2, 2, 2, 9)]
+    asked = [GenerationRequest([3, 4], random.random(n)) for n in (2, 2, 2, 9)]
     wanted = run(TorchDecoder(model, frozenset(), 1 << 15, 1.0), asked)
     real, rows = model.step, list[int]()
 
@@ -198,9 +200,14 @@ def test_memory_for_not_even_one_sequence_is_an_error(model: LanguageModel, monk
 
 
 @pytest.mark.parametrize(
-    "request_", [Request([], np.ones(1)), Request([1], np.ones(0)), Request([VOCABULARY], np.ones(1))]
+    "request_",
+    [
+        GenerationRequest([], np.ones(1)),
+        GenerationRequest([1], np.ones(0)),
+        GenerationRequest([VOCABULARY], np.ones(1)),
+    ],
 )
-def test_what_cannot_be_decoded_is_refused_at_once(model: LanguageModel, request_: Request) -> None:
+def test_what_cannot_be_decoded_is_refused_at_once(model: LanguageModel, request_: GenerationRequest) -> None:
     with pytest.raises(EngineError):
         TorchDecoder(model, END, 1 << 15, 1.0).submit(request_)
 

@@ -7,11 +7,11 @@ import pytest
 
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError, reason_to_end
-from node.inference.owner import Owner
 from node.inference.process import Conversation
-from node.inference.server import Server
-from node.inference.session import Session
-from node.inference.wire import HEADER, Ending, Failed, Prepare, decode_reply
+from node.inference.scheduler import EngineScheduler
+from node.inference.server import EngineServer
+from node.inference.session import EngineSession
+from node.inference.wire import HEADER, ChildEnding, Prepare, RequestFailed, decode_reply
 
 
 class OutOfMemoryError(RuntimeError):
@@ -40,20 +40,28 @@ def test_a_process_that_ends_says_why_and_at_what_it_was(monkeypatch: pytest.Mon
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     sink = io.BytesIO()
-    talk = Conversation(io.BytesIO(), sink, Server(lambda run: torch_engine, Session), Owner(), ended.append)
+    talk = Conversation(
+        io.BytesIO(), sink, EngineServer(lambda run: torch_engine, EngineSession), EngineScheduler(), ended.append
+    )
     talk._jobs.submit(Prepare(id=3, run=b"", assets_dir=""), lambda done, of: None)  # the owner does nothing
     at_work = talk._jobs._tickets[3]
     talk.end_if_fatal(EngineError("no", "it is only this request", "ask otherwise"), [at_work])
     assert not ended and not sink.getvalue()
     talk.end_if_fatal(MemoryError("no more"), [at_work, at_work])
     blamed = decode_reply(sink.getvalue()[HEADER.size :])
-    assert ended == [4] and isinstance(blamed, Ending)
+    assert ended == [4] and isinstance(blamed, ChildEnding)
     assert blamed.during == (3,) and "memory" in blamed.what and "no more" in blamed.why
 
 
 def test_a_reply_that_cannot_be_encoded_is_a_failure_and_no_silence() -> None:
     sink = io.BytesIO()
-    talk = Conversation(io.BytesIO(), sink, Server(lambda run: torch_engine, Session), Owner(), lambda status: None)
-    talk._say(Failed(id=3, what="the chat template fails", why="it says \ud800", remedy="correct it"))
+    talk = Conversation(
+        io.BytesIO(),
+        sink,
+        EngineServer(lambda run: torch_engine, EngineSession),
+        EngineScheduler(),
+        lambda status: None,
+    )
+    talk._say(RequestFailed(id=3, what="the chat template fails", why="it says \ud800", remedy="correct it"))
     reply = decode_reply(sink.getvalue()[HEADER.size :])
-    assert isinstance(reply, Failed) and reply.id == 3 and "surrogates" in reply.why
+    assert isinstance(reply, RequestFailed) and reply.id == 3 and "surrogates" in reply.why

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import Engine, Finished, generate
+from node.inference.engine import Engine, FinishedSequence, generate
 from node.inference.errors import EngineError, ModelError
 from node.inference.proofs import compare_all, prove_all
 from node.inference.torch_engine import TorchEngine
@@ -46,7 +46,9 @@ def test_prefill_gives_the_rows_and_intervals_that_decoding_had(
     completions = generate(engine, asked, 0.9)
     assert len({len(c.output) for c in completions}) > 3, "the test wants outputs of different lengths"
     for looking in (engine,) if isinstance(engine, TorchEngine) else (engine, reference):
-        checked = looking.prefill([Finished(r.prompt, c.output) for r, c in zip(asked, completions, strict=True)], 0.9)
+        checked = looking.prefill(
+            [FinishedSequence(r.prompt, c.output) for r, c in zip(asked, completions, strict=True)], 0.9
+        )
         for request, completion, prefill in zip(asked, completions, checked, strict=True):
             n = len(completion.output)
             assert completion.heads.shape == prefill.heads.shape == (n, 64) and len(completion.rows) == n - 1
@@ -64,8 +66,8 @@ def test_prefill_gives_the_rows_and_intervals_that_decoding_had(
 
 def test_only_what_was_sampled_is_looked_at(engine: Engine) -> None:
     [request] = requests([4], 12)
-    [whole] = engine.prefill([Finished(request.prompt, [3, 4, 5, 6, 7, 8])], 0.9)
-    [parts] = engine.prefill([Finished(request.prompt, [3, 4, 5, 6, 7, 8], segments=[2, 3, 1])], 0.9)
+    [whole] = engine.prefill([FinishedSequence(request.prompt, [3, 4, 5, 6, 7, 8])], 0.9)
+    [parts] = engine.prefill([FinishedSequence(request.prompt, [3, 4, 5, 6, 7, 8], segments=[2, 3, 1])], 0.9)
     kept = [0, 1, 5]
     assert np.array_equal(parts.heads, whole.heads[kept])
     assert np.allclose(parts.lo, whole.lo[kept], atol=1e-12) and np.allclose(parts.hi, whole.hi[kept], atol=1e-12)

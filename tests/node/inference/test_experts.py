@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.inference import decoding
-from node.inference.engine import Completion, Finished, Request
+from node.inference.engine import Completion, FinishedSequence, GenerationRequest
 from node.inference.errors import EngineError
 from node.inference.fixed import model_for
 from node.inference.language_model import LanguageModel
@@ -27,15 +27,15 @@ def model() -> LanguageModel:
     return engine_model(transformers_model(CONFIGURATIONS["qwen3_moe"], torch.float32, "sdpa"))
 
 
-def requests(count: int = 5, most: int = 10) -> list[Request]:
+def requests(count: int = 5, most: int = 10) -> list[GenerationRequest]:
     random = np.random.default_rng(5)
     return [
-        Request(random.integers(1, VOCABULARY, size=random.integers(1, 20)).tolist(), random.random(most))
+        GenerationRequest(random.integers(1, VOCABULARY, size=random.integers(1, 20)).tolist(), random.random(most))
         for _ in range(count)
     ]
 
 
-def run(model: LanguageModel, asked: list[Request], budget: int = 1 << 15) -> list[Completion]:
+def run(model: LanguageModel, asked: list[GenerationRequest], budget: int = 1 << 15) -> list[Completion]:
     decoder = decoding.TorchDecoder(model, END, budget, 1.0)
     numbers, done = [decoder.submit(request) for request in asked], dict[int, Completion]()
     while len(decoder):
@@ -43,8 +43,8 @@ def run(model: LanguageModel, asked: list[Request], budget: int = 1 << 15) -> li
     return [done[number] for number in numbers]
 
 
-def finished(asked: list[Request], made: list[Completion]) -> list[Finished]:
-    return [Finished(r.prompt, c.output, experts=c.experts) for r, c in zip(asked, made, strict=True)]
+def finished(asked: list[GenerationRequest], made: list[Completion]) -> list[FinishedSequence]:
+    return [FinishedSequence(r.prompt, c.output, experts=c.experts) for r, c in zip(asked, made, strict=True)]
 
 
 def chosen(one: Completion) -> np.ndarray:
@@ -52,7 +52,7 @@ def chosen(one: Completion) -> np.ndarray:
     return one.experts
 
 
-def shortfall(model: LanguageModel, sequence: Finished, tokens: int = 1024) -> np.ndarray:
+def shortfall(model: LanguageModel, sequence: FinishedSequence, tokens: int = 1024) -> np.ndarray:
     (found,) = Prefiller(model, tokens).prefill([sequence], 1.0)
     assert found.routing is not None
     return found.routing
@@ -90,8 +90,8 @@ def test_what_was_recorded_computes_it_again(name: str, budget: int) -> None:
 def test_other_experts_are_computed_with_and_seen(model: LanguageModel) -> None:
     (request,) = asked = requests(1)
     (one,) = run(model, asked)
-    honest = Finished(request.prompt, one.output, experts=chosen(one))
-    forged = Finished(request.prompt, one.output, experts=others(chosen(one), 6))
+    honest = FinishedSequence(request.prompt, one.output, experts=chosen(one))
+    forged = FinishedSequence(request.prompt, one.output, experts=others(chosen(one), 6))
     for tokens in (1024, 8):
         right, wrong = Prefiller(model, tokens).prefill([honest, forged], 1.0)
         assert (right.heads == one.heads).mean() > 0.95 and (wrong.heads == one.heads).mean() < 0.5
@@ -103,7 +103,7 @@ def test_a_single_wrong_choice_is_seen_at_its_token(model: LanguageModel) -> Non
     (one,) = run(model, asked)
     experts = chosen(one).copy()
     experts[3, 2:] = others(experts[3:4, 2:], 6)
-    found = shortfall(model, Finished(request.prompt, one.output, experts=experts))
+    found = shortfall(model, FinishedSequence(request.prompt, one.output, experts=experts))
     assert found.argmax() == 3 and found[3] > 0.01 and np.delete(found, 3).max() < 1e-5
 
 
@@ -113,20 +113,20 @@ def test_a_turn_goes_on_with_the_experts_of_the_last(model: LanguageModel) -> No
     (one,) = run(model, asked)
     forced = others(chosen(one), 6)
     prompt = [*request.prompt, *one.output, 5, 6]
-    (free,) = run(model, [Request(prompt, np.full(4, 0.5))])
-    (held,) = run(model, [Request(prompt, np.full(4, 0.5), forced)])
+    (free,) = run(model, [GenerationRequest(prompt, np.full(4, 0.5))])
+    (held,) = run(model, [GenerationRequest(prompt, np.full(4, 0.5), forced)])
     assert (chosen(held)[: len(forced)] == forced).all() and len(chosen(held)) == len(prompt) + len(held.output) - 1
     assert (chosen(free)[: len(forced)] == chosen(one)).all()
     assert not (held.heads == free.heads).all()
     too_many = np.zeros((len(prompt) + 1, forced.shape[1]), dtype=np.uint8)
     with pytest.raises(EngineError, match="experts of more tokens"):
-        run(model, [Request(prompt, np.full(4, 0.5), too_many)])
+        run(model, [GenerationRequest(prompt, np.full(4, 0.5), too_many)])
 
 
 def test_what_is_no_record_is_refused_before_it_is_computed_with(model: LanguageModel) -> None:
     for experts in (np.zeros((3, 4), np.uint8), np.full((4, 4), 7, np.uint8), np.zeros((4, 4), np.uint8)):
         with pytest.raises(EngineError, match="cannot be checked"):
-            Prefiller(model, 64).prefill([Finished([1, 2], [3, 4, 5], experts=experts)], 1.0)
+            Prefiller(model, 64).prefill([FinishedSequence([1, 2], [3, 4, 5], experts=experts)], 1.0)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from node.inference.owner import WEIGHTS, FairClock, Share, emptiest
+from node.inference.scheduler import WEIGHTS, FairClock, Share, emptiest
 
 
 def shared(clock: FairClock, wanting: list[Share], turns: int, seconds: float = 1.0) -> Counter[Share]:

@@ -9,7 +9,7 @@ import torch
 
 from node.calibration.cuts import hard_cuts
 from node.inference import decoding, fixed
-from node.inference.engine import Completion, Finished, Request
+from node.inference.engine import Completion, FinishedSequence, GenerationRequest
 from node.inference.errors import EngineError
 from node.inference.fixed import FixedModel, model_for
 from node.inference.language_model import LanguageModel
@@ -35,16 +35,16 @@ def model(name: str, dtype: torch.dtype, kernel: str = "fixed", device: str = "c
     return ours
 
 
-def requests(count: int = 6, most: int = 16) -> list[Request]:
+def requests(count: int = 6, most: int = 16) -> list[GenerationRequest]:
     """Prompts on both sides of a block's end."""
     random = np.random.default_rng(5)
     return [
-        Request(random.integers(1, VOCABULARY, size=random.integers(1, 80)).tolist(), random.random(most))
+        GenerationRequest(random.integers(1, VOCABULARY, size=random.integers(1, 80)).tolist(), random.random(most))
         for _ in range(count)
     ]
 
 
-def run(ours: LanguageModel, asked: list[Request], budget: int = 1 << 15) -> list[Completion]:
+def run(ours: LanguageModel, asked: list[GenerationRequest], budget: int = 1 << 15) -> list[Completion]:
     decoder = decoding.TorchDecoder(ours, frozenset({0}), budget, 1.0)
     numbers, done = [decoder.submit(request) for request in asked], dict[int, Completion]()
     while len(decoder):
@@ -69,7 +69,7 @@ def test_a_row_is_the_same_whoever_is_beside_it_and_however_it_came(
         assert differing(run(ours, asked), together) == 0
     monkeypatch.setattr(decoding, "MOST_ROWS", 256)
     assert differing(run(ours, asked, budget=300), together) == 0, "some waited and began anew"
-    finished = [Finished(request.prompt, one.output) for request, one in zip(asked, together, strict=True)]
+    finished = [FinishedSequence(request.prompt, one.output) for request, one in zip(asked, together, strict=True)]
     for tokens in (1024, 96, 16):
         for request, one, seen in zip(asked, together, Prefiller(ours, tokens).prefill(finished, 1.0), strict=True):
             assert (seen.heads == one.heads).all()
@@ -81,7 +81,7 @@ def test_the_ordinary_kind_is_not_like_that() -> None:
     """Else the tests above could not fail."""
     ours, asked = model("qwen3", torch.bfloat16, "sdpa"), requests()
     made = run(ours, asked)
-    finished = [Finished(request.prompt, one.output) for request, one in zip(asked, made, strict=True)]
+    finished = [FinishedSequence(request.prompt, one.output) for request, one in zip(asked, made, strict=True)]
     seen = Prefiller(ours, 1024).prefill(finished, 1.0)
     assert sum(int((one.heads != other.heads).any(1).sum()) for one, other in zip(made, seen, strict=True)) > 0
 

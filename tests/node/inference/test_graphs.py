@@ -10,7 +10,7 @@ import torch
 
 from node.inference import attention, graphs
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Completion, Request
+from node.inference.engine import Completion, GenerationRequest
 from node.inference.fixed import model_for
 from node.inference.graphs import LEAST_SPAN, row_bucket, span_bucket
 from node.inference.language_model import LanguageModel
@@ -35,16 +35,16 @@ def model(kernel: str = "sdpa") -> LanguageModel:
     return ours
 
 
-def requests() -> list[Request]:
+def requests() -> list[GenerationRequest]:
     """Sequences that end at different times, on both sides of a bucket's end."""
     random = np.random.default_rng(5)
     return [
-        Request(random.integers(3, VOCABULARY, size=size).tolist(), random.random(limit))
+        GenerationRequest(random.integers(3, VOCABULARY, size=size).tolist(), random.random(limit))
         for size, limit in ((120, 12), (3, 5), (124, 9), (40, 7), (7, 12))
     ]
 
 
-def run(ours: LanguageModel, asked: list[Request], budget: int = 1 << 15) -> list[Completion]:
+def run(ours: LanguageModel, asked: list[GenerationRequest], budget: int = 1 << 15) -> list[Completion]:
     decoder = TorchDecoder(ours, END, budget, 1.0)
     numbers, done = [decoder.submit(request) for request in asked], dict[int, Completion]()
     while len(decoder):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from node.inference import head
-from node.inference.head import Head, has_float32_sums
+from node.inference.head import OutputHead, has_float32_sums
 from tests.pretended_cuda import pretended_cuda
 
 HIDDEN, VOCABULARY = 48, 203
@@ -24,12 +24,12 @@ def test_logits_are_those_of_the_same_product_in_float32(
 ) -> None:
     hidden, weight, bias = tables(dtype)
     wanted = (hidden.double() @ weight.double().T + bias.double()).float()
-    assert torch.allclose(Head(weight, bias)(hidden), wanted, atol=1e-5)
+    assert torch.allclose(OutputHead(weight, bias)(hidden), wanted, atol=1e-5)
     monkeypatch.setattr(head, "CHUNK_CELLS", 10 * HIDDEN)
     with pretended_cuda() as gpu:
         if not sums:
             monkeypatch.setattr(head, "_summed", _refused)
-        there = Head(weight.to("cuda"), bias.to("cuda"))
+        there = OutputHead(weight.to("cuda"), bias.to("cuda"))
         assert there.wide == (dtype == torch.float32)
         made = there(hidden.to("cuda"))
         assert made.dtype == torch.float32 and torch.allclose(made.cpu(), wanted, atol=1e-5)
@@ -44,7 +44,7 @@ def test_a_gpu_multiplies_in_bfloat16_and_keeps_no_copy() -> None:
     hidden, weight, _ = tables(torch.bfloat16)
     seen: list[str] = []
     with pretended_cuda() as gpu:
-        there = Head(weight.to("cuda"))
+        there = OutputHead(weight.to("cuda"))
         rows = hidden.to("cuda")
         gpu.before_memory = seen.append
         there(rows)
@@ -55,7 +55,7 @@ def test_a_gpu_multiplies_in_bfloat16_and_keeps_no_copy() -> None:
 
 def test_another_weight_is_seen() -> None:
     hidden, weight, _ = tables(torch.bfloat16)
-    ours = Head(weight)
+    ours = OutputHead(weight)
     weight.mul_(2)
     ours.load()
     assert torch.allclose(ours(hidden), (hidden.double() @ weight.double().T).float(), atol=1e-4)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from node.inference.engines import torch_engine
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.checks import Reason, subject_of
 from protocol.disputes import UNDECIDED
@@ -19,7 +19,7 @@ from protocol.identity import NodeKey
 from protocol.messages import DIGEST
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
 from protocol.run import RunSpec, VerificationSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.values import prompts_hash
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
@@ -30,8 +30,8 @@ NODE = NodeKey(b"\x07" * 32).address
 
 
 @pytest.fixture(scope="module")
-def make(tiny_assets: Path, tiny_run: RunSpec) -> Callable[[type[Session]], Session]:
-    def session(kind: type[Session]) -> Session:
+def make(tiny_assets: Path, tiny_run: RunSpec) -> Callable[[type[EngineSession]], EngineSession]:
+    def session(kind: type[EngineSession]) -> EngineSession:
         made = kind(tiny_run, tiny_assets, torch_engine)
         made.keep(ROOT, str(tiny_assets / "model" / "model.safetensors"))
         return made
@@ -40,12 +40,12 @@ def make(tiny_assets: Path, tiny_run: RunSpec) -> Callable[[type[Session]], Sess
 
 
 @pytest.fixture(scope="module")
-def honest(make: Callable[[type[Session]], Session]) -> Session:
-    return make(Session)
+def honest(make: Callable[[type[EngineSession]], EngineSession]) -> EngineSession:
+    return make(EngineSession)
 
 
 @pytest.fixture(scope="module")
-def produced(honest: Session, tmp_path_factory: pytest.TempPathFactory) -> Produced:
+def produced(honest: EngineSession, tmp_path_factory: pytest.TempPathFactory) -> Produced:
     return produced_by(honest, order(tmp_path_factory.mktemp("files") / "honest.arrow"))
 
 
@@ -53,16 +53,16 @@ def order(path: Path) -> Produce:
     return Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(path))
 
 
-def judge(session: Session, path: str | Path, units: int, **changes: Any) -> Inspected:
+def judge(session: EngineSession, path: str | Path, units: int, **changes: Any) -> Inspected:
     asked = Inspect(
         policy_root=ROOT, node=NODE, pool=3, index=5, units=units, path=str(path), report_path=f"{path}.report"
     )
     return seen_by(session, msgspec.structs.replace(asked, **changes))
 
 
-def test_an_honest_file_is_accepted_with_a_report(honest: Session, produced: Produced, tiny_run: RunSpec) -> None:
+def test_an_honest_file_is_accepted_with_a_report(honest: EngineSession, produced: Produced, tiny_run: RunSpec) -> None:
     seen = judge(honest, produced.path, produced.units)
-    assert (seen.outcome, seen.reason, seen.detail) == (Outcome.ACCEPT, Reason.NONE, "")
+    assert (seen.outcome, seen.reason, seen.detail) == (VerdictOutcome.ACCEPT, Reason.NONE, "")
     assert seen.statistics["sampling_mean"] < 1e-6
     assert seen.rewards_mean == pytest.approx(produced.reward_estimate)
     batch = decode(Path(produced.path).read_bytes(), 8)
@@ -79,12 +79,16 @@ def test_an_honest_file_is_accepted_with_a_report(honest: Session, produced: Pro
     [(OwnProblems, {Reason.WRONG_DRAW}), (OtherWeights, {Reason.ACTIVATIONS, Reason.SAMPLING})],
 )
 def test_a_cheating_engine_is_rejected(
-    make: Callable[[type[Session]], Session], honest: Session, tmp_path: Path, kind: type[Session], reasons: set[Reason]
+    make: Callable[[type[EngineSession]], EngineSession],
+    honest: EngineSession,
+    tmp_path: Path,
+    kind: type[EngineSession],
+    reasons: set[Reason],
 ) -> None:
     made = produced_by(make(kind), order(tmp_path / "cheat.arrow"))
     seen = judge(honest, made.path, made.units)
     assert seen.reason in reasons
-    assert seen.outcome == (Outcome.SLASH if reasons == {Reason.WRONG_DRAW} else Outcome.REJECT)
+    assert seen.outcome == (VerdictOutcome.SLASH if reasons == {Reason.WRONG_DRAW} else VerdictOutcome.REJECT)
     assert seen.report_path == ""
 
 
@@ -129,7 +133,7 @@ TAMPERINGS: list[tuple[Reason, Callable[[RolloutBatch], RolloutBatch]]] = [
 
 @pytest.mark.parametrize(("reason", "tamper"), TAMPERINGS)
 def test_a_tampered_file_is_rejected_for_its_reason(
-    honest: Session,
+    honest: EngineSession,
     produced: Produced,
     tmp_path: Path,
     reason: Reason,
@@ -139,7 +143,7 @@ def test_a_tampered_file_is_rejected_for_its_reason(
     path = tmp_path / "tampered.arrow"
     path.write_bytes(encode(batch))
     seen = judge(honest, path, batch.units)
-    assert seen.outcome != Outcome.ACCEPT
+    assert seen.outcome != VerdictOutcome.ACCEPT
     if reason == Reason.SAMPLING:  # another token is another activation too
         assert seen.reason in (Reason.SAMPLING, Reason.ACTIVATIONS)
     else:
@@ -147,7 +151,7 @@ def test_a_tampered_file_is_rejected_for_its_reason(
 
 
 def test_a_prompt_beyond_all_limits_is_refused_before_it_stands_in_memory(
-    honest: Session, produced: Produced, tmp_path: Path
+    honest: EngineSession, produced: Produced, tmp_path: Path
 ) -> None:
     batch = change_row(decode(Path(produced.path).read_bytes(), 8), prompt=[1000] * (1 << 18))
     path = tmp_path / "long.arrow"
@@ -156,11 +160,13 @@ def test_a_prompt_beyond_all_limits_is_refused_before_it_stands_in_memory(
     assert seen.reason == Reason.MALFORMED and "values instead of at most" in seen.detail
 
 
-def test_claiming_more_units_than_tokens_is_rejected(honest: Session, produced: Produced) -> None:
+def test_claiming_more_units_than_tokens_is_rejected(honest: EngineSession, produced: Produced) -> None:
     assert judge(honest, produced.path, produced.units + 1).reason == Reason.UNITS
 
 
-def test_random_numbers_of_another_submission_do_not_fit(honest: Session, produced: Produced, tmp_path: Path) -> None:
+def test_random_numbers_of_another_submission_do_not_fit(
+    honest: EngineSession, produced: Produced, tmp_path: Path
+) -> None:
     """The tokens of submission 5, offered with the right prompts as if another seed had drawn them."""
     batch = decode(Path(produced.path).read_bytes(), 8)
     rows = list(batch.rows)
@@ -173,7 +179,9 @@ def test_random_numbers_of_another_submission_do_not_fit(honest: Session, produc
     assert judge(honest, path, batch.units).reason == Reason.SAMPLING
 
 
-def test_no_damage_to_the_bytes_makes_the_inspector_fail(honest: Session, produced: Produced, tmp_path: Path) -> None:
+def test_no_damage_to_the_bytes_makes_the_inspector_fail(
+    honest: EngineSession, produced: Produced, tmp_path: Path
+) -> None:
     data = Path(produced.path).read_bytes()
     random = np.random.default_rng(0)
     path = tmp_path / "damaged.arrow"
@@ -183,22 +191,26 @@ def test_no_damage_to_the_bytes_makes_the_inspector_fail(honest: Session, produc
             if damaged:
                 damaged[int(random.integers(min(len(damaged), 2000 if trial % 2 else len(damaged))))] ^= 255
         path.write_bytes(bytes(damaged))
-        assert judge(honest, path, produced.units).outcome in (Outcome.ACCEPT, Outcome.REJECT, Outcome.SLASH)
+        assert judge(honest, path, produced.units).outcome in (
+            VerdictOutcome.ACCEPT,
+            VerdictOutcome.REJECT,
+            VerdictOutcome.SLASH,
+        )
 
 
-def test_only_the_drawn_groups_go_through_the_model(honest: Session, produced: Produced, tmp_path: Path) -> None:
+def test_only_the_drawn_groups_go_through_the_model(honest: EngineSession, produced: Produced, tmp_path: Path) -> None:
     report_path = str(tmp_path / "report")
     seen = judge(honest, produced.path, produced.units, groups=(1,), report_path=report_path)
-    assert (seen.outcome, seen.checked) == (Outcome.ACCEPT, (1,))
+    assert (seen.outcome, seen.checked) == (VerdictOutcome.ACCEPT, (1,))
     assert {row.group for row in decode_report(Path(report_path).read_bytes(), 8).rows} == {1}
     assert len(seen.rewards) == 2 * DIGEST  # rewards are recomputed of every group
     assert len(seen.logprobs) == 4
     unseen = judge(honest, produced.path, produced.units, groups=(), report_path=str(tmp_path / "none"))
-    assert (unseen.outcome, unseen.checked, unseen.report_path) == (Outcome.ACCEPT, (), "")
+    assert (unseen.outcome, unseen.checked, unseen.report_path) == (VerdictOutcome.ACCEPT, (), "")
 
 
 def test_a_fault_is_seen_where_it_is_looked_for(
-    make: Callable[[type[Session]], Session], honest: Session, produced: Produced, tmp_path: Path
+    make: Callable[[type[EngineSession]], EngineSession], honest: EngineSession, produced: Produced, tmp_path: Path
 ) -> None:
     """The second group of the file comes from other weights."""
     made = produced_by(make(OtherWeights), order(tmp_path / "cheat.arrow"))
@@ -209,14 +221,14 @@ def test_a_fault_is_seen_where_it_is_looked_for(
     path = tmp_path / "mixed.arrow"
     path.write_bytes(encode(RolloutBatch(header, rows)))
     units = sum(len(row.output) for row in rows)
-    assert judge(honest, path, units, groups=(0,), report_path="").outcome == Outcome.ACCEPT
+    assert judge(honest, path, units, groups=(0,), report_path="").outcome == VerdictOutcome.ACCEPT
     seen = judge(honest, path, units, groups=(1,), report_path="")
     assert seen.reason in (Reason.ACTIVATIONS, Reason.SAMPLING)
     assert seen.group == (1 if seen.reason == Reason.ACTIVATIONS else -1)
 
 
 def test_scoring_that_takes_too_long_is_nobodys_fault(
-    honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    honest: EngineSession, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first group cannot be scored in time, the second not at all: neither is trained on."""
     now = iter([0.0, 0.0, 0.0, 0.0, 0.0, 1e6])  # the look, the budget, before and behind the prefill, the two groups
@@ -224,13 +236,13 @@ def test_scoring_that_takes_too_long_is_nobodys_fault(
 
     _cannot_tell(honest, monkeypatch)
     seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
-    assert seen.outcome == Outcome.ACCEPT
+    assert seen.outcome == VerdictOutcome.ACCEPT
     assert seen.rewards == 2 * UNDECIDED
     assert seen.report_path == ""
 
 
 def test_of_a_group_with_an_undecided_answer_no_more_is_asked(
-    honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    honest: EngineSession, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every answer of a file may run into a deadline of seconds; only the first of each group is waited for."""
     monkeypatch.setattr("node.inference.inspect.SCORED_TOGETHER", 1)
@@ -243,18 +255,20 @@ def test_of_a_group_with_an_undecided_answer_no_more_is_asked(
 
 
 def test_where_judges_are_to_say_the_reward_the_report_has_all_but_that(
-    honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    honest: EngineSession, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problems = honest.at(order(tmp_path)).problems()
     _cannot_tell(honest, monkeypatch, judged=problems[1].problem_id)
     seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
-    assert (seen.outcome, seen.rewards) == (Outcome.ACCEPT, 2 * UNDECIDED)
+    assert (seen.outcome, seen.rewards) == (VerdictOutcome.ACCEPT, 2 * UNDECIDED)
     report = decode_report(Path(seen.report_path).read_bytes(), 8)
     assert {row.group for row in report.rows} == {1} and all(math.isnan(row.reward) for row in report.rows)
     assert all(row.logprobs for row in report.rows)
 
 
-def _cannot_tell(session: Session, monkeypatch: pytest.MonkeyPatch, judged: str = "", *, knows: bool = False) -> None:
+def _cannot_tell(
+    session: EngineSession, monkeypatch: pytest.MonkeyPatch, judged: str = "", *, knows: bool = False
+) -> None:
     """The session's environment finds no reward. judged: the problem of which nobody is to find one; knows: it does."""
     inner = session.environment
 

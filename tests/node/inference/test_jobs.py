@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.inference.owner import Ticket
-from node.inference.process import Jobs
-from node.inference.wire import Failed, Inspect, LoadPolicy, Produce, Reply, Request, ShardOrder, Taught
+from node.inference.process import EngineJobs
+from node.inference.scheduler import RequestContext
+from node.inference.wire import Inspect, LoadPolicy, Produce, Reply, Request, RequestFailed, ShardOrder, Taught
 
 PATIENCE = 20.0
 TASK = ShardOrder(b"", "", b"")
@@ -18,7 +18,7 @@ class Office:
     """Jobs that last until they are told to end."""
 
     def __init__(self) -> None:
-        self.jobs = Jobs(self._answer, self._say, limit=2)
+        self.jobs = EngineJobs(self._answer, self._say, limit=2)
         self.said: list[Reply] = []
         self.begun: list[int] = []
         self.may_end: dict[int, threading.Event] = {}
@@ -41,7 +41,7 @@ class Office:
     def has_begun(self, *numbers: int) -> None:
         self.until(lambda: sorted(self.begun) == sorted(numbers))
 
-    def _answer(self, request: Request, ticket: Ticket) -> Reply:
+    def _answer(self, request: Request, ticket: RequestContext) -> Reply:
         self.begun.append(request.id)
         self.may_end[request.id].wait(PATIENCE)
         return Taught(id=request.id, path="", tokens=0, seconds=0.0)
@@ -96,7 +96,7 @@ def test_a_request_that_is_cancelled_while_it_waits_is_answered_at_once(office: 
         office.ask(rollout(number))
     office.has_begun(1, 2)
     office.jobs.cancel(3)
-    assert [reply.id for reply in office.said] == [3] and isinstance(office.said[0], Failed)
+    assert [reply.id for reply in office.said] == [3] and isinstance(office.said[0], RequestFailed)
     office.let(1)
     office.has_begun(1, 2, 4)
 
@@ -105,4 +105,4 @@ def test_a_child_takes_only_so_many(office: Office, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("node.inference.process.MOST_WAITING", 3)
     for number in (1, 2, 3, 4):
         office.ask(rollout(number))
-    assert [reply.id for reply in office.said] == [4] and isinstance(office.said[0], Failed)
+    assert [reply.id for reply in office.said] == [4] and isinstance(office.said[0], RequestFailed)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.inference.engine import Finished
+from node.inference.engine import FinishedSequence
 from node.inference.errors import ModelError
 from node.inference.lora import merge, merged
 from node.inference.start_weights import StartWeights
@@ -63,7 +63,7 @@ def test_an_engine_computes_with_an_adapter_and_afterwards_without(tiny_assets: 
     engine = TorchEngine(tiny_assets / "model")
     start = StartWeights(tiny_assets / "model")
     extra = adapter(start[Q])
-    seen = [Finished([3, 4, 5], [6, 7, 1])]
+    seen = [FinishedSequence([3, 4, 5], [6, 7, 1])]
 
     def logprobs(weights: Mapping[str, Tensor]) -> list[float]:
         engine.load(dict(weights))

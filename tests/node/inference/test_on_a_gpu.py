@@ -16,7 +16,7 @@ from node.environments.registry import load_environment
 from node.hardware.multiply import serve
 from node.hardware.orders import Multiply, Show
 from node.inference import device_sampling
-from node.inference.engine import Completion, Engine, Finished, Request, generate
+from node.inference.engine import Completion, Engine, FinishedSequence, GenerationRequest, generate
 from node.inference.errors import EngineError
 from node.inference.room import GIB, MOST_TOKENS, NoRoom
 from node.inference.settings import EngineSettings
@@ -52,8 +52,8 @@ def engine_on(
     return engine
 
 
-def finished(asked: list[Request], made: list[Completion]) -> list[Finished]:
-    return [Finished(request.prompt, one.output) for request, one in zip(asked, made, strict=True)]
+def finished(asked: list[GenerationRequest], made: list[Completion]) -> list[FinishedSequence]:
+    return [FinishedSequence(request.prompt, one.output) for request, one in zip(asked, made, strict=True)]
 
 
 # What is pretended
@@ -217,7 +217,7 @@ def test_broken_weights_are_found_on_a_gpu_too(tiny_assets: Path, gpu: Pretended
     with pytest.raises(EngineError, match="not finite"):
         generate(engine, requests([4], 3), 1.0)
     with pytest.raises(EngineError, match="not finite"):
-        engine.prefill([Finished([4, 5], [6, 7])], 1.0)
+        engine.prefill([FinishedSequence([4, 5], [6, 7])], 1.0)
 
 
 # What else computes there
@@ -238,7 +238,7 @@ def test_a_gpu_and_a_cpu_are_calibrated_beside_each_other(
     monkeypatch.setattr(calibrate, "make_engine", make_engine)
     environment = load_environment(tiny_run.environment, tiny_assets, LocalTokenizer(tiny_assets / "model"))
     run = msgspec.structs.replace(tiny_run, rollout=msgspec.structs.replace(tiny_run.rollout, max_output_tokens=6))
-    plan = calibrate.Plan([EngineSettings("cuda"), EngineSettings()], samples=4)
+    plan = calibrate.CalibrationPlan([EngineSettings("cuda"), EngineSettings()], samples=4)
     looks = calibrate.look_at_honest_work(run, tiny_assets / "model", environment, plan, lambda *_: None)
     assert len(looks) == 4 and pair(EngineSettings("cuda").name, EngineSettings().name) in looks
     assert max(one.distances.max() for seen in looks.values() for one in seen) < 1e-5

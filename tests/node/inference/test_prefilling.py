@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from node.inference import device_sampling, prefilling
-from node.inference.engine import Finished, Prefill
+from node.inference.engine import FinishedSequence, Prefill
 from node.inference.errors import EngineError
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
@@ -19,11 +19,15 @@ def model() -> LanguageModel:
     return engine_model(transformers_model(CONFIGURATIONS["qwen2"], torch.float32, "sdpa"))
 
 
-def sequences() -> list[Finished]:
+def sequences() -> list[FinishedSequence]:
     """The second has two turns: 9 tokens sampled, 7 said by somebody else, 14 sampled."""
     random = np.random.default_rng(8)
     tokens = [random.integers(0, VOCABULARY, size=n).tolist() for n in (5, 20, 9, 30, 3, 1)]
-    return [Finished(tokens[0], tokens[1]), Finished(tokens[2], tokens[3], (9, 7, 14)), Finished(tokens[4], tokens[5])]
+    return [
+        FinishedSequence(tokens[0], tokens[1]),
+        FinishedSequence(tokens[2], tokens[3], (9, 7, 14)),
+        FinishedSequence(tokens[4], tokens[5]),
+    ]
 
 
 def assert_equal(one: Prefill, other: Prefill) -> None:
@@ -75,4 +79,4 @@ def test_where_memory_runs_out_passes_become_smaller(model: LanguageModel, monke
 def test_tokens_outside_the_vocabulary_are_refused(model: LanguageModel) -> None:
     for output in ([1, VOCABULARY], [-1, 1]):
         with pytest.raises(EngineError, match="outside the vocabulary"):
-            Prefiller(model, 1024).prefill([Finished([1], output)], 1.0)
+            Prefiller(model, 1024).prefill([FinishedSequence([1], output)], 1.0)

@@ -43,7 +43,7 @@ def exchange(child: Child, frame: bytes) -> wire.Reply:
     child.stdin.write(frame)
     child.stdin.flush()
     while isinstance(
-        reply := wire.decode_reply(child.stdout.read(wire.body_length(child.stdout.read(4)))), wire.Progress
+        reply := wire.decode_reply(child.stdout.read(wire.body_length(child.stdout.read(4)))), wire.RequestProgress
     ):
         pass  # told once in a while: a slow machine hears it
     return reply
@@ -53,28 +53,28 @@ def test_a_child_survives_garbage_works_and_dies_with_its_input(
     child: Child, tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path
 ) -> None:
     for garbage in (b"", b"\xff" * 100, b"\x81\xa4type\xa4Evil", bytes(5)):
-        assert isinstance(exchange(child, wire.HEADER.pack(len(garbage)) + garbage), wire.Failed)
+        assert isinstance(exchange(child, wire.HEADER.pack(len(garbage)) + garbage), wire.RequestFailed)
 
     load = wire.LoadPolicy(id=1, policy_root=bytes(32), step=0, path="x")
     early = exchange(child, wire.encode(load))
-    assert isinstance(early, wire.Failed) and early.id == 1 and "Prepare" in early.remedy
+    assert isinstance(early, wire.RequestFailed) and early.id == 1 and "Prepare" in early.remedy
 
     broken = exchange(child, wire.encode(wire.Prepare(id=2, run=b"{}", assets_dir="/nowhere")))
-    assert isinstance(broken, wire.Failed)
+    assert isinstance(broken, wire.RequestFailed)
 
     run = encode_run(tiny_run)
     ready = exchange(child, wire.encode(wire.Prepare(id=3, run=run, assets_dir=str(tiny_assets))))
-    assert isinstance(ready, wire.Ready) and ready.id == 3 and ready.dtype == "float32"
+    assert isinstance(ready, wire.EngineReady) and ready.id == 3 and ready.dtype == "float32"
 
     image = tiny_assets / "model" / "model.safetensors"
     root = policy_root(0, describe_tensors(decode_image(image.read_bytes())))
     node = NodeKey.generate().address
     order = wire.Produce(id=5, policy_root=root, node=node, pool=1, index=0, out_path=str(tmp_path / "file"))
     unknown = exchange(child, wire.encode(order))
-    assert isinstance(unknown, wire.Failed) and "LoadPolicy" in unknown.remedy
+    assert isinstance(unknown, wire.RequestFailed) and "LoadPolicy" in unknown.remedy
 
     missing = wire.LoadPolicy(id=6, policy_root=root, step=0, path=str(tmp_path / "none"))
-    assert isinstance(exchange(child, wire.encode(missing)), wire.Failed)
+    assert isinstance(exchange(child, wire.encode(missing)), wire.RequestFailed)
     exchange(child, wire.encode(wire.LoadPolicy(id=7, policy_root=root, step=0, path=str(image))))
     produced = exchange(child, wire.encode(order))
     assert isinstance(produced, wire.Produced) and produced.samples == 8
@@ -114,9 +114,9 @@ def many_at_a_time(child: Child, order: wire.Produce, tmp_path: Path, produced: 
     replies: list[wire.Reply] = []
     while len(replies) < 3:
         reply = wire.decode_reply(child.stdout.read(wire.body_length(child.stdout.read(4))))
-        replies += [] if isinstance(reply, wire.Progress) else [reply]
+        replies += [] if isinstance(reply, wire.RequestProgress) else [reply]
     by_id = {reply.id: reply for reply in replies}
-    assert isinstance(by_id[20], wire.Failed) and "cancelled" in by_id[20].what
+    assert isinstance(by_id[20], wire.RequestFailed) and "cancelled" in by_id[20].what
     assert isinstance(by_id[22], wire.Produced) and isinstance(by_id[24], wire.Pong)
     order_of_replies = [reply.id for reply in replies]
     assert order_of_replies.index(24) < order_of_replies.index(22)
@@ -125,5 +125,5 @@ def many_at_a_time(child: Child, order: wire.Produce, tmp_path: Path, produced: 
 
 
 def test_frames_longer_than_the_limit_are_not_read() -> None:
-    with pytest.raises(wire.WireError):
+    with pytest.raises(wire.EngineWireError):
         wire.body_length(wire.HEADER.pack(wire.MAX_FRAME + 1))

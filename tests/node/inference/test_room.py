@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.run_directory import Means, engines_of
+from cli.run_directory import TrainingMeans, engines_of
 from node.config import NodeConfig
 from node.inference.room import (
     CONTEXT,
@@ -12,14 +12,14 @@ from node.inference.room import (
     LEAST_TOKENS,
     PASS_TOKENS,
     SHARE,
+    MemoryPlan,
     ModelSize,
     NoRoom,
-    Plan,
     needed,
     plan,
 )
 from node.processes.forkserver import Anew
-from node.training.planner import Card, Machine
+from node.training.planner import GpuCard, PlannedMachine
 from node.training.planning import plan_here
 from node.training.settings import TrainerSettings
 from node.training.sizing import KNOWN, engine_size
@@ -28,7 +28,7 @@ from protocol.run import RunSpec, encode_run
 SMALL, MIDDLE, LARGE = "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"
 
 
-def fits(model: str, gib: int, dtype: str = "bfloat16", leave: int = 0) -> Plan:
+def fits(model: str, gib: int, dtype: str = "bfloat16", leave: int = 0) -> MemoryPlan:
     return plan(engine_size(KNOWN[model]), gib * GIB, dtype, leave=leave)
 
 
@@ -97,11 +97,11 @@ def test_a_size_is_counted_alike_from_a_configuration_and_from_a_shape() -> None
 
 def test_each_engine_is_told_its_card_and_what_it_may_take_there(tiny_run: RunSpec, tiny_assets: Path) -> None:
     program = NodeConfig.engine_program()
-    cards = tuple(Card(str(at), "H200", 141 * GIB) for at in range(3))
+    cards = tuple(GpuCard(str(at), "H200", 141 * GIB) for at in range(3))
 
     def engines(count: int, *command: str) -> list[tuple[list[str], str]]:
-        found = plan_here(tiny_run, tiny_assets, {}, Machine(cards[:count], 64 * GIB), samples=True)
-        means = Means(command, "", {}, TrainerSettings())
+        found = plan_here(tiny_run, tiny_assets, {}, PlannedMachine(cards[:count], 64 * GIB), samples=True)
+        means = TrainingMeans(command, "", {}, TrainerSettings())
         made = engines_of(found, means, encode_run(tiny_run), tiny_assets, Anew())
         return [(one._command, one._env["CUDA_VISIBLE_DEVICES"]) for one in made]
 
@@ -114,4 +114,4 @@ def test_each_engine_is_told_its_card_and_what_it_may_take_there(tiny_run: RunSp
     assert several[1][0] == program
     assert engines(1, "mine")[0][0] == ["mine"]
     assert engines(1, *program, "--most-gib", "3")[0][0] == [*program, "--most-gib", "3"], "what was said stands"
-    assert not plan_here(tiny_run, tiny_assets, {}, Machine((), 64 * GIB), samples=True).engines[0].card
+    assert not plan_here(tiny_run, tiny_assets, {}, PlannedMachine((), 64 * GIB), samples=True).engines[0].card

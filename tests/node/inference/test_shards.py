@@ -9,7 +9,7 @@ import pytest
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.opinions import NO_OPINION, agreed, load_opinions, read_score
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.tasks import problem_of, problems_in
 from node.inference.wire import Inspect, Inspected, Produce, ShardOrder
 from protocol.audit import MAX_ANSWER_CHARACTERS
@@ -17,7 +17,7 @@ from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.rollout import RolloutBatch, decode, encode
 from protocol.run import EnvironmentSpec, RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import TaskSpec, encode_task, task_id
 from tests.node.inference.work import produced_by, seen_by
 
@@ -29,8 +29,8 @@ TASK = TaskSpec(
 
 
 @pytest.fixture(scope="module")
-def session(tiny_assets: Path, tiny_run: RunSpec) -> Session:
-    made = Session(tiny_run, tiny_assets, torch_engine)
+def session(tiny_assets: Path, tiny_run: RunSpec) -> EngineSession:
+    made = EngineSession(tiny_run, tiny_assets, torch_engine)
     made.keep(POLICY, str(tiny_assets / "model" / "model.safetensors"))
     return made
 
@@ -39,7 +39,9 @@ def order_of(spec: TaskSpec, assets: Path) -> ShardOrder:
     return ShardOrder(encode_task(spec), str(assets), POLICY)
 
 
-def make(session: Session, assets: Path, out: Path, spec: TaskSpec = TASK, shard: int = 0, node: str = A) -> Produce:
+def make(
+    session: EngineSession, assets: Path, out: Path, spec: TaskSpec = TASK, shard: int = 0, node: str = A
+) -> Produce:
     """The order that was carried out."""
     id, order = task_id(encode_task(spec)), order_of(spec, assets)
     asked = Produce(policy_root=id, node=node, pool=3, index=shard, out_path=str(out), task=order)
@@ -47,7 +49,7 @@ def make(session: Session, assets: Path, out: Path, spec: TaskSpec = TASK, shard
     return asked
 
 
-def judge(session: Session, made: Produce, *, shard: int | None = None) -> Inspected:
+def judge(session: EngineSession, made: Produce, *, shard: int | None = None) -> Inspected:
     """A validator's look at what was made, as the result of `shard`."""
     units = decode(Path(made.out_path).read_bytes(), 64).units
     fields = {name: getattr(made, name) for name in ("policy_root", "node", "pool", "index", "task")}
@@ -66,11 +68,11 @@ def read(made: Produce) -> RolloutBatch:
 
 
 def test_a_shard_is_made_and_accepted_like_any_rollout_file(
-    session: Session, tiny_assets: Path, tmp_path: Path
+    session: EngineSession, tiny_assets: Path, tmp_path: Path
 ) -> None:
     made = make(session, tiny_assets, tmp_path / "a")
     seen = judge(session, made)
-    assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "") and seen.checked == (0, 1) and seen.report_path
+    assert (seen.outcome, seen.detail) == (VerdictOutcome.ACCEPT, "") and seen.checked == (0, 1) and seen.report_path
     batch = read(made)
     held_out = [session.environment.held_back_problem(number).problem_id for number in (1, 2)]
     assert [row.problem_id for row in batch.rows] == [held_out[0]] * 3 + [held_out[1]] * 3
@@ -78,19 +80,21 @@ def test_a_shard_is_made_and_accepted_like_any_rollout_file(
     assert max(len(row.output) for row in batch.rows) <= 6
 
 
-def test_whoever_does_a_shard_gives_the_same_answers(session: Session, tiny_assets: Path, tmp_path: Path) -> None:
+def test_whoever_does_a_shard_gives_the_same_answers(session: EngineSession, tiny_assets: Path, tmp_path: Path) -> None:
     first, second = (make(session, tiny_assets, tmp_path / node, node=node) for node in (A, B))
     assert [row.output for row in read(first).rows] == [row.output for row in read(second).rows]
     other = make(session, tiny_assets, tmp_path / "other", spec=msgspec.structs.replace(TASK, nonce="another"))
     assert [row.output for row in read(first).rows] != [row.output for row in read(other).rows]
 
 
-def test_the_last_shard_may_be_shorter(session: Session, tiny_assets: Path, tmp_path: Path) -> None:
+def test_the_last_shard_may_be_shorter(session: EngineSession, tiny_assets: Path, tmp_path: Path) -> None:
     made = make(session, tiny_assets, tmp_path / "last", shard=2)
-    assert len(read(made).rows) == 3 and judge(session, made).outcome == Outcome.ACCEPT
+    assert len(read(made).rows) == 3 and judge(session, made).outcome == VerdictOutcome.ACCEPT
 
 
-def test_a_result_for_another_shard_is_an_objective_fault(session: Session, tiny_assets: Path, tmp_path: Path) -> None:
+def test_a_result_for_another_shard_is_an_objective_fault(
+    session: EngineSession, tiny_assets: Path, tmp_path: Path
+) -> None:
     made = make(session, tiny_assets, tmp_path / "moved", shard=1)
     assert judge(session, made, shard=0).reason == Reason.WRONG_IDENTITY
     batch = read(made)
@@ -98,11 +102,11 @@ def test_a_result_for_another_shard_is_an_objective_fault(session: Session, tiny
 
     Path(made.out_path).write_bytes(encode(moved))
     seen = judge(session, made, shard=0)
-    assert (seen.outcome, seen.reason) == (Outcome.SLASH, Reason.WRONG_DRAW)
+    assert (seen.outcome, seen.reason) == (VerdictOutcome.SLASH, Reason.WRONG_DRAW)
 
 
 def test_answers_of_another_policy_or_other_numbers_are_found(
-    session: Session, tiny_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: EngineSession, tiny_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("node.inference.tasks.shard_seed", lambda *place: bytes(32))
@@ -110,14 +114,16 @@ def test_answers_of_another_policy_or_other_numbers_are_found(
     assert judge(session, made).reason == Reason.SAMPLING
 
 
-def test_a_task_brings_its_own_environment(session: Session, tiny_assets: Path, tmp_path: Path) -> None:
+def test_a_task_brings_its_own_environment(session: EngineSession, tiny_assets: Path, tmp_path: Path) -> None:
     spec = msgspec.structs.replace(TASK, environment=EnvironmentSpec(name="reverse"), part="training")
     made = make(session, tiny_assets, tmp_path / "own", spec=spec)
     assert all(row.problem_id.startswith("reverse") for row in read(made).rows)
-    assert judge(session, made).outcome == Outcome.ACCEPT
+    assert judge(session, made).outcome == VerdictOutcome.ACCEPT
 
 
-def test_problems_that_there_are_not_cannot_be_asked_for(session: Session, tiny_assets: Path, tmp_path: Path) -> None:
+def test_problems_that_there_are_not_cannot_be_asked_for(
+    session: EngineSession, tiny_assets: Path, tmp_path: Path
+) -> None:
     environment = session.environment
     number = environment.size + environment.held_back
     assert problems_in(environment, "all") == number
@@ -145,7 +151,9 @@ class Words:
         return "".join(chr(token) for token in tokens if token)
 
 
-def test_a_judge_is_asked_about_every_answer_of_a_file(session: Session, tiny_assets: Path, tmp_path: Path) -> None:
+def test_a_judge_is_asked_about_every_answer_of_a_file(
+    session: EngineSession, tiny_assets: Path, tmp_path: Path
+) -> None:
     made = Produce(policy_root=POLICY, node=A, pool=3, index=0, out_path=str(tmp_path / "judged"))
     produced_by(session, made)
     judged = load_opinions(Path(made.out_path), session.environment, Words())

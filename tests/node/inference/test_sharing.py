@@ -10,7 +10,7 @@ import torch
 from node.inference import decoding, graphs
 from node.inference.attention import Beginnings
 from node.inference.decoding import TorchDecoder
-from node.inference.engine import Completion, Finished, Request
+from node.inference.engine import Completion, FinishedSequence, GenerationRequest
 from node.inference.fixed import model_for
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
@@ -36,10 +36,14 @@ def model() -> LanguageModel:
     return model_of("qwen3")
 
 
-def requests(groups: tuple[tuple[int, int], ...] = GROUPS, most: int = 24) -> list[Request]:
+def requests(groups: tuple[tuple[int, int], ...] = GROUPS, most: int = 24) -> list[GenerationRequest]:
     random = np.random.default_rng(5)
     prompts = [(random.integers(1, VOCABULARY, size=length).tolist(), count) for length, count in groups]
-    return [Request(prompt, random.random(random.integers(4, most))) for prompt, count in prompts for _ in range(count)]
+    return [
+        GenerationRequest(prompt, random.random(random.integers(4, most)))
+        for prompt, count in prompts
+        for _ in range(count)
+    ]
 
 
 class Watched:
@@ -50,7 +54,7 @@ class Watched:
         self.tokens, self.bytes, self.shared = 0, 0, 0
         self.made: list[Completion] = []
 
-    def run(self, asked: list[Request]) -> list[Completion]:
+    def run(self, asked: list[GenerationRequest]) -> list[Completion]:
         numbers, done = [self.decoder.submit(request) for request in asked], dict[int, Completion]()
         while len(self.decoder):
             done |= dict(self.decoder.step())
@@ -64,7 +68,7 @@ class Watched:
 
 
 def apart(
-    model: LanguageModel, asked: list[Request], monkeypatch: pytest.MonkeyPatch, eos: frozenset[int] = END
+    model: LanguageModel, asked: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch, eos: frozenset[int] = END
 ) -> Watched:
     """The same with a copy of its prompt for each."""
     with monkeypatch.context() as patched:
@@ -84,7 +88,7 @@ def test_what_is_decoded_is_what_a_copy_for_each_gives(name: str, monkeypatch: p
     assert [one.output for one in made] == [one.output for one in expected.made]
     equal = [(one.heads == other.heads).mean() for one, other in zip(made, expected.made, strict=True)]
     assert np.mean(equal) > 0.95, "both round to bf16"
-    finished = [Finished(r.prompt, c.output, experts=c.experts) for r, c in zip(asked, made, strict=True)]
+    finished = [FinishedSequence(r.prompt, c.output, experts=c.experts) for r, c in zip(asked, made, strict=True)]
     for request, one, seen in zip(asked, made, Prefiller(model, 1024).prefill(finished, 1.0), strict=True):
         u = request.uniforms[: len(one.output)]
         assert ((seen.lo - 1e-6 <= u) & (u <= seen.hi + 1e-6)).all()

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from node.inference.engines import torch_engine
-from node.inference.owner import Owner, Ticket
 from node.inference.process import settings_for
-from node.inference.server import Server
-from node.inference.session import Session
+from node.inference.scheduler import EngineScheduler, RequestContext
+from node.inference.server import EngineServer
+from node.inference.session import EngineSession
 from node.inference.settings import EngineSettings
 from node.inference.teacher import teach
-from node.inference.wire import Failed, Prepare, Ready, Taught, Teach
-from node.inference.wish import Wish
+from node.inference.wire import EngineReady, Prepare, RequestFailed, Taught, Teach
+from node.inference.wish import EngineOptions
 from node.training.batch import BatchRow
 from node.training.micro_batch import padded
 from node.training.warmstart import SORT_ALPHABET, create_model
@@ -92,7 +92,7 @@ def expected(assets: Path) -> list[np.ndarray]:
 
 def test_a_task_has_what_a_trainer_with_the_teacher_would_compute(run: RunSpec, assets: Path, tmp_path: Path) -> None:
     order = lesson(tmp_path)
-    found = teach(Session(run, assets, torch_engine), order)
+    found = teach(EngineSession(run, assets, torch_engine), order)
     taught = said(order)
     assert found.tokens == sum(row.units for row in rows()) == 6
     assert [(row.group, row.sample) for group in taught.values() for row in group] == [(0, 0), (1, 0)]
@@ -108,7 +108,7 @@ def test_an_engine_of_another_class_says_the_same_within_the_tolerance_and_anoth
         place.mkdir()
         order = lesson(place)
         settings = EngineSettings(dtype=dtype)
-        teach(Session(run, assets, lambda model: torch_engine(model, settings)), order)
+        teach(EngineSession(run, assets, lambda model: torch_engine(model, settings)), order)
         return said(order)
 
     one, other = by(run, assets, "float32", "one"), by(run, assets, "bfloat16", "other")
@@ -123,25 +123,27 @@ def test_a_process_takes_the_request_and_says_why_it_cannot(
     run: RunSpec, tiny_run: RunSpec, assets: Path, tmp_path: Path
 ) -> None:
     def answered(run: RunSpec, order: Teach) -> object:
-        server = Server(lambda _: torch_engine, Session)
-        owner = Owner()
+        server = EngineServer(lambda _: torch_engine, EngineSession)
+        owner = EngineScheduler()
         threading.Thread(target=owner.serve, daemon=True).start()
-        prepared = server.answer(Prepare(id=1, run=encode_run(run), assets_dir=str(assets)), Ticket(1, "task"), owner)
-        assert isinstance(prepared, Ready), prepared
-        return server.answer(order, Ticket(2, "task"), owner)
+        prepared = server.answer(
+            Prepare(id=1, run=encode_run(run), assets_dir=str(assets)), RequestContext(1, "task"), owner
+        )
+        assert isinstance(prepared, EngineReady), prepared
+        return server.answer(order, RequestContext(2, "task"), owner)
 
     order = lesson(tmp_path)
     assert isinstance(answered(run, order), Taught) and said(order)
     other = msgspec.structs.replace(order, file_root=bytes(32))
     refused = answered(run, other)
-    assert isinstance(refused, Failed) and "not those that are named" in refused.why
+    assert isinstance(refused, RequestFailed) and "not those that are named" in refused.why
     refused = answered(tiny_run, order)
-    assert isinstance(refused, Failed) and "no teacher" in refused.why
+    assert isinstance(refused, RequestFailed) and "no teacher" in refused.why
 
 
 def test_what_an_asked_teacher_needs_is_not_taken_by_the_engine_beside_it(run: RunSpec) -> None:
     def leave(run: RunSpec) -> int:
-        return settings_for(Wish(device="cpu", dtype="float32"), run).leave
+        return settings_for(EngineOptions(device="cpu", dtype="float32"), run).leave
 
     held = msgspec.structs.replace(run, distill=Distill(teacher=TEACHER))
     assert leave(held) == 0 < run.weight_bytes(TEACHER) < leave(run)

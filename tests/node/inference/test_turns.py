@@ -16,25 +16,25 @@ from hypothesis.strategies import DataObject, data, integers
 
 from node.calibration.calibrate import exercise_of
 from node.calibration.difficulty import Difficulty
-from node.calibration.measure import Stage, hand_over, look_at
+from node.calibration.measure import MeasureStage, hand_over, look_at
 from node.environments.base import Defaults, Determinism, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.environments.retry import RetryEnvironment
-from node.inference.engine import Completion, Request, generate
+from node.inference.engine import Completion, GenerationRequest, generate
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
-from node.inference.session import Session
-from node.inference.turns import Bounds, Rollout, play
+from node.inference.session import EngineSession
+from node.inference.turns import Bounds, PlayedRollout, play
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from node.training.evaluator import Evaluator
-from node.training.warmstart import IGNORED, Lesson
+from node.training.warmstart import IGNORED, WorkedSolution
 from protocol.checks import Reason
 from protocol.disputes import UNDECIDED
 from protocol.identity import NodeKey
 from protocol.messages import DIGEST
 from protocol.rollout import STATE_BYTES, decode, decode_report, encode
 from protocol.run import EnvironmentSpec, RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from tests.node.inference.work import produced_by, put, seen_by
 
 PROBLEM = Problem("p", "", ("12",))
@@ -63,14 +63,14 @@ class Scripted:
     def __init__(self, *answers: list[int]) -> None:
         self.answers, self.asked = list(answers), []
 
-    def __call__(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def __call__(self, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         self.asked += [(list(one.prompt), one.uniforms.tolist()) for one in requests]
         made = [self.answers.pop(0) for _ in requests]
         return [Completion(one, one[-1] == END, np.full((len(one), 1), len(self.asked), np.uint16)) for one in made]
 
 
-def played(environment: Any, script: Scripted, bounds: Bounds, limit: int = 8, **how: Any) -> Rollout:
-    request = Request([9], np.arange(limit) / limit)
+def played(environment: Any, script: Scripted, bounds: Bounds, limit: int = 8, **how: Any) -> PlayedRollout:
+    request = GenerationRequest([9], np.arange(limit) / limit)
     (rollout,) = play(script, environment, [PROBLEM], [request], 1.0, bounds, **how)
     return rollout
 
@@ -140,9 +140,9 @@ def test_rollouts_that_are_played_together_are_those_that_are_played_one_by_one(
     count = draw.draw(integers(1, 12))
     bounds, limit = Bounds(draw.draw(integers(1, 4)), draw.draw(integers(0, 12))), draw.draw(integers(1, 9))
     problems = [Problem(str(number), "", ()) for number in range(count)]
-    requests = [Request([9], np.linspace(0.1 * number, 1, limit)) for number in range(count)]
+    requests = [GenerationRequest([9], np.linspace(0.1 * number, 1, limit)) for number in range(count)]
 
-    def answers(asked: Sequence[Request], temperature: float) -> list[Completion]:
+    def answers(asked: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         outputs = [[2 + len(one.prompt) % 3, END] if one.uniforms[0] < 0.8 else [5] for one in asked]
         outputs = [output[: len(one.uniforms)] for output, one in zip(outputs, asked, strict=True)]
         return [Completion(one, one[-1] == END, np.full((len(one), 1), one[0], np.uint16)) for one in outputs]
@@ -155,20 +155,20 @@ def test_rollouts_that_are_played_together_are_those_that_are_played_one_by_one(
 
 
 @pytest.fixture(scope="module")
-def session(tiny_assets: Path, tiny_run: RunSpec) -> Session:
+def session(tiny_assets: Path, tiny_run: RunSpec) -> EngineSession:
     environment = EnvironmentSpec(name="retry", args={"digits": 3, "held_back": 64, "tries": 3})
-    made = Session(msgspec.structs.replace(tiny_run, environment=environment), tiny_assets, torch_engine)
+    made = EngineSession(msgspec.structs.replace(tiny_run, environment=environment), tiny_assets, torch_engine)
     made.keep(ROOT, str(tiny_assets / "model" / "model.safetensors"))
     return made
 
 
 @pytest.fixture(scope="module")
-def produced(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Produced:
+def produced(session: EngineSession, tmp_path_factory: pytest.TempPathFactory) -> Produced:
     path = str(tmp_path_factory.mktemp("turns") / "file")
     return produced_by(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=path))
 
 
-def judge(session: Session, made: Produced, **change: Any) -> Inspected:
+def judge(session: EngineSession, made: Produced, **change: Any) -> Inspected:
     order = Inspect(
         policy_root=ROOT,
         node=NODE,
@@ -181,9 +181,11 @@ def judge(session: Session, made: Produced, **change: Any) -> Inspected:
     return seen_by(session, msgspec.structs.replace(order, **change))
 
 
-def test_honest_turns_are_accepted_with_a_log_prob_for_each_sampled_token(session: Session, produced: Produced) -> None:
+def test_honest_turns_are_accepted_with_a_log_prob_for_each_sampled_token(
+    session: EngineSession, produced: Produced
+) -> None:
     seen = judge(session, produced)
-    assert (seen.outcome, seen.detail, seen.unreplayed) == (Outcome.ACCEPT, "", ())
+    assert (seen.outcome, seen.detail, seen.unreplayed) == (VerdictOutcome.ACCEPT, "", ())
     assert seen.statistics["sampling_mean"] < 1e-6 and seen.statistics["mantissa_mean"] < 0.1
     rows = decode(Path(produced.path).read_bytes(), 8).rows
     assert sum(bool(row.segments) for row in rows) > 4
@@ -227,21 +229,21 @@ class Remembers(Unsure):
 @pytest.mark.parametrize(
     ("astray", "states", "outcome", "reason", "detail"),
     [
-        (9, lambda found: found, Outcome.ACCEPT, Reason.NONE, ""),
-        (1, lambda found: found, Outcome.REJECT, Reason.OTHER_MACHINE, "behind answer 2"),
-        (9, lambda found: b"\x00" + found[1:], Outcome.REJECT, Reason.OTHER_MACHINE, "behind answer 1"),
-        (9, lambda found: b"", Outcome.REJECT, Reason.OTHER_MACHINE, "behind answer 1"),
-        (9, lambda found: found[1:], Outcome.SLASH, Reason.MALFORMED, "bytes of states"),
+        (9, lambda found: found, VerdictOutcome.ACCEPT, Reason.NONE, ""),
+        (1, lambda found: found, VerdictOutcome.REJECT, Reason.OTHER_MACHINE, "behind answer 2"),
+        (9, lambda found: b"\x00" + found[1:], VerdictOutcome.REJECT, Reason.OTHER_MACHINE, "behind answer 1"),
+        (9, lambda found: b"", VerdictOutcome.REJECT, Reason.OTHER_MACHINE, "behind answer 1"),
+        (9, lambda found: found[1:], VerdictOutcome.SLASH, Reason.MALFORMED, "bytes of states"),
     ],
     ids=["honest", "another machine", "another hash", "none", "cut"],
 )
 def test_the_machine_of_a_session_is_compared_turn_by_turn(
-    session: Session,
+    session: EngineSession,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     astray: int,
     states: Callable[[bytes], bytes],
-    outcome: Outcome,
+    outcome: VerdictOutcome,
     reason: Reason,
     detail: str,
 ) -> None:
@@ -260,29 +262,29 @@ def test_the_machine_of_a_session_is_compared_turn_by_turn(
 
 
 def test_where_there_is_no_machine_nobody_names_its_states(
-    session: Session, produced: Produced, tmp_path: Path
+    session: EngineSession, produced: Produced, tmp_path: Path
 ) -> None:
     batch = decode(Path(produced.path).read_bytes(), 8)
     assert not any(one.states for one in batch.rows)
     rows = tuple(msgspec.structs.replace(one, states=bytes(len(one.segments) // 2 * STATE_BYTES)) for one in batch.rows)
     (tmp_path / "file").write_bytes(encode(msgspec.structs.replace(batch, rows=rows)))
     seen = judge(session, produced, path=str(tmp_path / "file"))
-    assert (seen.outcome, seen.reason) == (Outcome.REJECT, Reason.OTHER_MACHINE)
+    assert (seen.outcome, seen.reason) == (VerdictOutcome.REJECT, Reason.OTHER_MACHINE)
 
 
 def test_who_cannot_replay_a_group_says_nothing_of_it(
-    session: Session, produced: Produced, monkeypatch: pytest.MonkeyPatch
+    session: EngineSession, produced: Produced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = decode(Path(produced.path).read_bytes(), 8).rows
     monkeypatch.setattr(session, "environment", Unsure(session.environment, rows[4].problem_id))
     seen = judge(session, produced)
-    assert (seen.outcome, seen.unreplayed) == (Outcome.ACCEPT, (1,))
+    assert (seen.outcome, seen.unreplayed) == (VerdictOutcome.ACCEPT, (1,))
     assert seen.rewards[:DIGEST] != UNDECIDED and seen.rewards[DIGEST:] == UNDECIDED
     assert {row.group for row in decode_report(Path(seen.report_path).read_bytes(), 8).rows} == {0}
 
 
 def test_the_lot_is_replayed_first_and_what_time_does_not_reach_is_left_open(
-    session: Session, produced: Produced, monkeypatch: pytest.MonkeyPatch
+    session: EngineSession, produced: Produced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock stands still until the second group is replayed, then the time is over."""
     rows = decode(Path(produced.path).read_bytes(), 8).rows
@@ -291,18 +293,18 @@ def test_the_lot_is_replayed_first_and_what_time_does_not_reach_is_left_open(
         now = iter([0.0] * looks)  # the look begins, the time begins, then each turn of all rollouts of a group
         monkeypatch.setattr("node.inference.replay.time.monotonic", lambda now=now: next(now, 1e9))
         seen = judge(session, produced, groups=(1,))
-        assert (seen.outcome, seen.unreplayed) == (Outcome.ACCEPT, unreplayed)
+        assert (seen.outcome, seen.unreplayed) == (VerdictOutcome.ACCEPT, unreplayed)
         assert seen.rewards == UNDECIDED * 2
 
 
-def test_a_run_may_allow_fewer_turns_than_the_environment_takes(session: Session, produced: Produced) -> None:
+def test_a_run_may_allow_fewer_turns_than_the_environment_takes(session: EngineSession, produced: Produced) -> None:
     rollout = msgspec.structs.replace(session.run.rollout, max_turns=2)
     assert session.bounds == Bounds(3, 1024)
     seen = judge(under(session, rollout), produced)
     assert seen.reason == Reason.MALFORMED and "3 turns where there are 2" in seen.detail
 
 
-def under(session: Session, rollout: Any) -> Any:
+def under(session: EngineSession, rollout: Any) -> Any:
     """The session by another run's limits."""
     import copy
 
@@ -311,21 +313,21 @@ def under(session: Session, rollout: Any) -> Any:
     return other
 
 
-def evaluated(session: Session, assets: Path) -> None:
+def evaluated(session: EngineSession, assets: Path) -> None:
     evaluator = Evaluator(session.run, assets)
     evaluator.evaluate(session.engine.read(str(assets / "model" / "model.safetensors")), 0)
     evaluator.close()
 
 
-def filtered(session: Session, assets: Path) -> None:
+def filtered(session: EngineSession, assets: Path) -> None:
     difficulty = Difficulty(session.run, assets)
     assert len(list(difficulty.rates([session.environment.problem(number) for number in range(3)], 4))) == 3
     difficulty.close()
 
 
-def calibrated(session: Session, assets: Path) -> None:
+def calibrated(session: EngineSession, assets: Path) -> None:
     exercise = exercise_of(session.run, session.environment, 8, 0)
-    stage = Stage(lambda *told: None, "playing and looking", 16)
+    stage = MeasureStage(lambda *told: None, "playing and looking", 16)
     made = exercise.played(partial(generate, session.engine), [slice(0, 8)], stage)
     work = hand_over(exercise.requests, made, 32, 32)
     seen = look_at(session.engine, work, 1.0, 32, stage)
@@ -335,7 +337,10 @@ def calibrated(session: Session, assets: Path) -> None:
 
 @pytest.mark.parametrize("who", [evaluated, filtered, calibrated])
 def test_whoever_asks_for_answers_plays_all_turns(
-    session: Session, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch, who: Callable[[Session, Path], None]
+    session: EngineSession,
+    tiny_assets: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    who: Callable[[EngineSession, Path], None],
 ) -> None:
     scored: list[int] = []
     score = RetryEnvironment.score
@@ -350,10 +355,10 @@ def test_whoever_asks_for_answers_plays_all_turns(
     assert 5 in scored and all(length in (1, 3, 5) for length in scored)
 
 
-def test_a_lesson_teaches_answers_and_not_what_was_said_between_them(session: Session) -> None:
+def test_a_lesson_teaches_answers_and_not_what_was_said_between_them(session: EngineSession) -> None:
     environment, tokenizer = session.environment, session.engine.tokenizer
     wrong_first = lambda problem, so_far: "0" if not so_far else problem.answer[0]
-    tokens, learnt = Lesson(environment, tokenizer, wrong_first).example(environment.problem(3))
+    tokens, learnt = WorkedSolution(environment, tokenizer, wrong_first).example(environment.problem(3))
     answer = environment.problem(3).answer[0]
     assert tokenizer.decode(tokens) == f"{environment.problem(3).prompt}0={int(answer[0] == '0')}={answer}"
     taught = [*tokenizer.encode("0"), END, *tokenizer.encode(answer), END]
@@ -361,7 +366,7 @@ def test_a_lesson_teaches_answers_and_not_what_was_said_between_them(session: Se
     assert all(label in (token, IGNORED) for token, label in zip(tokens, learnt, strict=True))
 
 
-def test_retry_tells_how_many_digits_stand_right_and_halves_a_second_try(session: Session) -> None:
+def test_retry_tells_how_many_digits_stand_right_and_halves_a_second_try(session: EngineSession) -> None:
     tokenizer, problem = session.engine.tokenizer, Problem("retry-312", "312=", ("123",))
 
     def said(*texts: str) -> Transcript:

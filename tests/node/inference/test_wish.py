@@ -8,7 +8,7 @@ from node.inference import settings
 from node.inference.engines import TORCH, VLLM
 from node.inference.errors import EngineError
 from node.inference.settings import EngineSettings
-from node.inference.wish import Wish, wish_from
+from node.inference.wish import EngineOptions, wish_from
 
 
 def _absent(device: str) -> None:
@@ -38,7 +38,7 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_best_device_computes_in_the_best_way_that_the_run_permits(
     permitted: list[str], device: str, dtype: str
 ) -> None:
-    granted = Wish().granted(permitted, ["cuda", "cpu"], NOT_HERE)
+    granted = EngineOptions().granted(permitted, ["cuda", "cpu"], NOT_HERE)
     assert (granted.device, granted.dtype) == (device, dtype)
 
 
@@ -68,7 +68,7 @@ def test_nonsense_on_the_command_line_ends_the_engine(capsys: pytest.CaptureFixt
 def test_vllm_is_taken_unasked_on_a_gpu_where_the_run_admits_it(
     permitted: list[str], device: str, dtype: str, kernel: str
 ) -> None:
-    granted = Wish().granted(permitted, ["cuda", "cpu"], HERE)
+    granted = EngineOptions().granted(permitted, ["cuda", "cpu"], HERE)
     assert (granted.device, granted.dtype, granted.attention) == (device, dtype, kernel)
 
 

@@ -12,7 +12,7 @@ import pytest
 from node.environments.server.dial import LOCAL_SERVERS
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from node.training.warmstart import SORT_ALPHABET, create_model
 from protocol.audit import AuditSpec
@@ -22,7 +22,7 @@ from protocol.rollout import decode, encode
 from protocol.run import EnvironmentSpec, RunError, RunSpec, decode_run, encode_run
 from protocol.sections import EnvironmentPart
 from protocol.segments import pieces
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from tests.node.environments.servers import openenv
 from tests.node.inference.work import produced_by, seen_by
 
@@ -37,17 +37,17 @@ class Server:
     def __init__(self) -> None:
         self.change: Callable[[Told], Told] = paying(lambda message: float(len(message) % 2))
 
-    def __call__(self, told: Told) -> Told:
-        return self.change(told)
+    def __call__(self, on_progress: Told) -> Told:
+        return self.change(on_progress)
 
 
 def paying(reward: Callable[[str], float], words: str = "") -> Callable[[Told], Told]:
     """It shows `words` in front of its own, and pays by its own."""
 
-    def change(told: Told) -> Told:
-        data = told["data"]
+    def change(on_progress: Told) -> Told:
+        data = on_progress["data"]
         message = data["observation"]["message"]
-        return told | {"data": data | {"reward": reward(message), "observation": {"message": words + message}}}
+        return on_progress | {"data": data | {"reward": reward(message), "observation": {"message": words + message}}}
 
     return change
 
@@ -65,7 +65,7 @@ def url(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def open_session(url: str, tiny_run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Session]:
+def open_session(url: str, tiny_run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], EngineSession]:
     assets = tmp_path_factory.mktemp("served")
     create_model(assets / "model", LETTERS, seed=7, hidden=64, layers=2)
     rows = [{"problem_id": str(n), "prompt": f"{n}=", "reset": {"seed": n}} for n in range(10)]
@@ -75,8 +75,8 @@ def open_session(url: str, tiny_run: RunSpec, tmp_path_factory: pytest.TempPathF
         tiny_run, environment=EnvironmentSpec(name="server", args=args), audit=AuditSpec(witnessed="alone")
     )
 
-    def session() -> Session:
-        made = Session(run, assets, torch_engine)
+    def session() -> EngineSession:
+        made = EngineSession(run, assets, torch_engine)
         made.keep(ROOT, str(assets / "model" / "model.safetensors"))
         return made
 
@@ -84,7 +84,7 @@ def open_session(url: str, tiny_run: RunSpec, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def produced(open_session: Callable[[], Session], tmp_path_factory: pytest.TempPathFactory) -> Produced:
+def produced(open_session: Callable[[], EngineSession], tmp_path_factory: pytest.TempPathFactory) -> Produced:
     path = str(tmp_path_factory.mktemp("files") / "file")
     session = open_session()
     made = produced_by(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=path))
@@ -92,7 +92,7 @@ def produced(open_session: Callable[[], Session], tmp_path_factory: pytest.TempP
     return made
 
 
-def judge(session: Session, made: Produced, path: str = "") -> Inspected:
+def judge(session: EngineSession, made: Produced, path: str = "") -> Inspected:
     path = path or made.path
     try:
         order = Inspect(
@@ -104,12 +104,12 @@ def judge(session: Session, made: Produced, path: str = "") -> Inspected:
 
 
 def test_what_is_heard_alike_is_accepted_and_may_be_trained_on(
-    open_session: Callable[[], Session], produced: Produced
+    open_session: Callable[[], EngineSession], produced: Produced
 ) -> None:
     batch = decode(Path(produced.path).read_bytes(), 8)
     assert len(batch.header.heard) == 32 and sum(bool(row.segments) for row in batch.rows) >= 2
     seen = [judge(open_session(), produced) for _ in range(2)]
-    assert [(one.outcome, one.detail) for one in seen] == [(Outcome.ACCEPT, "")] * 2
+    assert [(one.outcome, one.detail) for one in seen] == [(VerdictOutcome.ACCEPT, "")] * 2
     assert seen[0].rewards == seen[1].rewards and seen[0].rewards_mean == pytest.approx(produced.reward_estimate)
 
 
@@ -119,7 +119,7 @@ def test_what_is_heard_alike_is_accepted_and_may_be_trained_on(
     ids=["says otherwise", "pays otherwise"],
 )
 def test_what_is_heard_otherwise_is_unpaid_and_costs_no_stake(
-    open_session: Callable[[], Session],
+    open_session: Callable[[], EngineSession],
     produced: Produced,
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,23 +127,27 @@ def test_what_is_heard_otherwise_is_unpaid_and_costs_no_stake(
 ) -> None:
     monkeypatch.setattr(server, "change", change)
     seen = judge(open_session(), produced)
-    assert (seen.outcome, seen.reason) == (Outcome.REJECT, Reason.HEARD_OTHERWISE)
+    assert (seen.outcome, seen.reason) == (VerdictOutcome.REJECT, Reason.HEARD_OTHERWISE)
     assert seen.reason in HEARSAY and seen.report_path == ""
 
 
 @pytest.mark.parametrize("shown", [False, True], ids=["beside what is shown", "in what is shown"])
 def test_a_secret_that_one_member_alone_is_told_gains_it_nothing(
-    open_session: Callable[[], Session], server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shown: bool
+    open_session: Callable[[], EngineSession],
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    shown: bool,
 ) -> None:
     """Beside what is shown it is dropped, and the file is like any other. In what is shown it stands in the file, and
     nobody else hears it."""
     honest = server.change
 
-    def telling(told: Told) -> Told:
-        data = honest(told)["data"]
+    def telling(on_progress: Told) -> Told:
+        data = honest(on_progress)["data"]
         message = data["observation"]["message"]
         observation = {"message": "tu" + message} if shown else {"message": message, "solution": "tu"}
-        return told | {"data": data | {"observation": observation, "grader": "tu"}}
+        return on_progress | {"data": data | {"observation": observation, "grader": "tu"}}
 
     monkeypatch.setattr(server, "change", telling)
     session = open_session()
@@ -155,22 +159,22 @@ def test_a_secret_that_one_member_alone_is_told_gains_it_nothing(
     assert told and all(("tu" in one) is shown for one in told)
     monkeypatch.setattr(server, "change", honest)
     seen = judge(open_session(), made)
-    wanted = (Outcome.REJECT, Reason.HEARD_OTHERWISE) if shown else (Outcome.ACCEPT, None)
+    wanted = (VerdictOutcome.REJECT, Reason.HEARD_OTHERWISE) if shown else (VerdictOutcome.ACCEPT, None)
     assert (seen.outcome, seen.reason or None) == wanted
 
 
 def test_a_worker_cannot_name_its_own_reward(
-    open_session: Callable[[], Session], produced: Produced, tmp_path: Path
+    open_session: Callable[[], EngineSession], produced: Produced, tmp_path: Path
 ) -> None:
     batch = decode(Path(produced.path).read_bytes(), 8)
     header = msgspec.structs.replace(batch.header, heard="11" * 16)
     (tmp_path / "file").write_bytes(encode(msgspec.structs.replace(batch, header=header)))
     seen = judge(open_session(), produced, str(tmp_path / "file"))
-    assert (seen.outcome, seen.reason) == (Outcome.REJECT, Reason.HEARD_OTHERWISE)
+    assert (seen.outcome, seen.reason) == (VerdictOutcome.REJECT, Reason.HEARD_OTHERWISE)
 
 
 def test_who_hears_nothing_has_no_word(
-    open_session: Callable[[], Session],
+    open_session: Callable[[], EngineSession],
     produced: Produced,
     server: Server,
     monkeypatch: pytest.MonkeyPatch,

@@ -2,18 +2,18 @@
 
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 
 
-def produced_by(session: Session, order: Produce) -> Produced:
+def produced_by(session: EngineSession, order: Produce) -> Produced:
     return produce(session.at(order), order)
 
 
-def seen_by(session: Session, order: Inspect) -> Inspected:
+def seen_by(session: EngineSession, order: Inspect) -> Inspected:
     return inspect(session.at(order), order)
 
 
-def put(session: Session, policy: bytes) -> None:
+def put(session: EngineSession, policy: bytes) -> None:
     """Have its engine compute with a policy."""
     session.at(Produce(policy_root=policy, node="0x" + "11" * 20, pool=1, index=0, out_path="")).put()

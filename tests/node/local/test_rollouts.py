@@ -13,10 +13,10 @@ import pytest
 import trio
 
 from node.inference.engines import torch_engine
-from node.inference.owner import Owner, Ticket
 from node.inference.process import share_of
-from node.inference.server import Server
-from node.inference.session import Session
+from node.inference.scheduler import EngineScheduler, RequestContext
+from node.inference.server import EngineServer
+from node.inference.session import EngineSession
 from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode, requests
 from node.local.rollouts import Doing, LocalRun
 from node.metrics.journal import read_records
@@ -40,8 +40,8 @@ class EngineInProcess:
     name, pid, restarts, asking = "engine", None, 0, 0
 
     def __init__(self, run: bytes, assets: Path) -> None:
-        self._server = Server(lambda _: torch_engine, Session)
-        self._owner = Owner()
+        self._server = EngineServer(lambda _: torch_engine, EngineSession)
+        self._owner = EngineScheduler()
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self.asked: list[str] = []
 
@@ -51,11 +51,11 @@ class EngineInProcess:
         task_status.started()
         await trio.sleep_forever()
 
-    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None):
+    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None):
         if policy is not None:
             await self.ask(policy, timeout=timeout)
         self.asked.append(type(request).__name__)
-        ticket = Ticket(0, share_of(request) or "rollout")
+        ticket = RequestContext(0, share_of(request) or "rollout")
         request = next(requests(BytesIO(encode(request))))
         reply = await trio.to_thread.run_sync(self._server.answer, request, ticket, self._owner)
         return decode_reply(encode(reply)[4:])

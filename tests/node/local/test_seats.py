@@ -20,7 +20,7 @@ from node.run.file import load_run_file
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError
 from node.training.length import without_length
-from node.training.outer import StateFile
+from node.training.outer import OuterStateFile
 from node.training.seats import Seats
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
@@ -200,7 +200,7 @@ async def test_whoever_has_a_seats_manifests_and_files_makes_its_contribution_ag
 
 def expected(run: RunSpec, round_: int, spool: Spool) -> Expected:
     assert run.diloco is not None
-    outer = StateFile(spool.root / "rounds" / f"outer-{round_:06d}.safetensors")
+    outer = OuterStateFile(spool.root / "rounds" / f"outer-{round_:06d}.safetensors")
     return expected_of(run.diloco, blake3(without_length(run)).digest(), {round_: outer.root}, 3 * 4)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from node.metrics.prometheus import render
 from node.network.interface import NetworkStats
-from node.services.base import Crew
+from node.services.base import ServiceManager
 from node.status import StatusPage
 from node.status_schema import PenPart
 from tests.swarms import status
@@ -26,7 +26,7 @@ def rendered() -> dict[str, set[str]]:
     tables = {"staleness": {"1": 2}, "seconds": {"load": 0.1}, "file_seconds": {"fetch": 0.1}}
     whole = status()
     whole["training"] |= {"latest": record | tables}
-    empty = StatusPage(Crew()).figures()
+    empty = StatusPage(ServiceManager()).figures()
     whole |= {"verdicts": empty["verdicts"], "work": empty["work"]}
     whole["blobs"] = {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "oldest_look_seconds": 1.0}
     whole["node"] |= {"state_dir": "/", "pen": msgspec.structs.asdict(PenPart())}

@@ -6,7 +6,7 @@ import msgspec
 
 from node.metrics.prometheus import GROWING, render
 from node.network.interface import NetworkStats
-from node.services.base import Crew
+from node.services.base import ServiceManager
 from node.status import StatusPage
 
 FULL = {
@@ -72,9 +72,9 @@ def test_no_series_is_of_a_member() -> None:
     shown = render(many)
     assert 'intellect_worker_files_total{use="trained"} 6000.0' in shown and "0x0000" not in shown
     assert len(shown.splitlines()) == len(render(few).splitlines())
-    assert "swarm" not in {name for name, rows in StatusPage(Crew()).figures().items() if rows}
+    assert "swarm" not in {name for name, rows in StatusPage(ServiceManager()).figures().items() if rows}
 
 
 def test_a_node_that_has_just_begun_renders() -> None:
-    assert "intellect_build_info" in render(StatusPage(Crew()).figures())
+    assert "intellect_build_info" in render(StatusPage(ServiceManager()).figures())
     assert "intellect_disk" not in render({"node": {"state_dir": "/nowhere/at/all"}})

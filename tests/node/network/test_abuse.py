@@ -144,7 +144,7 @@ async def test_a_peer_that_opens_all_connections_it_may_and_reads_a_byte_a_secon
     assert other.connected() and (node.lanes(abuser.address) <= most) == bounded
 
 
-async def _read_slowly(session: yamux.Session, protocol: str) -> None:
+async def _read_slowly(session: yamux.YamuxSession, protocol: str) -> None:
     """Ask for much on several streams of a connection, of which one byte a second is read from now on."""
     source = session.secured_conn._source
     read = source.read

@@ -20,7 +20,7 @@ from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
 from node.network.gossip.gossip import MESHSUB
 from node.network.hardening import HardTcp
 from node.network.host import Libp2pNetwork
-from node.network.interface import Answer
+from node.network.interface import SentResponse
 from node.network.links import MAX_LANES, MAX_WITH_ONE, session_of
 from protocol.identity import Address, NodeKey
 from tests.node.networks import know
@@ -87,8 +87,8 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
 async def test_pieces_go_by_lanes_and_news_by_the_first_connection(real) -> None:
     one, two = await _pair(real)
 
-    async def much(asker: Address, request: bytes) -> Answer:
-        return Answer(bytes(200_000), bulk=True)
+    async def much(asker: Address, request: bytes) -> SentResponse:
+        return SentResponse(bytes(200_000), bulk=True)
 
     two.serve("/much/1", much, max_request=1)
     dialler, other = (one, two) if session_of(one._links.direct_with(two.address)[0]).is_initiator else (two, one)

@@ -150,7 +150,7 @@ async def test_requests_and_responses_survive_the_wire(size: int, keep: bool) ->
 
 async def test_an_announced_length_above_the_limit_is_refused_before_reading() -> None:
     pipe = Pipe(b"\xff\xff\xff\xff" + bytes(100))
-    with pytest.raises(requests.WireError) as caught:
+    with pytest.raises(requests.RequestWireError) as caught:
         await requests.read_request(pipe, 1000)
     assert caught.value.announced == 0x7FFFFFFF
     assert len(pipe.data) == 100
@@ -158,11 +158,11 @@ async def test_an_announced_length_above_the_limit_is_refused_before_reading() -
 
 async def test_a_stream_that_ends_early_is_an_error() -> None:
     for data, error in (
-        (b"", requests.Ended),
-        (b"\x00\x00", requests.WireError),
-        (b"\x00\x00\x00\x09abc", requests.WireError),
+        (b"", requests.RequestEnded),
+        (b"\x00\x00", requests.RequestWireError),
+        (b"\x00\x00\x00\x09abc", requests.RequestWireError),
     ):
-        with pytest.raises(requests.WireError) as caught:
+        with pytest.raises(requests.RequestWireError) as caught:
             await requests.read_request(Pipe(data), 1000)
         assert type(caught.value) is error
 

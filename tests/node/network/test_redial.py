@@ -7,7 +7,7 @@ import trio
 
 from node.network.contacts import AddressSet
 from node.network.errors import PeerUnavailable
-from node.network.redial import LONGEST_DELAY, Link, Redialer
+from node.network.redial import LONGEST_DELAY, LinkKind, Redialer
 from protocol.identity import Address, NodeKey
 
 OWN, OTHER = sorted((NodeKey(bytes([n]) * 32) for n in (1, 2)), key=lambda key: key.address)
@@ -17,7 +17,7 @@ class Line:
     """A member that answers no dial, and how it is connected."""
 
     def __init__(self) -> None:
-        self.link, self.pinged = Link.APART, 0
+        self.link, self.pinged = LinkKind.APART, 0
         self.dialled: list[float] = []
 
     async def dial(self, where: AddressSet) -> None:
@@ -54,12 +54,12 @@ async def test_a_member_that_a_relay_connects_is_tried_directly_ever_more_seldom
     line: tuple[Line, Redialer], autojump_clock: Any
 ) -> None:
     member, redialer = line
-    member.link = Link.RELAYED
+    member.link = LinkKind.RELAYED
     redialer.place(OTHER.address, contact(1))
     await trio.sleep(3600)
     assert 15 <= len(member.dialled) <= 40 and member.pinged > 100
     assert member.dialled[-1] - member.dialled[-2] > LONGEST_DELAY
-    member.link, before = Link.APART, len(member.dialled)
+    member.link, before = LinkKind.APART, len(member.dialled)
     await trio.sleep(2)
     assert len(member.dialled) > before, "a lost connection is dialled at once"
 
@@ -80,13 +80,13 @@ async def test_a_member_that_is_told_anew_leaves_the_others_loops_alone_and_one_
     line: tuple[Line, Redialer], autojump_clock: Any
 ) -> None:
     member, redialer = line
-    member.link = Link.BEST
+    member.link = LinkKind.BEST
     redialer.place(OTHER.address, contact(1))
     await trio.sleep(1)
     before = dict(redialer._loops)
     redialer.place(Address("0x" + "77" * 20), "not read")
     assert redialer._loops == before
     redialer.place(OTHER.address, None)
-    member.link = Link.APART
+    member.link = LinkKind.APART
     await trio.sleep(60)
     assert not member.dialled and not redialer.knows(OTHER.address)

@@ -9,10 +9,10 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 
-from node.network.lanes import FRESH, HOLD_SECONDS, LOOK_SECONDS, NEAR, Watch
+from node.network.lanes import FRESH, HOLD_SECONDS, LOOK_SECONDS, NEAR, PathWatch
 from node.network.sockets import Tcp
-from node.network.turns import LEAST_TURN, NEWS_TURNS, TURN_SECONDS, Pace, Turns
-from node.network.yamux import DATA, HEADER, MAX_WRITE, Session
+from node.network.turns import LEAST_TURN, NEWS_TURNS, TURN_SECONDS, LinePace, Turns
+from node.network.yamux import DATA, HEADER, MAX_WRITE, YamuxSession
 
 TURN = 1000
 
@@ -43,10 +43,10 @@ class Gate:
 
 
 @asynccontextmanager
-async def gated() -> AsyncIterator[tuple[Session, Gate, Any, Any]]:
+async def gated() -> AsyncIterator[tuple[YamuxSession, Gate, Any, Any]]:
     """A session whose turns are TURN bytes, with a stream for news and one for bulk."""
     gate = Gate()
-    session = Session(gate, ID(b"somebody"))  # type: ignore[arg-type]
+    session = YamuxSession(gate, ID(b"somebody"))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.start)
         gate.may.release()
@@ -137,7 +137,7 @@ async def test_a_waiter_that_is_cancelled_loses_nobody_elses_turn() -> None:
 
 def test_a_turn_lasts_as_long_on_a_slow_line_as_on_a_fast_one() -> None:
     for rate in (125_000.0, 500_000.0, 2_500_000.0):
-        pace, now = Pace(65_536, MAX_WRITE), 0.0
+        pace, now = LinePace(65_536, MAX_WRITE), 0.0
         for _ in range(200):
             pace.begins(now)
             pace.full(now)
@@ -147,7 +147,7 @@ def test_a_turn_lasts_as_long_on_a_slow_line_as_on_a_fast_one() -> None:
 
 
 def test_a_line_that_is_never_full_and_one_that_rests_are_not_taken_for_slow_ones() -> None:
-    pace, now = Pace(65_536, MAX_WRITE), 0.0
+    pace, now = LinePace(65_536, MAX_WRITE), 0.0
     for _ in range(500):
         pace.begins(now)
         now += 0.001
@@ -161,7 +161,7 @@ def test_a_line_that_is_never_full_and_one_that_rests_are_not_taken_for_slow_one
     assert pace.turn == MAX_WRITE
 
 
-def looks(watch: Watch, rtt: float, lost: float, count: int, least: float = 0.1) -> list[bool]:
+def looks(watch: PathWatch, rtt: float, lost: float, count: int, least: float = 0.1) -> list[bool]:
     found, sent = [], 0
     for _ in range(count):
         sent += 100
@@ -170,18 +170,18 @@ def looks(watch: Watch, rtt: float, lost: float, count: int, least: float = 0.1)
 
 
 def test_a_path_that_loses_beside_a_short_round_trip_gets_lanes_and_a_full_line_none() -> None:
-    assert looks(Watch(), 0.105, 0.02, 10)[-1] and not any(looks(Watch(), 0.105, 0.02, 10)[:FRESH])
-    assert not any(looks(Watch(), 0.18, 0.02, 50))
-    assert not any(looks(Watch(), 0.105, 0.0, 50))
-    assert looks(Watch(), 0.003, 0.02, 50, least=0.002)[-1]
-    assert not any(looks(Watch(), 0.003, 0.02, 50, least=NEAR / 2))  # a loopback that has no processor
-    overshoot = Watch()
+    assert looks(PathWatch(), 0.105, 0.02, 10)[-1] and not any(looks(PathWatch(), 0.105, 0.02, 10)[:FRESH])
+    assert not any(looks(PathWatch(), 0.18, 0.02, 50))
+    assert not any(looks(PathWatch(), 0.105, 0.0, 50))
+    assert looks(PathWatch(), 0.003, 0.02, 50, least=0.002)[-1]
+    assert not any(looks(PathWatch(), 0.003, 0.02, 50, least=NEAR / 2))  # a loopback that has no processor
+    overshoot = PathWatch()
     looks(overshoot, 0.19, 0.3, 2)
     assert not any(looks(overshoot, 0.1, 0.3, int(HOLD_SECONDS / LOOK_SECONDS) - 1))
 
 
 def test_what_one_window_lost_is_one_event() -> None:
-    burst = Watch()  # two looks, both within one round trip of 300 ms
+    burst = PathWatch()  # two looks, both within one round trip of 300 ms
     told = [burst.look([Tcp("reno", 0.31, 0.005, 0.3, 100 * n, min(20 * n, 60))]) for n in range(30)]
     assert not any(told)
     assert any(burst.look([Tcp("reno", 0.31, 0.005, 0.3, 3000 + 100 * n, 60 + n)]) for n in range(10))
@@ -191,7 +191,7 @@ def test_a_lost_acknowledgement_is_no_queue_and_more_lanes_follow_fresh_loss_onl
     def path(sent: int, *rtts: tuple[float, float]) -> list[Tcp]:
         return [Tcp("reno", rtt, varies, 0.3, sent, sent // 20) for rtt, varies in rtts]
 
-    watch = Watch()
+    watch = PathWatch()
     for sent in range(0, 700, 100):
         lossy = watch.look(path(sent, (0.42, 0.08), (0.31, 0.01), (0.32, 0.02)))
     assert lossy and watch.step == 12  # each carries little at 300 ms

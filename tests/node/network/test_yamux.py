@@ -20,7 +20,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from node.network import yamux
 from node.network.outlet import MAX_CONTROL_FRAMES
-from node.network.yamux import ACK, DATA, FIN, HEADER, PING, RST, SYN, WINDOW, WINDOW_BYTES, Session
+from node.network.yamux import ACK, DATA, FIN, HEADER, PING, RST, SYN, WINDOW, WINDOW_BYTES, YamuxSession
 
 PEER = ID(b"somebody")
 
@@ -67,18 +67,18 @@ async def running(*sessions: Any) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def pair(step: int = 1 << 20) -> AsyncIterator[tuple[Session, Session]]:
+async def pair(step: int = 1 << 20) -> AsyncIterator[tuple[YamuxSession, YamuxSession]]:
     ours, theirs = line(step)
-    first, second = Session(ours, PEER), Session(theirs, PEER)  # type: ignore[arg-type]
+    first, second = YamuxSession(ours, PEER), YamuxSession(theirs, PEER)  # type: ignore[arg-type]
     async with running(first, second):
         yield first, second
 
 
 @asynccontextmanager
-async def raw() -> AsyncIterator[tuple[Session, Any]]:
+async def raw() -> AsyncIterator[tuple[YamuxSession, Any]]:
     """A session, and the bytes on the other end."""
     ours, theirs = line()
-    session = Session(ours, PEER)  # type: ignore[arg-type]
+    session = YamuxSession(ours, PEER)  # type: ignore[arg-type]
     async with running(session):
         yield session, theirs.stream
 
@@ -123,15 +123,15 @@ async def ask(session: Any, body: bytes) -> bytes:
 
 
 def ours_both(left: Line, right: Line) -> tuple[Any, Any]:
-    return Session(left, PEER), Session(right, PEER)  # type: ignore[arg-type]
+    return YamuxSession(left, PEER), YamuxSession(right, PEER)  # type: ignore[arg-type]
 
 
 def ours_dials(left: Line, right: Line) -> tuple[Any, Any]:
-    return Session(left, PEER), Yamux(right, PEER, is_initiator=False)  # type: ignore[arg-type]
+    return YamuxSession(left, PEER), Yamux(right, PEER, is_initiator=False)  # type: ignore[arg-type]
 
 
 def ours_listens(left: Line, right: Line) -> tuple[Any, Any]:
-    return Yamux(left, PEER, is_initiator=True), Session(right, PEER)  # type: ignore[arg-type]
+    return Yamux(left, PEER, is_initiator=True), YamuxSession(right, PEER)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ async def test_a_cancelled_writer_leaves_no_half_frame() -> None:
         assert await other.read_exactly(5) == b"whole"
 
 
-async def refused(session: Session, stream: Any, data: bytes) -> None:
+async def refused(session: YamuxSession, stream: Any, data: bytes) -> None:
     """The session ends for these bytes."""
     await stream.send_all(data)
     await session.event_closed.wait()
@@ -272,7 +272,7 @@ async def test_half_a_frame_ends_the_connection_after_a_while(autojump_clock: tr
 async def test_a_peer_that_makes_us_answer_and_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yamux, "FRAMES", (1e9, 1e9))
     left, right = trio.testing.lockstep_stream_pair()
-    session = Session(Line(left, True), PEER)  # type: ignore[arg-type]
+    session = YamuxSession(Line(left, True), PEER)  # type: ignore[arg-type]
     async with running(session):
         await refused(session, right, HEADER.pack(0, PING, SYN, 0, 7) * (MAX_CONTROL_FRAMES + 2))
 

@@ -24,8 +24,8 @@ from node.hardware.builds import Builds
 from node.inference.errors import EngineError
 from node.preflight import chain as chain_checks
 from node.preflight.chain import (
+    ChainStanding,
     Provider,
-    Standing,
     against_chain,
     against_peers,
     check_bond,
@@ -38,7 +38,7 @@ from node.preflight.chain import (
     next_steps,
 )
 from node.preflight.engines import check_class, check_engines, judge_class
-from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
+from node.preflight.finding import CheckFinding, PreflightFailed, failure, ok, warning, worst
 from node.preflight.machine import (
     check_disk,
     check_keys,
@@ -136,7 +136,7 @@ def test_a_directory_that_is_not_there_yet_is_looked_at_by_its_parent(tmp_path: 
 def test_a_model_that_does_not_fit_is_a_failure_and_which_one_depends_on_the_role() -> None:
     machine, with_gpu = Hardware(2, 8 * GIB, ()), Hardware(2, 8 * GIB, (Gpu("H100", 80 * GIB),))
 
-    def look(size: int, role: str, hardware: Hardware, **said: int) -> Finding:
+    def look(size: int, role: str, hardware: Hardware, **said: int) -> CheckFinding:
         seen = machine_of(hardware, Builds("12.8"), "0")
         return check_memory(model_of(size) if size else None, role, hardware, seen, said=said)
 
@@ -345,7 +345,7 @@ def test_what_no_second_endpoint_checks_is_said(
     assert level == "ok" or "rpc_urls" in found.remedy
 
 
-def standing(**more: Any) -> Standing:
+def standing(**more: Any) -> ChainStanding:
     plain = {
         "node": NODE,
         "provider": None,
@@ -355,7 +355,7 @@ def standing(**more: Any) -> Standing:
         "gas": 10**14,
         "day": 10**13,
     }
-    return Standing(**(plain | more))
+    return ChainStanding(**(plain | more))
 
 
 def test_what_is_missing_on_chain_comes_as_commands_to_be_copied() -> None:
@@ -380,7 +380,7 @@ def test_what_is_missing_on_chain_comes_as_commands_to_be_copied() -> None:
     assert steps_of(standing(provider=PROVIDER, bonded=20 * 10**18), rich)[0].endswith("(this node, for gas)")
 
 
-def steps_of(where: Standing, provider: Provider | None) -> list[str]:
+def steps_of(where: ChainStanding, provider: Provider | None) -> list[str]:
     return next_steps(where, provider, "base", Path("/s"), 1)
 
 
@@ -472,7 +472,7 @@ def test_only_a_devnet_on_this_machine_is_not_public() -> None:
 def test_a_finding_is_what_programs_read() -> None:
     import msgspec
 
-    assert msgspec.json.decode(msgspec.json.encode(ok("a", "b", c=1)), type=Finding) == ok("a", "b", c=1)
+    assert msgspec.json.decode(msgspec.json.encode(ok("a", "b", c=1)), type=CheckFinding) == ok("a", "b", c=1)
 
 
 # a running daemon

@@ -15,7 +15,7 @@ from node.hardware.gpu import Gpu
 from node.preflight import guest as guests
 from node.preflight.finding import PreflightFailed
 from node.preflight.guest import IMAGES, capped, check_guest, refuse_guest
-from node.preflight.survey import Scope, Survey
+from node.preflight.survey import PreflightSurvey, Scope
 from node.recipe.speed import Speed
 from protocol.pretraining import Pretraining
 from protocol.run import EnvironmentSpec, RunSpec
@@ -136,7 +136,7 @@ class Gas:
 @pytest.mark.parametrize(
     ("speed", "gas", "reward", "says"),
     [
-        (50.0, 5 * 10**6, 10**15, "up to 1,620 tokens and 0.000000635 of coin for gas a day, at 9 hours a day"),
+        (50.0, 5 * 10**6, 10**15, "up to 1,620 tokens and 0.0000000979 of coin for gas a day, at 9 hours a day"),
         (50.0, None, 10**15, "up to 1,620 tokens and unknown gas a day"),
         (None, 5, 10**15, "unknown: this machine's speed is not measured"),
         (50.0, 5, 0, "unknown: the pool pays nothing for a unit"),
@@ -149,7 +149,7 @@ async def test_a_dry_run_says_what_a_day_comes_to_or_that_nobody_knows(
     run = needing(monkeypatch, 2 * 10**6)
     known = None if speed is None else Speed(speed, 100.0, "x/float32/sdpa", 10**6)
     monkeypatch.setattr("node.preflight.survey.recall", lambda *_: known)
-    survey = Survey(config(tmp_path, {"hours": "22:00-07:00", "time_zone": "UTC"}), Scope())
+    survey = PreflightSurvey(config(tmp_path, {"hours": "22:00-07:00", "time_zone": "UTC"}), Scope())
     pool: Any = SimpleNamespace(reward_per_unit=reward)
     chain: Any = Gas(gas)
     found = await survey._estimate(chain, pool, run)

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.processes.forkserver import Anew, Child, ForkedChild, ForkServer, kill_group
+from node.processes.forkserver import Anew, ChildProcess, ForkedChild, ForkServer, kill_group
 from node.processes.launch import launch
 
 MIRROR = [sys.executable, "-m", "tests.node.processes.mirror"]
@@ -29,7 +29,7 @@ async def fork_server() -> AsyncIterator[ForkServer]:
         nursery.cancel_scope.cancel()
 
 
-async def said(child: Child) -> dict:
+async def said(child: ChildProcess) -> dict:
     assert child.stdout is not None
     with trio.fail_after(60):
         data = b""
@@ -43,7 +43,7 @@ def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def close_input(child: Child) -> None:
+async def close_input(child: ChildProcess) -> None:
     assert child.stdin is not None
     await child.stdin.aclose()
 

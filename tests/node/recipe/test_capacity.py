@@ -6,7 +6,7 @@ import pytest
 
 from node.errors import ConfigError
 from node.hardware import Gpu, Hardware
-from node.recipe.capacity import CapacityGauge, Machine, cache_per_token, measure
+from node.recipe.capacity import CapacityGauge, MachineCapacity, cache_per_token, measure
 from node.recipe.requirements import check_requirements, reached_target, shortfalls, spent
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.sections import Budget, LengthBudget, Requirement, Requirements
@@ -19,7 +19,7 @@ RUN = RunSpec(
     length_budget=LengthBudget(targets=(10, 100, 1000), seconds=10.0),
     requirements=Requirements(worker=Requirement(cores=4, memory_gib=8, gpu_memory_gib=20)),
 )
-ROOMY = Machine(memory=1 << 40, cache_per_token=1000)
+ROOMY = MachineCapacity(memory=1 << 40, cache_per_token=1000)
 
 
 @pytest.mark.parametrize(("speed", "capacity"), [(5, 0), (8, 0), (80, 1), (799, 1), (800, 2), (1e6, 2)])
@@ -33,14 +33,14 @@ def test_a_slow_node_is_dealt_short_budgets(speed: float, capacity: int) -> None
 def test_a_node_with_little_memory_is_dealt_short_budgets() -> None:
     # class 1: 4 sequences of 120 tokens of 1000 bytes, in half of the memory
     for memory, capacity in ((2 * 480_000, 1), (2 * 480_000 - 1, 0), (2 * 4_080_000, 2)):
-        gauge = CapacityGauge(RUN, Machine(memory, 1000))
+        gauge = CapacityGauge(RUN, MachineCapacity(memory, 1000))
         gauge.note(1_000_000, 1.0)
         assert gauge.capacity == capacity
 
 
 def test_the_memory_of_a_gpu_counts_once_others_have_seen_it_compute() -> None:
     believed = False
-    gauge = CapacityGauge(RUN, Machine(960_000, 1000, gpu_memory=1 << 40), 1e6, lambda: believed)
+    gauge = CapacityGauge(RUN, MachineCapacity(960_000, 1000, gpu_memory=1 << 40), 1e6, lambda: believed)
     assert gauge.capacity == 1
     believed = True
     assert gauge.capacity == 2

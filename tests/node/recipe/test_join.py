@@ -7,7 +7,7 @@ from node.recipe.join import join
 from protocol.budgets import draw_targets
 from protocol.errors import ProtocolError
 from protocol.identity import address_from_bytes
-from protocol.rollout import Report, ReportHeader, ReportRow, RolloutBatch, RolloutHeader, SampleRow
+from protocol.rollout import ReportHeader, ReportRow, RolloutBatch, RolloutHeader, SampleRow, ValidatorReport
 from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec
 from protocol.sections import EnvironmentPart, LengthBudget
 
@@ -28,16 +28,16 @@ BATCH = RolloutBatch(
         for sample in range(2)
     ),
 )
-REPORT = Report(
+REPORT = ValidatorReport(
     ReportHeader(ROOT.hex(), POLICY.hex()),
     tuple(ReportRow(row.group, row.sample, 0.5, [-0.1] * len(row.output)) for row in BATCH.rows),
 )
 
 
-def altered(place: int, **change: object) -> Report:
+def altered(place: int, **change: object) -> ValidatorReport:
     rows = list(REPORT.rows)
     rows[place] = msgspec.structs.replace(rows[place], **change)
-    return Report(REPORT.header, tuple(rows))
+    return ValidatorReport(REPORT.header, tuple(rows))
 
 
 def test_groups_carry_label_target_and_what_the_learner_needs() -> None:
@@ -70,10 +70,10 @@ def test_length_terms_and_log_probs_are_about_sampled_tokens() -> None:
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        (Report(ReportHeader("00" * 32, POLICY.hex()), REPORT.rows), "not about this file"),
-        (Report(ReportHeader(ROOT.hex(), "00" * 32), REPORT.rows), "not about this file"),
-        (Report(REPORT.header, REPORT.rows[:3]), "not whole"),
-        (Report(REPORT.header, (*REPORT.rows, REPORT.rows[0])), "twice"),
+        (ValidatorReport(ReportHeader("00" * 32, POLICY.hex()), REPORT.rows), "not about this file"),
+        (ValidatorReport(ReportHeader(ROOT.hex(), "00" * 32), REPORT.rows), "not about this file"),
+        (ValidatorReport(REPORT.header, REPORT.rows[:3]), "not whole"),
+        (ValidatorReport(REPORT.header, (*REPORT.rows, REPORT.rows[0])), "twice"),
         (altered(3, group=7), "not the file's"),
         (altered(1, logprobs=[-0.1]), "1 log-probs for 3 tokens"),
         (altered(1, logprobs=[-0.1, math.nan, -0.1]), "no such number"),
@@ -82,13 +82,13 @@ def test_length_terms_and_log_probs_are_about_sampled_tokens() -> None:
         (altered(2, reward=math.nan), "no such number"),
     ],
 )
-def test_a_report_that_cannot_be_trained_on_is_refused(report: Report, why: str) -> None:
+def test_a_report_that_cannot_be_trained_on_is_refused(report: ValidatorReport, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         join(RUN, ROOT, 4, BATCH, report)
 
 
 def test_groups_that_nobody_recomputed_are_left_out() -> None:
-    (group,) = join(RUN, ROOT, 4, BATCH, Report(REPORT.header, REPORT.rows[2:]))
+    (group,) = join(RUN, ROOT, 4, BATCH, ValidatorReport(REPORT.header, REPORT.rows[2:]))
     assert group.key == (ROOT, 1) and len(group.rows) == 2
 
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from node.recipe.pool import KEPT_ASIDE, Group, Origin, RolloutPool, Sample, teaches
+from node.recipe.pool import KEPT_ASIDE, Group, Origin, PoolSample, RolloutPool, teaches
 from protocol.identity import address_bytes, address_from_bytes
 from protocol.recipe import PRESETS, preset
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
@@ -67,7 +67,7 @@ def test_what_teaches_is_what_the_learner_makes_an_update_of(make_group) -> None
         return msgspec.structs.replace(run(), recipe=recipe, **sections)
 
     mixed, flat, below = make_group(0, MIXED), make_group(1, FLAT), make_group(2, (-1.0, 0.0))
-    cut = msgspec.structs.replace(mixed, samples=tuple(Sample(2, n, n, False) for n in MIXED))
+    cut = msgspec.structs.replace(mixed, samples=tuple(PoolSample(2, n, n, False) for n in MIXED))
     for name in PRESETS:
         assert teaches(with_recipe(preset(name)), mixed) and not teaches(with_recipe(preset(name)), flat)
         assert teaches(with_recipe(preset(name)), below) is (name != "max_rl")

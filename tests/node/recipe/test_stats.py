@@ -1,6 +1,6 @@
 import pytest
 
-from node.recipe.pool import Sample, Selection
+from node.recipe.pool import PoolSample, Selection
 from node.recipe.stats import describe
 
 
@@ -18,7 +18,7 @@ def test_what_a_batch_was_made_of(make_group) -> None:
 
 def test_a_length_target_is_missed_by_its_distance(make_group) -> None:
     group = make_group(0, [0.0])
-    samples = (Sample(8, 0.9, 1.0, True, target=10), Sample(14, 0.0, 0.0, False, target=10))
+    samples = (PoolSample(8, 0.9, 1.0, True, target=10), PoolSample(14, 0.0, 0.0, False, target=10))
     group = type(group)(group.key, 0, group.rows, samples, "sort", (0, 0))
     seen = describe(Selection(0, (group,)), waiting=0, stale=0)
     assert seen["length_error"] == 3.0 and seen["pass_rate"] == 0.5 and seen["finished_share"] == 0.5

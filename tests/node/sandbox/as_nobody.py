@@ -3,7 +3,7 @@
 import json
 import sys
 
-from node.sandbox import Call, attacks
+from node.sandbox import SandboxCall, attacks
 from node.sandbox.opening import open_confined, open_wasi
 from node.sandbox.runtime import find_runtime
 
@@ -14,6 +14,6 @@ opened = (
     else open_confined(attacks.FILES, attacks.ENTRY, attacks.LIMITS)
 )
 with opened as sandbox:
-    got = {name: attacks.breach(outcome) for name in names for outcome in sandbox.run([Call(name)])}
+    got = {name: attacks.breach(outcome) for name in names for outcome in sandbox.run([SandboxCall(name)])}
     got["traces"] = sandbox.call("traces").value
 print(json.dumps({name: what for name, what in got.items() if what}))

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from node.sandbox import Limits, RuntimeMissing, find_runtime, open_confined, open_wasi
+from node.sandbox import RuntimeMissing, SandboxLimits, find_runtime, open_confined, open_wasi
 from node.sandbox.confined import walls
 from node.sandbox.process import ProcessSandbox
 
-LIMITS = Limits(fuel=1_000_000_000, memory_mib=128, output_bytes=1 << 16, seconds=30.0)
+LIMITS = SandboxLimits(fuel=1_000_000_000, memory_mib=128, output_bytes=1 << 16, seconds=30.0)
 Opener = Callable[..., ProcessSandbox]
 
 
@@ -26,7 +26,9 @@ def wasi(interpreter: Path) -> Iterator[Opener]:
     """open(source, limits): a WASI sandbox whose entry module is `source`."""
     opened: list[ProcessSandbox] = []
 
-    def open_one(source: str, limits: Limits = LIMITS, files: Mapping[str, bytes] | None = None) -> ProcessSandbox:
+    def open_one(
+        source: str, limits: SandboxLimits = LIMITS, files: Mapping[str, bytes] | None = None
+    ) -> ProcessSandbox:
         opened.append(open_wasi({"entry.py": source.encode(), **(files or {})}, "entry", limits, interpreter))
         return opened[-1]
 
@@ -43,7 +45,9 @@ def confined() -> Iterator[Opener]:
         pytest.skip(lacking)
     opened: list[ProcessSandbox] = []
 
-    def open_one(source: str, limits: Limits = LIMITS, files: Mapping[str, bytes] | None = None) -> ProcessSandbox:
+    def open_one(
+        source: str, limits: SandboxLimits = LIMITS, files: Mapping[str, bytes] | None = None
+    ) -> ProcessSandbox:
         opened.append(open_confined({"entry.py": source.encode(), **(files or {})}, "entry", limits))
         return opened[-1]
 

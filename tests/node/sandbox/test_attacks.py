@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from node.sandbox import Call, Outcome, Undecided, attacks, open_confined, open_wasi
-from node.sandbox.base import Sandbox, Status
+from node.sandbox import CallOutcome, SandboxCall, Undecided, attacks, open_confined, open_wasi
+from node.sandbox.base import CallStatus, Sandbox
 from node.sandbox.confined import walls
 from node.sandbox.runtime import child_environment, compiled
 
@@ -48,8 +48,8 @@ def test_the_catalogue_names_every_attack_and_no_other() -> None:
 def test_in_wasi_no_attack_gets_through_and_each_ends_as_it_does_everywhere(behind_wasi: Sandbox) -> None:
     found: dict[str, str] = {}
     for name, expected in attacks.ATTACKS.items():
-        outcome = next(behind_wasi.run([Call(name)]))
-        assert isinstance(outcome, Outcome), f"{name}: {outcome}"
+        outcome = next(behind_wasi.run([SandboxCall(name)]))
+        assert isinstance(outcome, CallOutcome), f"{name}: {outcome}"
         if attacks.breach(outcome) or outcome.status is not expected:
             found[name] = f"{outcome.status.value} {outcome.error} {outcome.value}"
     assert found == {}
@@ -59,7 +59,7 @@ def test_in_wasi_no_attack_gets_through_and_each_ends_as_it_does_everywhere(behi
 
 
 def test_behind_the_kernels_walls_no_attack_gets_through(behind_walls: Sandbox) -> None:
-    got = {name: attacks.breach(next(behind_walls.run([Call(name)]))) for name in sorted(OF_ALL_MACHINES)}
+    got = {name: attacks.breach(next(behind_walls.run([SandboxCall(name)]))) for name in sorted(OF_ALL_MACHINES)}
     assert {name: what for name, what in got.items() if what} == {}
     assert behind_walls.call("hello", "you").value == "hello you"
     assert behind_walls.call("traces").value is None
@@ -71,7 +71,7 @@ def test_a_wall_that_is_left_out_is_seen(behind_walls: Sandbox) -> None:
     here = Path(attacks.__file__).with_name("guest")
     done = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, check=True)
     for said in json.loads(done.stdout):
-        assert attacks.breach(Outcome(Status.OK, said))
+        assert attacks.breach(CallOutcome(CallStatus.OK, said))
 
 
 @pytest.mark.parametrize("kind", ["wasi", "confined"])
@@ -89,8 +89,8 @@ def test_as_nobody_no_attack_gets_through(kind: str, interpreter: Path, tmp_path
 
 
 def test_what_an_attacker_says_it_got_is_a_breach_and_a_forged_reply_of_its_own_is_none() -> None:
-    assert attacks.breach(Outcome(Status.OK, "/etc/passwd: b'root'"))
-    assert not attacks.breach(Outcome(Status.OK, 1.0))
+    assert attacks.breach(CallOutcome(CallStatus.OK, "/etc/passwd: b'root'"))
+    assert not attacks.breach(CallOutcome(CallStatus.OK, 1.0))
     assert not attacks.breach(Undecided("a", "b", "c"))
 
 

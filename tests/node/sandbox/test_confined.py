@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.sandbox import Call, Limits, SandboxError, Status, Undecided, open_confined
+from node.sandbox import CallStatus, SandboxCall, SandboxError, SandboxLimits, Undecided, open_confined
 from node.sandbox.confined import walls
 from node.sandbox.process import ProcessSandbox
 from tests.node.sandbox.test_wasi import SOURCE
@@ -20,7 +20,7 @@ Opener = Callable[..., ProcessSandbox]
 
 @pytest.fixture(scope="module")
 def sandbox(confined: Opener) -> ProcessSandbox:
-    return confined(SOURCE, Limits(memory_mib=128, output_bytes=1 << 16, seconds=20), {"helper.py": b"ONE = 1"})
+    return confined(SOURCE, SandboxLimits(memory_mib=128, output_bytes=1 << 16, seconds=20), {"helper.py": b"ONE = 1"})
 
 
 def test_it_answers_as_the_other_sandbox_does(sandbox: ProcessSandbox) -> None:
@@ -28,20 +28,20 @@ def test_it_answers_as_the_other_sandbox_does(sandbox: ProcessSandbox) -> None:
     assert sandbox.call("echo", "ä", [1]).value == ["ä", [1]]
     said = sandbox.call("say", "hi")
     assert (said.printed, said.complained, said.fuel) == (b"hi\n", b"oh", 0)
-    assert next(sandbox.run([Call("read", stdin=b"x" * 10_000)])).value == "x" * 10_000  # type: ignore[union-attr]
+    assert next(sandbox.run([SandboxCall("read", stdin=b"x" * 10_000)])).value == "x" * 10_000  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "status"),
     [
-        ("leave", [3], Status.EXITED),
-        ("nothing", [], Status.RAISED),
-        ("take", [1024], Status.OUT_OF_MEMORY),
-        ("say", ["x" * 100_000], Status.TOO_LONG),
+        ("leave", [3], CallStatus.EXITED),
+        ("nothing", [], CallStatus.RAISED),
+        ("take", [1024], CallStatus.OUT_OF_MEMORY),
+        ("say", ["x" * 100_000], CallStatus.TOO_LONG),
     ],
 )
 def test_each_way_to_end_has_its_name(
-    sandbox: ProcessSandbox, function: str, arguments: list[object], status: Status
+    sandbox: ProcessSandbox, function: str, arguments: list[object], status: CallStatus
 ) -> None:
     assert sandbox.call(function, *arguments).status is status
 
@@ -75,7 +75,7 @@ def test_an_entry_that_does_not_load_is_named(confined: Opener) -> None:
 def test_a_wall_that_is_missing_is_said_and_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walls, "landlock_abi", lambda: 0)
     with pytest.raises(Undecided, match="Landlock"):
-        open_confined({"entry.py": b""}, "entry", Limits())
+        open_confined({"entry.py": b""}, "entry", SandboxLimits())
     monkeypatch.setattr(walls, "supported", lambda: False)
     assert "x86-64" in (walls.missing() or "")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.sandbox import Outcome, SandboxError, Status, Undecided
+from node.sandbox import CallOutcome, CallStatus, SandboxError, Undecided
 from node.sandbox.opening import SandboxPool
 
 UNDECIDED = Undecided("no outcome", "busy", "wait")
@@ -18,14 +18,14 @@ class Box:
     def __init__(self, meet: threading.Barrier | None = None) -> None:
         self.calls, self.closed, self._meet = 0, 0, meet
 
-    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | Undecided]:
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome | Undecided]:
         return [self._one(*call) for call in calls]
 
-    def _one(self, number: int) -> Outcome | Undecided:
+    def _one(self, number: int) -> CallOutcome | Undecided:
         self.calls += 1
         if self._meet is not None and number < 2:
             self._meet.wait(20)
-        return UNDECIDED if number == 7 else Outcome(Status.OK, 2 * number)
+        return UNDECIDED if number == 7 else CallOutcome(CallStatus.OK, 2 * number)
 
     def close(self) -> None:
         self.closed += 1

@@ -3,7 +3,7 @@
 import pytest
 
 from node.sandbox import wire
-from node.sandbox.base import Status
+from node.sandbox.base import CallStatus
 from node.sandbox.wire import MalformedReply, decode_reply, outcome, replied
 
 
@@ -36,7 +36,7 @@ def test_brackets_count_only_outside_of_strings(text: bytes, value: object) -> N
 
 
 def test_a_result_that_is_no_json_is_the_functions_own_fault_everywhere() -> None:
-    assert outcome(wire.Ending("ok", reply=b"{")).status is Status.RAISED
+    assert outcome(wire.GuestEnding("ok", reply=b"{")).status is CallStatus.RAISED
 
 
 @pytest.mark.parametrize(

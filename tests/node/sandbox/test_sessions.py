@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from node.environments.guests import guest
-from node.sandbox import Call, Limits, Outcome, Sessions, Status, Undecided
+from node.sandbox import CallOutcome, CallStatus, SandboxCall, SandboxLimits, Sessions, Undecided
 from node.sandbox.process import ProcessSandbox
 
 ENTRY = "intellect_session"
-LIMITS = Limits(fuel=100_000_000, memory_mib=128, output_bytes=1 << 16, seconds=60.0, disk_bytes=64 << 10)
-BEGIN = Call("begin", ({"m.py": "def f(x):\n    return x + 1\n"},))
+LIMITS = SandboxLimits(fuel=100_000_000, memory_mib=128, output_bytes=1 << 16, seconds=60.0, disk_bytes=64 << 10)
+BEGIN = SandboxCall("begin", ({"m.py": "def f(x):\n    return x + 1\n"},))
 Opener = Callable[..., ProcessSandbox]
 Made = Callable[..., Sessions]
 
@@ -36,13 +36,13 @@ def made(sandbox: ProcessSandbox) -> Iterator[Made]:
         sessions.forget()
 
 
-def _turns(*texts: str) -> list[Call]:
+def _turns(*texts: str) -> list[SandboxCall]:
     """$ begins a shell command, anything else is Python."""
     tools = [("sh", text[1:]) if text.startswith("$") else ("python", text) for text in texts]
-    return [BEGIN, *(Call("run", (*tool, 2000)) for tool in tools)]
+    return [BEGIN, *(SandboxCall("run", (*tool, 2000)) for tool in tools)]
 
 
-def _played(sessions: Sessions, calls: list[Call]) -> list[Outcome]:
+def _played(sessions: Sessions, calls: list[SandboxCall]) -> list[CallOutcome]:
     return [sessions.outcome(calls[: turn + 1]) for turn in range(len(calls))]
 
 
@@ -87,16 +87,18 @@ def test_a_machine_that_is_lost_is_built_again_and_never_taken_for_another(made:
 @pytest.mark.parametrize(
     ("attack", "ends", "says"),
     [
-        ("open('big', 'wb').write(b'x' * 10**7)", Status.OK, "OSError: [Errno 51]"),
-        ("import os\nfor i in range(10**6): os.mkdir(str(i))", Status.OK, "OSError: [Errno 51]"),
-        ("import os\nos.fork()", Status.OK, "AttributeError"),
-        ("import time\ntime.sleep(10**8)\nprint('awake')", Status.OK, "awake"),
-        ("while True: pass", Status.OUT_OF_FUEL, ""),
-        ("import os\nos._exit(0)", Status.EXITED, ""),
-        ("open('/app/intellect_session.py', 'w')", Status.OK, "OSError: [Errno 69]"),
+        ("open('big', 'wb').write(b'x' * 10**7)", CallStatus.OK, "OSError: [Errno 51]"),
+        ("import os\nfor i in range(10**6): os.mkdir(str(i))", CallStatus.OK, "OSError: [Errno 51]"),
+        ("import os\nos.fork()", CallStatus.OK, "AttributeError"),
+        ("import time\ntime.sleep(10**8)\nprint('awake')", CallStatus.OK, "awake"),
+        ("while True: pass", CallStatus.OUT_OF_FUEL, ""),
+        ("import os\nos._exit(0)", CallStatus.EXITED, ""),
+        ("open('/app/intellect_session.py', 'w')", CallStatus.OK, "OSError: [Errno 69]"),
     ],
 )
-def test_an_attack_is_held_and_leaves_the_session_as_it_was(made: Made, attack: str, ends: Status, says: str) -> None:
+def test_an_attack_is_held_and_leaves_the_session_as_it_was(
+    made: Made, attack: str, ends: CallStatus, says: str
+) -> None:
     sessions = made()
     outcome = sessions.outcome(_turns("x = 5", attack))
     assert outcome.status is ends
@@ -107,7 +109,7 @@ def test_an_attack_is_held_and_leaves_the_session_as_it_was(made: Made, attack: 
 def test_all_calls_of_a_session_share_one_budget(made: Made) -> None:
     sessions = made(fuel=LIMITS.fuel)
     calls = _turns("x = 1", "while True: pass", "x")
-    assert [outcome.status for outcome in _played(sessions, calls)][2:] == [Status.OUT_OF_FUEL] * 2
+    assert [outcome.status for outcome in _played(sessions, calls)][2:] == [CallStatus.OUT_OF_FUEL] * 2
     assert made(fuel=3 * LIMITS.fuel).outcome(calls).value == "1\n"
 
 

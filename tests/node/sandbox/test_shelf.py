@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from node.sandbox import Limits, RuntimeMissing, SandboxError, Status, open_confined, open_wasi, runtime, shelf
+from node.sandbox import (
+    CallStatus,
+    RuntimeMissing,
+    SandboxError,
+    SandboxLimits,
+    open_confined,
+    open_wasi,
+    runtime,
+    shelf,
+)
 from node.sandbox.process import ProcessSandbox
 from node.sandbox.shelf import Package
 
@@ -59,14 +68,14 @@ def _known(package: Package, interpreter: Path, monkeypatch: pytest.MonkeyPatch)
 
 def _found(refused: RuntimeMissing, interpreter: Path, package: Package) -> str:
     source = Path(shelf.guest.__file__ or "").with_name("compiler.py").read_bytes()
-    with open_wasi({"compiler.py": source}, "compiler", Limits(), interpreter) as sandbox:
+    with open_wasi({"compiler.py": source}, "compiler", SandboxLimits(), interpreter) as sandbox:
         found = hashlib.sha256(shelf._archive(package, _wheel(), sandbox)).hexdigest()
     assert found[:16] in refused.why
     return found
 
 
 def _opener(interpreter: Path):
-    def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> ProcessSandbox:
+    def opened(files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> ProcessSandbox:
         return open_wasi(files, entry, limits, interpreter)
 
     return opened
@@ -82,11 +91,11 @@ def test_a_package_is_compiled_to_one_hash_and_imported_from_it(
             "needed.pyc", "small-1.0.dist-info/LICENSE.txt", "small/__init__.pyc", "small/one.pyc",
         ]  # fmt: skip
     source = b"def f():\n    import small\n    return small.VALUE"
-    limits = Limits(packages=("small",))
+    limits = SandboxLimits(packages=("small",))
     with open_wasi({"e.py": source}, "e", limits, tmp_path / runtime.NAME) as sandbox:
         assert sandbox.call("f").value == 7
-    with open_wasi({"e.py": source}, "e", Limits(), tmp_path / runtime.NAME) as sandbox:
-        assert sandbox.call("f").status is Status.RAISED  # the control: not asked for, not there
+    with open_wasi({"e.py": source}, "e", SandboxLimits(), tmp_path / runtime.NAME) as sandbox:
+        assert sandbox.call("f").status is CallStatus.RAISED  # the control: not asked for, not there
     path.write_bytes(path.read_bytes().replace(b"free", b"evil"))
     with pytest.raises(RuntimeMissing, match="is another one"):
         open_wasi({"e.py": source}, "e", limits, tmp_path / runtime.NAME)
@@ -99,10 +108,10 @@ def test_another_wheel_is_refused_before_anything_of_it_is_read(package: Package
 
 def test_what_is_not_on_the_shelf_is_told_with_what_is(interpreter: Path) -> None:
     with pytest.raises(SandboxError, match="numpy") as refused:
-        open_wasi({"e.py": b""}, "e", Limits(packages=("numpy",)), interpreter)
+        open_wasi({"e.py": b""}, "e", SandboxLimits(packages=("numpy",)), interpreter)
     assert "sympy" in refused.value.remedy
     with pytest.raises(SandboxError, match="cannot confine"):
-        open_confined({"e.py": b""}, "e", Limits(packages=("mpmath",)))
+        open_confined({"e.py": b""}, "e", SandboxLimits(packages=("mpmath",)))
 
 
 def test_a_package_brings_what_it_needs() -> None:

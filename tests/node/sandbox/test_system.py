@@ -10,10 +10,10 @@ from wasmtime import Instance, Memory, Module, Store
 
 from node.sandbox import wire
 from node.sandbox.wasi.abi import Errno, WasiError
-from node.sandbox.wasi.channel import Channel, Finished, GuestEnd, TooLong
+from node.sandbox.wasi.channel import Channel, GuestEnd, GuestFinished, TooLong
 from node.sandbox.wasi.descriptors import CHANNEL, ROOT, STDIN, STDOUT
 from node.sandbox.wasi.engine import make_engine
-from node.sandbox.wasi.files import ENTRY_BYTES, Disk, Node, find, make_tree
+from node.sandbox.wasi.files import ENTRY_BYTES, Disk, GuestFile, find, make_tree
 from node.sandbox.wasi.meter import CALL_FUEL
 from node.sandbox.wasi.paths import Paths
 from node.sandbox.wasi.streams import Streams
@@ -38,7 +38,7 @@ WIDE = {
 }
 """Arguments of 64 bits."""
 PAGES = 2
-REQUEST = wire.Request(b'["f", []]', b"input", 10**9)
+REQUEST = wire.SandboxRequest(b'["f", []]', b"input", 10**9)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_more_than_may_be_said_ends_the_guest_and_what_fits_is_kept(system: Syst
 def test_the_channel_gives_a_request_once_and_ends_after_the_reply(channel: Channel) -> None:
     assert (channel.read(5), channel.read(100), channel.read(5)) == (b'["f",', b" []]", b"")
     channel.write(b"v1")
-    with pytest.raises(Finished):
+    with pytest.raises(GuestFinished):
         channel.read(1)
 
 
@@ -122,7 +122,7 @@ def test_there_is_nothing_outside_of_the_tree(path: bytes) -> None:
 def test_a_tree_is_numbered_by_its_names_alone() -> None:
     first, second = make_tree({"b": b"1", "a/x": b"2"}), make_tree({"a/x": b"2", "b": b"1"})
     assert all(find(first, path).inode == find(second, path).inode for path in (b"", b"a", b"./a//x", b"b"))
-    assert isinstance(find(first, b"./a//x"), Node)
+    assert isinstance(find(first, b"./a//x"), GuestFile)
 
 
 def test_a_disk_gives_room_back_only_when_nobody_holds_the_file() -> None:
@@ -159,8 +159,8 @@ def _refused(change: Callable[[], object]) -> Errno:
     return refused.value.errno
 
 
-def _no_other() -> wire.Request:
-    raise Finished
+def _no_other() -> wire.SandboxRequest:
+    raise GuestFinished
 
 
 def _number(source: random.Random, narrow: bool) -> int:

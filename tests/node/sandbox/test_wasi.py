@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.sandbox import Call, Limits, Outcome, SandboxError, Status, Undecided
+from node.sandbox import CallOutcome, CallStatus, SandboxCall, SandboxError, SandboxLimits, Undecided
 from node.sandbox.confined import walls
 from node.sandbox.process import ProcessSandbox
 
@@ -113,7 +113,7 @@ def test_files_are_those_that_were_given_and_nothing_else(sandbox: ProcessSandbo
 
 
 def test_standard_input_and_what_was_printed(sandbox: ProcessSandbox) -> None:
-    assert next(sandbox.run([Call("read", stdin=b"1 2\n3")])).value == "1 2\n3"  # type: ignore[union-attr]
+    assert next(sandbox.run([SandboxCall("read", stdin=b"1 2\n3")])).value == "1 2\n3"  # type: ignore[union-attr]
     said = sandbox.call("say", "hi")
     assert (said.printed, said.complained) == (b"hi\n", b"oh")
     assert sandbox.call("bytes_out").printed == bytes(range(256))
@@ -122,40 +122,40 @@ def test_standard_input_and_what_was_printed(sandbox: ProcessSandbox) -> None:
 @pytest.mark.parametrize(("code", "value"), [(0, 0), (3, 3), ("no", 1), (None, 0), (256, 0)])
 def test_an_exit_is_an_outcome_with_its_code(sandbox: ProcessSandbox, code: object, value: int) -> None:
     outcome = sandbox.call("leave", code)
-    assert (outcome.status, outcome.value) == (Status.EXITED, value)
+    assert (outcome.status, outcome.value) == (CallStatus.EXITED, value)
 
 
 def test_out_of_fuel_is_an_outcome_and_uses_all_of_it(sandbox: ProcessSandbox) -> None:
-    outcomes = list(sandbox.run([Call("endless", fuel=10_000_000), Call("endless", fuel=10_000_000)]))
-    assert outcomes == [Outcome(Status.OUT_OF_FUEL, fuel=10_000_000)] * 2
+    outcomes = list(sandbox.run([SandboxCall("endless", fuel=10_000_000), SandboxCall("endless", fuel=10_000_000)]))
+    assert outcomes == [CallOutcome(CallStatus.OUT_OF_FUEL, fuel=10_000_000)] * 2
 
 
 def test_memory_up_to_the_limit_is_given_and_no_more(sandbox: ProcessSandbox) -> None:
     assert sandbox.call("take", 64).value == 64 << 20
-    assert sandbox.call("take", 256).status is Status.OUT_OF_MEMORY
+    assert sandbox.call("take", 256).status is CallStatus.OUT_OF_MEMORY
 
 
 def test_a_function_that_is_not_there_is_an_ordinary_error(sandbox: ProcessSandbox) -> None:
-    assert sandbox.call("nothing").status is Status.RAISED
+    assert sandbox.call("nothing").status is CallStatus.RAISED
 
 
 def test_arguments_beyond_all_bounds_never_reach_the_process(sandbox: ProcessSandbox) -> None:
-    assert sandbox.call("echo", "x" * (17 << 20)).status is Status.TOO_LONG
+    assert sandbox.call("echo", "x" * (17 << 20)).status is CallStatus.TOO_LONG
 
 
 def test_a_call_over_its_wall_clock_is_undecided_and_the_next_is_answered(wasi: Opener) -> None:
-    slow = wasi(SOURCE, Limits(fuel=10**12, memory_mib=128, seconds=0.5))
+    slow = wasi(SOURCE, SandboxLimits(fuel=10**12, memory_mib=128, seconds=0.5))
     with pytest.raises(Undecided, match="more than 0.5 s"):
         slow.call("endless")
     assert slow.call("count").value == 1
 
 
 def test_the_process_that_forks_has_one_thread_and_its_forks_stand_behind_the_kernels_walls(wasi: Opener) -> None:
-    one = wasi(SOURCE, Limits(fuel=10**12, memory_mib=128))
+    one = wasi(SOURCE, SandboxLimits(fuel=10**12, memory_mib=128))
     process = one._process
     assert process is not None
     assert "Threads:\t1\n" in Path(f"/proc/{process.pid}/status").read_text()
-    asking = threading.Thread(target=lambda: list(one.run([Call("endless")])))
+    asking = threading.Thread(target=lambda: list(one.run([SandboxCall("endless")])))
     asking.start()
     status = _status_of_fork(process.pid)
     process.kill()  # the call would take minutes
@@ -212,7 +212,7 @@ def test_a_host_without_memory_gives_no_outcome(wasi: Opener) -> None:
 )
 def test_an_entry_that_does_not_load_is_named_with_its_reason(wasi: Opener, source: str, why: str) -> None:
     with pytest.raises(SandboxError, match="cannot be loaded") as caught:
-        wasi(source, Limits(load_fuel=1_000_000_000, memory_mib=128, output_bytes=1 << 16))
+        wasi(source, SandboxLimits(load_fuel=1_000_000_000, memory_mib=128, output_bytes=1 << 16))
     assert why in caught.value.why
     assert not isinstance(caught.value, Undecided)
 
@@ -238,4 +238,4 @@ def test_files_with_names_or_sizes_that_are_none_are_refused(wasi: Opener, files
 def test_limits_are_bounded(name: str) -> None:
     for value in (0, -1, 1e18, float("nan")):
         with pytest.raises(ValueError, match=name):
-            Limits(**{name: value})
+            SandboxLimits(**{name: value})

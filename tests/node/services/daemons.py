@@ -11,14 +11,14 @@ import trio
 
 from node.clock import Clock
 from node.errors import StateError
-from node.member import Member, Stock
+from node.member import BlobService, Participant
 from node.progress import ProgressRecord
 from node.run.assets import Run
-from node.services.base import Crew
+from node.services.base import ServiceManager
 from node.services.committing import commit
 from node.services.context import make_context
 from node.services.continuity import Continuity
-from node.services.heartbeat import Beating
+from node.services.heartbeat import HeartbeatSender
 from node.state.pen import Pen, TwinError
 from node.swarm.membership import Membership
 from protocol.blobs import BlobInfo, describe
@@ -64,7 +64,9 @@ class Daemon:
         self.membership = Membership(*own, quorum=2)
         none: Any = None
         blobs: Any = Blobs()
-        self.member = Member(key, DOMAIN, 1, self.network, self.membership, Stock(blobs, none, none), wall=self.wall)
+        self.member = Participant(
+            key, DOMAIN, 1, self.network, self.membership, BlobService(blobs, none, none), wall=self.wall
+        )
         self.board = self.member.board
         self.journal = journal or InlineJournal(Pen(shut=True))
         self.journal.pen.doubt = doubt
@@ -73,8 +75,8 @@ class Daemon:
         given = (self.member, Run(court_run(), bytes(32), b"", Path("/")), self.journal, self.progress)
         self.context = make_context(*given, clock=Clock(wall=self.wall))
         self.jury = self.context.jury
-        crew: Any = Crew()
-        self.beating = Beating(self.context, crew, "worker", lambda: (), 2.0, self.journal.pen)
+        manager: Any = ServiceManager()
+        self.beating = HeartbeatSender(self.context, manager, "worker", lambda: (), 2.0, self.journal.pen)
         self.continuity = Continuity(self.context, self.network, vouch=vouch)
         self.alive = trio.CancelScope()
         self.ended: TwinError | None = None

@@ -36,24 +36,24 @@ from node.chain.errors import ChainError, FeeTooHigh, Reverted
 from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.progress import ProgressRecord
-from node.services.base import Crew
-from node.services.books import Books
-from node.services.bringing import Bringing
-from node.services.certifying import Certifying
+from node.services.base import ServiceManager
+from node.services.certifier import Certifier
+from node.services.claim_carrier import ClaimCarrier
+from node.services.claimer import Claimer
 from node.services.context import PoolTime
-from node.services.court.tabling import Tabling
-from node.services.leaving import Leaving
-from node.services.paying import Paying
-from node.services.settling import Settling
-from node.swarm.ballots import FileState
+from node.services.court.earnings_tabler import EarningsTabler
+from node.services.departure import Departure
+from node.services.leaf_reader import LeafReader
+from node.services.pool_accounting import PoolAccounting
 from node.swarm.counts import COUNTS
 from node.swarm.facts import Facts, PolicyFollowed, WorkTouched
+from node.swarm.vote_set import FileState
 from protocol.blobs import BlobInfo, describe
-from protocol.earnings import Accepted, Line, leaves_of
+from protocol.earnings import Accepted, EarningsLine, leaves_of
 from protocol.filing import Filing
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import (
-    EarningsSigned,
+    EarningsVote,
     EpochRootSigned,
     PolicyAnnounced,
     Signed,
@@ -67,8 +67,8 @@ from protocol.statements import (
     Domain,
     Earnings,
     EpochRoot,
-    Outcome,
     Rechecked,
+    VerdictOutcome,
     WorkCommitment,
     sign,
     signer_of,
@@ -270,7 +270,7 @@ class Treasury:
         self, pool: int, node: Address, units: int, proof: Sequence[bytes], patience: Patience | None = None
     ) -> None:
         await self._answer()
-        if not verify(self.posted.root, Line(address_bytes(node), units).leaf(), proof):
+        if not verify(self.posted.root, EarningsLine(address_bytes(node), units).leaf(), proof):
             raise Reverted("claim", "BadProof", {})
         if node in self.slashed:
             raise Reverted("claim", "CaseNotFinal", {})
@@ -331,7 +331,7 @@ class Treasury:
             for line in filing.lines:
                 assert (line.root.pool, line.root.epoch) == (POOL, filing.epoch)
                 assert signer_of(DOMAIN, line.root, line.signature) == seated[line.seat]
-                assert verify(line.root.root, Line(address_bytes(node), line.units).leaf(), line.proof)
+                assert verify(line.root.root, EarningsLine(address_bytes(node), line.units).leaf(), line.proof)
             if filing.units <= own.get(filing.epoch, 0):
                 raise Reverted("file", "NothingToFile", {})
             own[filing.epoch] = filing.units
@@ -425,7 +425,7 @@ class Board:
 
     def hear(self, signed: Signed[Any]) -> None:
         match signed.message:
-            case VerdictIssued() | EpochRootSigned() | EarningsSigned():
+            case VerdictIssued() | EpochRootSigned() | EarningsVote():
                 self.facts.tell([signed])
             case PolicyAnnounced() as message:
                 self.facts.tell([PolicyFollowed(signed.author, message, signed.raw)])
@@ -478,7 +478,7 @@ class Jury:
         self._listeners: list[Callable[[Any], None]] = []
         self.facts = owner.board.facts
         self.quarantined: dict[Address, Any] = {}
-        self.ballots = self.disputes = self.register = self.seals = self
+        self.vote_set = self.disputes = self.register = self.seals = self
         said = SimpleNamespace(author=TRAINER.address)
         self.policies = SimpleNamespace(
             fork=None, find=lambda root: True, announcement=lambda root: said, is_orphan=lambda root: False
@@ -505,7 +505,7 @@ class Jury:
     def rejecting(self, id: bytes) -> dict[Address, Any]:
         return self.accusing.get(id, {})
 
-    def electorate(self) -> list[Address]:
+    def active_validators(self) -> list[Address]:
         return [node.key.address for node in self._own.world.nodes.values() if node.role == "validator" and node.lives]
 
     def was_sealed(self, id: bytes, validator: Address) -> bool:
@@ -597,14 +597,14 @@ class Node:
             time=time,
         )
         chain: Any = world.chain
-        books = Books(context, chain, ledger)
-        self.paying, self.settling = Paying(books), Settling(books, gathers=world.gathers)
-        self.crew = Crew()
-        self.leaving = Leaving(context, self.settling, self.crew)
+        books = PoolAccounting(context, chain, ledger)
+        self.paying, self.settling = LeafReader(books), Claimer(books, gathers=world.gathers)
+        self.manager = ServiceManager()
+        self.leaving = Departure(context, self.settling, self.manager)
         services: list[Any] = [self.paying, self.settling, self.leaving, *world.more(self)]
         if self.role == "validator":
-            self.certifying = Certifying(context)
-            self.tabling, self.bringing = Tabling(books), Bringing(books)
+            self.certifying = Certifier(context)
+            self.tabling, self.bringing = EarningsTabler(books), ClaimCarrier(books)
             services += [self.certifying, self.tabling, self.bringing]
         self.lives, self.scope = True, trio.CancelScope()
         try:
@@ -612,7 +612,7 @@ class Node:
                 async with trio.open_nursery() as nursery:
                     for service in services:
                         nursery.start_soon(service.run)
-                    await self.crew.left.wait()
+                    await self.manager.left.wait()
                     self.wanted = False
                     nursery.cancel_scope.cancel()
         finally:
@@ -685,7 +685,7 @@ class World:
         fields = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
         for judge in [node for node in self.validators if node.lives] if judges is None else judges:
             raw = id + judge.key.address.encode()
-            verdict = SimpleNamespace(**fields, outcome=Outcome.ACCEPT, work=id)
+            verdict = SimpleNamespace(**fields, outcome=VerdictOutcome.ACCEPT, work=id)
             VERDICTS[raw] = SimpleNamespace(message=SimpleNamespace(verdict=verdict), author=judge.key.address)
             judge.journal.say("verdict", id, raw, START + trio.current_time())
             judge.jury.hear(work, FileState.ACCEPTED)

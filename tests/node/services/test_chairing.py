@@ -11,19 +11,19 @@ import trio.testing
 
 from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
-from node.services.chairing import STALL_BATCHES, Chairing, Ready
+from node.services.chairing import STALL_BATCHES, Chairing, LeadFrom
 from node.services.context import Context
-from node.swarm.ballots import FileState
 from node.swarm.facts import Facts, TermMoved, WorkTouched
-from node.swarm.terms import Terms
+from node.swarm.terms import LeaderTerms
+from node.swarm.vote_set import FileState
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.liveness import MemberState
 from protocol.manifest import PolicyStatement
-from protocol.messages import Signed, SilenceSigned, StepJudged
+from protocol.messages import LeaderSilent, Signed, StepVerdict
 from protocol.run import RunError
 from protocol.sections import ChairRules
-from protocol.statements import Domain, Outcome, TermSilent, sign, signer_of, work_id
+from protocol.statements import Domain, TermSilent, VerdictOutcome, sign, signer_of, work_id
 from tests.attacks.validators.court import court_run
 
 A, B, C, V, W = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
@@ -58,13 +58,13 @@ class World:
         self.away = False
         self.first: NodeKey | None = None
         self.unfit: Address | None = None
-        self.nodes: list[Terms] = []
+        self.nodes: list[LeaderTerms] = []
         self.verdicts: dict[Any, Any] = {}
         self.evicted: set[Any] = set()
         self.run = RUN
 
-    def node(self, key: NodeKey, ready: Ready | None = None) -> Chairing:
-        terms = Terms(A.address, lambda: self.time)
+    def node(self, key: NodeKey, ready: LeadFrom | None = None) -> Chairing:
+        terms = LeaderTerms(A.address, lambda: self.time)
         terms.take(0, A.address, 0, bytes(32), int(self.time) + LEASE)
         terms.seat([one.address for one in (A, B, C)], LEASE, GRACE)
         self.nodes.append(terms)
@@ -89,7 +89,7 @@ class World:
             state=SimpleNamespace(
                 policies=SimpleNamespace(newest_step=5, heard_at=lambda count: self.heard[-count:]),
                 register=SimpleNamespace(get=self.works.get),
-                ballots=SimpleNamespace(state=lambda id: FileState.REJECTED if id in self.bad else FileState.ACCEPTED),
+                vote_set=SimpleNamespace(state=lambda id: FileState.REJECTED if id in self.bad else FileState.ACCEPTED),
             ),
             board=SimpleNamespace(post=self.post),
             clock=SimpleNamespace(monotonic=lambda: self.time),
@@ -156,7 +156,7 @@ def hears(world: World, *validators: NodeKey) -> None:
 async def silence(world: World, *validators: Chairing) -> None:
     for one in validators:
         term = one._terms.now
-        if one._is_silent(term):
+        if one._is_inactive(term):
             await one._say_silent(term)
 
 
@@ -170,10 +170,10 @@ async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before()
     await silence(world, judge)
     await silence(world, judge)
     (said,) = world.said
-    assert isinstance(said, SilenceSigned) and said.fault() is None
+    assert isinstance(said, LeaderSilent) and said.fault() is None
     assert signer_of(DOMAIN, said.statement, said.signature) == V.address
     judge._context.membership.table = Table()  # type: ignore[assignment]
-    assert not judge._is_silent(judge._terms.now)
+    assert not judge._is_inactive(judge._terms.now)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter
     world.run = msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=90.0))
     judge = world.node(V)
     world.time += 90
-    assert not judge._is_silent(judge._terms.now)
+    assert not judge._is_inactive(judge._terms.now)
     world.time += 1
-    assert judge._is_silent(judge._terms.now)
+    assert judge._is_inactive(judge._terms.now)
     judge._context.membership.table.crowd = 1000  # type: ignore[attr-defined]
-    assert not judge._is_silent(judge._terms.now)
+    assert not judge._is_inactive(judge._terms.now)
     for wrong in (4.0, 3601.0, float("nan")):
         with pytest.raises(RunError, match="chair.silence_seconds"):
             msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=wrong)).check()
@@ -231,7 +231,7 @@ async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter
 
 async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> None:
     world = World()
-    judges, standby = (world.node(V), world.node(W)), world.node(B, Ready(6, ROOT))
+    judges, standby = (world.node(V), world.node(W)), world.node(B, LeadFrom(6, ROOT))
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(world, V, W)
@@ -241,20 +241,20 @@ async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> N
     assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6) and not standby.leads(5)
 
 
-def judged(by: NodeKey, outcome: Outcome = Outcome.REJECT, holder: NodeKey = A) -> StepJudged:
+def judged(by: NodeKey, outcome: VerdictOutcome = VerdictOutcome.REJECT, holder: NodeKey = A) -> StepVerdict:
     """A verdict on the step that led to policy 6."""
     statement = PolicyStatement(7, 0, 6, 0, ROOT, bytes(32), bytes(32), bytes(32))
     reason = Reason.DISTANCE if outcome else Reason.NONE
     word = sign(holder, DOMAIN, statement.commitment(holder.address))
     said = (statement, holder.address, word, int(outcome), int(reason), b"")
-    draft = StepJudged(*said, pool=7)
+    draft = StepVerdict(*said, pool=7)
     return msgspec.structs.replace(draft, signature=sign(by, DOMAIN, draft.verdict))
 
 
 async def test_a_quorum_that_found_a_step_bad_ends_the_term_at_once_and_the_next_standby_leads() -> None:
     """Nobody waits for silence or the lease: the leader speaks on."""
     world = World()
-    standby, second = world.node(B, Ready(6, ROOT)), world.node(C, None)
+    standby, second = world.node(B, LeadFrom(6, ROOT)), world.node(C, None)
     world.verdicts = {V.address: judged(V), W.address: judged(W)}
     await second._act(second._candidate)
     assert world.sent == []
@@ -278,10 +278,10 @@ async def test_a_standby_that_cannot_lead_ends_a_convicted_term_all_the_same() -
 async def test_less_than_a_quorums_verdicts_ends_no_term(second: str) -> None:
     """The control is above: two of two."""
     world = World()
-    standby = world.node(B, Ready(6, ROOT))
+    standby = world.node(B, LeadFrom(6, ROOT))
     others = {
         "nobody": {},
-        "accepts": {W.address: judged(W, Outcome.ACCEPT)},
+        "accepts": {W.address: judged(W, VerdictOutcome.ACCEPT)},
         "a stranger": {C.address: judged(C)},
         "of another one's step": {W.address: judged(W, holder=C)},
     }[second]
@@ -293,7 +293,7 @@ async def test_less_than_a_quorums_verdicts_ends_no_term(second: str) -> None:
 
 async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(autojump_clock: Any) -> None:
     world = World()
-    standby = world.node(B, Ready(6, ROOT))
+    standby = world.node(B, LeadFrom(6, ROOT))
     standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc]
     world.verdicts = {one.address: judged(one) for one in (V, W, C)}
     world.unfit = V.address
@@ -307,7 +307,7 @@ async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(auto
 
 async def test_the_chair_of_a_holder_that_was_thrown_out_is_free_at_once() -> None:
     world = World()
-    first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
+    first, second = world.node(B, LeadFrom(6, ROOT)), world.node(C, LeadFrom(6, ROOT))
     await first._act(first._candidate)
     assert world.sent == [], "the control: it leads"
     world.evicted = {A.address}
@@ -320,7 +320,7 @@ async def test_the_chair_of_a_holder_that_was_thrown_out_is_free_at_once() -> No
 async def test_the_chair_of_a_holder_that_left_the_pool_is_free_at_once_but_for_the_first_ones() -> None:
     """Who leads from the start may not have joined yet, and comes back in its first lease."""
     world = World()
-    standby = world.node(C, Ready(6, ROOT))
+    standby = world.node(C, LeadFrom(6, ROOT))
     for one in (A, B):
         gone = SimpleNamespace(seen_at=world.time, gone=MemberState.LEFT)
         standby._context.membership.table[one.address] = gone  # type: ignore[index]
@@ -335,7 +335,7 @@ async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_
     """The least words of a quorum are carried; the chain takes none above the others on trust."""
     world = World()
     judges = [world.node(V), world.node(W), world.node(C)]
-    standby = world.node(B, Ready(6, ROOT))
+    standby = world.node(B, LeadFrom(6, ROOT))
     standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc]
     judges[2]._context.membership.may_validate = lambda _: True  # type: ignore[method-assign]
     judges[0]._context.state.policies.newest_step = 10**9
@@ -348,7 +348,7 @@ async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_
 
 async def test_one_word_of_two_ends_nothing() -> None:
     world = World()
-    judge, standby = world.node(V), world.node(B, Ready(6, ROOT))
+    judge, standby = world.node(V), world.node(B, LeadFrom(6, ROOT))
     world.time += SILENCE_SECONDS + 1
     await silence(world, judge)
     hears(world, V)
@@ -359,9 +359,9 @@ async def test_one_word_of_two_ends_nothing() -> None:
 async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_word_out() -> None:
     """The control is two tests above: the same two words end the term."""
     world = World()
-    judges, standby = [world.node(V), world.node(W)], world.node(B, Ready(6, ROOT))
+    judges, standby = [world.node(V), world.node(W)], world.node(B, LeadFrom(6, ROOT))
     for until in range(5000, 5100):
-        flood = SilenceSigned(pool=7, term=9, until=until, step=0, signature=bytes(65))
+        flood = LeaderSilent(pool=7, term=9, until=until, step=0, signature=bytes(65))
         world.facts.tell([Signed(C.address, flood, b"")])
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
@@ -372,7 +372,7 @@ async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_wo
 
 async def test_words_about_a_lease_that_was_held_again_count_for_nothing() -> None:
     world = World()
-    leader, judges, standby = world.node(A), (world.node(V), world.node(W)), world.node(B, Ready(6, ROOT))
+    leader, judges, standby = world.node(A), (world.node(V), world.node(W)), world.node(B, LeadFrom(6, ROOT))
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(world, V, W)
@@ -383,7 +383,7 @@ async def test_words_about_a_lease_that_was_held_again_count_for_nothing() -> No
 
 async def test_without_validators_the_lease_runs_out_by_itself_and_each_standby_has_its_turn() -> None:
     world = World()
-    first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
+    first, second = world.node(B, LeadFrom(6, ROOT)), world.node(C, LeadFrom(6, ROOT))
     world.time += LEASE
     await second._act(second._candidate)
     assert world.sent == []
@@ -393,12 +393,12 @@ async def test_without_validators_the_lease_runs_out_by_itself_and_each_standby_
 
 async def test_of_two_that_take_at_once_one_leads_and_the_other_goes_on_following() -> None:
     world = World()
-    first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(7, ROOT))
+    first, second = world.node(B, LeadFrom(6, ROOT)), world.node(C, LeadFrom(7, ROOT))
     world.time += LEASE + GRACE
     term = second._terms.now
     await first._act(first._candidate)
     with pytest.raises(Reverted):
-        await second._take(term, Ready(7, ROOT))
+        await second._take(term, LeadFrom(7, ROOT))
     assert first.leads(7) and not second.leads(7)
 
 
@@ -433,7 +433,7 @@ async def test_a_leader_holds_in_the_last_third_of_its_lease_and_pauses_at_its_e
 
 async def test_a_leader_whose_term_was_ended_publishes_nothing_more_and_takes_as_the_last() -> None:
     world = World()
-    leader = world.node(A, Ready(6, ROOT))
+    leader = world.node(A, LeadFrom(6, ROOT))
     world.tell(lambda terms: terms.end(0, int(world.time)))
     assert not leader.leads(6)
     await leader._act(leader._candidate)
@@ -445,7 +445,7 @@ async def test_a_leader_whose_term_was_ended_publishes_nothing_more_and_takes_as
 
 async def test_a_chain_that_is_away_during_a_take_over_is_asked_again(autojump_clock: trio.testing.MockClock) -> None:
     world = World()
-    standby = world.node(B, Ready(6, ROOT))
+    standby = world.node(B, LeadFrom(6, ROOT))
     world.time += LEASE
     world.away = True
     with trio.move_on_after(10):

@@ -153,7 +153,7 @@ async def test_members_that_keep_words_to_themselves_cost_no_stake(swarm: Swarm,
     first.alive.cancel()
     for one in swarm.others:
         one.continuity._words_of = lambda asker: iter(())  # type: ignore[method-assign]
-        one.board._shelf.share = lambda known, room: []  # type: ignore[method-assign]
+        one.board._message_store.share = lambda known, room: []  # type: ignore[method-assign]
     again = swarm.start(backup, doubt="it is an older copy")
     await trio.sleep(60)
     assert again.opened_after is not None and again.continuity.adopted == 0
@@ -165,7 +165,7 @@ async def test_what_others_repeat_or_invent_neither_ends_a_daemon_nor_holds_it(
 ) -> None:
     first = swarm.start()
     await trio.sleep(16)
-    old = [one for one in swarm.others[1].board._shelf._kept.values() if one.signed.author == WORKER.address]
+    old = [one for one in swarm.others[1].board._message_store._kept.values() if one.signed.author == WORKER.address]
     assert old
     first.alive.cancel()
     await trio.sleep(2)

@@ -10,10 +10,10 @@ import trio
 
 from node.changes import Changes
 from node.processes.forkserver import Anew
-from node.services.auditing.replaying import Replaying
-from node.services.auditing.steps import Auditing
+from node.services.auditing.step_auditor import StepAuditor
+from node.services.auditing.step_replay import StepReplay
 from node.services.judging.judge import OwnTrouble, Validator, _here
-from node.services.rounds.judging import Looks
+from node.services.rounds.judging import ContributionJudge
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.messages import PolicyAnnounced, Signed
@@ -48,14 +48,14 @@ async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributi
     order: Any = SimpleNamespace(node=OWN, file_root=bytes(32), policy_root=bytes(32))
     job: Any = SimpleNamespace(replay=False, round=1)
     with pytest.raises(OwnTrouble, match="No space left"):
-        await _here(Looks(context, rounds, batches)._look(order, job))
+        await _here(ContributionJudge(context, rounds, batches)._look(order, job))
 
 
 async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_path: Path) -> None:
     court = Court([Validator])
     seat = court.seats[0]
     seat.jury.state.policies.announce(Signed(TRAINER.address, announced(1), b""), anchored=True)
-    audit = Auditing(seat.context, None, Replaying(seat.context, tmp_path, Anew()))
+    audit = StepAuditor(seat.context, None, StepReplay(seat.context, tmp_path, Anew()))
     statement = announced(1).statement
     audit._replaying.audited = full
     assert await audit._tried(statement) is None

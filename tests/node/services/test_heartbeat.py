@@ -8,14 +8,14 @@ import pytest
 import trio
 
 from node.clock import Clock
-from node.services.base import Crew
-from node.services.heartbeat import STARTING, Beating
+from node.services.base import ServiceManager
+from node.services.heartbeat import STARTING, HeartbeatSender
 from node.state.journal import Journal
 from node.state.pen import Pen
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from protocol.identity import Address, NodeKey
-from protocol.liveness import Members, MemberState
+from protocol.liveness import MemberState, MemberTable
 from protocol.messages import Heartbeat
 from protocol.statements import Domain
 from tests.memory_network import MemoryHub, MemoryNetwork
@@ -36,8 +36,8 @@ class Said:
         assert (message.contact, message.also) == ("best", ("second",))
 
 
-def table() -> Members:
-    members = Members()
+def table() -> MemberTable:
+    members = MemberTable()
     for number in range(MEMBERS + 1):
         members.admit(Address(f"0x{number:040x}"))
     members.remove(Address(f"0x{0:040x}"), MemberState.LEFT)
@@ -53,11 +53,11 @@ async def test_a_node_that_starts_waits_ever_longer_for_those_it_has_not_heard_a
         key=KEYS[0],
         membership=SimpleNamespace(table=table()),
         clock=Clock(),
-        shelf=SimpleNamespace(newest=None),
+        policy_cache=SimpleNamespace(newest=None),
         pool=1,
     )
     with trio.move_on_after(STARTING + 5.5):
-        await Beating(context, Crew(), "worker", lambda: ("best", "second"), 1.0).run()
+        await HeartbeatSender(context, ServiceManager(), "worker", lambda: ("best", "second"), 1.0).run()
     starting = [interval for at, interval in board.said if at < STARTING]
     assert starting == [2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0, 10.0]  # 200 of them, 20 a second in all
     assert [interval for at, interval in board.said if at >= STARTING] == [1.0] * 2
@@ -76,14 +76,16 @@ class Node:
     def wall(self) -> float:
         return NOON + self.error + trio.current_time()
 
-    def beating(self, boot: int = 0) -> Beating:
+    def beating(self, boot: int = 0) -> HeartbeatSender:
         context: Any = SimpleNamespace(
             **{"board": self.board, "key": self.key, "membership": self.membership, "pool": 1},
             clock=Clock(wall=self.wall),
-            shelf=SimpleNamespace(newest=None),
+            policy_cache=SimpleNamespace(newest=None),
             progress=SimpleNamespace(trouble=self.troubles.append),
         )
-        return Beating(context, Crew(), "worker", lambda: (), 1.0, Pen(generation=boot) if boot else None)
+        return HeartbeatSender(
+            context, ServiceManager(), "worker", lambda: (), 1.0, Pen(generation=boot) if boot else None
+        )
 
     async def live(self, boot: int = 0) -> None:
         """Until it is killed."""

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from node.chain.errors import ChainError, FeeTooHigh, Reverted
-from node.services.membership.participant import Lease, needs_no_join
+from node.services.membership.participant import LeaseRenewal, needs_no_join
 from node.swarm.membership import Membership
 from protocol.identity import Address, NodeKey
 from protocol.upkeep import DAY, LEASE_SECONDS, WEEK, Patience, margin
@@ -69,8 +69,10 @@ def membership(*validators: Address) -> Membership:
     return members
 
 
-def lease_of(chain: Any, members: Membership | None = None, contact: Callable[[], str] = lambda: CONTACT) -> Lease:
-    return Lease(chain, 1, members or membership(), contact)
+def lease_of(
+    chain: Any, members: Membership | None = None, contact: Callable[[], str] = lambda: CONTACT
+) -> LeaseRenewal:
+    return LeaseRenewal(chain, 1, members or membership(), contact)
 
 
 async def live(chain: Chain, seconds: float) -> None:

@@ -28,7 +28,7 @@ from node.progress import ProgressRecord
 from node.services.membership.events import Events
 from node.services.membership.participant import ensure_participant
 from node.services.membership.reach import Reach
-from node.swarm.dialback import Look
+from node.swarm.dialback import DialbackAnswer
 from node.swarm.membership import EXPIRED_AT_ONCE, Membership
 from node.swarm.neighbours import MOST
 from protocol.identity import Address, NodeKey
@@ -348,12 +348,12 @@ class Surroundings:
         self.hosts: dict[str, str] = {}
         self.told = ""
 
-    async def ask(self, member: str, address: str) -> Look:
+    async def ask(self, member: str, address: str) -> DialbackAnswer:
         await trio.lowlevel.checkpoint()
         self.asked.append(address)
         if member not in self.answers:
             raise PeerUnavailable(member, "it does not know the protocol")
-        return Look(self.answers[member], (self.hosts.get(member, "11.0.0.1"), 4001))
+        return DialbackAnswer(self.answers[member], (self.hosts.get(member, "11.0.0.1"), 4001))
 
     async def reserve(self, relay: str) -> float:
         await trio.lowlevel.checkpoint()

@@ -13,7 +13,7 @@ from node.config import NodeConfig
 from node.daemon import Daemon
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
-from node.services.membership.participant import Lease
+from node.services.membership.participant import LeaseRenewal
 from node.services.membership.peers import REMEMBERED as NAME
 from node.services.membership.peers import forget, recall, remember
 from node.swarm.membership import Membership
@@ -122,7 +122,7 @@ async def test_the_chain_is_told_once_it_answers_unless_the_lease_runs_still(aut
     chain.until = until
     members = Membership(NodeKey(b"\x03" * 32).address, MemoryNetwork(OWN, MemoryHub()), OTHER.address, ())
     with trio.move_on_after(60):
-        await Lease(chain, POOL.id, members, lambda: "here now", progress, joined=False).run()  # type: ignore[arg-type]
+        await LeaseRenewal(chain, POOL.id, members, lambda: "here now", progress, joined=False).run()  # type: ignore[arg-type]
     assert chain.joined == ([] if until else ["here now"]) and chain.silent < 0
     assert [event.name for event in progress.events] == ["joined"]
 

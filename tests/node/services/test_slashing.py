@@ -20,18 +20,18 @@ from node.services.court.slashing import STEP_PATIENCE, Slashing
 from node.services.court.turns import TURN
 from node.services.judging.judge import Validator
 from node.swarm import jury
-from node.swarm.ballots import FileState
 from node.swarm.facts import LeavesRead
 from node.swarm.jury import Jury
+from node.swarm.vote_set import FileState
 from protocol.checks import Reason
 from protocol.earnings import Accepted, Leaf, leaves_of
 from protocol.identity import Address, address_bytes
 from protocol.lots import pack_groups
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
-    EarningsSigned,
+    EarningsVote,
     EpochRootSigned,
-    StepJudged,
+    StepVerdict,
     VerdictIssued,
     VerdictRechecked,
     signed,
@@ -40,9 +40,9 @@ from protocol.pages import read_page, verify
 from protocol.statements import (
     Earnings,
     EpochRoot,
-    Outcome,
     Rechecked,
     Verdict,
+    VerdictOutcome,
     WorkCommitment,
     sign,
     signer_of,
@@ -112,7 +112,7 @@ class Chain(RecordingJudge):
                 what = "a false leaf"
                 leaf = Leaf(address_bytes(case.node), case.work, case.units)
                 assert verify(case.first.root, leaf.leaf(), case.proof)
-                assert case.second.work == case.work and case.second.outcome != Outcome.ACCEPT
+                assert case.second.work == case.work and case.second.outcome != VerdictOutcome.ACCEPT
             case _:
                 raise AssertionError(case)
         self.calls.append((trio.current_time(), author, what))
@@ -132,7 +132,7 @@ class Chain(RecordingJudge):
         judges = []
         for vote in case.votes:
             kind = Rechecked if vote.rechecked else Verdict
-            said = kind(**place, outcome=Outcome.SLASH, reason=case.reason, values=vote.values)
+            said = kind(**place, outcome=VerdictOutcome.SLASH, reason=case.reason, values=vote.values)
             judges.append(signer_of(DOMAIN, said, vote.signature))
             if judges[-1] in self.unfit:
                 raise Reverted("slash", "ValidatorUnfit", {"validator": judges[-1]})
@@ -171,7 +171,7 @@ class Bench:
         values["logprobs"] = mean_logprobs({group: [logprobs[group]] for group in range(GROUPS)})
         kind: Any = VerdictRechecked if again else VerdictIssued
         word = (Rechecked if again else Verdict)(**fields, outcome=outcome, reason=reason)
-        said = {"pool": POOL, "verdict": word, "signature": b""} | (values if outcome == Outcome.ACCEPT else {})
+        said = {"pool": POOL, "verdict": word, "signature": b""} | (values if outcome == VerdictOutcome.ACCEPT else {})
         return signed(kind(**said | more), key, DOMAIN)
 
     async def say(self, key: Any, message: Any) -> None:
@@ -208,7 +208,7 @@ class Bench:
         await self.state(step)
         statement = stated(step)
         word = sign(TRAINER, DOMAIN, statement.commitment(TRAINER.address))
-        draft = StepJudged(statement, TRAINER.address, word, outcome, reason, b"", pool=POOL, detail=f"seen by {key}")
+        draft = StepVerdict(statement, TRAINER.address, word, outcome, reason, b"", pool=POOL, detail=f"seen by {key}")
         signature = sign(key, DOMAIN, draft.verdict)
         await self.say(key, msgspec.structs.replace(draft, signature=signature))
 
@@ -223,12 +223,14 @@ def of(work: WorkCommitment) -> Accepted:
 
 async def speak(bench: Bench, work: WorkCommitment, what: str) -> None:
     """The liar says two things about one work, that other ones say about two."""
-    accepts, refuses = (bench.verdict(work, LIAR, outcome) for outcome in (Outcome.ACCEPT, Outcome.REJECT))
+    accepts, refuses = (
+        bench.verdict(work, LIAR, outcome) for outcome in (VerdictOutcome.ACCEPT, VerdictOutcome.REJECT)
+    )
     others = [Accepted(POOL, WORKER.address, 0, bytes([n]) * 32, 9) for n in range(5)]
     match what:
         case "two verdicts":
             await bench.say(LIAR, accepts)
-            await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.ACCEPT, rewards=bytes(16 * GROUPS)))
+            await bench.say(LIAR, bench.verdict(work, LIAR, VerdictOutcome.ACCEPT, rewards=bytes(16 * GROUPS)))
         case "refused, then named":
             await bench.say(LIAR, refuses)
             await bench.root(LIAR, of(work), *others, number=work.index + 1)
@@ -245,7 +247,7 @@ async def speak(bench: Bench, work: WorkCommitment, what: str) -> None:
             for total in (7, 8):
                 table = Earnings(POOL, 0, work.index + 1, bytes(32), total, bytes(32))
                 signature = sign(LIAR, DOMAIN, table)
-                said = EarningsSigned(pool=POOL, earnings=table, table=bytes(32), size=9, signature=signature)
+                said = EarningsVote(pool=POOL, earnings=table, table=bytes(32), size=9, signature=signature)
                 await bench.say(LIAR, said)
 
 
@@ -282,12 +284,12 @@ async def test_what_repeats_or_agrees_is_no_evidence(autojump_clock: Any) -> Non
         await bench.court.open(nursery)
         work, other = await bench.commit(), await bench.commit(1)
         for _ in range(2):
-            await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.ACCEPT))
-            await bench.say(LIAR, bench.verdict(other, LIAR, Outcome.REJECT))
+            await bench.say(LIAR, bench.verdict(work, LIAR, VerdictOutcome.ACCEPT))
+            await bench.say(LIAR, bench.verdict(other, LIAR, VerdictOutcome.REJECT))
             await bench.root(LIAR, of(work))
             await bench.root(LIAR, of(work), number=2)  # once more, with a number of its own
             await bench.root(VALIDATORS[1], of(other))  # somebody else's rejection binds it to nothing
-        await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.REJECT, again=True))  # found in a dispute
+        await bench.say(LIAR, bench.verdict(work, LIAR, VerdictOutcome.REJECT, again=True))  # found in a dispute
         await trio.sleep(EVERYBODY)
         assert bench.done() == []
         nursery.cancel_scope.cancel()
@@ -311,11 +313,11 @@ async def test_a_slash_shows_verdicts_and_second_looks_as_what_they_are(autojump
     async with trio.open_nursery() as nursery:
         await bench.court.open(nursery)
         work = await bench.commit()
-        await bench.say(one, bench.verdict(work, one, Outcome.SLASH, Reason.WRONG_DRAW))
-        await bench.say(two, bench.verdict(work, two, Outcome.ACCEPT))
-        assert bench.court.trainer.jury.state.ballots.state(work_id(work)) is FileState.DISPUTED
+        await bench.say(one, bench.verdict(work, one, VerdictOutcome.SLASH, Reason.WRONG_DRAW))
+        await bench.say(two, bench.verdict(work, two, VerdictOutcome.ACCEPT))
+        assert bench.court.trainer.jury.state.vote_set.state(work_id(work)) is FileState.DISPUTED
         for key in (two, three):
-            await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW, again=True))
+            await bench.say(key, bench.verdict(work, key, VerdictOutcome.SLASH, Reason.WRONG_DRAW, again=True))
         await trio.sleep(2 * EVERYBODY)
         assert bench.chain.slashed == [(WORKER.address, Reason.WRONG_DRAW, 2)]  # who accepted is not believed any more
         assert bench.chain.bitmaps[0].bit_count() == 1
@@ -330,7 +332,7 @@ async def test_one_judge_without_its_stake_does_not_spoil_the_signatures_of_the_
         await bench.court.open(nursery)
         work = await bench.commit()
         for key in VALIDATORS:
-            await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW))
+            await bench.say(key, bench.verdict(work, key, VerdictOutcome.SLASH, Reason.WRONG_DRAW))
         await trio.sleep(2 * EVERYBODY)
         assert bench.chain.slashed == [(WORKER.address, Reason.WRONG_DRAW, 2)]
         nursery.cancel_scope.cancel()
@@ -356,10 +358,10 @@ async def test_a_quorum_that_saw_one_proven_fault_in_a_step_takes_the_trainers_s
     one, two, _ = VALIDATORS
     async with trio.open_nursery() as nursery:
         await bench.court.open(nursery)
-        await bench.judge_step(one, Outcome.SLASH, Reason.STATE)
+        await bench.judge_step(one, VerdictOutcome.SLASH, Reason.STATE)
         await trio.sleep(STEP_PATIENCE)
         assert bench.done() == [], "the control: one of two"
-        await bench.judge_step(two, Outcome.SLASH, Reason.STATE)
+        await bench.judge_step(two, VerdictOutcome.SLASH, Reason.STATE)
         since = trio.current_time()
         await trio.sleep(STEP_PATIENCE + 3 * TURN)
         assert bench.chain.slashed == [(TRAINER.address, Reason.STATE, 2)]
@@ -373,7 +375,7 @@ async def test_all_have_spoken_of_a_step_and_nobody_waits(autojump_clock: Any) -
         await bench.court.open(nursery)
         since = trio.current_time()
         for key, reason in zip(VALIDATORS, (Reason.STATE, Reason.RULE, Reason.RULE), strict=True):
-            await bench.judge_step(key, Outcome.SLASH, reason)
+            await bench.judge_step(key, VerdictOutcome.SLASH, reason)
         await trio.sleep(3 * TURN)
         assert bench.chain.slashed == [(TRAINER.address, Reason.RULE, 2)]
         assert bench.chain.calls[0][0] - since < 3 * TURN
@@ -383,15 +385,15 @@ async def test_all_have_spoken_of_a_step_and_nobody_waits(autojump_clock: Any) -
 @pytest.mark.parametrize(
     "said",
     [
-        [(Outcome.REJECT, Reason.DISTANCE), (Outcome.REJECT, Reason.DISTANCE)],
-        [(Outcome.SLASH, Reason.STATE), (Outcome.SLASH, Reason.RULE)],
-        [(Outcome.SLASH, Reason.STATE), (Outcome.REJECT, Reason.DISTANCE)],
-        [(Outcome.SLASH, Reason.DISTANCE), (Outcome.SLASH, Reason.DISTANCE)],
+        [(VerdictOutcome.REJECT, Reason.DISTANCE), (VerdictOutcome.REJECT, Reason.DISTANCE)],
+        [(VerdictOutcome.SLASH, Reason.STATE), (VerdictOutcome.SLASH, Reason.RULE)],
+        [(VerdictOutcome.SLASH, Reason.STATE), (VerdictOutcome.REJECT, Reason.DISTANCE)],
+        [(VerdictOutcome.SLASH, Reason.DISTANCE), (VerdictOutcome.SLASH, Reason.DISTANCE)],
     ],
     ids=["measured, not proven", "two faults", "one proof", "a stake for what is measured"],
 )
 async def test_what_a_quorum_did_not_prove_alike_ends_the_trust_and_takes_no_stake(
-    autojump_clock: Any, said: list[tuple[Outcome, Reason]]
+    autojump_clock: Any, said: list[tuple[VerdictOutcome, Reason]]
 ) -> None:
     """The control is above."""
     bench = Bench()
@@ -412,7 +414,7 @@ async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_onc
     async with trio.open_nursery() as nursery:
         await bench.court.open(nursery)
         for key in (one, two):
-            await bench.judge_step(key, Outcome.SLASH, Reason.STATE)
+            await bench.judge_step(key, VerdictOutcome.SLASH, Reason.STATE)
         await trio.sleep(1)
         seat = bench.court.seats[2]
         again = Jury(seat.board, seat.membership, bench.court.run, POOL, seat.context.journal)

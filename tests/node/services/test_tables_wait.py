@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from contracts.bindings import NodeAttested
-from protocol.messages import EarningsSigned
+from protocol.messages import EarningsVote
 from protocol.statements import Earnings, sign
 from tests.node.services.earners import DOMAIN, POOL, START, VALIDATORS, WORKERS, World, inline
 
@@ -23,7 +23,7 @@ def signed_by(world: World) -> dict[str, list[Earnings]]:
     """What each validator signed, in order."""
     found: dict[str, list[Earnings]] = {}
     for (author, kind), kept in world.gossip.kept.items():
-        if kind is EarningsSigned:
+        if kind is EarningsVote:
             found[author] = [one.message.earnings for _, one in kept.values()]
     return found
 
@@ -105,7 +105,7 @@ async def test_validators_come_to_one_number_and_none_signs_two_tables_under_one
 ) -> None:
     """One validator hears a root late, and another one is started again in the middle of it."""
     first, second, third = world.validators
-    world.gossip.lost = lambda to, message: to == third.key.address and not isinstance(message, EarningsSigned)
+    world.gossip.lost = lambda to, message: to == third.key.address and not isinstance(message, EarningsVote)
     async with trio.open_nursery() as nursery:
         for node in world.nodes.values():
             nursery.start_soon(node.live)

@@ -10,7 +10,16 @@ import pytest
 
 from node.errors import KeyError_, StateError
 from node.state import bundle
-from node.state.bundle import MAGIC, Head, Part, check_bundle, check_moved, read_bundle, read_head, write_bundle
+from node.state.bundle import (
+    MAGIC,
+    BundleHead,
+    BundlePart,
+    check_bundle,
+    check_moved,
+    read_bundle,
+    read_head,
+    write_bundle,
+)
 from node.state.journal import Journal
 from node.state.keystore import load_key
 from node.state.pen import Pen, mark_place
@@ -110,7 +119,7 @@ def test_a_file_that_was_copied_in_part_or_flipped_is_refused_whole(
     assert not (tmp_path / "there").exists() and not list(tmp_path.glob(".there*"))
 
 
-GOOD = [Part("node-key.json", 1, "0" * 64), Part("journal.sqlite", 1, "0" * 64)]
+GOOD = [BundlePart("node-key.json", 1, "0" * 64), BundlePart("journal.sqlite", 1, "0" * 64)]
 
 
 @pytest.mark.parametrize(
@@ -118,24 +127,24 @@ GOOD = [Part("node-key.json", 1, "0" * 64), Part("journal.sqlite", 1, "0" * 64)]
     [
         [],
         GOOD[:1],
-        [*GOOD, Part("../evil", 1, "0" * 64)],
-        [*GOOD, Part("spool/../../evil", 1, "0" * 64)],
-        [*GOOD, Part("/etc/passwd", 1, "0" * 64)],
-        [*GOOD, Part("spool/.hidden", 1, "0" * 64)],
-        [*GOOD, Part("password", 1, "0" * 64)],
-        [*GOOD, Part("spool/a\nb", 1, "0" * 64)],
-        [*GOOD, Part("spool/" + "a/" * 9 + "a", 1, "0" * 64)],
+        [*GOOD, BundlePart("../evil", 1, "0" * 64)],
+        [*GOOD, BundlePart("spool/../../evil", 1, "0" * 64)],
+        [*GOOD, BundlePart("/etc/passwd", 1, "0" * 64)],
+        [*GOOD, BundlePart("spool/.hidden", 1, "0" * 64)],
+        [*GOOD, BundlePart("password", 1, "0" * 64)],
+        [*GOOD, BundlePart("spool/a\nb", 1, "0" * 64)],
+        [*GOOD, BundlePart("spool/" + "a/" * 9 + "a", 1, "0" * 64)],
         [*GOOD, GOOD[0]],
-        [*GOOD, Part("spool/a", -1, "0" * 64)],
-        [*GOOD, Part("spool/a", 1 << 41, "0" * 64)],
-        [*GOOD, Part("spool/a", 1, "0" * 63)],
-        [*GOOD, *(Part(f"spool/{n}", 1 << 40, "0" * 64) for n in range(5))],
+        [*GOOD, BundlePart("spool/a", -1, "0" * 64)],
+        [*GOOD, BundlePart("spool/a", 1 << 41, "0" * 64)],
+        [*GOOD, BundlePart("spool/a", 1, "0" * 63)],
+        [*GOOD, *(BundlePart(f"spool/{n}", 1 << 40, "0" * 64) for n in range(5))],
     ],
 )
 def test_names_and_sizes_that_no_node_has_are_refused_before_anything_is_written(
-    parts: list[Part], tmp_path: Path
+    parts: list[BundlePart], tmp_path: Path
 ) -> None:
-    encoded = msgspec.json.encode(Head(KEY.address, 1, "1", tuple(parts)))
+    encoded = msgspec.json.encode(BundleHead(KEY.address, 1, "1", tuple(parts)))
     (tmp_path / "bad").write_bytes(MAGIC + len(encoded).to_bytes(4) + encoded + b"xx")
     with pytest.raises(StateError, match="state file"):
         read_bundle(tmp_path / "bad", tmp_path / "there", PASSWORD)

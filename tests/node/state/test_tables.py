@@ -12,11 +12,11 @@ from node.errors import StateError
 from node.state import tables
 from node.state.journal import FORM as JOURNAL
 from node.state.journal import Journal
-from node.state.tables import Form, check_head, explained, open_table
+from node.state.tables import SchemaForm, check_head, explained, open_table
 
-ONE = Form("the book", 1, "CREATE TABLE IF NOT EXISTS said (slot TEXT PRIMARY KEY, raw BLOB);", care="keep it")
+ONE = SchemaForm("the book", 1, "CREATE TABLE IF NOT EXISTS said (slot TEXT PRIMARY KEY, raw BLOB);", care="keep it")
 STEPS = {1: "ALTER TABLE said ADD COLUMN at REAL", 2: "UPDATE said SET at = 7; CREATE TABLE more (x)"}
-THREE = Form("the book", 3, "CREATE TABLE IF NOT EXISTS said (slot TEXT PRIMARY KEY, raw BLOB, at REAL);", STEPS)
+THREE = SchemaForm("the book", 3, "CREATE TABLE IF NOT EXISTS said (slot TEXT PRIMARY KEY, raw BLOB, at REAL);", STEPS)
 CACHE = ONE._replace(what="what was read", cache=True)
 
 

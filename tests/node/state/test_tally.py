@@ -7,10 +7,10 @@ from typing import Any
 import trio
 import trio.testing
 
-from node.services.base import Crew, Service
-from node.services.tallying import Tallying
+from node.services.base import Service, ServiceManager
+from node.services.counter_keeper import CounterKeeper
 from node.state.journal import RUNS_COUNTED, Journal
-from node.state.tally import Tally
+from node.state.tally import LifetimeCounters
 from node.status_schema import ProcessPart
 
 RUN = b"r" * 32
@@ -32,17 +32,17 @@ class Place:
     """What the service asks of its workplace."""
 
     def __init__(self, journal: Journal, restarts: int) -> None:
-        self.tally = Tally(journal, RUN)
+        self.tally = LifetimeCounters(journal, RUN)
         self.context = SimpleNamespace(journal=journal, run=SimpleNamespace(root=RUN))
-        self.crew = Crew()
-        self.crew.services.append(Child(restarts))
+        self.manager = ServiceManager()
+        self.manager.services.append(Child(restarts))
 
 
 async def daemon(path: Path, restarts: int, accepted: int) -> dict[str, Any]:
     """One daemon's life, ended by cancelling; returns what its status said of restarts and verdicts."""
     journal = Journal(path)
     place = Place(journal, restarts)
-    service = await Tallying.open(place)  # type: ignore[arg-type]
+    service = await CounterKeeper.open(place)  # type: ignore[arg-type]
     verdicts = place.tally.part("verdicts")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.run)
@@ -67,7 +67,7 @@ async def test_each_run_counts_for_itself_and_only_the_newest_are_kept(tmp_path:
     for number in range(RUNS_COUNTED + 3):
         journal.note_tallies(bytes([number]), [("verdicts", "accepted", number)])
     assert journal.tallies(bytes([2])) == [] and journal.tallies(bytes([3])) == [("verdicts", "accepted", 3)]
-    fresh = Tally(journal, b"another")
+    fresh = LifetimeCounters(journal, b"another")
     await fresh.load()
     assert fresh.part("verdicts")["accepted"] == 0
     journal.close()
@@ -80,7 +80,7 @@ async def test_what_a_worker_did_is_told_before_its_engine_is_ready(tmp_path: Pa
     journal.files.judge_file(b"\x00", "accepted")
     journal.files.judge_file(b"\x01", "rejected")
     journal.files.note_reasons(b"\x01", "copied, late")
-    work = (await Tallying.open(Place(journal, 0))).status()["work"]  # type: ignore[arg-type]
+    work = (await CounterKeeper.open(Place(journal, 0))).status()["work"]  # type: ignore[arg-type]
     assert (work["files_committed"], work["files_accepted"], work["files_rejected"]) == (3, 1, 1)
     assert work["rejected_by_reason"] == {"copied": 1, "late": 1} and work["units"] == 30
     journal.close()

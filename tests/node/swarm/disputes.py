@@ -12,16 +12,16 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from node.swarm.ballots import Ballots, FileState
 from node.swarm.disputes import Disputes
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
+from node.swarm.vote_set import FileState, VoteSet
 from protocol.audit import AuditSpec
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.lots import pack_groups
 from protocol.messages import RolloutCommitted, Signed, VerdictIssued, VerdictRechecked
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import Rechecked, Verdict, VerdictOutcome, WorkCommitment, work_id
 from protocol.values import mean_logprobs, reward_tags
 
 GROUPS, SIZE = 2, 2
@@ -58,22 +58,22 @@ class Books:
 
     def __init__(self) -> None:
         signed = Signed(WORKER, RolloutCommitted(pool=1, commitment=COMMITMENT, signature=b"", size=9), b"raw")
-        self.work = Work(WORK, signed, 0, 0.0, 0, False, GROUPS, delivered=True)
+        self.work = RegisteredWork(WORK, signed, 0, 0.0, 0, False, GROUPS, delivered=True)
 
-    def follow_closed(self, listener: Callable[[Work], None]) -> None:
+    def follow_closed(self, listener: Callable[[RegisteredWork], None]) -> None:
         """Nothing is closed here."""
 
-    def get(self, id: bytes) -> Work:
+    def get(self, id: bytes) -> RegisteredWork:
         return self.work
 
-    def announcement(self, work: Work) -> None:
+    def announcement(self, work: RegisteredWork) -> None:
         return None
 
 
 def word(kind: type, *, accept: bool, heard: bool = False) -> Any:
     """What a validator finds: that the work is good, that it is not, or (heard) that it could not have it."""
     reason = Reason.NONE if accept else Reason.UNAVAILABLE if heard else Reason.WRONG_DRAW
-    outcome = Outcome.ACCEPT if accept else Outcome.REJECT if heard else Outcome.SLASH
+    outcome = VerdictOutcome.ACCEPT if accept else VerdictOutcome.REJECT if heard else VerdictOutcome.SLASH
     said = Rechecked if kind is VerdictRechecked else Verdict
     place = {name: getattr(COMMITMENT, name) for name in COMMITMENT.__struct_fields__}
     values: dict[str, Any] = {"checked": pack_groups(range(GROUPS), GROUPS)} if accept else {}
@@ -89,13 +89,13 @@ class Node:
         self.books = Books()
         books: Any = self.books
         disputes = Disputes(RUN, books, live, now, lambda: bench)
-        self.ballots = Ballots(RUN, lambda: sides.quorum, books, live, now, lambda: bench, disputes)
+        self.vote_set = VoteSet(RUN, lambda: sides.quorum, books, live, now, lambda: bench, disputes)
 
     def hear(self, signed: Signed[Any]) -> None:
-        (self.ballots.recheck if isinstance(signed.message, VerdictRechecked) else self.ballots.add)(signed)
+        (self.vote_set.recheck if isinstance(signed.message, VerdictRechecked) else self.vote_set.add)(signed)
 
 
-def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> list[str]:
+def play(sides: Sides, seed: int, vote_set: Mapping[str, Any] | None = None) -> list[str]:
     """What went wrong at honest nodes, in words; nothing if all is as it must be. ballots: methods of theirs that are
     replaced, to plant a fault."""
     chance = random.Random(seed)
@@ -105,8 +105,8 @@ def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> l
     honest = [one for one in bench[sides.liars :] if one not in away]
     nodes = {one: Node(sides, lambda: time[0], lambda: [*lying, *honest]) for one in [*honest, WORKER]}
     for node in nodes.values():
-        for name, instead in (ballots or {}).items():
-            owner = node.ballots if hasattr(node.ballots, name) else node.ballots.disputes
+        for name, instead in (vote_set or {}).items():
+            owner = node.vote_set if hasattr(node.vote_set, name) else node.vote_set.disputes
             setattr(owner, name, instead.__get__(owner))
     words: list[tuple[float, Any, Signed[Any]]] = []
 
@@ -145,29 +145,29 @@ def play(sides: Sides, seed: int, ballots: Mapping[str, Any] | None = None) -> l
             nodes[next_word[1]].hear(next_word[2])
         for one in honest:
             # Whoever sees a dispute looks again, at all of it, and nobody else tells it to.
-            if one in served and nodes[one].ballots.disputes.open() and one not in asked:
+            if one in served and nodes[one].vote_set.disputes.open() and one not in asked:
                 asked.add(one)
                 say(one, word(VerdictRechecked, accept=truth), time[0] + 1.0)
         for name, node in nodes.items():
             found += _wrong(sides, name, node, honest)
     for name, node in nodes.items():
-        disputed = node.ballots.disputes.raised > 0
+        disputed = node.vote_set.disputes.raised > 0
         most = (
             2 * len(asked) > sides.office
             and len(asked) >= 2
             and sides.liar in ("denies", "denies once", "says nothing again")
         )
-        if disputed and most and not set(lying) <= node.ballots.disputes.quarantined.keys():
+        if disputed and most and not set(lying) <= node.vote_set.disputes.quarantined.keys():
             found.append(f"{name}: believes who denied what most of the office saw")
     return sorted(set(found))
 
 
 def _wrong(sides: Sides, name: Any, node: Node, honest: list[Any]) -> list[str]:
-    state = node.ballots.state(WORK)
-    found = [f"{name}: {one} is honest and disbelieved" for one in honest if one in node.ballots.disputes.quarantined]
+    state = node.vote_set.state(WORK)
+    found = [f"{name}: {one} is honest and disbelieved" for one in honest if one in node.vote_set.disputes.quarantined]
     if state is FileState.ACCEPTED and not sides.good:
         found.append(f"{name}: a bad work is accepted")
-    if state is FileState.REJECTED and sides.good and not node.ballots.rejecting(WORK).keys() & set(honest):
+    if state is FileState.REJECTED and sides.good and not node.vote_set.rejecting(WORK).keys() & set(honest):
         found.append(f"{name}: a good work is rejected")
     return found
 

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import msgspec
 
 from node.swarm import policies, seals
-from node.swarm.checkpoints import Checkpoints
+from node.swarm.checkpoints import OfferedCheckpoints
 from node.swarm.counts import COUNTS, Office
-from node.swarm.policies import PolicyClock
+from node.swarm.policies import PolicyIndex
 from node.swarm.pool_state import PoolState
-from node.swarm.terms import Terms
+from node.swarm.terms import LeaderTerms
 from protocol.messages import Message, PolicyAnnounced, RolloutCommitted
 from tests.attacks.matrix import words
 from tests.attacks.matrix.expected import row_of
@@ -215,9 +215,9 @@ Planted = Callable[[], AbstractContextManager[Any]]
 
 @contextmanager
 def what_a_replaced_term_said_stays() -> Iterator[None]:
-    begin = PolicyClock.begin_term
+    begin = PolicyIndex.begin_term
 
-    def began(clock: PolicyClock) -> Any:
+    def began(clock: PolicyIndex) -> Any:
         kept = {step: one for step, one in clock._by_step.items() if one.message.term > clock._terms.now.number}
         gone = begin(clock)
         clock._by_step.update(kept)
@@ -225,19 +225,19 @@ def what_a_replaced_term_said_stays() -> Iterator[None]:
             clock._known[one.root] = msgspec.structs.replace(clock._known[one.root], orphaned_at=None)
         return [one for one in gone if one not in kept.values()]
 
-    with patch.object(PolicyClock, "begin_term", began):
+    with patch.object(PolicyIndex, "begin_term", began):
         yield
 
 
 @contextmanager
 def what_was_taken_back_is_never_followed_again() -> Iterator[None]:
-    with patch.object(PolicyClock, "follow_again", lambda clock: []):
+    with patch.object(PolicyIndex, "follow_again", lambda clock: []):
         yield
 
 
 @contextmanager
 def checkpoints_of_a_policy_that_was_taken_back_are_gone_for_good() -> Iterator[None]:
-    with patch.object(Checkpoints, "again", lambda *_: None):
+    with patch.object(OfferedCheckpoints, "again", lambda *_: None):
         yield
 
 
@@ -254,13 +254,13 @@ def an_unknown_policy_is_none_for_good() -> Iterator[None]:
 
 @contextmanager
 def whoever_led_leads_on() -> Iterator[None]:
-    with patch.object(Terms, "counts", lambda terms, author, *_: terms.is_trainer(author)):
+    with patch.object(LeaderTerms, "counts", lambda terms, author, *_: terms.is_trainer(author)):
         yield
 
 
 @contextmanager
 def one_announcement_moves_the_clock() -> Iterator[None]:
-    with patch.object(PolicyClock, "_is_reached", lambda *_: True):
+    with patch.object(PolicyIndex, "_is_reached", lambda *_: True):
         yield
 
 

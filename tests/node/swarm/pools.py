@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.swarm.ballots import FileState
 from node.swarm.counts import COUNTS, may_say
 from node.swarm.facts import News
 from node.swarm.membership import Membership
-from node.swarm.pool_state import Heard, Passed, PoolState, TermsChanged
+from node.swarm.pool_state import Passed, PoolState, TermsChanged, WordHeard
+from node.swarm.vote_set import FileState
 from protocol.audit import AuditSpec, window_of
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
@@ -27,36 +27,36 @@ from protocol.identity import Address, NodeKey
 from protocol.lots import RATE_ONE, LotPledge, pack_groups, secret_hash
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
+    AcceptedList,
     CheckpointOffered,
-    CheckRequested,
-    CutSigned,
     DisputeRaised,
-    DueSigned,
-    EarningsSigned,
+    EarningsVote,
     EnvironmentPublished,
     EpochRootSigned,
     Heartbeat,
     Judgement,
+    LeaderSilent,
     LotsRevealed,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    RoundVote,
     Seal,
     Signed,
-    SilenceSigned,
-    StepJudged,
     StepObjected,
+    StepVerdict,
     TaskClaimed,
     TaskOffered,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     VerdictRechecked,
+    VerdictRequested,
     seal_of,
     values_hash,
     with_carried,
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Earnings, EpochRoot, Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import Earnings, EpochRoot, Rechecked, Verdict, VerdictOutcome, WorkCommitment, work_id
 from protocol.tasks import TaskSpec, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
 
@@ -149,7 +149,7 @@ class Pool:
         if isinstance(word, Heartbeat):
             self.membership.table.beat(author, word, self.now)
         for one in with_carried(envelope(name, word)):
-            self._apply(Heard(one))
+            self._apply(WordHeard(one))
 
     def _why_not(self, author: Address, word: Message) -> str:
         if not may_say(self.membership, author, type(word)):
@@ -159,7 +159,7 @@ class Pool:
         try:
             for raw in (word.first, word.second) if isinstance(word, DisputeRaised) else ():
                 self._opened(raw, VerdictIssued)
-            if isinstance(word, CheckRequested):
+            if isinstance(word, VerdictRequested):
                 self._opened(word.commitment, RolloutCommitted)
         except ProtocolError:
             return "carried"
@@ -235,7 +235,7 @@ def committed(step: int, name: str, index: int = 0) -> RolloutCommitted:
 def verdict(kind: type[Any], of: WorkCommitment, step: int, *, accept: bool = True) -> Any:
     """What an honest validator says of a file, or (not accept) what a liar says of it."""
     said = Rechecked if kind is VerdictRechecked else Verdict
-    outcome, reason = (Outcome.ACCEPT, Reason.NONE) if accept else (Outcome.SLASH, Reason.WRONG_DRAW)
+    outcome, reason = (VerdictOutcome.ACCEPT, Reason.NONE) if accept else (VerdictOutcome.SLASH, Reason.WRONG_DRAW)
     values: dict[str, Any] = {}
     if accept:
         values = {"checked": pack_groups(range(GROUPS), GROUPS), "rewards": reward_tags([1.0, 0.0] * GROUPS, SIZE, ())}
@@ -296,9 +296,11 @@ def _policy(step: int) -> Iterator[Input]:
         for place, judge in enumerate(VALIDATORS):
             word = verdict(VerdictIssued, made, step)
             seal = Seal(work_id(made), seal_of(word, ADDRESS[judge]))
-            yield Said(when + 0.3 + 0.05 * place, judge, ValidatorSaid(pool=POOL, seals=(seal,)))
+            yield Said(when + 0.3 + 0.05 * place, judge, ValidatorBatch(pool=POOL, seals=(seal,)))
             carried = place % 2 == 0
-            yield Said(when + 0.8 + 0.05 * place, judge, ValidatorSaid(pool=POOL, carried=(word,)) if carried else word)
+            yield Said(
+                when + 0.8 + 0.05 * place, judge, ValidatorBatch(pool=POOL, carried=(word,)) if carried else word
+            )
     if step >= TAKEN_AT:
         offered = TaskOffered(pool=POOL, sequence=1000 + step, spec=TASK)
         yield Said(at + 0.05, "leader", offered)
@@ -311,7 +313,7 @@ def _policy(step: int) -> Iterator[Input]:
         for place, judge in enumerate(VALIDATORS):
             yield Said(at + 1.5 + 0.05 * place, judge, judged(step))
             works = tuple(sorted(work_id(commitment(step - 1, name)) for name in ("worker 1", "worker 2")))
-            yield Said(at + 0.4 + 0.05 * place, judge, DueSigned(pool=POOL, step=step, works=works))
+            yield Said(at + 0.4 + 0.05 * place, judge, AcceptedList(pool=POOL, step=step, works=works))
             window = window_of(step, RUN.audit) - 3
             if window >= 0 and step % RUN.audit.window == 0:
                 yield Said(at + 2.0, judge, LotsRevealed(pool=POOL, window=window, secret=secret(judge, window)))
@@ -324,11 +326,11 @@ def take_over(at: float) -> Iterator[Input]:
     yield Told(at + 0.02, "appoint", (_addresses(*VALIDATORS), QUORUM))
 
 
-def judged(step: int) -> StepJudged:
+def judged(step: int) -> StepVerdict:
     term, holder = term_of(step)
     of = stated(step, term).statement
-    given: dict[str, Any] = {"outcome": int(Outcome.ACCEPT), "reason": 0, "signature": bytes(65)}
-    return StepJudged(pool=POOL, statement=of, trainer=ADDRESS[holder], word=bytes(65), **given)
+    given: dict[str, Any] = {"outcome": int(VerdictOutcome.ACCEPT), "reason": 0, "signature": bytes(65)}
+    return StepVerdict(pool=POOL, statement=of, trainer=ADDRESS[holder], word=bytes(65), **given)
 
 
 def template(kind: type[Message], step: int) -> Any:
@@ -342,30 +344,30 @@ def template(kind: type[Message], step: int) -> Any:
         CheckpointOffered: lambda: CheckpointOffered(pool=POOL, term=term, step=max(step, 1), root=root("c"), size=9),
         StepObjected: lambda: StepObjected(pool=POOL, term=term, step=max(step, 1)),
         RolloutCommitted: lambda: committed(step, "worker 1"),
-        ValidatorSaid: lambda: ValidatorSaid(pool=POOL, seals=(Seal(work_id(made), root("seal")),), carried=(first,)),
+        ValidatorBatch: lambda: ValidatorBatch(pool=POOL, seals=(Seal(work_id(made), root("seal")),), carried=(first,)),
         VerdictIssued: lambda: first,
         VerdictRechecked: lambda: verdict(VerdictRechecked, before, max(step - 1, 0)),
-        DueSigned: lambda: DueSigned(pool=POOL, step=step, works=(work_id(made),)),
-        StepJudged: lambda: judged(max(step, 1)),
+        AcceptedList: lambda: AcceptedList(pool=POOL, step=step, works=(work_id(made),)),
+        StepVerdict: lambda: judged(max(step, 1)),
         LotsRevealed: lambda: LotsRevealed(pool=POOL, window=max(window_of(step, RUN.audit) - 1, 0), secret=root("s")),
         DisputeRaised: lambda: DisputeRaised(
             pool=POOL, first=envelope("validator 1", first).raw, second=envelope("validator 2", first).raw
         ),
-        CheckRequested: lambda: CheckRequested(
+        VerdictRequested: lambda: VerdictRequested(
             pool=POOL, commitment=envelope("worker 1", committed(step, "worker 1")).raw
         ),
         EpochRootSigned: lambda: EpochRootSigned(
             pool=POOL, statement=EpochRoot(POOL, 0, 1, root("leaves"), 9, root("blob")), signature=bytes(65)
         ),
-        EarningsSigned: lambda: EarningsSigned(
+        EarningsVote: lambda: EarningsVote(
             pool=POOL,
             earnings=Earnings(POOL, 0, 7, root("earnings"), 9, root("lines")),
             table=root("table"), size=9, signature=bytes(65),
         ),
-        CutSigned: lambda: CutSigned(
+        RoundVote: lambda: RoundVote(
             pool=POOL, round=step, ballot=0, closed=False, outer=root("outer"), state=root("cut"), size=9, files=()
         ),
-        SilenceSigned: lambda: SilenceSigned(pool=POOL, term=term, until=UNTIL, step=step, signature=bytes(65)),
+        LeaderSilent: lambda: LeaderSilent(pool=POOL, term=term, until=UNTIL, step=step, signature=bytes(65)),
         TaskOffered: lambda: TaskOffered(pool=POOL, sequence=5000 + step, spec=TASK),
         TaskClaimed: lambda: TaskClaimed(pool=POOL, task=task_id(TASK), shard=1, sequence=5000 + step),
         EnvironmentPublished: lambda: EnvironmentPublished(
@@ -394,7 +396,7 @@ def stands(pool: Pool) -> Stands:
         "known": frozenset(("", root_, one.step) for root_, one in policies._known.items() if one.orphaned_at is None),
         "works": frozenset((NAME[one.node], id, one.rival, one.step) for id, one in works.items()),
         "states": frozenset(
-            (NAME[one.node], id, state.ballots.state(id)) for id, one in works.items() if not one.rival
+            (NAME[one.node], id, state.vote_set.state(id)) for id, one in works.items() if not one.rival
         ),
         "checkpoints": frozenset(
             (NAME[author], *place, one.message.root)
@@ -418,8 +420,8 @@ def differing(one: Stands, other: Stands) -> dict[str, frozenset[Any]]:
 
 def alone(pool: Pool) -> list[bytes]:
     """Works that fewer than two accepted."""
-    ballots, works = pool.state.ballots, pool.state.register._works
-    return [id for id in works if ballots.state(id) is FileState.ACCEPTED and len(ballots.accepting(id)) < 2]
+    vote_set, works = pool.state.vote_set, pool.state.register._works
+    return [id for id in works if vote_set.state(id) is FileState.ACCEPTED and len(vote_set.accepting(id)) < 2]
 
 
 def sizes(thing: Any, seen: set[int] | None = None) -> int:

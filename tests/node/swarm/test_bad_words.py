@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from node.swarm.ballots import FileState
 from node.swarm.counts import COUNTS
 from node.swarm.facts import JudgeDisbelieved
 from node.swarm.pool_state import HELD_SECONDS
 from node.swarm.register import CLOSED_AFTER, CLOSED_SECONDS
+from node.swarm.vote_set import FileState
 from protocol.errors import ProtocolError
 from protocol.messages import (
     DisputeRaised,
@@ -102,10 +102,10 @@ def test_who_holds_two_offices_has_no_word_about_its_own_work(kind: type[Any]) -
     pool = Pool().play([*history(), *said], drains=3.0)
     id = work_id(own)
     assert pool.state.register.get(id) is not None
-    assert pool.state.ballots.state(id) is FileState.OPEN and judge not in pool.state.ballots.accepting(id)
+    assert pool.state.vote_set.state(id) is FileState.OPEN and judge not in pool.state.vote_set.accepting(id)
     assert pool.state.refused == {f"{kind.__name__}.own": 1}
     pool.hear(VALIDATORS[2], verdict(VerdictIssued, own, STEPS))
-    assert kind is VerdictRechecked or pool.state.ballots.state(id) is FileState.ACCEPTED, "the control"
+    assert kind is VerdictRechecked or pool.state.vote_set.state(id) is FileState.ACCEPTED, "the control"
 
 
 def test_words_about_what_is_closed_count_for_nothing_are_counted_by_that_and_take_no_place() -> None:
@@ -149,7 +149,7 @@ def test_what_a_term_takes_back_opens_what_was_closed_by_it() -> None:
     pool.hear("worker 1", committed(STEPS, "worker 1"))
     for name in VALIDATORS:
         pool.hear(name, verdict(VerdictIssued, commitment(STEPS, "worker 1"), STEPS))
-    assert pool.state.ballots.state(id) is FileState.ACCEPTED and pool.state.refused == before
+    assert pool.state.vote_set.state(id) is FileState.ACCEPTED and pool.state.refused == before
 
 
 def test_a_thousand_works_that_one_validator_accuses_at_once_cost_it_its_voice_and_nobody_else_anything() -> None:
@@ -170,12 +170,12 @@ def test_a_thousand_works_that_one_validator_accuses_at_once_cost_it_its_voice_a
     assert len(known) > 500
     for one in known:
         pool.hear(liar, verdict(VerdictIssued, one, STEPS, accept=False))
-    states = {pool.state.ballots.state(work_id(one)) for one in known}
+    states = {pool.state.vote_set.state(work_id(one)) for one in known}
     assert states == {FileState.DISPUTED}
     for name in honest:  # who sees a dispute looks again: at the first of them
         pool.hear(name, _accepting(known[0], VerdictRechecked))
     assert pool.state.disputes.quarantined.keys() == {ADDRESS[liar]}
-    assert {pool.state.ballots.state(work_id(one)) for one in known} == {FileState.ACCEPTED}
+    assert {pool.state.vote_set.state(work_id(one)) for one in known} == {FileState.ACCEPTED}
     assert not pool.state.disputes.open(), "nobody looks at the others"
     assert [one.author for one in pool.news if isinstance(one, JudgeDisbelieved)] == [ADDRESS[liar]]
 

@@ -5,10 +5,10 @@ import pytest
 import trio
 import trio.testing
 
-from node.swarm import catchup, shelf
+from node.swarm import catchup, message_store
 from node.swarm.board import Board
 from node.swarm.membership import Membership, SlashRecord
-from node.swarm.shelf import MAX_MESSAGES, MAX_PINNED
+from node.swarm.message_store import MAX_MESSAGES, MAX_PINNED
 from protocol.identity import Address, NodeKey
 from protocol.liveness import AHEAD, MAX_MEMBERS, MemberState
 from protocol.messages import (
@@ -17,7 +17,7 @@ from protocol.messages import (
     RolloutCommitted,
     TaskClaimed,
     TaskOffered,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
     signed,
     topic,
@@ -130,11 +130,11 @@ async def test_members_hear_each_other(autojump_clock) -> None:
 async def test_bytes_are_counted_by_kind_and_those_that_another_message_carries_besides(autojump_clock) -> None:
     async with trio.open_nursery() as nursery:
         trainer, validator = await swarm(nursery, MemoryHub(), TRAINER, VALIDATOR)
-        await validator.board.post(ValidatorSaid(pool=1, carried=(judged(VALIDATOR),)))
+        await validator.board.post(ValidatorBatch(pool=1, carried=(judged(VALIDATOR),)))
         await trio.sleep(1)
-        counts, (said,) = trainer.board.counts, trainer.board.messages(ValidatorSaid)
-        assert counts["ValidatorSaid"] == counts["carried.VerdictIssued"] == 1 and not counts["VerdictIssued"]
-        assert counts["bytes.ValidatorSaid"] == len(said.raw) > counts["carried_bytes.VerdictIssued"] > 100
+        counts, (said,) = trainer.board.counts, trainer.board.messages(ValidatorBatch)
+        assert counts["ValidatorBatch"] == counts["carried.VerdictIssued"] == 1 and not counts["VerdictIssued"]
+        assert counts["bytes.ValidatorBatch"] == len(said.raw) > counts["carried_bytes.VerdictIssued"] > 100
         assert counts["carried_bytes.VerdictIssued"] == len(msgspec.msgpack.encode(judged(VALIDATOR)))
         nursery.cancel_scope.cancel()
 
@@ -212,7 +212,7 @@ async def test_a_latecomer_learns_the_newest_policy_while_the_trainer_is_down(au
         await trio.sleep(10)
         steps = [signed.message.step for signed in late.board.messages(PolicyAnnounced)]
         assert max(steps) == 11
-        assert len(worker.board.messages(PolicyAnnounced)) <= shelf.KEPT_STEPS
+        assert len(worker.board.messages(PolicyAnnounced)) <= message_store.KEPT_STEPS
         nursery.cancel_scope.cancel()
 
 
@@ -223,7 +223,7 @@ async def test_a_board_stays_small(autojump_clock) -> None:
             await worker.board.post(beat(sequence))
         assert len(worker.board.messages(Heartbeat)) == 1
         await worker.board.post(committed(WORKER))
-        await trio.sleep(shelf.MAX_AGE + 1)
+        await trio.sleep(message_store.MAX_AGE + 1)
         await worker.board.post(committed(WORKER, 1))
         assert [signed.message.commitment.index for signed in worker.board.messages(RolloutCommitted)] == [1]
         nursery.cancel_scope.cancel()

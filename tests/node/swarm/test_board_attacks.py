@@ -15,7 +15,6 @@ from node.swarm.counts import COUNTS, ELSE, ENTRIES, MUTED, PATIENCE
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.messages import (
-    CheckRequested,
     DisputeRaised,
     Envelope,
     Heartbeat,
@@ -23,8 +22,9 @@ from protocol.messages import (
     Message,
     RolloutCommitted,
     Seal,
-    ValidatorSaid,
+    ValidatorBatch,
     VerdictIssued,
+    VerdictRequested,
     seal,
     signed,
     topic,
@@ -136,9 +136,9 @@ async def test_old_envelopes_that_nobody_remembers_do_not_displace_what_their_au
     autojump_clock, nodes, monkeypatch
 ) -> None:
     """Such as nobody remembers any more, by the thousand."""
-    monkeypatch.setattr("node.swarm.shelf.REMEMBERED", 4)
+    monkeypatch.setattr("node.swarm.message_store.REMEMBERED", 4)
     few = msgspec.structs.replace(COUNTS[RolloutCommitted], kept=128)
-    monkeypatch.setattr("node.swarm.shelf.COUNTS", {**COUNTS, RolloutCommitted: few})
+    monkeypatch.setattr("node.swarm.message_store.COUNTS", {**COUNTS, RolloutCommitted: few})
     trainer, worker, flooder = nodes["trainer"], nodes["worker"], nodes["flooder"]
     ancient = sealed(worker, *(committed(WORKER, n) for n in range(1000, 1300)))
     recent = sealed(worker, *(committed(WORKER, n) for n in range(100)))
@@ -293,7 +293,7 @@ async def test_nothing_that_a_stranger_sends_raises(autojump_clock, nodes) -> No
         verdict,
         commitment,
         nodes["validator"].board.sealed(DisputeRaised(pool=1, first=verdict, second=verdict)),
-        nodes["trainer"].board.sealed(CheckRequested(pool=1, commitment=commitment)),
+        nodes["trainer"].board.sealed(VerdictRequested(pool=1, commitment=commitment)),
         nodes["trainer"].board.sealed(POLICY),
         nodes["worker"].board.sealed(beat()),
     ]
@@ -314,20 +314,20 @@ async def test_nothing_that_a_stranger_sends_raises(autojump_clock, nodes) -> No
         assert board._accept(key.address, raw)  # the control
 
 
-def said(key: NodeKey, *verdicts: VerdictIssued, seals: int = 0) -> ValidatorSaid:
+def said(key: NodeKey, *verdicts: VerdictIssued, seals: int = 0) -> ValidatorBatch:
     works = (number.to_bytes(32) for number in range(seals))
-    return ValidatorSaid(pool=1, seals=tuple(Seal(one, one) for one in works), carried=verdicts)
+    return ValidatorBatch(pool=1, seals=tuple(Seal(one, one) for one in works), carried=verdicts)
 
 
 async def test_a_verdict_of_somebody_else_in_a_message_refuses_the_whole_of_it(autojump_clock, nodes) -> None:
     """The control: its author's own verdict beside the same seal."""
     trainer, validator = nodes["trainer"], nodes["validator"]
     await say(validator, *sealed(validator, said(VALIDATOR, judged(FLOODER), seals=1)))
-    assert trainer.board.messages(ValidatorSaid) == [] and trainer.board.messages(VerdictIssued) == []
+    assert trainer.board.messages(ValidatorBatch) == [] and trainer.board.messages(VerdictIssued) == []
     assert trainer.board.counts["refused"] == 1
     await say(validator, *sealed(validator, said(VALIDATOR, judged(VALIDATOR), seals=1)))
     (one,) = trainer.board.messages(VerdictIssued)
-    assert one.author == VALIDATOR.address and len(trainer.board.messages(ValidatorSaid)) == 1
+    assert one.author == VALIDATOR.address and len(trainer.board.messages(ValidatorBatch)) == 1
     assert trainer.board.opened(one.raw, VerdictIssued) == one, "it is evidence without what carried it"
 
 
@@ -337,9 +337,9 @@ async def test_who_says_much_in_one_message_saves_nothing(autojump_clock, nodes,
     many = int(ENTRIES[Seal][1])
     for start in range(0, 2 * many, at_once):
         works = [number.to_bytes(32) for number in range(start, start + at_once)]
-        message = ValidatorSaid(pool=1, seals=tuple(Seal(one, one) for one in works))
+        message = ValidatorBatch(pool=1, seals=tuple(Seal(one, one) for one in works))
         await say(validator, validator.board.sealed(message))
-    heard = sum(len(one.message.seals) for one in trainer.board.messages(ValidatorSaid))
+    heard = sum(len(one.message.seals) for one in trainer.board.messages(ValidatorBatch))
     assert heard == many and trainer.board.counts["muted"] == (at_once == 1)
 
 
@@ -352,9 +352,9 @@ async def test_what_waits_to_be_said_goes_in_one_message_when_the_first_of_it_mu
     board.say([Seal(bytes(32), b"\x01" * 32)], within=1.0)
     assert board.withdraw(late) and not board.withdraw(late)
     await trio.sleep(0.9)
-    assert trainer.board.messages(ValidatorSaid) == []
+    assert trainer.board.messages(ValidatorBatch) == []
     await trio.sleep(0.2)
-    (one,) = trainer.board.messages(ValidatorSaid)
+    (one,) = trainer.board.messages(ValidatorBatch)
     assert one.message.carried == (verdict,) and [seal.seal[0] for seal in one.message.seals] == [1]
     assert (await heard.receive()).message == verdict
     newcomer = trainer.board.subscribe(VerdictIssued)

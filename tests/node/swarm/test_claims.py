@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from node.network.errors import NetworkError
 from node.network.host import Libp2pNetwork
-from node.swarm.claims import MAX_REQUEST, NO, PAUSE, PROTOCOL, Claims, Pose, Prover, ShowRows, Tell, Trial
+from node.swarm.claims import MAX_REQUEST, NO, PAUSE, PROTOCOL, Claims, ClaimTrial, Pose, Prover, ShowRows, TrialTold
 from node.swarm.claims import IsReady as Ready
 from protocol.freivalds import ROWS, Challenge, row_digests, rows_of
 from protocol.identity import NodeKey
@@ -79,11 +79,11 @@ class Pair:
             await nursery.start(network.run)
             know(network, {PROVER.address: f"/ip4/127.0.0.1/tcp/1/p2p/{PROVER.peer_id}"})
 
-    async def trial(self) -> Trial | None:
+    async def trial(self) -> ClaimTrial | None:
         return await self.asking.challenge(PROVER.address)
 
 
-async def tried(prover: Prover | None) -> tuple[Pair, Trial | None]:
+async def tried(prover: Prover | None) -> tuple[Pair, ClaimTrial | None]:
     pair = Pair(prover)
     async with trio.open_nursery() as nursery:
         await pair.open(nursery)
@@ -150,7 +150,7 @@ async def test_questions_out_of_turn_cost_nothing(autojump_clock: MockClock) -> 
     async with trio.open_nursery() as nursery:
         await pair.open(nursery)
         assert await ask(stranger, Ready()) == NO
-        for early in (Pose(good), ShowRows((0,) * ROWS), Tell(True)):
+        for early in (Pose(good), ShowRows((0,) * ROWS), TrialTold(True)):
             assert await ask(verifier, early) == NO
         assert await ask(verifier, Ready()) != NO
         for malformed in (b"", b"\xc1", bytes(MAX_REQUEST), msgspec.msgpack.encode(Pose(Challenge(b"s", 1 << 30)))):

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from node.status_schema import ContributionPart
-from node.swarm.ballots import FileState
 from node.swarm.contributions import Contributions
+from node.swarm.vote_set import FileState
 from protocol.checks import Reason
 
 A, B = "0x" + "a" * 40, "0x" + "b" * 40
 
 
 class Court:
-    """Register and ballots whose answers a test sets."""
+    """Register and votes whose answers a test sets."""
 
     def __init__(self) -> None:
         self.works: dict[bytes, Any] = {}

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from node.swarm.ballots import Ballots
 from node.swarm.disputes import Disputes
+from node.swarm.vote_set import VoteSet
 from protocol.disputes import resolve
 from tests.node.swarm.disputes import Sides, cells, play
 
@@ -21,8 +21,8 @@ def _time_decides(self: Disputes, case: Any) -> None:
         return
     votes = {author: one.message for author, one in case.votes.items()}
     rechecks = {a: one.message for a, one in case.rechecks.items() if a not in self.quarantined}
-    electorate = len(rechecks) if self.is_over(case) else len(votes.keys() | rechecks.keys())
-    result = resolve(votes, rechecks, electorate, case.work.groups, 0.05)
+    active_validators = len(rechecks) if self.is_over(case) else len(votes.keys() | rechecks.keys())
+    result = resolve(votes, rechecks, active_validators, case.work.groups, 0.05)
     if result is not None:
         case.ruled, case.winner = result.ruling, result.winner
         self._open.pop(case.work.id, None)
@@ -30,10 +30,12 @@ def _time_decides(self: Disputes, case: Any) -> None:
             self.punish(case, validator, finding)
 
 
-def _one_decides(self: Ballots, case: Any, rejecting: Any) -> int:
+def _one_decides(self: VoteSet, case: Any, rejecting: Any) -> int:
     """As it was: as many as are left, and one at least."""
     waited = self._clock() - case.heard >= self._audit.verdict_seconds
-    return max(1, min(self._quorum(), len(set(self.electorate()) - rejecting.keys()))) if waited else self._quorum()
+    return (
+        max(1, min(self._quorum(), len(set(self.active_validators()) - rejecting.keys()))) if waited else self._quorum()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-from node.swarm.leftovers import Makers
+from node.swarm.unclaimed import ActiveWorkers
 from protocol.identity import NodeKey
 
 ONE, TWO, IDLE = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
 
 
 def test_who_makes_nothing_shares_in_the_work_of_its_first_steps_only() -> None:
-    makers = Makers(memory=2)
+    makers = ActiveWorkers(memory=2)
     counted = []
     for step in range(6):
         counted.append(makers.count([ONE, TWO, IDLE], step))
@@ -15,7 +15,7 @@ def test_who_makes_nothing_shares_in_the_work_of_its_first_steps_only() -> None:
 
 
 def test_who_makes_something_again_counts_again_and_old_work_does_not_take_that_back() -> None:
-    makers = Makers(memory=2)
+    makers = ActiveWorkers(memory=2)
     makers.count([ONE, IDLE], 0)
     makers.made(ONE, 9)
     assert makers.count([ONE, IDLE], 9) == 1
@@ -25,14 +25,14 @@ def test_who_makes_something_again_counts_again_and_old_work_does_not_take_that_
 
 
 def test_a_newcomer_counts_at_once() -> None:
-    makers = Makers(memory=2)
+    makers = ActiveWorkers(memory=2)
     makers.count([ONE], 0)
     makers.made(ONE, 9)
     assert makers.count([ONE, TWO], 9) == 2
 
 
 def test_where_nobody_made_anything_lately_all_share() -> None:
-    makers = Makers(memory=2)
+    makers = ActiveWorkers(memory=2)
     makers.count([ONE, TWO], 0)
     assert makers.count([ONE, TWO], 9) == 2
     assert makers.count([], 9) == 0

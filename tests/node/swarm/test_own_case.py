@@ -16,8 +16,8 @@ from node.swarm.counts import COUNTS, Office
 from node.swarm.hands import Hands
 from node.swarm.seals import Seals
 from node.swarm.works import Works
-from protocol.messages import DueSigned, Message, SilenceSigned, StepJudged, ValidatorSaid
-from protocol.statements import Outcome, work_id
+from protocol.messages import AcceptedList, LeaderSilent, Message, StepVerdict, ValidatorBatch
+from protocol.statements import VerdictOutcome, work_id
 from tests.node.swarm.pools import (
     ADDRESS,
     PACE,
@@ -44,7 +44,7 @@ from tests.node.swarm.pools import (
 JUDGES = [kind for kind, row in COUNTS.items() if row.by in (Office.VALIDATOR, Office.TRAINER_OR_VALIDATOR)]
 SUBJECTS = ("leader", "worker 1")
 AWAY = ("validator 3", "validator 4")
-ELSEWHERE = {SilenceSigned: "who is silent gives up what it could give up itself", DueSigned: "`UseBook` asks"}
+ELSEWHERE = {LeaderSilent: "who is silent gives up what it could give up itself", AcceptedList: "`BatchUsage` asks"}
 """Words about their author that a pool's state tells as they are."""
 
 
@@ -69,13 +69,13 @@ def names_in(word: Any) -> set[Any]:
 
 def is_about(word: Any, subject: str, step: int) -> bool:
     works = {work_id(commitment(of, subject)) for of in (step - 1, step)}
-    holds = isinstance(word, SilenceSigned) and term_of(step)[1] == subject
+    holds = isinstance(word, LeaderSilent) and term_of(step)[1] == subject
     return holds or bool(names_in(word) & {ADDRESS[subject], *works})
 
 
 def opposite(word: Any) -> Any:
-    of = word if isinstance(word, StepJudged) else word.verdict
-    said = msgspec.structs.replace(of, outcome=int(Outcome.REJECT), reason=9)
+    of = word if isinstance(word, StepVerdict) else word.verdict
+    said = msgspec.structs.replace(of, outcome=int(VerdictOutcome.REJECT), reason=9)
     return said if of is word else bound(msgspec.structs.replace(word, verdict=said))
 
 
@@ -118,9 +118,9 @@ def test_what_is_said_of_oneself_moves_nothing(kind: type[Message], subject: str
 
 
 FAULTS: dict[type[Any], tuple[str, Any, type[Message], str]] = {
-    Hands: ("is_party", lambda *_: False, StepJudged, "leader"),
+    Hands: ("is_party", lambda *_: False, StepVerdict, "leader"),
     Works: ("_is_of_its_own", lambda *_: False, JUDGES[1], "worker 1"),
-    Seals: ("_owner", lambda *_: set(), ValidatorSaid, "worker 1"),
+    Seals: ("_owner", lambda *_: set(), ValidatorBatch, "worker 1"),
 }
 
 
@@ -154,10 +154,10 @@ def test_a_step_is_judged_by_those_who_are_not_in_one_hand_with_its_trainer(
 ) -> None:
     pool = Pool()
     of_one_provider(*hand)(pool)
-    pool.play([*history(), *words(StepJudged, "validator 3", "leader")])
-    statement = template(StepJudged, STEPS).statement.struct_hash
+    pool.play([*history(), *words(StepVerdict, "validator 3", "leader")])
+    statement = template(StepVerdict, STEPS).statement.struct_hash
     assert (ADDRESS["validator 3"] in pool.state.steps.judged_by(statement)) == counts
-    assert bool(pool.state.refused["StepJudged.own"]) != counts
+    assert bool(pool.state.refused["StepVerdict.own"]) != counts
     owing = {one for judged in pool.state.steps._judged.values() for one in judged.owing}
     assert not owing, "who may not judge owes nothing"
 

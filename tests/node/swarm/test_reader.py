@@ -2,8 +2,8 @@ import pytest
 import trio
 import trio.testing
 
-from node.swarm import readers
-from node.swarm.readers import Reader
+from node.swarm import author_queue
+from node.swarm.author_queue import AuthorQueue
 from protocol.identity import Address, NodeKey
 from protocol.messages import LotsRevealed, Signed
 
@@ -15,10 +15,10 @@ def told(author: Address, window: int = 0) -> Signed[LotsRevealed]:
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Reader[Signed[LotsRevealed]]:
-    monkeypatch.setattr(readers, "ROOM", 10)
-    monkeypatch.setattr(readers, "ROOM_EACH", 4)
-    return Reader[Signed[LotsRevealed]]()
+def reader(monkeypatch: pytest.MonkeyPatch) -> AuthorQueue[Signed[LotsRevealed]]:
+    monkeypatch.setattr(author_queue, "ROOM", 10)
+    monkeypatch.setattr(author_queue, "ROOM_EACH", 4)
+    return AuthorQueue[Signed[LotsRevealed]]()
 
 
 async def test_a_flood_pushes_nobody_elses_messages_out_of_a_slow_subscribers_channel(reader) -> None:
@@ -50,9 +50,9 @@ async def test_a_reader_that_went_away_is_noticed(reader) -> None:
 
 
 async def test_what_one_author_may_leave_unread_is_bounded_however_much_was_read_before() -> None:
-    reader = Reader[Signed[LotsRevealed]]()
-    for _ in range(3 * readers.ROOM_EACH):
+    reader = AuthorQueue[Signed[LotsRevealed]]()
+    for _ in range(3 * author_queue.ROOM_EACH):
         assert reader.offer(FLOODER, told(FLOODER))
         await reader.channel.receive()
-    heard = [reader.offer(FLOODER, told(FLOODER)) for _ in range(readers.ROOM_EACH + 5)]
-    assert heard == [True] * readers.ROOM_EACH + [False] * 5
+    heard = [reader.offer(FLOODER, told(FLOODER)) for _ in range(author_queue.ROOM_EACH + 5)]
+    assert heard == [True] * author_queue.ROOM_EACH + [False] * 5

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.swarm.counts import Admission
-from node.swarm.facts import Fork
-from node.swarm.policies import ANCHOR_SECONDS, GRACE_SECONDS, PolicyClock
+from node.swarm.facts import Equivocation
+from node.swarm.policies import ANCHOR_SECONDS, GRACE_SECONDS, PolicyIndex
 from node.swarm.register import (
     BACKLOG_SECONDS,
     CLOSED_AFTER,
@@ -18,10 +18,10 @@ from node.swarm.register import (
     EARLY_SECONDS,
     RESULTS,
     Register,
-    Work,
+    RegisteredWork,
 )
-from node.swarm.taskbook import MOST_TASKS, TaskBook
-from node.swarm.terms import Terms
+from node.swarm.task_table import MOST_TASKS, TaskTable
+from node.swarm.terms import LeaderTerms
 from protocol.checks import Reason
 from protocol.earnings import most_files
 from protocol.identity import Address, NodeKey
@@ -69,7 +69,7 @@ class Heard:
     def __init__(self, steps: int, listened: float = BACKLOG_SECONDS + 1, run: RunSpec = RUN) -> None:
         self.clock = Clock()
         self.policies = policies_of(TRAINER, self.clock)
-        self.tasks = TaskBook(lambda node: False, self.clock, lambda node: True)
+        self.tasks = TaskTable(lambda node: False, self.clock, lambda node: True)
         self.register = Register(run, self.policies, self.clock, self.tasks)
         self.clock.now += listened
         for step in range(steps):
@@ -79,12 +79,12 @@ class Heard:
         self.policies.announce(announced(step))
         self.register.look_again()
 
-    def commit(self, *args, **named) -> Work:
+    def commit(self, *args, **named) -> RegisteredWork:
         work = self.register.commit(committed(*args, **named))
         assert work is not None
         return work
 
-    def reason(self, work: Work) -> Reason | None:
+    def reason(self, work: RegisteredWork) -> Reason | None:
         fault = self.register.fault(work)
         return fault.reason if fault else None
 
@@ -103,7 +103,7 @@ def test_the_same_file_in_another_nodes_slot_is_another_work_and_overwrites_noth
 
 def test_a_policy_that_nobody_announced_makes_no_work_until_somebody_does() -> None:
     heard = Heard(1)
-    told: list[Work] = []
+    told: list[RegisteredWork] = []
     heard.register.follow(told.append)
     assert heard.register.commit(committed(7)) is None and heard.register.ignored == 1
     assert told == [] and heard.register.get(work_id(committed(7).message.commitment)) is None
@@ -145,7 +145,7 @@ def test_old_commitments_that_anybody_says_again_are_no_work_and_make_no_gap_in_
         heard.clock.now += CLOSED_SECONDS / CLOSED_AFTER
         for _ in range(2):
             heard.register.close()
-    told: list[Work] = []
+    told: list[RegisteredWork] = []
     heard.register.follow(told.append)
     assert len(told) == CLOSED_AFTER * most_files(RUN), "all of the policies that are open, and nothing else"
     told.clear()
@@ -174,7 +174,7 @@ def test_a_newcomer_takes_no_old_commitment_of_before_for_one_that_is_late_now()
 def test_two_commitments_for_one_slot_that_differ_in_anything_are_rivals() -> None:
     for other in (committed(0, root=b"\x77" * 32), committed(0, units=6)):
         heard = Heard(1)
-        seen: list[tuple[Work, Work]] = []
+        seen: list[tuple[RegisteredWork, RegisteredWork]] = []
         heard.register.follow_rivals(lambda *pair, seen=seen: seen.append(pair))
         first = heard.commit(0)
         assert not heard.register.is_contested(first)
@@ -182,7 +182,7 @@ def test_two_commitments_for_one_slot_that_differ_in_anything_are_rivals() -> No
         assert heard.register.commit(other) is None, "the slot is taken"
         rival = heard.register.get(work_id(other.message.commitment))
         assert rival is not None and seen == [(first, rival)] and heard.register.is_contested(first)
-        again: list[tuple[Work, Work]] = []
+        again: list[tuple[RegisteredWork, RegisteredWork]] = []
         heard.register.follow_rivals(lambda *pair, again=again: again.append(pair))
         assert again == seen, "who comes later hears of it, too"
 
@@ -262,7 +262,7 @@ def test_a_copy_is_told_by_the_header_and_not_by_who_came_first() -> None:
 )
 def test_whatever_is_committed_the_tables_agree_and_the_first_entry_stays(events) -> None:
     heard = Heard(1)
-    first: dict[bytes, Work] = {}
+    first: dict[bytes, RegisteredWork] = {}
     for node, step, index, units, announce in events:
         if announce:
             heard.announce(step)
@@ -278,7 +278,7 @@ def test_whatever_is_committed_the_tables_agree_and_the_first_entry_stays(events
     assert all(work.commitment.index < most_files(RUN) for work in by_slot)
 
 
-# the policy clock
+# the policy index
 
 
 def test_unchanged_weights_at_another_step_are_another_policy_and_no_lie() -> None:
@@ -292,7 +292,7 @@ def test_two_policies_for_a_step_or_two_steps_for_a_policy_are_a_lie_that_is_sho
     for lie in (announced(3, policy(99)), announced(4, policy(3))):
         policies = policies_of(TRAINER, Clock())
         policies.announce(announced(3))
-        assert isinstance(policies.announce(lie), Fork)
+        assert isinstance(policies.announce(lie), Equivocation)
         assert policies.fork is not None and policies.fork.evidence == (announced(3).raw, lie.raw)
         assert not policies.announce(announced(5)) and policies.newest_step == 3, "it is trusted no more"
         known = policies.find(policy(3))
@@ -303,7 +303,7 @@ def test_one_policy_is_counted_in_one_epoch_a_second_one_is_a_lie() -> None:
     policies = policies_of(TRAINER, Clock())
     policies.announce(announced(3))
     again = Signed(TRAINER, policy_announced(3, policy(3), epoch=1), b"again")
-    assert isinstance(policies.announce(again), Fork) and policies.newest_step == 3
+    assert isinstance(policies.announce(again), Equivocation) and policies.newest_step == 3
 
 
 class Far:
@@ -311,7 +311,7 @@ class Far:
 
     def __init__(self, reached: int = -1) -> None:
         self.reached, self.clock = reached, Clock()
-        self.policies = PolicyClock(self.clock, Terms(TRAINER, self.clock), lambda _: self.reached)
+        self.policies = PolicyIndex(self.clock, LeaderTerms(TRAINER, self.clock), lambda _: self.reached)
 
     def say(self, step: int, *, by: Address = TRAINER, parent: int = 0) -> bool:
         message = policy_announced(step, policy(step), parent=policy(parent or step - 1) if step else bytes(32))
@@ -346,7 +346,7 @@ def test_who_follows_nothing_and_hears_no_validator_begins_with_the_longest_row_
 
 
 def test_what_hangs_on_a_policy_is_closed_sixteen_policies_later_and_nodes_go_with_their_last_work() -> None:
-    heard, closed = Heard(steps=1), list[Work]()
+    heard, closed = Heard(steps=1), list[RegisteredWork]()
     old, rival = heard.commit(0), committed(0, units=6)
     heard.register.commit(rival)
     heard.register.was_read(old)

@@ -6,8 +6,8 @@ import msgspec
 
 from contracts.bindings import ChairInfo, TermTaken
 from node.swarm.facts import PolicyFollowed
-from node.swarm.policies import GRACE_SECONDS, PolicyClock
-from node.swarm.terms import FOREVER, Terms
+from node.swarm.policies import GRACE_SECONDS, PolicyIndex
+from node.swarm.terms import FOREVER, LeaderTerms
 from protocol.identity import Address
 from protocol.messages import Signed
 from tests.words import announced as policy_announced
@@ -22,10 +22,10 @@ class Scene:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self.terms = Terms(NOBODY, lambda: self.time)
+        self.terms = LeaderTerms(NOBODY, lambda: self.time)
         self.terms.take(0, A, 0, bytes(32), 200)
         self.terms.seat((A, B, C), 200, 30)
-        self.clock = PolicyClock(lambda: self.time, self.terms, lambda _: 2**62)
+        self.clock = PolicyIndex(lambda: self.time, self.terms, lambda _: 2**62)
         self.terms.follow(self.clock.begin_term)
 
     def say(self, by: Address, term: int, step: int, root: bytes | None = None, **more: Any) -> bool:
@@ -40,7 +40,7 @@ class Scene:
 
 
 def test_a_pool_that_nobody_seated_is_its_managers_for_good() -> None:
-    terms = Terms(A, lambda: 0.0)
+    terms = LeaderTerms(A, lambda: 0.0)
     assert terms.now.holder == A and terms.now.until == FOREVER and terms.trainers == (A,)
     assert terms.counts(A, 0, 7) and not terms.counts(B, 0, 7) and not terms.counts(A, 1, 7)
     assert terms.turn(A) is None and terms.is_trainer(A) and not terms.is_trainer(B)
@@ -228,7 +228,7 @@ class Told:
 
 
 async def test_who_follows_no_events_asks_who_leads_and_who_led() -> None:
-    terms = Terms(NOBODY, lambda: 0.0)
+    terms = LeaderTerms(NOBODY, lambda: 0.0)
     await terms.ask_who_leads(Told(), 1)
     await terms.ask_who_led(Told(), 1)
     assert terms.now.holder == NOBODY and not terms.seated
@@ -246,8 +246,8 @@ async def test_who_follows_no_events_asks_who_leads_and_who_led() -> None:
 async def test_until_the_first_policy_of_a_term_a_visitor_has_the_one_that_its_holder_named_and_no_other() -> None:
     scene, late = Scene(), Told((A, 0), (B, 4), (C, 9))
     late.terms_taken[-1] = msgspec.structs.replace(late.terms_taken[-1], parent=ROOTS[8])
-    scene.terms = Terms(NOBODY, lambda: scene.time)
-    scene.clock = PolicyClock(lambda: scene.time, scene.terms, lambda _: 2**62)
+    scene.terms = LeaderTerms(NOBODY, lambda: scene.time)
+    scene.clock = PolicyIndex(lambda: scene.time, scene.terms, lambda _: 2**62)
     await scene.terms.ask_who_leads(late, 1)
     assert not scene.say(B, 1, 7) and not scene.say(B, 1, 8, ROOTS[30])
     assert scene.say(B, 1, 8) and scene.clock.newest_step == 8

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.tasks.conversations import Conversations, Message
+from node.tasks.conversations import ConversationMessage, Conversations
 from tests.node.inference.test_tokenizer import CHATML, LAST_ONLY, NO_END, tokenizer
 
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
@@ -16,7 +16,7 @@ def test_a_prompt_is_told_as_the_messages_that_it_was_made_of(tmp_path: Path, te
     texts = tokenizer(tmp_path, template)
     told = [SHOTS[:1], SHOTS] if template is NO_SYSTEM else [SHOTS[:1], SHOTS, [("system", "be good"), *SHOTS]]
     for said in told:
-        assert Conversations(texts).prompt(texts.encode_messages(said)) == [Message(*one) for one in said]
+        assert Conversations(texts).prompt(texts.encode_messages(said)) == [ConversationMessage(*one) for one in said]
 
 
 @pytest.mark.parametrize("template", [CHATML, NO_END, LAST_ONLY])
@@ -24,8 +24,10 @@ def test_plain_text_is_one_message_with_every_letter(tmp_path: Path, template: s
     texts = tokenizer(tmp_path, template)
     for text in ("ab cd", "[user]ab", "user:ab"):
         tokens = texts.encode(text)
-        assert Conversations(texts).prompt(tokens) == [Message("user", text)]
-        assert Conversations(texts).response([2, *tokens, 3], [1, len(tokens), 1])[1] == Message("user", text)
+        assert Conversations(texts).prompt(tokens) == [ConversationMessage("user", text)]
+        assert Conversations(texts).response([2, *tokens, 3], [1, len(tokens), 1])[1] == ConversationMessage(
+            "user", text
+        )
 
 
 @pytest.mark.parametrize("template", [CHATML, NO_END])

@@ -17,12 +17,12 @@ from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
 from protocol.blobs import describe
 from protocol.identity import Address
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     encode,
     encode_report,
 )
@@ -63,7 +63,7 @@ def add(made: TaskFolder, shard: int, scores: Scores, tmp_path: Path, node: str 
     record = ShardRecord(shard, node, "ef" * 32, file_root, 10, "01" * 65, verdicts, 1.0)
     file = tmp_path / "file"
     file.write_bytes(data)
-    return made.add(record, file, encode_report(Report(ReportHeader(file_root, made.path.name), values)))
+    return made.add(record, file, encode_report(ValidatorReport(ReportHeader(file_root, made.path.name), values)))
 
 
 def test_a_shard_is_kept_once_and_survives_a_restart(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def one_answer_task(tmp_path: Path, row: SampleRow, logprobs: list[float]) -> Ta
     data = encode(RolloutBatch(RolloutHeader(1, NODE, made.path.name, 0), (row,)))
     file.write_bytes(data)
     root = describe(data).root.hex()
-    report = Report(ReportHeader(root, made.path.name), (ReportRow(0, 0, 1.0, logprobs),))
+    report = ValidatorReport(ReportHeader(root, made.path.name), (ReportRow(0, 0, 1.0, logprobs),))
     made.add(ShardRecord(0, NODE, "ef" * 32, root, 6, "01" * 65, (), 1.0), file, encode_report(report))
     return made
 

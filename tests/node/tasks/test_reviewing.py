@@ -8,7 +8,7 @@ import pytest
 
 from node.environments.errors import PackageError
 from node.environments.package.archive import pack
-from node.environments.package.check import Finding, Report
+from node.environments.package.check import PackageFinding, PackageReport
 from node.environments.package.templates import template
 from node.sandbox import SandboxError
 from node.tasks import reviewing
@@ -42,7 +42,7 @@ def test_a_report_holds_what_was_found_and_what_could_not_be_told_is_none(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest: Any = type("Manifest", (), {"name": "capitals"})
-    found = Report(manifest, 32, 8, ("WASI",), [Finding(3, "w" * 900, "mend it")])
+    found = PackageReport(manifest, 32, 8, ("WASI",), [PackageFinding(3, "w" * 900, "mend it")])
     monkeypatch.setattr(reviewing, "check_package", lambda *_, **__: found)
     told = msgspec.json.decode(review_package(archive, TASK))
     assert (told["rows"], told["checked"], told["good"]) == (32, 8, False)
@@ -58,7 +58,7 @@ def test_a_report_holds_what_was_found_and_what_could_not_be_told_is_none(
 def test_a_bad_package_is_a_finding_and_a_missing_interpreter_is_none(
     archive: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reports: bool
 ) -> None:
-    def fail(*_: object, **__: object) -> Report:
+    def fail(*_: object, **__: object) -> PackageReport:
         raise error
 
     monkeypatch.setattr(reviewing, "check_package", fail)
@@ -75,9 +75,9 @@ def test_the_rows_of_a_review_follow_from_the_task_and_the_package(
     seeds: list[bytes] = []
     manifest: Any = type("Manifest", (), {"name": "capitals"})
 
-    def seen(*_: object, seed: bytes) -> Report:
+    def seen(*_: object, seed: bytes) -> PackageReport:
         seeds.append(seed)
-        return Report(manifest, 9, 9, ("WASI",))
+        return PackageReport(manifest, 9, 9, ("WASI",))
 
     monkeypatch.setattr(reviewing, "check_package", seen)
     for task in (b"a" * 32, b"a" * 32, b"b" * 32):

@@ -19,7 +19,7 @@ import trio
 
 from node.processes.launch import ENGINE, LEARNER
 from node.processes.server import _become
-from node.processes.wire import Start
+from node.processes.wire import StartChild
 
 PATIENCE = 240
 """Seconds."""
@@ -75,7 +75,7 @@ class Forking:
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> "ForkedProgram":
         source, sink = os.pipe2(os.O_CLOEXEC)
-        order = Start(0, command[2], tuple(command[3:]), dict(environment), "", int(signal.SIGKILL))
+        order = StartChild(0, command[2], tuple(command[3:]), dict(environment), "", int(signal.SIGKILL))
         child = fork(_program, order, source, sink, os.getpid())
         os.close(source)
         return ForkedProgram(child, trio.lowlevel.FdStream(sink))
@@ -92,7 +92,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         to_child, ours, out, from_child, err, errors = options[9:15]
         nothing = os.open(os.devnull, os.O_RDWR)
         descriptors = [os.dup(one if one >= 0 else nothing) for one in (to_child, from_child, errors)]
-        order = Start(0, args[2], tuple(args[3:]), dict(environment), str(cwd), int(signal.SIGKILL))
+        order = StartChild(0, args[2], tuple(args[3:]), dict(environment), str(cwd), int(signal.SIGKILL))
         # The child must not hold our ends: it would not hear that we closed them.
         self.pid = fork(
             _talking_program, order, descriptors, [one for one in (ours, out, err) if one >= 0], os.getpid()
@@ -103,7 +103,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         self._close_pipe_fds(*options[9:15])
 
 
-def _talking_program(order: Start, descriptors: list[int], others: list[int], parent: int) -> None:
+def _talking_program(order: StartChild, descriptors: list[int], others: list[int], parent: int) -> None:
     signal.alarm(0)  # whoever started it waits as long as it likes
     for one in others:
         os.close(one)
@@ -112,12 +112,12 @@ def _talking_program(order: Start, descriptors: list[int], others: list[int], pa
     _run_as(order, descriptors, parent)
 
 
-def _program(order: Start, source: int, sink: int, parent: int) -> None:
+def _program(order: StartChild, source: int, sink: int, parent: int) -> None:
     os.close(sink)
     _run_as(order, [source], parent)
 
 
-def _run_as(order: Start, descriptors: list[int], parent: int) -> None:
+def _run_as(order: StartChild, descriptors: list[int], parent: int) -> None:
     warnings.simplefilter("default")  # in a program they are no errors
     _become(order, descriptors, parent)
     runpy.run_module(order.module, run_name="__main__", alter_sys=True)

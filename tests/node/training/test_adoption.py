@@ -11,8 +11,8 @@ from node.training.adoption import answered, end, order
 from node.training.checkpoint import Checkpoints
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from node.training.trainer import Trainer
-from protocol.manifest import CheckpointCard, StateFile, encode_manifest
+from node.training.trainer import SpoolTrainer
+from protocol.manifest import CheckpointCard, CheckpointFile, encode_manifest
 from protocol.run import RunSpec, encode_run
 from tests.node.training.test_trainer import batch
 
@@ -33,7 +33,7 @@ def prepared(spool: Spool, run: RunSpec, assets: Path, first: int) -> Spool:
 def leader(tiny_run: RunSpec, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Spool:
     """Has done a run, and is only read."""
     spool = prepared(Spool(tmp_path_factory.mktemp("leader")), tiny_run, tiny_assets, 0)
-    Trainer(spool, SETTINGS).train()
+    SpoolTrainer(spool, SETTINGS).train()
     return spool
 
 
@@ -50,7 +50,7 @@ class Pair:
         folder = self.leader.checkpoints / f"step-{AT:06d}"
         told = json.loads((folder / "state.json").read_bytes())
         files = [folder / name for name in sorted(told["files"])]
-        named = tuple(StateFile(bytes(32), path.stat().st_size) for path in files)
+        named = tuple(CheckpointFile(bytes(32), path.stat().st_size) for path in files)
         return CheckpointCard(AT, told["updates"], tuple(sorted(told["consumed"].items())), named), files
 
     def hand_over(self, change: Callable[[CheckpointCard], CheckpointCard] = lambda card: card) -> None:
@@ -60,7 +60,7 @@ class Pair:
         order(self.newcomer, AT, encode_manifest(change(card)), tuple(files), roots)
 
     def train(self) -> None:
-        Trainer(Spool(self.newcomer.root), SETTINGS).train()
+        SpoolTrainer(Spool(self.newcomer.root), SETTINGS).train()
 
     def same(self, steps: range) -> bool:
         both = [(self.said(self.leader, step), self.said(self.newcomer, step)) for step in steps]
@@ -91,7 +91,7 @@ def test_who_is_killed_while_it_takes_a_state_over_does_so_at_its_next_start(
             raise KeyboardInterrupt
         real(self, step, *rest)
 
-    owner = {"save": Checkpoints, "remember_adopted": Spool, "_publish": Trainer}[dies_in]
+    owner = {"save": Checkpoints, "remember_adopted": Spool, "_publish": SpoolTrainer}[dies_in]
     real = getattr(owner, dies_in)
     pair.hand_over()
     with monkeypatch.context() as patch:

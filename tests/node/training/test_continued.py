@@ -21,7 +21,7 @@ from node.run.problems import check_architecture, place_files
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from node.training.trainer import Trainer
+from node.training.trainer import SpoolTrainer
 from node.weights.export import write_adapter
 from node.weights.merge import merge_adapter
 from protocol.policy import bf16_values, decode_image
@@ -102,7 +102,7 @@ def test_it_begins_and_ends_with_what_peft_computes(base: Path, run_file: Path, 
     spool = Spool(tmp_path / "spool")
     spool.prepare(compiled.encoded, tmp_path / "assets")
     spool.write_batch(0, batch(0))
-    Trainer(spool, TrainerSettings(device="cpu")).train()
+    SpoolTrainer(spool, TrainerSettings(device="cpu")).train()
 
     begun = start_policy(tmp_path / "assets", image_names(build_model(base, "meta")))
     first = decode_image(spool.policy_path(0).read_bytes())

@@ -19,11 +19,11 @@ from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.micro_batch import padded
 from node.training.policy_model import PolicyModel
-from node.training.replay import Replayer
+from node.training.replay import StepReplayer
 from node.training.settings import TrainerSettings
 from node.training.sizing import held_beside, shape_of
 from node.training.spool import Spool
-from node.training.trainer import Trainer
+from node.training.trainer import SpoolTrainer
 from node.training.warmstart import SORT_ALPHABET, create_model
 from protocol.recipe import Recipe
 from protocol.run import Asset, RunError, RunSpec, decode_run, encode_run
@@ -168,14 +168,14 @@ def test_whoever_replays_a_step_with_the_teachers_files_has_its_roots(
     spool.prepare(encode_run(run), assets)
     for step in range(2):
         spool.write_batch(step, batch(step))
-    Trainer(spool, TrainerSettings(checkpoint_every=1)).train()
+    SpoolTrainer(spool, TrainerSettings(checkpoint_every=1)).train()
     published = json.loads(spool.metrics_path(1).read_bytes())
     assert published["teacher_kl"] > 0
 
     def replayed(files: Path, name: str, run: RunSpec = run) -> str:
         other = Spool(tmp_path / name)
         other.prepare(encode_run(run), files)
-        replayer = Replayer(other, TrainerSettings())
+        replayer = StepReplayer(other, TrainerSettings())
         replayer.place(0)
         return replayer.step(decode_batch(batch(0))).policy_root.hex()
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from node.environments.registry import load_environment
-from node.inference.engine import Completion, Request
+from node.inference.engine import Completion, GenerationRequest
 from node.inference.evaluation import Evaluation, sample
 from node.inference.tokenizer import LocalTokenizer
 from node.metrics.prometheus import render
@@ -72,10 +72,10 @@ class Obedient:
     def __init__(self, tokenizer: LocalTokenizer, *, obeys: bool) -> None:
         self._tokenizer, self._obeys = tokenizer, obeys
 
-    def __call__(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def __call__(self, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: Request) -> Completion:
+    def _answer(self, request: GenerationRequest) -> Completion:
         asked = int(self._tokenizer.decode(list(request.prompt))[0]) if self._obeys else 3
         count = min(asked, len(request.uniforms))
         tokens = [*self._tokenizer.encode("5" * (count - 1)), min(self._tokenizer.eos)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import Finished
+from node.inference.engine import FinishedSequence
 from node.inference.prefilling import Prefiller
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
@@ -56,10 +56,10 @@ def test_log_probabilities_are_the_engines_with_the_experts_on_record(name: str)
     routing = engine.routing
     assert routing is not None and policy.routers.routing == routing
     told = rows(routing.width, routing.chosen, routing.experts)
-    sequences = [Finished(row.prompt, row.output, experts=table_of(row.experts, routing)) for row in told]
+    sequences = [FinishedSequence(row.prompt, row.output, experts=table_of(row.experts, routing)) for row in told]
     expected = np.concatenate([one.logprobs for one in Prefiller(engine, 64).prefill(sequences, 1.0)])
     free = np.concatenate(
-        [o.logprobs for o in Prefiller(engine, 64).prefill([Finished(r.prompt, r.output) for r in told], 1.0)]
+        [o.logprobs for o in Prefiller(engine, 64).prefill([FinishedSequence(r.prompt, r.output) for r in told], 1.0)]
     )
     for make in (packed, padded):
         theirs.zero_grad()

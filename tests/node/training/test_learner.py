@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import Finished
+from node.inference.engine import FinishedSequence
 from node.inference.torch_engine import TorchEngine
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
@@ -130,7 +130,9 @@ def test_packed_samples_do_not_see_each_other(make_learner: Callable[..., Learne
     assert torch.equal(changed[own:], together[own:]), "a sample's tokens change nothing for its neighbours"
     engine = TorchEngine(tiny_assets / "model")
     engine.load({name: tensor.detach() for name, tensor in learner.parameters.items()})
-    alone = np.concatenate([engine.prefill([Finished(row.prompt, row.output)], 1.0)[0].logprobs for row in rows])
+    alone = np.concatenate(
+        [engine.prefill([FinishedSequence(row.prompt, row.output)], 1.0)[0].logprobs for row in rows]
+    )
     assert together.numpy() == pytest.approx(alone, abs=1e-5)
 
 
@@ -153,7 +155,7 @@ def test_only_sampled_tokens_are_learnt_from(make_learner: Callable[..., Learner
         assert torch.allclose(together, learner.policy(padded(rows, CPU))[0], atol=1e-5)
     engine = TorchEngine(tiny_assets / "model")
     engine.load({name: tensor.detach() for name, tensor in learner.parameters.items()})
-    sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
+    sequences = [FinishedSequence(row.prompt, row.output, row.segments) for row in rows]
     assert together.numpy() == pytest.approx(
         np.concatenate([one.logprobs for one in engine.prefill(sequences, 1.0)]), abs=1e-5
     )

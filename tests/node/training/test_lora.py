@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from node.inference.engine import Finished
+from node.inference.engine import FinishedSequence
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine, build_model
 from node.run.problems import check_architecture
@@ -113,7 +113,7 @@ def test_the_gradient_is_that_of_peft(make: Make, tiny_assets: Path) -> None:
 def test_an_engine_with_the_policy_computes_what_the_learner_does(make: Make, tiny_assets: Path) -> None:
     learner, rows = make(), made_up_rows(8)
     engine = TorchEngine(tiny_assets / "model")
-    seen = [Finished(row.prompt, row.output) for row in rows]
+    seen = [FinishedSequence(row.prompt, row.output) for row in rows]
 
     def theirs() -> Tensor:
         engine.load(learner.image())

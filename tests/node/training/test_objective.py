@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from node.training.functions import functions_of
-from node.training.objective import Known, loss_of, slopes_of
+from node.training.objective import TokenSignals, loss_of, slopes_of
 from protocol.recipe import PRESETS, preset
 
 N = 24
 
 
-def known() -> tuple[Known, torch.Tensor, torch.Tensor]:
+def known() -> tuple[TokenSignals, torch.Tensor, torch.Tensor]:
     """Three samples of eight tokens, one without advantage, and what the learner says of them."""
     random = torch.Generator().manual_seed(1)
     sampler = -torch.rand(N, generator=random) * 3 - 0.05
     samples = torch.arange(3).repeat_interleave(8)
     ages, reference = torch.full((N,), 1.5), sampler + 0.1 * torch.randn(N, generator=random)
     weights = torch.full((N,), 1 / N, dtype=torch.float64)
-    facts = Known(sampler, torch.tensor([1.0, -0.7, 0.0])[samples], samples, weights, ages, None, reference)
+    facts = TokenSignals(sampler, torch.tensor([1.0, -0.7, 0.0])[samples], samples, weights, ages, None, reference)
     logprobs = (sampler + 0.3 * torch.randn(N, generator=random)).clamp(max=-0.01)
     return facts, logprobs.requires_grad_(), torch.rand(N, generator=random).requires_grad_()
 

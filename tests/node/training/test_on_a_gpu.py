@@ -24,13 +24,13 @@ from node.training.evaluator import Evaluator, evaluation_engine
 from node.training.learner import Learner
 from node.training.lora import StartAdapter
 from node.training.memory import OutOfMemory
-from node.training.planner import Card, Machine
+from node.training.planner import GpuCard, PlannedMachine
 from node.training.planning import plan_here
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
 from node.training.sizing import GIB
 from node.training.spool import Spool
-from node.training.trainer import Trainer
+from node.training.trainer import SpoolTrainer
 from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import World, join_world, leave_world
 from protocol.lora import Lora
@@ -154,19 +154,19 @@ def test_a_trainer_on_a_gpu_publishes_and_goes_on_where_it_ended(
     for step in range(2):
         rows = tuple(msgspec.structs.replace(row, policy_step=step) for row in ROWS)
         spool.write_batch(step, encode_batch(Batch(BatchHeader(step, (f"file {step}",)), rows)))
-    machine = Machine((Card("0", "Pretended", 24 * GIB),), 64 * GIB)
+    machine = PlannedMachine((GpuCard("0", "Pretended", 24 * GIB),), 64 * GIB)
     run = decode_run(spool.run_path.read_bytes())
     settings = plan_here(run, assets, {"checkpoint_every": 1}, machine, samples=True).settings
     assert settings.activation_checkpointing and settings.micro_batch_tokens < 1 << 14, "no more than a step has"
     with joined(settings) as (world, _):
-        Trainer(spool, settings, world).train()
+        SpoolTrainer(spool, settings, world).train()
         told = [json.loads(spool.metrics_path(step).read_bytes()) for step in range(3)]
         how = told[2]["arithmetic"]
         assert how["micro_batch_tokens"] == settings.micro_batch_tokens
         assert "NVIDIA Pretended" in how["processor"] and (how["dtype"], how["sharded"]) == ("bfloat16", True)
         assert told[2]["performance"]["peak_memory_bytes"] == MEMORY_SEEN
         shutil.rmtree(spool.checkpoints / "step-000002")
-        Trainer(spool, settings, world).train()  # raises if step 2 comes out differently
+        SpoolTrainer(spool, settings, world).train()  # raises if step 2 comes out differently
     assert len({one["image"] for one in told}) == 3
 
 

@@ -9,20 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from node.bounded_dict import BoundedDict
 from node.changes import Changes
 from node.inference.wire import Inspect
-from node.recent import Recent
-from node.services.rounds.judging import Looks
+from node.services.rounds.judging import ContributionJudge
 from node.training.contributing import COPY, blob_root
-from node.training.jobs import Answer, Check, Job, Publish, Start, Train
-from node.training.outer import StateFile, apply_round, write_state
-from node.training.peer import Peer
+from node.training.jobs import Check, Job, JobFailure, Publish, StartRound, Train
+from node.training.outer import OuterStateFile, apply_round, write_state
+from node.training.peer import TextPeer
 from node.training.settings import TrainerSettings
 from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import Contribution, ContributionHeader, encode_contribution, encode_header
 from protocol.identity import Address, NodeKey
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from tests.node.training.texts import compiled, spool_of
 
 NODE = NodeKey(bytes([2]) * 32).address
@@ -35,15 +35,15 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         run = compiled(folder, rounds='exchange = "float32"\ninner_state = "reset"')
-        self.peer = Peer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
+        self.peer = TextPeer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
         self.folder = folder
-        self.ask(Start())
+        self.ask(StartRound())
         self.paths = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
         context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
         rounds: Any = SimpleNamespace(moved=Changes(), measured=lambda root, norm: None)
-        self.looks = Looks(context, rounds)
+        self.looks = ContributionJudge(context, rounds)
         for seat in (0, 1):
-            self.looks._claims.setdefault(NODE, Recent(8))[seat] = None
+            self.looks._claims.setdefault(NODE, BoundedDict(8))[seat] = None
 
     def ask(self, job: Job) -> dict[str, Any]:
         answer = self.peer.answer(job)
@@ -51,7 +51,7 @@ class Bench:
         return answer.found
 
     def read(self, seat: int) -> Contribution:
-        return self.peer._decoded(self.paths[seat], StateFile(self.peer._outer_path(0)))
+        return self.peer._decoded(self.paths[seat], OuterStateFile(self.peer._outer_path(0)))
 
     def write(self, change: Callable[[Tensors], Tensors], of: int = 0, **header: Any) -> Path:
         honest = self.read(of)
@@ -93,9 +93,11 @@ def times(factor: float) -> Callable[[Tensors], Tensors]:
 def test_honest_work_is_accepted_with_and_without_a_replay(bench: Bench) -> None:
     for seat in (0, 1):
         found, seen = bench.verdict(bench.paths[seat])
-        assert (found.outcome, found.checked) == (Outcome.ACCEPT, (0,)) and seen["equal"] and seen["same"]
+        assert (found.outcome, found.checked) == (VerdictOutcome.ACCEPT, (0,)) and seen["equal"] and seen["same"]
         found, seen = bench.verdict(bench.write(lambda one: one, seat), replay=False)
-        assert found.outcome == Outcome.ACCEPT  # the same bytes beside itself are like a copy, so they were replayed
+        assert (
+            found.outcome == VerdictOutcome.ACCEPT
+        )  # the same bytes beside itself are like a copy, so they were replayed
         assert seen["alike"] > 0.99 and seen["equal"]
 
 
@@ -112,7 +114,7 @@ def test_what_was_not_computed_is_found_and_costs_the_stake(bench: Bench, cheat:
         bench.ask(Train(0, 0, 0.0))
         assert bench.read(0).header.tokens == 64  # where time is over one step is made, and said
         found, _ = bench.verdict(made)
-        assert found.outcome == Outcome.ACCEPT  # the control: who is slow and says so
+        assert found.outcome == VerdictOutcome.ACCEPT  # the control: who is slow and says so
         header = {"tokens": 256, "stretches": bench.read(0).header.stretches * 2}
         path = bench.write(lambda one: one, 0, **header)
         (bench.folder / "whole").rename(made)
@@ -120,7 +122,7 @@ def test_what_was_not_computed_is_found_and_costs_the_stake(bench: Bench, cheat:
         change = {"noise": noise, "zero": times(0), "sign": times(-1), "three-times": times(3)}[cheat]
         path = bench.write(change)
     found, seen = bench.verdict(path)
-    assert (found.outcome, found.reason, found.group) == (Outcome.SLASH, Reason.NOT_REPRODUCED, 0), seen
+    assert (found.outcome, found.reason, found.group) == (VerdictOutcome.SLASH, Reason.NOT_REPRODUCED, 0), seen
     unasked, _ = bench.verdict(path, replay=False)
     if cheat in ("zero", "sign", "copy", "own-data"):  # found in all contributions, not by lot only
         assert unasked.reason == Reason.NOT_REPRODUCED, unasked
@@ -128,10 +130,10 @@ def test_what_was_not_computed_is_found_and_costs_the_stake(bench: Bench, cheat:
 
 def test_in_another_arithmetic_what_is_near_passes_and_what_is_far_costs_the_pay(bench: Bench) -> None:
     near = bench.write(lambda one: {k: v * np.float32(1.001) for k, v in one.items()}, arithmetic="another")
-    assert bench.verdict(near)[0].outcome == Outcome.ACCEPT
+    assert bench.verdict(near)[0].outcome == VerdictOutcome.ACCEPT
     for change in (noise, times(-1), times(3), times(0)):
         found, _ = bench.verdict(bench.write(change, arithmetic="another"))
-        assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.NO_GAIN)
+        assert (found.outcome, found.reason) == (VerdictOutcome.REJECT, Reason.NO_GAIN)
 
 
 def test_form_identity_and_seat(bench: Bench) -> None:
@@ -145,12 +147,12 @@ def test_form_identity_and_seat(bench: Bench) -> None:
     assert bench.verdict(bench.paths[0], units=64)[0].reason == Reason.UNITS
     stranger = NodeKey(bytes([9]) * 32).address
     found, _ = bench.verdict(bench.paths[0], node=stranger)
-    assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.NOT_LEASED)
+    assert (found.outcome, found.reason) == (VerdictOutcome.REJECT, Reason.NOT_LEASED)
 
 
 def test_a_job_that_cannot_be_done_is_answered_and_the_next_one_is_done(bench: Bench) -> None:
     answer = bench.peer.answer(Check(7, str(bench.paths[0])))
-    assert answer.what and isinstance(answer, Answer)
+    assert answer.what and isinstance(answer, JobFailure)
     bench.ask(Publish(0, {}))
 
 
@@ -160,10 +162,10 @@ class KeptBench(Bench):
     def __init__(self, folder: Path, exchange: str) -> None:
         how = f'exchange = "{exchange}"\ninner_state = "kept"\nchunk = 64\ntop = 8'
         run = compiled(folder, rounds=how.replace(' fragments"', '"\nfragments = 2'), inner=8 if "frag" in how else 4)
-        self.peer = Peer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
-        self.folder, self.most = folder, self.ask(Start())["own_bytes"]
+        self.peer = TextPeer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
+        self.folder, self.most = folder, self.ask(StartRound())["own_bytes"]
         made = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
-        outer = StateFile(self.peer._outer_path(0))
+        outer = OuterStateFile(self.peer._outer_path(0))
         contributions = [self.peer._decoded(path, outer) for path in made]
         apply_round(outer, contributions, self.peer._rules, self.peer._outer_path(1))
         self.paths = [Path(self.ask(Train(1, 0, NEVER))["path"])]
@@ -171,8 +173,8 @@ class KeptBench(Bench):
         self.others = self.peer._own_path(0, 1)
         context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
         rounds: Any = SimpleNamespace(moved=Changes(), measured=lambda root, norm: None)
-        self.looks = Looks(context, rounds)
-        self.looks._claims.setdefault(NODE, Recent(8))[0] = None
+        self.looks = ContributionJudge(context, rounds)
+        self.looks._claims.setdefault(NODE, BoundedDict(8))[0] = None
 
     def read(self, seat: int) -> Contribution:
         return self.peer._decoded(self.paths[seat], self.peer._begun(1), 1)
@@ -194,12 +196,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Kep
 
 def test_steps_that_begin_with_moments_are_made_again_from_these(kept: KeptBench) -> None:
     found, seen = kept.judged(kept.paths[0], kept.before)
-    assert found.outcome == Outcome.ACCEPT and seen["equal"] and seen["same"]
+    assert found.outcome == VerdictOutcome.ACCEPT and seen["equal"] and seen["same"]
     assert seen["inner"] == [blob_root(one).hex() for one in (kept.before, kept.after)]
     assert kept.before.stat().st_size <= kept.most
     assert kept.ask(Check(1, str(kept.paths[0]), (), replay=True))["lacks"] == ["before"]
     found, _ = kept.judged(kept.paths[0], kept.others)  # another seat's moments come to other steps
-    assert (found.outcome, found.reason) == (Outcome.SLASH, Reason.NOT_REPRODUCED)
+    assert (found.outcome, found.reason) == (VerdictOutcome.SLASH, Reason.NOT_REPRODUCED)
 
 
 def test_a_false_state_behind_honest_steps_costs_the_stake(kept: KeptBench) -> None:
@@ -208,15 +210,15 @@ def test_a_false_state_behind_honest_steps_costs_the_stake(kept: KeptBench) -> N
     data, true = kept.paths[0].read_bytes(), header.inner[1]
     path.write_bytes(data.replace(true, blob_root(kept.others)))
     found, seen = kept.judged(path, kept.before)
-    assert (found.outcome, found.reason) == (Outcome.SLASH, Reason.NOT_REPRODUCED) and seen["distance"] == 0
+    assert (found.outcome, found.reason) == (VerdictOutcome.SLASH, Reason.NOT_REPRODUCED) and seen["distance"] == 0
     # in another arithmetic the state itself is compared: near is good, made up is not
     head = encode_header(header)
     other = encode_header(msgspec.structs.replace(header, arithmetic="another"))
     path.write_bytes(data.replace(head, other))
     assert kept.ask(Check(1, str(path), (), replay=True, before=str(kept.before)))["lacks"] == ["after"]
-    assert kept.judged(path, kept.before, kept.after)[0].outcome == Outcome.ACCEPT
+    assert kept.judged(path, kept.before, kept.after)[0].outcome == VerdictOutcome.ACCEPT
     shapes = kept.peer._own_shapes()
-    state, made_up = StateFile(kept.after), kept.folder / "made-up.safetensors"
+    state, made_up = OuterStateFile(kept.after), kept.folder / "made-up.safetensors"
     # of a copy of the model, what the steps changed is compared: next to the weights themselves all is near
     for kind, factor in [("exp_avg/", 3.0)] + [(COPY, 1.24)] * any(name.startswith(COPY) for name in shapes):
         factors = {name: factor if name.startswith(kind) else 1.0 for name in shapes}
@@ -224,12 +226,12 @@ def test_a_false_state_behind_honest_steps_costs_the_stake(kept: KeptBench) -> N
         write_state(made_up, 2, shapes, tensors)
         path.write_bytes(data.replace(head, other).replace(true, blob_root(made_up)))
         found, seen = kept.judged(path, kept.before, made_up)
-        assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.NO_GAIN), (kind, seen)
+        assert (found.outcome, found.reason) == (VerdictOutcome.REJECT, Reason.NO_GAIN), (kind, seen)
 
 
 @pytest.mark.parametrize("cheat", ["truncated", "longer", "nan", "infinite", "round", "shapes", "garbage", "huge"])
 def test_what_is_no_state_of_the_run_costs_the_pay_alone(kept: KeptBench, cheat: str) -> None:
-    shapes, state, path = kept.peer._own_shapes(), StateFile(kept.before), kept.folder / "state.safetensors"
+    shapes, state, path = kept.peer._own_shapes(), OuterStateFile(kept.before), kept.folder / "state.safetensors"
     tensors = {name: state.tensor(name).copy() for name in sorted(shapes)}
     name, data = next(one for one in shapes if one.startswith("exp_avg_sq/")), kept.before.read_bytes()
     if cheat in ("nan", "infinite", "huge"):
@@ -244,4 +246,4 @@ def test_what_is_no_state_of_the_run_costs_the_pay_alone(kept: KeptBench, cheat:
         made = {"truncated": data[:-4], "longer": data + bytes(4), "garbage": bytes(len(data))}
         path.write_bytes(made[cheat])
     found, _ = kept.judged(kept.paths[0], path)
-    assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.INNER_STATE), found
+    assert (found.outcome, found.reason) == (VerdictOutcome.REJECT, Reason.INNER_STATE), found

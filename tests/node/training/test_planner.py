@@ -10,11 +10,21 @@ import pytest
 from node.hardware import Gpu, Hardware
 from node.hardware.builds import Builds
 from node.inference.room import LEAST_TOKENS, needed
-from node.processes.forkserver import Child
+from node.processes.forkserver import ChildProcess
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.errors import TrainingError
 from node.training.evaluator import evaluation_engine
-from node.training.planner import CHILD, Card, Machine, NothingFits, Plan, Work, check_engine, memory_of, plan
+from node.training.planner import (
+    CHILD,
+    GpuCard,
+    NothingFits,
+    PlannedMachine,
+    TrainingPlan,
+    TrainingWork,
+    check_engine,
+    memory_of,
+    plan,
+)
 from node.training.planning import machine_of, only, plan_here, visible
 from node.training.settings import TrainerSettings, decode_settings
 from node.training.sizing import GIB, KNOWN, engine_size, shape_like
@@ -57,19 +67,19 @@ ROWS = [[part.strip() for part in line.split("|")] for line in GOLDEN.strip().sp
 SMALL = KNOWN["qwen3-0.6b"]
 
 
-def cards(*gib: float, name: str = "H100", free: float = -1) -> Machine:
-    have = tuple(Card(str(at), name, int(one * GIB), int(free * GIB)) for at, one in enumerate(gib))
-    return Machine(have, int(2 * sum(gib) * GIB))
+def cards(*gib: float, name: str = "H100", free: float = -1) -> PlannedMachine:
+    have = tuple(GpuCard(str(at), name, int(one * GIB), int(free * GIB)) for at, one in enumerate(gib))
+    return PlannedMachine(have, int(2 * sum(gib) * GIB))
 
 
-def in_short(found: Plan) -> str:
+def in_short(found: TrainingPlan) -> str:
     settings, beside = found.settings, bool(found.engines) and found.engines[0].card in found.learners
     passes = f"{settings.micro_batch_tokens}{' host' * settings.offload_parameters}"
     where = "all beside" if beside else f"{len(found.engines)} engines"
     return f"{len(found.learners)} learn, {passes}, {found.rank.device / GIB:.1f}, {where}"
 
 
-def holds(found: Plan) -> None:
+def holds(found: TrainingPlan) -> None:
     """That nobody takes more of a card or of the host than there is."""
     taken = dict.fromkeys(found.learners, found.rank.device)
     if found.evaluator:
@@ -87,7 +97,7 @@ def holds(found: Plan) -> None:
 def test_the_golden_table(model: str, gib: str, full: str, adapter: str) -> None:
     *eight, one = gib.split(" x ")
     for lora, wanted in ((None, full), (Lora(), adapter)):
-        work = Work(KNOWN[model], Recipe(lora=lora))
+        work = TrainingWork(KNOWN[model], Recipe(lora=lora))
         try:
             found = plan(cards(*[float(one)] * (8 if eight else 1)), work)
         except NothingFits as error:
@@ -101,103 +111,103 @@ def test_the_golden_table(model: str, gib: str, full: str, adapter: str) -> None
 
 def test_what_a_refusal_names_does_fit() -> None:
     """Its adapter, its cards, its host: each is planned, and none is smaller than it must be."""
-    work = Work(KNOWN["qwen3-4b"])
+    work = TrainingWork(KNOWN["qwen3-4b"])
     with pytest.raises(NothingFits) as caught:
-        plan(Machine(cards(48).cards, 64 * GIB), work)
+        plan(PlannedMachine(cards(48).cards, 64 * GIB), work)
     said = caught.value.remedy
     assert all(part in said for part in ("recipe.lora.rank = 16", "4 cards", "a host with 128 GiB", "of 141 GiB"))
-    holds(plan(Machine(cards(48).cards, 128 * GIB), work))
-    holds(plan(Machine(cards(*[48] * 4).cards, 64 * GIB), work))
-    holds(plan(Machine(cards(48).cards, 64 * GIB), Work(work.shape, Recipe(lora=Lora()))))
+    holds(plan(PlannedMachine(cards(48).cards, 128 * GIB), work))
+    holds(plan(PlannedMachine(cards(*[48] * 4).cards, 64 * GIB), work))
+    holds(plan(PlannedMachine(cards(48).cards, 64 * GIB), TrainingWork(work.shape, Recipe(lora=Lora()))))
     assert "4.02 B parameters" in caught.value.why and "H100 with 46.6 GiB free" in caught.value.why
 
 
 def test_a_card_that_others_share_is_planned_by_what_is_free() -> None:
-    whole, shared = plan(cards(24), Work(SMALL)), plan(cards(24, free=14), Work(SMALL))
+    whole, shared = plan(cards(24), TrainingWork(SMALL)), plan(cards(24, free=14), TrainingWork(SMALL))
     assert shared.of == 14 * GIB < whole.of
     assert shared.settings.offload_parameters and not whole.settings.offload_parameters
     holds(shared)
     with pytest.raises(NothingFits, match="too small"):
-        plan(cards(24, free=4), Work(SMALL))
+        plan(cards(24, free=4), TrainingWork(SMALL))
 
 
 def test_of_eight_cards_of_two_kinds_one_kind_learns_and_all_others_sample() -> None:
-    large = tuple(Card(str(at), "H100", 80 * GIB) for at in range(4, 8))
-    small = tuple(Card(str(at), "L4", 24 * GIB) for at in range(4))
-    machine = Machine((*small, *large), 1024 * GIB)
-    found = plan(machine, Work(KNOWN["qwen2.5-7b"]))
+    large = tuple(GpuCard(str(at), "H100", 80 * GIB) for at in range(4, 8))
+    small = tuple(GpuCard(str(at), "L4", 24 * GIB) for at in range(4))
+    machine = PlannedMachine((*small, *large), 1024 * GIB)
+    found = plan(machine, TrainingWork(KNOWN["qwen2.5-7b"]))
     assert found.learners == ("4", "5", "6", "7") and {place.card for place in found.engines} < {"0", "1", "2", "3"}
     holds(found)
-    forced = plan(machine, Work(KNOWN["qwen2.5-7b"]), {"world_size": 8})
+    forced = plan(machine, TrainingWork(KNOWN["qwen2.5-7b"]), {"world_size": 8})
     assert len(forced.learners) == 8 and "by count a rank takes" in forced.told[-1], "shards are alike, cards are not"
 
 
 def test_a_host_with_less_memory_than_one_card_holds_no_parameters() -> None:
-    card, work = cards(24).cards, Work(KNOWN["qwen3-1.7b"])
-    assert plan(Machine(card, 48 * GIB), work).settings.offload_parameters
+    card, work = cards(24).cards, TrainingWork(KNOWN["qwen3-1.7b"])
+    assert plan(PlannedMachine(card, 48 * GIB), work).settings.offload_parameters
     with pytest.raises(NothingFits, match="too small") as caught:
-        plan(Machine(card, 16 * GIB), work)
+        plan(PlannedMachine(card, 16 * GIB), work)
     assert "a host with 64 GiB" in caught.value.remedy
 
 
 def test_what_an_owner_says_stands_and_what_it_contradicts_is_told() -> None:
     one = cards(*[80] * 8)
-    said = plan(one, Work(SMALL), {"micro_batch_tokens": 1 << 12, "world_size": 4, "milestones": 5})
+    said = plan(one, TrainingWork(SMALL), {"micro_batch_tokens": 1 << 12, "world_size": 4, "milestones": 5})
     assert said.settings.micro_batch_tokens == 4096 and said.settings.milestones == 5
     assert len(said.learners) == said.settings.world_size == 4 and len(said.engines) == 4 and "as said" in said.line
     assert len(said.told) == 2 and "the plan alone would take 16,384" in " ".join(said.told)
     holds(said)
-    too_much = plan(cards(24), Work(SMALL), {"micro_batch_tokens": 1 << 20})
+    too_much = plan(cards(24), TrainingWork(SMALL), {"micro_batch_tokens": 1 << 20})
     assert too_much.settings.micro_batch_tokens == 1 << 20 and "by count a rank takes" in too_much.told[1]
-    assert plan(cards(24), Work(SMALL), {"micro_batch_tokens": 1 << 14}).told == (), "the same as the plan's"
+    assert plan(cards(24), TrainingWork(SMALL), {"micro_batch_tokens": 1 << 14}).told == (), "the same as the plan's"
     for nonsense, what in (
         ({"world_size": 9}, "has 8 cards"),
         ({"wrold_size": 1}, "unknown field"),
         ({"micro_batch_tokens": 0}, "must be 1 to"),
     ):
         with pytest.raises(TrainingError) as caught:
-            plan(one, Work(SMALL), nonsense)
+            plan(one, TrainingWork(SMALL), nonsense)
         assert what in caught.value.why
     with pytest.raises(NothingFits, match="too small") as caught:
-        plan(Machine((), 64 * GIB), Work(SMALL), {"device": "cuda"})
+        plan(PlannedMachine((), 64 * GIB), TrainingWork(SMALL), {"device": "cuda"})
     assert "sees no GPU" in caught.value.why
 
 
 def test_a_setting_that_is_in_the_way_is_named() -> None:
     with pytest.raises(NothingFits) as caught:
-        plan(cards(24, free=3), Work(SMALL), {"world_size": 1})
+        plan(cards(24, free=3), TrainingWork(SMALL), {"world_size": 1})
     assert "leave out" not in caught.value.remedy, "without it nothing fits either"
-    told = plan(cards(24), Work(KNOWN["qwen3-1.7b"]), {"offload_parameters": False}).told
+    told = plan(cards(24), TrainingWork(KNOWN["qwen3-1.7b"]), {"offload_parameters": False}).told
     assert "trainer.offload_parameters = false, as said; the plan alone would take true" in told[0]
 
 
 def test_long_samples_make_long_passes_and_fewer_of_them_fit() -> None:
-    long = plan(cards(80), Work(SMALL, longest=40_000))
+    long = plan(cards(80), TrainingWork(SMALL, longest=40_000))
     assert long.settings.micro_batch_tokens == 40_000 and long.most_tokens == 320_000
     holds(long)
     with pytest.raises(NothingFits) as caught:
-        plan(cards(24), Work(SMALL, longest=1 << 17))
+        plan(cards(24), TrainingWork(SMALL, longest=1 << 17))
     assert "samples of at most 32,768 tokens" in caught.value.remedy
-    few = plan(cards(80), Work(SMALL, longest=100, batch=1000))
+    few = plan(cards(80), TrainingWork(SMALL, longest=100, batch=1000))
     assert few.settings.micro_batch_tokens == 1024, "a pass is no longer than a step"
 
 
 def test_without_a_gpu_everything_is_as_it_was_while_that_fits() -> None:
-    machine = Machine((), 16 * GIB)
-    found = plan(machine, Work(KNOWN["smollm2-135m"], longest=256, batch=4096))
+    machine = PlannedMachine((), 16 * GIB)
+    found = plan(machine, TrainingWork(KNOWN["smollm2-135m"], longest=256, batch=4096))
     assert found.settings == TrainerSettings() and found.learners == () and "on the CPU" in found.line
-    less = plan(machine, Work(KNOWN["smollm2-135m"], longest=256))
+    less = plan(machine, TrainingWork(KNOWN["smollm2-135m"], longest=256))
     assert less.settings.activation_checkpointing and less.settings.micro_batch_tokens == 1 << 14
     with pytest.raises(NothingFits) as caught:
-        plan(machine, Work(KNOWN["qwen2.5-1.5b"]))
+        plan(machine, TrainingWork(KNOWN["qwen2.5-1.5b"]))
     assert "no GPU, and 16.0 GiB of memory" in caught.value.why and "one card of" in caught.value.remedy
 
 
 def test_one_line_says_what_was_chosen_and_why() -> None:
-    said = plan(cards(*[80] * 8), Work(KNOWN["qwen2.5-7b"])).line
+    said = plan(cards(*[80] * 8), TrainingWork(KNOWN["qwen2.5-7b"])).line
     assert said.startswith("4 of 8 cards learn (H100, the fewest that hold it): passes of 16,384 tokens, recomputation")
     assert "4 engines with room for" in said and "the evaluator on card 4" in said and "\n" not in said
-    alone = plan(cards(80, 80), Work(SMALL, samples=False, evaluates=False))
+    alone = plan(cards(80, 80), TrainingWork(SMALL, samples=False, evaluates=False))
     assert alone.idle == ("1",) and "1 card idle" in alone.line and "engine" not in alone.line
 
 
@@ -208,13 +218,13 @@ def test_engines_alone_are_refused_by_what_they_take() -> None:
         check_engine(large, cards(24), 4096)
     assert needed(engine_size(large), 4096, "bfloat16") > 60 * GIB and "of 23.3 GiB" in caught.value.why
     with pytest.raises(NothingFits):
-        check_engine(small, Machine((), CHILD), 4096)
+        check_engine(small, PlannedMachine((), CHILD), 4096)
 
 
 @pytest.mark.parametrize("parameters", [10**6, 10**8, 10**9, 8 * 10**9, 7 * 10**10])
 def test_a_shape_by_number_alone_has_about_as_many(parameters: int) -> None:
     assert shape_like(parameters).parameters == pytest.approx(parameters, rel=0.35)
-    assert memory_of(Work(shape_like(parameters)), TrainerSettings(), gpu=True).device > 16 * 0.65 * parameters
+    assert memory_of(TrainingWork(shape_like(parameters)), TrainerSettings(), gpu=True).device > 16 * 0.65 * parameters
 
 
 def test_torch_and_the_environment_say_which_cards_there_are() -> None:
@@ -246,7 +256,7 @@ class Deaf:
 
     environment: Mapping[str, str] = {}
 
-    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> ChildProcess:
         self.environment = environment
         raise OSError(command[-1])
 
@@ -278,6 +288,6 @@ def test_a_plan_never_takes_more_than_there_is() -> None:
     shapes = [KNOWN[name] for name in ("smollm2-135m", "qwen3-1.7b", "qwen2.5-7b")]
     for shape, gib, count, longest in itertools.product(shapes, (12, 40, 80), (1, 3), (512, 20_000)):
         try:
-            holds(plan(cards(*[gib] * count), Work(shape, longest=longest)))
+            holds(plan(cards(*[gib] * count), TrainingWork(shape, longest=longest)))
         except NothingFits as error:
             assert "this would fit" in error.remedy or "smaller" in error.remedy

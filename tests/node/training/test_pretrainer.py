@@ -13,7 +13,7 @@ from blake3 import blake3
 from node.errors import RunFileError
 from node.training.errors import TrainingError
 from node.training.inner import InnerLearner
-from node.training.outer import StateFile, apply_round
+from node.training.outer import OuterStateFile, apply_round
 from node.training.pretrainer import Pretrainer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
@@ -74,7 +74,7 @@ def test_peers_learn_and_go_on_exactly_after_they_are_killed(
     assert not list((killed.root / "rounds" / "000001").glob("*.inc"))  # nothing is kept that no restart needs
 
 
-def contributions(pretrainer: Pretrainer, run: RunSpec, round_: int, outer: StateFile) -> list[Contribution]:
+def contributions(pretrainer: Pretrainer, run: RunSpec, round_: int, outer: OuterStateFile) -> list[Contribution]:
     assert run.diloco
     expected = Expected(pretrainer._root, {round_: outer.root}, 4, 256, 2)
     folder = pretrainer._rounds / f"{round_:06d}"
@@ -88,7 +88,7 @@ def test_the_contributions_of_a_round_make_the_next_state_for_anybody(tmp_path: 
     run = compiled(tmp_path, steps=1, rounds='exchange = "float32"')  # int4 numbers add up exactly in any order
     spool = spool_of(run, tmp_path / "desk", peers=3)
     pretrainer = train(run.spec, spool)
-    first, second = (StateFile(pretrainer._outer_path(number)) for number in (0, 1))
+    first, second = (OuterStateFile(pretrainer._outer_path(number)) for number in (0, 1))
     second.check()
     found = contributions(pretrainer, run.spec, 0, first)
     assert [one.header.seat for one in found] == [0, 1, 2]
@@ -108,7 +108,7 @@ def test_the_contributions_of_a_round_make_the_next_state_for_anybody(tmp_path: 
 def test_a_stretch_of_a_reset_peer_can_be_replayed_from_public_data_alone(tmp_path: Path) -> None:
     run = compiled(tmp_path, rounds='exchange = "int8"\ninner_state = "reset"', steps=2)
     pretrainer = train(run.spec, spool_of(run, tmp_path / "desk"))
-    outer = StateFile(pretrainer._outer_path(1))
+    outer = OuterStateFile(pretrainer._outer_path(1))
     claimed = contributions(pretrainer, run.spec, 1, outer)[1].header
     validator = Pretrainer(spool_of(run, tmp_path / "validator"), run.spec, TrainerSettings(), World())
     learner, data = validator._learner, validator._data
@@ -129,11 +129,11 @@ def test_a_round_in_float32_of_one_peer_is_plain_training(tmp_path: Path) -> Non
     again = spool_of(run, tmp_path / "again", peers=1)
     start = Pretrainer(again, run.spec, TrainerSettings(), World())
     start._start()
-    learner.load(StateFile(start._outer_path(0)).tensor)
+    learner.load(OuterStateFile(start._outer_path(0)).tensor)
     learner.begin(None)
     for number in range(8):
         learner.step(data.rows(0, number), number)
-    found = StateFile(pretrainer._outer_path(2))
+    found = OuterStateFile(pretrainer._outer_path(2))
     for name, values in learner.weights():
         assert np.allclose(found.tensor(name).reshape(-1), values, atol=1e-6), name
 
@@ -146,7 +146,7 @@ def test_fragments_of_one_peer_are_plain_training_and_each_round_exchanges_its_o
     pretrainer = Pretrainer(spool_of(run, tmp_path / "desk", peers=1), run.spec, TrainerSettings(), World())
     pretrainer._forget = lambda round_: None  # type: ignore[method-assign]
     pretrainer.train()
-    states = [StateFile(pretrainer._outer_path(number)) for number in range(7)]
+    states = [OuterStateFile(pretrainer._outer_path(number)) for number in range(7)]
     learner, data = pretrainer._learner, pretrainer._data
     learner.load(states[0].tensor)
     learner.begin(None)
@@ -171,14 +171,14 @@ def test_fragments_go_on_exactly_and_make_the_same_states_for_anybody(tmp_path: 
     train(run.spec, through)
     assert records(through)[-1]["eval_loss"] < records(through)[0]["eval_loss"]
     pretrainer, real = Pretrainer(killed, run.spec, TrainerSettings(), World()), Pretrainer._write
-    kept: list[tuple[StateFile, list[Contribution]]] = []
+    kept: list[tuple[OuterStateFile, list[Contribution]]] = []
 
     def write(self: Pretrainer, header: ContributionHeader, *given: object) -> None:
         if (header.round, header.seat) == (3, 1) and self is pretrainer:
             raise Killed
         real(self, header, *given)  # type: ignore[arg-type]
 
-    def applied(outer: StateFile, ids: list[Contribution], rules: Diloco, path: Path) -> bytes:
+    def applied(outer: OuterStateFile, ids: list[Contribution], rules: Diloco, path: Path) -> bytes:
         kept.append((outer, ids))
         return apply_round(outer, ids, rules, path)
 

@@ -12,15 +12,15 @@ from node.training.errors import TrainingError
 from node.training.micro_batch import packed
 from node.training.policy_model import PolicyModel
 from node.training.settings import TrainerSettings
-from node.training.sizing import KNOWN, Shape, memory_of_a_rank, shape_of
+from node.training.sizing import KNOWN, DecoderShape, memory_of_a_rank, shape_of
 from protocol.lora import Lora
 from tests.node.training.conftest import made_up_rows
 
-SMALL = Shape(hidden=64, intermediate=96, layers=2, heads=4, key_heads=2, head=16, vocabulary=50)
+SMALL = DecoderShape(hidden=64, intermediate=96, layers=2, heads=4, key_heads=2, head=16, vocabulary=50)
 KINDS = {"llama": {}, "qwen2": {"biases": True}, "qwen3": {"norms": True}}
 
 
-def build(kind: str, shape: Shape, dtype: torch.dtype = torch.float32) -> Any:
+def build(kind: str, shape: DecoderShape, dtype: torch.dtype = torch.float32) -> Any:
     config = AutoConfig.for_model(
         kind,
         hidden_size=shape.hidden,

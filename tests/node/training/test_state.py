@@ -10,11 +10,18 @@ import pytest
 from blake3 import blake3
 
 from node.training.state import MAX_HEADER, UnusableState, read_state
-from protocol.manifest import CheckpointCard, MalformedManifest, StateFile, decode_card, encode_manifest, state_root
+from protocol.manifest import (
+    CheckpointCard,
+    CheckpointFile,
+    MalformedManifest,
+    decode_card,
+    encode_manifest,
+    state_root,
+)
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 NAMES = [f"{part}/{name}" for name in SHAPES for part in ("weight", "exp_avg", "exp_avg_sq")]
-CARD = CheckpointCard(5, 4, (("x:0", 3),), (StateFile(bytes(32), 9),))
+CARD = CheckpointCard(5, 4, (("x:0", 3),), (CheckpointFile(bytes(32), 9),))
 
 
 def numbers(nan: bool = False) -> dict[str, np.ndarray]:
@@ -102,8 +109,8 @@ def test_one_of_another_step_or_without_finite_numbers_is_refused_though_its_roo
         CheckpointCard(5, 4, (("x", 5),), CARD.files),
         CheckpointCard(5, 4, (("x" * 301, 1),), CARD.files),
         CheckpointCard(5, 4, (), ()),
-        CheckpointCard(5, 4, (), (StateFile(b"", 1),)),
-        CheckpointCard(5, 4, (), (StateFile(bytes(32), 1 << 60),)),
+        CheckpointCard(5, 4, (), (CheckpointFile(b"", 1),)),
+        CheckpointCard(5, 4, (), (CheckpointFile(bytes(32), 1 << 60),)),
     ],
     ids=["step", "updates", "future", "long", "empty", "root", "size"],
 )

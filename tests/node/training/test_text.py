@@ -10,7 +10,7 @@ from torch import Tensor
 from examples.make_pretrain import create_byte_model
 from node.inference.torch_engine import build_model
 from node.training.text import TextData, TextModel, packed_rows
-from protocol.text import Place
+from protocol.text import RowPlace
 from tests.node.training.texts import compiled, spool_of
 
 END = 1
@@ -75,6 +75,6 @@ def test_held_back_rows_are_never_trained_on(tmp_path: Path) -> None:
     learnt = {place for step in range(160) for seat in range(4) for place in data.cursor.places(seat, step)}
     most = [max(place.row for place in learnt if place.part == part) for part in (0, 1)]
     assert [row + 9 for row in most] == data._counts  # all others are, at last
-    first = np.stack([data._row(Place(0, data._counts[0] - 8 + row)) for row in range(8)])
+    first = np.stack([data._row(RowPlace(0, data._counts[0] - 8 + row)) for row in range(8)])
     assert data.held_back(0).tolist() == first.tolist()
     assert data.rows(1, 3).tolist() == data.rows(1, 3).tolist() != data.rows(2, 3).tolist()

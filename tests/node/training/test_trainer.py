@@ -29,7 +29,7 @@ from node.training.lowering import MicroBatchLimit, in_words, read_notes
 from node.training.memory import WHERE
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from node.training.trainer import Trainer
+from node.training.trainer import SpoolTrainer
 from node.training.world import World
 from protocol.run import RunSpec, encode_run
 from tests.node.training.conftest import made_up_rows
@@ -80,7 +80,7 @@ def trained(straight: Spool, tmp_path: Path) -> Spool:
 def work(where: Spool, **settings: object) -> None:
     """One life of a trainer."""
     try:
-        Trainer(Spool(where.root), TrainerSettings(checkpoint_every=2, **settings)).train()
+        SpoolTrainer(Spool(where.root), TrainerSettings(checkpoint_every=2, **settings)).train()
     finally:
         # A process does not end before its checkpoint is written. Here the next life is in the same process: the
         # checkpoint of the one before would take away batches that it waits for then.

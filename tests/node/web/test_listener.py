@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from node.web import listener as listener_module
 from node.web.host import AddressUnusable, HttpHost, bind
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 
 
 def saying(text: str) -> Callable[[Request], Awaitable[Response]]:
@@ -29,7 +29,7 @@ def saying(text: str) -> Callable[[Request], Awaitable[Response]]:
 
 @asynccontextmanager
 async def serving(*routes: Route):
-    listener = Listener(bind("127.0.0.1:0", "a test", "--test"))
+    listener = HttpListener(bind("127.0.0.1:0", "a test", "--test"))
     listener.mount(routes)
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.run)
@@ -37,7 +37,7 @@ async def serving(*routes: Route):
         nursery.cancel_scope.cancel()
 
 
-async def connect(listener: Listener) -> trio.SocketStream:
+async def connect(listener: HttpListener) -> trio.SocketStream:
     return await trio.open_tcp_stream("127.0.0.1", int(listener.place.rpartition(":")[2]))
 
 

@@ -13,7 +13,7 @@ import trio
 
 from node.web import openai
 from node.web.host import bind
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 from node.web.openai import OpenAi
 
 torch = pytest.importorskip("torch")
@@ -43,9 +43,9 @@ def answerer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def serving(answerer: Any, key: str = "") -> AsyncIterator[tuple[httpx.AsyncClient, OpenAi, Listener]]:
+async def serving(answerer: Any, key: str = "") -> AsyncIterator[tuple[httpx.AsyncClient, OpenAi, HttpListener]]:
     api = OpenAi(answerer, {"base": "", "tuned": "tuned"}, key)
-    listener = Listener(bind("127.0.0.1:0", "a test", "--test"))
+    listener = HttpListener(bind("127.0.0.1:0", "a test", "--test"))
     listener.mount(api.routes())
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.run)

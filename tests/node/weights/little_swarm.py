@@ -10,7 +10,7 @@ from node.blobs.errors import BlobTooLarge, BlobUnavailable
 from node.blobs.store import BlobStore
 from node.state.journal import Journal
 from node.weights.fetch import PolicyFollower
-from node.weights.keeper import PolicyShelf
+from node.weights.policy_cache import PolicyCache
 from node.weights.publish import Publisher, StepWord
 from node.weights.records import PolicyRecords
 from protocol.identity import Address, NodeKey
@@ -104,7 +104,7 @@ class Origin:
     def __init__(self, wire: Wire, directory: Path, key: NodeKey, **options: int) -> None:
         self.key, self.directory = key, directory
         self.store = BlobStore(directory / "blobs", QUOTA)
-        self.shelf = PolicyShelf(4, self.store)
+        self.policy_cache = PolicyCache(4, self.store)
         self.board = FakeBoard(wire, key)
         self.journal = Journal(directory / "journal.sqlite")
         self.records = PolicyRecords(directory / "weights" / "held")
@@ -116,7 +116,7 @@ class Origin:
             POOL,
             workshop=directory / "weights" / "building",
             records=self.records,
-            shelf=self.shelf,
+            policy_cache=self.policy_cache,
             **options,
         )
         wire.stores[key.address] = self.store
@@ -126,7 +126,7 @@ class Origin:
         path = self.directory / f"policy-{step}.safetensors"
         path.write_bytes(encode_image(tensors))
         held = await self.publisher.publish(step, path, word)
-        self.shelf.put(held)
+        self.policy_cache.put(held)
         return held
 
 
@@ -137,7 +137,7 @@ class Peer:
         self.key = NodeKey.generate()
         self.directory = directory
         self.store = BlobStore(directory / "blobs", int(options.pop("quota", QUOTA)))  # type: ignore[arg-type]
-        self.shelf = PolicyShelf(int(options.pop("keep", 4)), self.store)  # type: ignore[arg-type]
+        self.policy_cache = PolicyCache(int(options.pop("keep", 4)), self.store)  # type: ignore[arg-type]
         self.blamed: list[str] = []
         self.repeated: list[bytes] = []
         self.door = Door(wire, self.key.address, self.store)
@@ -147,7 +147,7 @@ class Peer:
             ear.policies,
             self.door,
             self.store,
-            self.shelf,
+            self.policy_cache,
             RUN_ROOT,
             lambda author: [author, *wire.stores],
             int(options.pop("limit", 1 << 24)),  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ async def main(directory: Path, announcements: list[Path]) -> None:
         nursery.start_soon(follower.follower.run)
         for path in announcements:
             wire.say(path.read_bytes())
-            while follower.shelf.newest is None:
+            while follower.policy_cache.newest is None:
                 await trio.sleep(0.01)
 
 

@@ -42,7 +42,7 @@ def test_an_exported_directory_holds_the_policy_and_proves_it(image, tmp_path, m
     (tmp_path / "config.json").write_text("{}")
     counted = []
     assets = {"config.json": tmp_path / "config.json"}
-    exported = export_model(image, record(), assets, tmp_path / "out", shard_bytes=most, told=counted.append)
+    exported = export_model(image, record(), assets, tmp_path / "out", shard_bytes=most, on_progress=counted.append)
     assert len(exported.files) == files and sum(counted) == sum(tensor.nbytes for tensor in WEIGHTS.values())
     assert (tmp_path / "out" / "config.json").exists()
     weights, found = verify_directory(tmp_path / "out")

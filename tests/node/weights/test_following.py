@@ -10,7 +10,7 @@ import anyio
 import pytest
 import trio
 
-from node import sdk, visitor
+from node import light_client, sdk
 from node.chain.profile import load_profile
 from node.weights.errors import PolicyUnknown
 from tests.node.weights.test_visitor import Guest
@@ -57,7 +57,7 @@ OPENING = threading.Event()
 def scene(origin, peer, run, monkeypatch):
     """silent: the first step that the trainer does not publish."""
     LEFT.clear()
-    monkeypatch.setattr(visitor, "LOOK", 0.01)
+    monkeypatch.setattr(light_client, "LOOK", 0.01)
 
     def profile(name: str, **options: Path) -> object:
         OPENING.set()
@@ -66,7 +66,7 @@ def scene(origin, peer, run, monkeypatch):
     def stage(silent: int = STEPS + 1) -> None:
         OPENING.clear()
         monkeypatch.setattr("node.chain.profile.load_profile", profile)
-        monkeypatch.setattr(visitor, "Visitor", lambda *_, **__: Scene(origin, peer, run, silent))
+        monkeypatch.setattr(light_client, "LightClient", lambda *_, **__: Scene(origin, peer, run, silent))
 
     return stage
 
@@ -144,7 +144,7 @@ def test_a_task_that_is_cancelled_while_it_opens_leaves_nothing_behind(scene, tm
 
 
 def test_what_ends_a_visit_is_raised_in_the_program(scene, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(visitor, "HEARD_WITHIN", 0.1)
+    monkeypatch.setattr(light_client, "HEARD_WITHIN", 0.1)
     scene(silent=0)
 
     async def asks() -> None:

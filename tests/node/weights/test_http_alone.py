@@ -12,19 +12,19 @@ import trio
 
 from contracts.bindings import PoolParams
 from contracts.deploy import TOKEN
-from node import sdk, visitor
+from node import light_client, sdk
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.blobs.http.sources import parse_source
 from node.blobs.store import BlobStore
+from node.light_client import LightClient
 from node.network.host import Libp2pNetwork
 from node.services.gateway import served
 from node.state.journal import Journal
 from node.swarm import policies
-from node.visitor import Visitor
 from node.web.host import bind
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 from node.weights.errors import PolicyUnknown
-from node.weights.keeper import PolicyShelf
+from node.weights.policy_cache import PolicyCache
 from node.weights.publish import Publisher
 from protocol.blobs import describe
 from protocol.identity import NodeKey
@@ -48,7 +48,7 @@ class Trainer:
         directory.mkdir()
         self.key, self.domain, self.pool = key, domain, pool
         self.store = BlobStore(directory / "blobs", 10**8)
-        self.shelf = PolicyShelf(4, self.store)
+        self.policy_cache = PolicyCache(4, self.store)
         self._directory, self._steps = directory, steps
 
     def sealed(self, message: Message) -> bytes:
@@ -62,7 +62,13 @@ class Trainer:
         journal, room = Journal(self._directory / "journal.sqlite"), self._directory / "room"
         await self.store.add(encode_run(RUN))
         publisher = Publisher(
-            self.store, self, journal, describe(encode_run(RUN)).root, self.pool, workshop=room, shelf=self.shelf
+            self.store,
+            self,
+            journal,
+            describe(encode_run(RUN)).root,
+            self.pool,
+            workshop=room,
+            policy_cache=self.policy_cache,
         )  # type: ignore[arg-type] - the two methods that publishing needs
         try:
             parent = bytes(32)
@@ -72,7 +78,7 @@ class Trainer:
                 image = self._directory / f"image-{step}"  # the store links it
                 image.write_bytes(encode_image(tensors))
                 held = await publisher.publish(step, image, word)
-                self.shelf.put(held)
+                self.policy_cache.put(held)
                 parent = held.root
         finally:
             journal.close()
@@ -82,9 +88,9 @@ class Trainer:
 async def pool(people, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery):
     """A pool whose manager leads, a profile of its chain, and gateways of whatever list."""
     monkeypatch.setattr(policies, "ANCHOR_SECONDS", 0.1)
-    monkeypatch.setattr(visitor, "LIST_EVERY", 0.05)
-    monkeypatch.setattr(visitor, "LOOK", 0.02)
-    monkeypatch.setattr(visitor, "HEARD_WITHIN", 1.0)
+    monkeypatch.setattr(light_client, "LIST_EVERY", 0.05)
+    monkeypatch.setattr(light_client, "LOOK", 0.02)
+    monkeypatch.setattr(light_client, "HEARD_WITHIN", 1.0)
     called: list[object] = []
     monkeypatch.setattr(Libp2pNetwork, "set_contact", lambda *told: called.append(told))
     leader = NodeKey.generate()
@@ -101,8 +107,8 @@ async def pool(people, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery:
     monkeypatch.setattr("node.chain.profile.load_profile", lambda *_, **__: people.client.profile)
 
     async def serve(trainer: Trainer, lie: Lie = lambda told: told) -> str:
-        listener = Listener(bind("127.0.0.1:0", "the gateway", "--gateway"))
-        gateway = Gateway(listener, trainer.store, lambda: lie(served(trainer.shelf)))
+        listener = HttpListener(bind("127.0.0.1:0", "the gateway", "--gateway"))
+        gateway = Gateway(listener, trainer.store, lambda: lie(served(trainer.policy_cache)))
         await nursery.start(listener.run)
         return gateway.source()
 
@@ -128,8 +134,8 @@ async def test_a_gateway_and_the_chain_are_enough(pool) -> None:
     await trainer.publish()
     found = await told(pool, await pool.serve(trainer))
     # Older ones may have come first.
-    assert (found[-1].step, found[-1].root) == (2, trainer.shelf.newest.root)
-    assert found[-1].path.read_bytes() == trainer.shelf.newest.path.read_bytes() and not pool.called
+    assert (found[-1].step, found[-1].root) == (2, trainer.policy_cache.newest.root)
+    assert found[-1].path.read_bytes() == trainer.policy_cache.newest.path.read_bytes() and not pool.called
 
 
 async def test_a_program_of_asyncio_follows_by_http(pool) -> None:
@@ -149,7 +155,7 @@ async def test_one_policy_is_fetched_by_http(pool, step: int | None) -> None:
     trainer = pool.trainer("honest")
     await trainer.publish()
     source = parse_source(await pool.serve(trainer), private=True)
-    guest = Visitor(pool.profile, pool.number, pool.directory, quota=10**8, sources=[source], alone=True)
+    guest = LightClient(pool.profile, pool.number, pool.directory, quota=10**8, sources=[source], alone=True)
     with trio.fail_after(30):
         visit = await guest.fetch(step)
     assert visit.policy.step == (2 if step is None else step) and visit.trainer == trainer.key.address
@@ -187,13 +193,13 @@ async def test_a_gateway_that_shows_no_word_of_who_leads_is_not_believed(pool, n
     trainer = pool.trainer("honest")
     await trainer.publish(seed=7)
     found = {one.root for one in await told(pool, gateway, await pool.serve(trainer))}
-    assert trainer.shelf.newest.root in found <= {one.root for one in trainer.shelf.held}
+    assert trainer.policy_cache.newest.root in found <= {one.root for one in trainer.policy_cache.held}
 
 
 async def test_an_old_announcement_is_the_policy_that_it_names_and_never_a_newer_one(pool) -> None:
     trainer = pool.trainer("honest")
     await trainer.publish()
-    oldest = trainer.shelf.held[0]
+    oldest = trainer.policy_cache.held[0]
     gateway = await pool.serve(trainer, aged)
     with trio.fail_after(30):
         async with follow(pool, gateway) as policies:

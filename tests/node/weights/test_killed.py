@@ -25,12 +25,14 @@ async def test_a_follower_killed_while_it_builds_goes_on_afterwards(run, origin,
     again = peer("follower", trainer.key.address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again.follower.run)
-        await until(lambda: again.shelf.newest is not None and again.shelf.newest.step == 0)  # restored, not fetched
+        await until(
+            lambda: again.policy_cache.newest is not None and again.policy_cache.newest.step == 0
+        )  # restored, not fetched
         assert disk(again.directory) == []
         wire.say(held.announcement)
-        await until(lambda: again.shelf.newest.step == 1)
+        await until(lambda: again.policy_cache.newest.step == 1)
         nursery.cancel_scope.cancel()
-    assert again.shelf.newest.path.read_bytes() == held.path.read_bytes()
+    assert again.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
     assert again.follower.counts == {"patches": 1}
     assert disk(again.directory) == []
 

@@ -11,7 +11,7 @@ from node.swarm import catchup
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from node.weights.fetch import PolicyFollower
-from node.weights.keeper import PolicyShelf
+from node.weights.policy_cache import PolicyCache
 from node.weights.publish import Publisher
 from node.weights.records import PolicyRecords
 from protocol.identity import NodeKey
@@ -37,7 +37,7 @@ class Node:
         self.board = Board(self.network, key, DOMAIN, POOL, self.membership)
         self.store = BlobStore(directory / "blobs", QUOTA)
         self.exchange = BlobExchange(self.network, self.store)
-        self.shelf = PolicyShelf(4, self.store)
+        self.policy_cache = PolicyCache(4, self.store)
         self.scope = trio.CancelScope()
         self.ear = Ear(TRAINER.address)
 
@@ -47,7 +47,7 @@ class Node:
             self.ear.policies,
             self.exchange,
             self.store,
-            self.shelf,
+            self.policy_cache,
             RUN_ROOT,
             lambda author: [author, *self.membership.addresses()],
             1 << 24,
@@ -73,7 +73,7 @@ class Node:
             self.ear.hear(signed)
 
     def holds(self, step: int) -> bool:
-        return self.shelf.newest is not None and self.shelf.newest.step == step
+        return self.policy_cache.newest is not None and self.policy_cache.newest.step == step
 
 
 async def test_a_newcomer_catches_up_though_the_trainer_is_gone_and_the_others_restarted(
@@ -105,5 +105,5 @@ async def test_a_newcomer_catches_up_though_the_trainer_is_gone_and_the_others_r
         await until(lambda: late.holds(3))
         nursery.cancel_scope.cancel()
     journal.close()
-    assert late.shelf.newest is not None and late.shelf.newest.path.read_bytes() == held.path.read_bytes()
-    assert [policy.step for policy in again[0].shelf.held] == [0, 1, 2, 3]
+    assert late.policy_cache.newest is not None and late.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
+    assert [policy.step for policy in again[0].policy_cache.held] == [0, 1, 2, 3]

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import trio
 
-from node import visitor
-from node.visitor import Visit, Visitor
+from node import light_client
+from node.light_client import LightClient, PolicySnapshot
 from node.weights.errors import PolicyUnknown
 from protocol.blobs import describe
 from protocol.policy import encode_manifest
@@ -16,7 +16,7 @@ from tests.node.weights.little_swarm import Peer
 from tests.node.weights.test_weights import announce
 
 
-class Guest(Visitor):
+class Guest(LightClient):
     """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
 
     def __init__(self, peer: Peer, steps: int) -> None:
@@ -27,17 +27,17 @@ class Guest(Visitor):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._peer.follower.run)
             run = SimpleNamespace(recipe=SimpleNamespace(steps=self._steps))
-            yield None, run, self._peer.follower, self._peer.shelf
+            yield None, run, self._peer.follower, self._peer.policy_cache
             nursery.cancel_scope.cancel()
 
     async def _visit(self, member, run, policy):
-        return Visit(policy, self._peer.key.address, run, {})
+        return PolicySnapshot(policy, self._peer.key.address, run, {})
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch) -> None:
-    monkeypatch.setattr(visitor, "LOOK", 0.01)
-    monkeypatch.setattr(visitor, "FIRST_SILENCE", 0.05)
+    monkeypatch.setattr(light_client, "LOOK", 0.01)
+    monkeypatch.setattr(light_client, "FIRST_SILENCE", 0.05)
 
 
 async def test_policies_end_after_the_last_step_of_the_run(run, origin, peer) -> None:
@@ -96,7 +96,7 @@ async def test_a_newest_policy_that_cannot_be_one_is_not_waited_for(run, origin,
 
 
 async def test_a_pool_that_says_nothing_is_told(origin, peer, monkeypatch) -> None:
-    monkeypatch.setattr(visitor, "HEARD_WITHIN", 0.1)
+    monkeypatch.setattr(light_client, "HEARD_WITHIN", 0.1)
     guest = Guest(peer("guest", origin().key.address), steps=9)
     silence = pytest.RaisesExc(PolicyUnknown, match="no policy")
     with trio.fail_after(5), pytest.RaisesGroup(silence, flatten_subgroups=True):

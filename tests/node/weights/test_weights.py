@@ -15,7 +15,7 @@ from node.blobs.store import BlobStore
 from node.weights import fetch, images, records
 from node.weights import workshop as workshop_module
 from node.weights.errors import WeightsDiskError
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from node.weights.records import PolicyRecords
 from protocol.delta import PatchError
 from protocol.identity import NodeKey
@@ -41,8 +41,10 @@ async def test_followers_receive_patches_and_hold_the_very_same_bytes(run, origi
         nursery.start_soon(follower.follower.run)
         for step in range(5):
             held = await trainer.publish(step, run.step())
-            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
-            assert follower.shelf.newest.path.read_bytes() == held.path.read_bytes()
+            await until(
+                lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
+            )
+            assert follower.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
         nursery.cancel_scope.cancel()
     assert follower.follower.counts == {"image": 1, "patches": 4}
     assert held.manifest.anchor.step == 0 and len(held.manifest.patches) == 4
@@ -61,14 +63,16 @@ async def test_who_comes_late_gets_the_newest_from_the_others_while_the_trainer_
         nursery.start_soon(early.follower.run)
         for step in range(4):
             held = await trainer.publish(step, run.step())
-            await until(lambda step=step: early.shelf.newest is not None and early.shelf.newest.step == step)
+            await until(
+                lambda step=step: early.policy_cache.newest is not None and early.policy_cache.newest.step == step
+            )
         del wire.stores[trainer.key.address]
         late = peer("late", trainer.key.address)
         wire.say(held.announcement)  # as the board of any member repeats it
         nursery.start_soon(late.follower.run)
-        await until(lambda: late.shelf.newest is not None and late.shelf.newest.step == 3)
+        await until(lambda: late.policy_cache.newest is not None and late.policy_cache.newest.step == 3)
         nursery.cancel_scope.cancel()
-    assert late.shelf.newest.path.read_bytes() == held.path.read_bytes()
+    assert late.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
     assert late.follower.counts == {"anchor": 1}
     sources = {source for asker, source, _ in wire.log if asker == late.key.address}
     assert sources == {early.key.address}
@@ -92,7 +96,9 @@ async def test_where_most_weights_change_the_image_itself_is_sent(origin, peer) 
         nursery.start_soon(follower.follower.run)
         for step in range(3):
             held = await trainer.publish(step, wild.step())
-            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+            await until(
+                lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
+            )
         nursery.cancel_scope.cancel()
     assert held.manifest.patches == () and held.manifest.anchor is None
     assert follower.follower.counts == {"image": 3}
@@ -104,12 +110,12 @@ async def test_steps_that_are_skipped_are_patched_in_one_go(run, origin, peer) -
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.follower.run)
         await trainer.publish(0, run.step())
-        await until(lambda: follower.shelf.newest is not None)
+        await until(lambda: follower.policy_cache.newest is not None)
         for step in range(1, 6):
             held = await trainer.publish(step, run.step())
-        await until(lambda: follower.shelf.newest.step == 5)
+        await until(lambda: follower.policy_cache.newest.step == 5)
         nursery.cancel_scope.cancel()
-    assert follower.shelf.newest.path.read_bytes() == held.path.read_bytes()
+    assert follower.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
 
 
 async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, origin, peer, wire) -> None:
@@ -118,7 +124,7 @@ async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, orig
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.follower.run)
         await trainer.publish(0, run.step())
-        await until(lambda: follower.shelf.newest is not None)
+        await until(lambda: follower.policy_cache.newest is not None)
         held = []
         trainer.board.muted = True
         for step in (1, 2):
@@ -129,11 +135,11 @@ async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, orig
         await trio.testing.wait_all_tasks_blocked()
         wire.say(held[1].announcement)
         await until(lambda: follower.store.has(second))
-        assert follower.shelf.newest.step == 0
+        assert follower.policy_cache.newest.step == 0
         wire.held_back[first].set()
-        await until(lambda: follower.shelf.newest.step == 2)
+        await until(lambda: follower.policy_cache.newest.step == 2)
         nursery.cancel_scope.cancel()
-    assert follower.shelf.newest.path.read_bytes() == held[1].path.read_bytes()
+    assert follower.policy_cache.newest.path.read_bytes() == held[1].path.read_bytes()
 
 
 # steps that leave the weights as they were
@@ -148,12 +154,14 @@ async def test_unchanged_weights_are_another_policy_in_the_image_that_is_here(ru
         nursery.start_soon(follower.follower.run)
         for step, tensors in enumerate((run.step(), weights, weights, weights, weights)):
             held = await trainer.publish(step, tensors)
-            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+            await until(
+                lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
+            )
         nursery.cancel_scope.cancel()
     assert follower.follower.counts == {"image": 1, "patches": 1, "here": 3} and not follower.blamed
     fetched = [root for asker, _, root in wire.log if asker == follower.key.address]
     assert len(fetched) == 2, "the first image and the one patch that changes anything"
-    helds = follower.shelf.held
+    helds = follower.policy_cache.held
     assert [policy.step for policy in helds] == [3, 4]
     assert helds[0].root != helds[1].root and helds[0].path == helds[1].path
     for filler in range(8):  # whatever is not pinned goes
@@ -168,10 +176,10 @@ async def test_the_last_step_that_has_an_image_lets_go_of_it(run, origin, peer) 
     weights = run.step()
     helds = [await trainer.publish(step, weights) for step in range(3)]
     helds += [await trainer.publish(step, run.step()) for step in range(3, 7)]
-    assert [policy.step for policy in trainer.shelf.held] == [3, 4, 5, 6]
+    assert [policy.step for policy in trainer.policy_cache.held] == [3, 4, 5, 6]
     trainer.store.room.quota = trainer.store.used
     assert helds[-1].manifest.anchor.image_root == helds[0].manifest.image_root
-    while trainer.shelf.make_room():
+    while trainer.policy_cache.make_room():
         pass
     await trainer.store.add(b"x" * len(encode_image(weights)))
     assert not trainer.store.has(helds[0].manifest.image_root)
@@ -183,18 +191,18 @@ async def test_a_chain_leads_on_over_steps_that_changed_nothing(run, origin, pee
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.follower.run)
         await trainer.publish(0, run.step())
-        await until(lambda: follower.shelf.newest is not None)
+        await until(lambda: follower.policy_cache.newest is not None)
         trainer.board.muted = True
         changed = run.step()
         for step, tensors in enumerate((changed, changed, changed, run.step()), start=1):
             held = await trainer.publish(step, tensors)
         wire.say(held.announcement)
-        await until(lambda: follower.shelf.newest.step == 4)
+        await until(lambda: follower.policy_cache.newest.step == 4)
         nursery.cancel_scope.cancel()
     roots = [held.manifest.patches[0].base_root, *(patch.target_root for patch in held.manifest.patches)]
     assert len(set(roots)) == 5
     assert follower.follower.counts == {"image": 1, "patches": 1}
-    assert follower.shelf.newest.path.read_bytes() == held.path.read_bytes()
+    assert follower.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
 
 
 async def test_an_image_that_arrives_with_the_step_before_is_not_built_again(
@@ -220,9 +228,9 @@ async def test_an_image_that_arrives_with_the_step_before_is_not_built_again(
             await trio.testing.wait_all_tasks_blocked()
         await until(lambda: follower.store.has(second))
         wire.held_back[first].set()
-        await until(lambda: follower.shelf.newest.step == 2)
+        await until(lambda: follower.policy_cache.newest.step == 2)
         nursery.cancel_scope.cancel()
-    assert built == [1] and [policy.step for policy in follower.shelf.held] == [0, 1, 2]
+    assert built == [1] and [policy.step for policy in follower.policy_cache.held] == [0, 1, 2]
 
 
 async def test_a_restarted_trainer_knows_its_unchanged_steps_apart(run, origin) -> None:
@@ -246,7 +254,9 @@ async def published(run, origin, follower, nursery, steps: int = 2):
     nursery.start_soon(follower.follower.run)
     for step in range(steps):
         held = await trainer.publish(step, run.step())
-        await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+        await until(
+            lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
+        )
     return trainer, follower, held
 
 
@@ -257,7 +267,7 @@ async def test_a_second_policy_for_a_step_is_a_fork_and_blamed(run, origin, peer
         wire.say(announce(trainer.key, other, b"x" * 32))
         await until(lambda: follower.blamed)
         assert "two policies" in follower.blamed[0]
-        assert follower.shelf.newest.root == held.root and follower.follower.newest_step == 1
+        assert follower.policy_cache.newest.root == held.root and follower.follower.newest_step == 1
         nursery.cancel_scope.cancel()
 
 
@@ -281,7 +291,7 @@ async def test_a_chain_that_gives_a_known_policy_another_step_is_blamed(run, ori
         info = await trainer.store.add(encode_manifest(bad))
         wire.say(announce(trainer.key, bad, info.root))
         await until(lambda: follower.blamed)
-        assert "another policy of step 2" in follower.blamed[0] and follower.shelf.newest.step == 1
+        assert "another policy of step 2" in follower.blamed[0] and follower.policy_cache.newest.step == 1
         nursery.cancel_scope.cancel()
 
 
@@ -289,10 +299,10 @@ async def test_a_replayed_announcement_changes_nothing(run, origin, peer, wire) 
     async with trio.open_nursery() as nursery:
         trainer, follower, held = await published(run, origin, peer, nursery, steps=3)
         fetched = len(wire.log)
-        for policy in trainer.shelf.held:
+        for policy in trainer.policy_cache.held:
             wire.say(policy.announcement)
         await trio.testing.wait_all_tasks_blocked()
-        assert follower.shelf.newest.step == 2 and len(wire.log) == fetched and not follower.blamed
+        assert follower.policy_cache.newest.step == 2 and len(wire.log) == fetched and not follower.blamed
         nursery.cancel_scope.cancel()
 
 
@@ -325,7 +335,7 @@ async def test_a_manifest_that_does_not_hold_is_refused_once_and_its_signer_blam
         await until(lambda: follower.blamed)
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert len(follower.blamed) == 1 and why in follower.blamed[0]
-        assert follower.shelf.newest.step == held.step
+        assert follower.policy_cache.newest.step == held.step
         assert await follower.follower.get(bad.policy_root, 5.0) is None
         nursery.cancel_scope.cancel()
 
@@ -353,8 +363,8 @@ async def test_a_patch_that_leads_elsewhere_is_blamed_and_avoided(run, origin, p
         bad = msgspec.structs.replace(good.manifest, patches=chain)
         info = await trainer.store.add(encode_manifest(bad))
         wire.say(announce(trainer.key, bad, info.root))
-        await until(lambda: follower.shelf.newest.step == 2)
-        assert follower.shelf.newest.path.read_bytes() == good.path.read_bytes()
+        await until(lambda: follower.policy_cache.newest.step == 2)
+        assert follower.policy_cache.newest.path.read_bytes() == good.path.read_bytes()
         assert len(follower.blamed) == 1 and follower.follower.counts["image"] == 2
         assert disk(follower.directory) == []
         nursery.cancel_scope.cancel()
@@ -371,7 +381,7 @@ async def test_an_image_that_is_not_its_policy_never_reaches_the_shelf(run, orig
         wire.say(announce(trainer.key, bad, info.root))
         await until(lambda: follower.blamed)
         assert "not those of the manifest" in follower.blamed[0]
-        assert follower.shelf.newest.step == held.step
+        assert follower.policy_cache.newest.step == held.step
         nursery.cancel_scope.cancel()
 
 
@@ -381,13 +391,13 @@ async def test_an_image_that_is_not_its_policy_never_reaches_the_shelf(run, orig
 async def test_a_base_that_rotted_on_our_own_disk_is_nobody_elses_fault(run, origin, peer) -> None:
     async with trio.open_nursery() as nursery:
         trainer, follower, held = await published(run, origin, peer, nursery)
-        path = follower.shelf.newest.path
+        path = follower.policy_cache.newest.path
         data = bytearray(path.read_bytes())
         data[-100] ^= 4
         path.write_bytes(data)
         good = await trainer.publish(2, run.step())
-        await until(lambda: follower.shelf.newest.step == 2)
-        assert follower.shelf.newest.path.read_bytes() == good.path.read_bytes()
+        await until(lambda: follower.policy_cache.newest.step == 2)
+        assert follower.policy_cache.newest.path.read_bytes() == good.path.read_bytes()
         assert not follower.blamed and not follower.store.has(held.manifest.image_root)
         nursery.cancel_scope.cancel()
 
@@ -399,13 +409,13 @@ async def test_a_base_stays_while_others_are_built_first_whatever_leaves_the_she
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.follower.run)
         base = await trainer.publish(0, run.step())
-        await until(lambda: follower.shelf.newest is not None)
+        await until(lambda: follower.policy_cache.newest is not None)
         async with follower.follower._workshop._building:
             held = await trainer.publish(1, run.step())
             await until(lambda: follower.follower._workshop._building.statistics().tasks_waiting == 1)
             newer = msgspec.structs.replace(held.manifest, step=9, image_root=b"n" * 32, patches=(), anchor=None)
-            follower.shelf.put(HeldPolicy(9, b"n" * 32, follower.directory, newer))
-            assert follower.shelf.by_root(base.root) is None
+            follower.policy_cache.put(HeldPolicy(9, b"n" * 32, follower.directory, newer))
+            assert follower.policy_cache.by_root(base.root) is None
             with suppress(StoreFull):
                 await follower.store.add(bytes(int(1.95 * size)))
         await until(lambda: follower.follower.counts["patches"] == 1)
@@ -424,8 +434,8 @@ async def test_an_image_that_rotted_here_is_fetched_again_and_nobody_is_blamed(r
         nursery.start_soon(follower.follower.run)
         held = await trainer.publish(0, tensors)
         assert held.manifest.image_root == info.root
-        await until(lambda: follower.shelf.newest is not None)
-        assert follower.shelf.newest.path.read_bytes() == encode_image(tensors) and not follower.blamed
+        await until(lambda: follower.policy_cache.newest is not None)
+        assert follower.policy_cache.newest.path.read_bytes() == encode_image(tensors) and not follower.blamed
         nursery.cancel_scope.cancel()
 
 
@@ -447,7 +457,7 @@ async def test_an_image_that_has_just_arrived_is_not_hashed_twice_and_one_that_w
     again = peer("a", trainer.key.address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again.follower.run)
-        await until(lambda: again.shelf.newest is not None)
+        await until(lambda: again.policy_cache.newest is not None)
         nursery.cancel_scope.cancel()
     assert blobs == [held.manifest.image_root, None]
 
@@ -468,9 +478,9 @@ async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer,
         trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
         await trainer.publish(1, run.step())
         await until(lambda: tries[0] > 3)
-        assert follower.shelf.newest.step == 0 and disk(follower.directory) == []
+        assert follower.policy_cache.newest.step == 0 and disk(follower.directory) == []
         full[0] = False
-        await until(lambda: follower.shelf.newest.step == 1)
+        await until(lambda: follower.policy_cache.newest.step == 1)
         nursery.cancel_scope.cancel()
     assert follower.follower.counts["patches"] == 1 and not follower.blamed
 
@@ -495,7 +505,9 @@ async def test_a_quota_that_cannot_hold_all_keeps_the_newest(run, origin, peer) 
         nursery.start_soon(follower.follower.run)
         for step in range(5):
             await trainer.publish(step, run.step())
-            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+            await until(
+                lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
+            )
         nursery.cancel_scope.cancel()
     assert follower.store.used <= follower.store.room.quota
 
@@ -506,7 +518,7 @@ async def test_a_full_store_drops_no_policy_for_its_own_patch(run, origin, monke
     trainer = origin()
     for step in range(5):
         held = await trainer.publish(step, run.step())
-        assert trainer.store.has(held.manifest.image_root) and trainer.shelf.newest == held
+        assert trainer.store.has(held.manifest.image_root) and trainer.policy_cache.newest == held
         assert trainer.store.has(held.manifest_root)
         assert all(trainer.store.has(patch.root) for patch in held.manifest.patches[-1:])
 
@@ -514,14 +526,14 @@ async def test_a_full_store_drops_no_policy_for_its_own_patch(run, origin, monke
 async def test_room_is_made_of_what_is_needed_least(run, origin) -> None:
     trainer = origin()
     held = [await trainer.publish(step, run.step()) for step in range(4)]
-    trainer.shelf.hold(held[0].root)
-    trainer.shelf.orphan(held[3].root)
+    trainer.policy_cache.hold(held[0].root)
+    trainer.policy_cache.orphan(held[3].root)
     left = []
-    while trainer.shelf.count > 1:
-        assert trainer.shelf.make_room()
-        left.append([policy.step for policy in trainer.shelf.held])
+    while trainer.policy_cache.count > 1:
+        assert trainer.policy_cache.make_room()
+        left.append([policy.step for policy in trainer.policy_cache.held])
     assert left == [[0, 1, 2], [0, 2], [2]]
-    assert trainer.shelf.newest == held[2]
+    assert trainer.policy_cache.newest == held[2]
 
 
 async def test_a_fetch_that_fails_as_the_time_is_up_is_one_error(origin, peer) -> None:
@@ -550,15 +562,15 @@ async def test_a_restart_checks_what_it_has_and_says_it_again(run, origin, peer,
         trainer, follower, held = await published(run, origin, peer, nursery, steps=3)
         nursery.cancel_scope.cancel()
     (follower.directory / "weights" / "building" / "half").write_bytes(b"what kill -9 left")
-    spoiled = follower.shelf.held[1].path
+    spoiled = follower.policy_cache.held[1].path
     spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"!")
     again = peer("a", trainer.key.address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again.follower.run)
         await until(lambda: again.repeated)
         nursery.cancel_scope.cancel()
-    assert [policy.step for policy in again.shelf.held] == [0, 2]
-    assert again.shelf.newest.root == held.root
+    assert [policy.step for policy in again.policy_cache.held] == [0, 2]
+    assert again.policy_cache.newest.root == held.root
     assert again.repeated[-1] == held.announcement
     assert disk(again.directory) == []
 

@@ -57,7 +57,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TaskShape:
     """name: for people; columns: what to add to a row to make it one, for people; fits: whether a row (without its null
     columns) is one; read: raises ValueError that says what is wrong."""
 

@@ -10,7 +10,15 @@ from typing import Any
 
 from node.environments.task_types.shapes import intellect
 from node.environments.task_types.shapes.asserts import cases_of
-from node.environments.task_types.shapes.base import Published, Shape, id_of, mapping, parsed, present, whole_question
+from node.environments.task_types.shapes.base import (
+    Published,
+    TaskShape,
+    id_of,
+    mapping,
+    parsed,
+    present,
+    whole_question,
+)
 from node.environments.task_types.shapes.tests import asked, read_tests
 
 _Row = Mapping[str, Any]
@@ -19,7 +27,7 @@ _Reading = tuple[str, str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ShapeColumns:
     """question: the column that asks; needs: those that make the form, besides; lacks: columns of other forms, which
     such a row has not; read: (row, the question) -> (prompt, reading)."""
 
@@ -29,13 +37,13 @@ class Columns:
     read: Callable[[_Row, Any], tuple[Any, _Reading]]
     lacks: tuple[str, ...] = ()
 
-    def shape(self) -> Shape:
+    def shape(self) -> TaskShape:
         wanted = {self.question, *self.needs}
 
         def fits(row: _Row) -> bool:
             return wanted <= row.keys() and row.keys().isdisjoint(self.lacks)
 
-        return Shape(self.name, ", ".join((self.question, *self.needs)), fits, self._published)
+        return TaskShape(self.name, ", ".join((self.question, *self.needs)), fits, self._published)
 
     def _published(self, row: _Row) -> Published:
         whole_question(row)
@@ -160,9 +168,9 @@ _TRUTHS += ("solution",)
 """Where a row has several of these, the first is its truth: a solution explains it."""
 
 
-def _answers(name: str, question: str, truth: str, *lacks: str) -> Columns:
+def _answers(name: str, question: str, truth: str, *lacks: str) -> ShapeColumns:
     before = _TRUTHS[: _TRUTHS.index(truth)] if truth in _TRUTHS else _TRUTHS
-    return Columns(name, question, (truth,), partial(_mathematics, truth), (*_OTHERS, *before, *lacks))
+    return ShapeColumns(name, question, (truth,), partial(_mathematics, truth), (*_OTHERS, *before, *lacks))
 
 
 TABLE = (
@@ -173,7 +181,7 @@ TABLE = (
     _answers("DeepMath", "question", "final_answer"),
     _answers("DeepMath", "problem", "final_answer", "answer"),
     _answers("OpenMathReasoning", "question", "expected_answer"),
-    Columns("OpenMathReasoning", "problem", ("expected_answer",), _proved, (*_OTHERS, "answer", "final_answer")),
+    ShapeColumns("OpenMathReasoning", "problem", ("expected_answer",), _proved, (*_OTHERS, "answer", "final_answer")),
     _answers("question", "question", "ground_truth", "problem"),
     _answers("question", "question", "reference_answer", "problem"),
     _answers("question", "question", "solution", "problem"),
@@ -183,15 +191,15 @@ TABLE = (
     _answers("question", "query", "response", "question", "problem", "prompt"),
     _answers("question", "instruction", "answer", "question", "problem", "prompt", "input"),
     _answers("question", "input", "target", "question", "problem", "prompt", "instruction"),
-    Columns("RLVR", "messages", ("ground_truth", "dataset"), _rlvr, _OTHERS),
-    Columns("Open-Reasoner-Zero", "0", ("1",), _turns),
-    Columns("Open-Reasoner-Zero", "conversations", (), _turns, ("prompt", "question", "problem", "answer")),
-    Columns("IFEval", "prompt", ("instruction_id_list",), _constraints, ("task_type",)),
-    Columns("APPS, TACO", "question", ("input_output",), partial(_tests, "input_output"), ("answer",)),
-    Columns("CodeContests", "description", ("public_tests",), _contest),
-    Columns("MBPP", "text", ("test_list",), _asserted),
-    Columns("MBPP", "prompt", ("test_list",), _asserted),
-    Columns("AceCode", "question", ("test_cases",), _asserted, ("answer",)),
-    Columns("HumanEval", "prompt", ("test", "entry_point"), _candidate),
-    Columns("KodCode", "question", ("test", "test_info"), _pytest),
+    ShapeColumns("RLVR", "messages", ("ground_truth", "dataset"), _rlvr, _OTHERS),
+    ShapeColumns("Open-Reasoner-Zero", "0", ("1",), _turns),
+    ShapeColumns("Open-Reasoner-Zero", "conversations", (), _turns, ("prompt", "question", "problem", "answer")),
+    ShapeColumns("IFEval", "prompt", ("instruction_id_list",), _constraints, ("task_type",)),
+    ShapeColumns("APPS, TACO", "question", ("input_output",), partial(_tests, "input_output"), ("answer",)),
+    ShapeColumns("CodeContests", "description", ("public_tests",), _contest),
+    ShapeColumns("MBPP", "text", ("test_list",), _asserted),
+    ShapeColumns("MBPP", "prompt", ("test_list",), _asserted),
+    ShapeColumns("AceCode", "question", ("test_cases",), _asserted, ("answer",)),
+    ShapeColumns("HumanEval", "prompt", ("test", "entry_point"), _candidate),
+    ShapeColumns("KodCode", "question", ("test", "test_info"), _pytest),
 )

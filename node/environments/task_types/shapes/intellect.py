@@ -14,7 +14,7 @@ from node.environments.math_scorer import boxes
 from node.environments.task_types.shapes.base import (
     MOST_WORDS,
     Published,
-    Shape,
+    TaskShape,
     as_json,
     id_of,
     is_mathematical,
@@ -251,7 +251,7 @@ _READERS: dict[str, Callable[[str, _Info, Any], _Reading]] = {
     "pydantic_adherance": _pydantic,
 }
 
-SHAPE = Shape(NAME, "prompt, task_type, verification_info", lambda row: "task_type" in row, read)
+SHAPE = TaskShape(NAME, "prompt, task_type, verification_info", lambda row: "task_type" in row, read)
 
 
 # A pydantic model's source -> a JSON schema, without running it. What it cannot say exactly is refused by name.

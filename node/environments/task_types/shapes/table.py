@@ -6,7 +6,7 @@ from typing import Any
 from node.environments.task_types.shapes import intellect
 from node.environments.task_types.shapes.base import (
     Published,
-    Shape,
+    TaskShape,
     id_of,
     is_mathematical,
     is_no_answer,
@@ -148,16 +148,16 @@ SHAPES = (
     intellect.SHAPE,
     LIVECODEBENCH,
     DEEPCODER,
-    Shape(
+    TaskShape(
         _VERL,
         "data_source, prompt, reward_model",
         lambda row: {"data_source", "prompt", "reward_model"} <= row.keys(),
         _verl,
     ),
-    Shape(_GSM8K, "question, answer with ####", _is_gsm8k, _gsm8k),
-    Shape(_GYM, "question, answer, metadata.source_dataset", _is_gym, _gym),
-    Shape(_MATH, "problem, answer or solution", _is_solved, _solved),
-    Shape(_VERIFIERS, "question or prompt, answer", _is_verifiers_v0, _verifiers_v0),
+    TaskShape(_GSM8K, "question, answer with ####", _is_gsm8k, _gsm8k),
+    TaskShape(_GYM, "question, answer, metadata.source_dataset", _is_gym, _gym),
+    TaskShape(_MATH, "problem, answer or solution", _is_solved, _solved),
+    TaskShape(_VERIFIERS, "question or prompt, answer", _is_verifiers_v0, _verifiers_v0),
     *(columns.shape() for columns in TABLE),
 )
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from node.environments.task_types.shapes.base import Published, Shape, id_of, mapping, only_known, parsed, present
+from node.environments.task_types.shapes.base import Published, TaskShape, id_of, mapping, only_known, parsed, present
 
 PLACES = ("test_cases", "tests", "ground_truth")
 MAX_TEXT = 4 << 20
@@ -169,10 +169,10 @@ def _program(shape: str, row: Mapping[str, Any], question: str, tests: dict[str,
     return Published(f"{shape}, {form.partition(' in ')[0]}", name, prompt, "prime_rl_code", info)
 
 
-LIVECODEBENCH = Shape(
+LIVECODEBENCH = TaskShape(
     _LIVECODEBENCH,
     "question_content, public_test_cases",
     lambda row: {"question_content", "public_test_cases"} <= row.keys(),
     _livecodebench,
 )
-DEEPCODER = Shape("DeepCoder", "problem, tests", lambda row: {"problem", "tests"} <= row.keys(), _deepcoder)
+DEEPCODER = TaskShape("DeepCoder", "problem, tests", lambda row: {"problem", "tests"} <= row.keys(), _deepcoder)

@@ -20,7 +20,7 @@ from node.blobs.http.server import Certificate, Gateway, ServedPolicy, own_certi
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.store import BlobStore
 from node.web.host import bind
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 from protocol.blobs import decode_info, encode_info
 from protocol.identity import NodeKey
 
@@ -40,14 +40,14 @@ def gateway_of(
     store: BlobStore,
     policies: Callable[[], Sequence[ServedPolicy]] = tuple,
     certificate: Certificate | None = None,
-) -> tuple[Listener, Gateway]:
+) -> tuple[HttpListener, Gateway]:
     context = server_context(certificate) if certificate else None
-    listener = Listener(bind("127.0.0.1:0", "the gateway", "--gateway"), context)
+    listener = HttpListener(bind("127.0.0.1:0", "the gateway", "--gateway"), context)
     return listener, Gateway(listener, store, policies, certificate)
 
 
 @asynccontextmanager
-async def serving(listener: Listener, gateway: Gateway):
+async def serving(listener: HttpListener, gateway: Gateway):
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.run)
         yield parse_source(gateway.source(), private=True)

@@ -22,7 +22,7 @@ from node.blobs.http.sources import (
 )
 from node.blobs.store import BlobStore
 from node.web.host import bind
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, encode_image, policy_root
 
 
@@ -42,7 +42,7 @@ async def origin(store: BlobStore, steps: Sequence[int]) -> list[ServedPolicy]:
 
 @asynccontextmanager
 async def serving(store: BlobStore, policies: Callable[[], Sequence[ServedPolicy]]):
-    listener = Listener(bind("127.0.0.1:0", "the gateway", "--gateway"))
+    listener = HttpListener(bind("127.0.0.1:0", "the gateway", "--gateway"))
     gateway = Gateway(listener, store, policies)
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.run)

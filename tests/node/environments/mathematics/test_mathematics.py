@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("latex2sympy2_extended")
 
 from node.environments.mathematics.comparison import right
-from node.environments.mathematics.reading import Form, read
+from node.environments.mathematics.reading import MathExpression, read
 from node.environments.mathematics.spelling import spelt
 
 GENERATED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -154,7 +154,7 @@ def test_a_text_is_read_whole_as_one_kind_of_form(text: str, kind: str) -> None:
 @given(st.text("x1(){}[]\\,;^_=<>+-*/|!%$.&' \n\\frac\\sqrt\\text\u00b2\u0663\u05d0", max_size=80))
 def test_any_text_is_read_and_equals_itself(text: str) -> None:
     form = read(text)
-    assert isinstance(form, Form) and (right([text], [text]) or not spelt(text))
+    assert isinstance(form, MathExpression) and (right([text], [text]) or not spelt(text))
     assert not right(["7.0314159"], [text])
 
 

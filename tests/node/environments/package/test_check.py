@@ -7,17 +7,17 @@ import pytest
 
 from node.environments.errors import PackageError
 from node.environments.package import check
-from node.environments.package.check import Finding, Report, Way, _hash_seed, check_package
+from node.environments.package.check import PackageFinding, PackageReport, PlayWay, _hash_seed, check_package
 from node.environments.package.sweep import drawn, garbage, spread
 from node.environments.package.templates import KINDS, template
 from node.sandbox import Undecided
 from tests.node.environments.package.honesty import DISHONEST, HONEST
 from tests.node.environments.sandboxes import OpenSandbox
 
-WAYS = [Way("here", "pair", OpenSandbox), Way("there", "pair", OpenSandbox)]
+WAYS = [PlayWay("here", "pair", OpenSandbox), PlayWay("there", "pair", OpenSandbox)]
 
 
-def checked(code: str, ways: Any = WAYS, most: int = 2) -> Report:
+def checked(code: str, ways: Any = WAYS, most: int = 2) -> PackageReport:
     return check_package({"environment.py": code.encode()}, ways, most)
 
 
@@ -28,7 +28,7 @@ def test_what_env_new_writes_is_fit_for_a_run(kind: str) -> None:
     assert report.ways == ("here", "there") and report.faults == 0
 
 
-def findings(code: str) -> list[Finding]:
+def findings(code: str) -> list[PackageFinding]:
     return checked(code, WAYS[:1], most=1).findings
 
 
@@ -62,7 +62,7 @@ def test_a_reward_that_differs_between_processes_is_found() -> None:
         with _hash_seed(next(codes)):
             return OpenSandbox(*arguments)
 
-    ways = [Way(f"seed {number}", "seeds", seeded) for number in range(4)]
+    ways = [PlayWay(f"seed {number}", "seeds", seeded) for number in range(4)]
     found = checked(leaky, ways, most=1).findings
     assert any("the reward of the golden answer differs: seed" in one.what for one in found)
 
@@ -71,7 +71,7 @@ def test_rows_and_turns_that_differ_are_found_and_pairs_are_not_mixed() -> None:
     place = "import sys\n"
     moved = place + SINGLE.replace("return [{", "return [{'at': sys.path[0]} | {")
     assert any("make another row" in one.what for one in checked(moved, most=1).findings)
-    apart = [Way("here", "one", OpenSandbox), Way("there", "other", OpenSandbox)]
+    apart = [PlayWay("here", "one", OpenSandbox), PlayWay("there", "other", OpenSandbox)]
     assert checked(moved, apart, most=1).good
     turns = template("multi-turn", "mine").replace('return "That', 'return sys.path[0] + "That')
     found = checked(place + turns, most=1).findings
@@ -90,7 +90,7 @@ def test_what_could_not_be_finished_is_not_called_good() -> None:
         sandbox.fail_with["score"] = Undecided("no", "slow", "wait")
         return sandbox
 
-    report = checked(SINGLE, [Way("slow", "one", slow)], most=1)
+    report = checked(SINGLE, [PlayWay("slow", "one", slow)], most=1)
     assert not report.findings and report.undecided and not report.good
 
 
@@ -159,7 +159,7 @@ def seeded(number: str) -> Any:
     return opened
 
 
-APART = [Way(f"hash seed {number}", "seeds", seeded(number)) for number in "1234"]
+APART = [PlayWay(f"hash seed {number}", "seeds", seeded(number)) for number in "1234"]
 
 
 @pytest.mark.parametrize("name", DISHONEST)

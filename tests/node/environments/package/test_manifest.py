@@ -4,7 +4,7 @@ import pytest
 
 from node.environments.errors import PackageError
 from node.environments.package.manifest import Manifest, read_manifest
-from node.sandbox import Limits
+from node.sandbox import SandboxLimits
 
 HEAD = '# /// environment\n# name = "capitals"\n# class = "exact"\n{more}# ///\nimport os\n'
 
@@ -14,7 +14,7 @@ def head(more: str = "") -> dict[str, bytes]:
 
 
 def test_the_head_of_a_module_and_a_file_beside_it_say_the_same() -> None:
-    expected = Manifest(name="capitals", determinism="exact", turns=3, limits=Limits(memory_mib=64))
+    expected = Manifest(name="capitals", determinism="exact", turns=3, limits=SandboxLimits(memory_mib=64))
     assert read_manifest(head("# turns = 3\n#\n# [limits]\n# memory_mib = 64\n")) == expected
     settings = b'name = "capitals"\nclass = "exact"\nturns = 3\nlimits = {memory_mib = 64}\n'
     assert read_manifest({"environment.py": b"", "environment.toml": settings}) == expected

@@ -9,7 +9,7 @@ from node.environments.base import Problem, Segment, Transcript, one_answer
 from node.environments.errors import PackageError, Undecided
 from node.environments.package.archive import pack
 from node.environments.package.environment import Arguments, PackageEnvironment, load
-from node.sandbox import Outcome, Status
+from node.sandbox import CallOutcome, CallStatus
 from node.sandbox import Undecided as NoOutcome
 from tests.node.environments.sandboxes import OpenSandbox
 from tests.node.environments.tokens import Characters
@@ -185,8 +185,8 @@ def test_a_scorer_that_fails_gives_the_floor_and_is_counted(loaded: Loader) -> N
 
 def test_out_of_a_counted_limit_is_the_floor_everywhere(loaded: Loader) -> None:
     environment = loaded()
-    for status in (Status.OUT_OF_FUEL, Status.OUT_OF_MEMORY, Status.TOO_LONG, Status.CRASHED):
-        environment._package.sandbox.fail_with["score"] = Outcome(status)
+    for status in (CallStatus.OUT_OF_FUEL, CallStatus.OUT_OF_MEMORY, CallStatus.TOO_LONG, CallStatus.CRASHED):
+        environment._package.sandbox.fail_with["score"] = CallOutcome(status)
         assert environment.score([environment.problem(0)], [said(str(status))]) == [0.0]
         assert environment.faults[str(status)] == 1 and environment.gave_up == 0
 

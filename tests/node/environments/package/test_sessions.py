@@ -10,12 +10,12 @@ import pytest
 from node.environments.base import Segment, Transcript
 from node.environments.errors import PackageError
 from node.environments.package.archive import pack
-from node.environments.package.check import Way, check_package
+from node.environments.package.check import PlayWay, check_package
 from node.environments.package.environment import Arguments, PackageEnvironment, load
 from node.environments.package.manifest import read_manifest
 from node.environments.package.templates import template
 from node.environments.programs import opener_for
-from node.sandbox import Limits, RuntimeMissing, find_runtime
+from node.sandbox import RuntimeMissing, SandboxLimits, find_runtime
 from protocol.rollout import STATE_BYTES
 from tests.node.environments.sandboxes import OpenSandbox
 from tests.node.environments.tokens import Characters
@@ -55,7 +55,7 @@ def loaded(folder: Path, code: str) -> PackageEnvironment:
     return load(Arguments(held_back_share=0.3), folder, "mend", Characters(), half_open)
 
 
-def half_open(files: Mapping[str, bytes], entry: str, limits: Limits) -> Any:
+def half_open(files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> Any:
     """The machines of sessions in the sandbox; the package itself, no stranger's here, in a quick one without walls."""
     return (opener_for() if entry == "intellect_session" else OpenSandbox)(files, entry, limits)
 
@@ -168,7 +168,7 @@ def test_files_that_no_machine_takes_are_worth_nothing(folder: Path, files: str,
 
 
 def test_the_template_is_fit_for_a_run_and_one_that_pays_unmended_files_is_not(folder: Path) -> None:
-    ways = [Way("WASI", "wasi", half_open)]
+    ways = [PlayWay("WASI", "wasi", half_open)]
     text = template("session", "mend").replace("range(2, 10)", "range(2, 4)")
     good = check_package({"environment.py": text.encode()}, ways, 1, seed=b"1")
     assert good.good and good.checked == 1

@@ -9,9 +9,9 @@ import pytest
 
 from node.environments.programs import ProgramRunner, last_block
 from node.environments.task_types.base import Truth
-from node.environments.task_types.code import MAX_TESTS, Case, CodeScorer, read_truth
+from node.environments.task_types.code import MAX_TESTS, CodeCase, CodeScorer, read_truth
 from node.environments.task_types.shapes.intellect import code
-from node.sandbox import Limits, Outcome, Status, Undecided
+from node.sandbox import CallOutcome, CallStatus, SandboxLimits, Undecided
 from tests.node.environments.sandboxes import OpenSandbox
 
 STDIN = {"language": "python", "test_cases": [{"input": "1 2\n", "output": "3"}, {"input": "5 -5", "output": "0\n"}]}
@@ -25,7 +25,7 @@ def answer(source: str, language: str = "python") -> str:
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[CodeScorer]:
-    runner = ProgramRunner(OpenSandbox, Limits())
+    runner = ProgramRunner(OpenSandbox, SandboxLimits())
     yield CodeScorer(runner)
     runner.close()
 
@@ -74,7 +74,7 @@ def test_what_is_expected_never_enters_the_sandbox() -> None:
         opened.append(OpenSandbox(*arguments))
         return opened[0]
 
-    runner = ProgramRunner(opener, Limits())
+    runner = ProgramRunner(opener, SandboxLimits())
     info = {"test_cases": [{"input": "x", "output": "the secret"}, {"fn_name": "f", "input": [], "output": "secret 2"}]}
     scorer = CodeScorer(runner)
     assert scored(scorer, info, answer("f = lambda: 'secret 2'\nprint('the ' + 'secret')")) == 1.0
@@ -90,7 +90,7 @@ def test_equal_programs_are_run_once_and_the_first_failure_ends_it() -> None:
         opened.append(OpenSandbox(*arguments))
         return opened[0]
 
-    runner = ProgramRunner(opener, Limits())
+    runner = ProgramRunner(opener, SandboxLimits())
     scorer = CodeScorer(runner)
     truth = read_truth(STDIN, {})
     for _ in range(2):
@@ -98,19 +98,21 @@ def test_equal_programs_are_run_once_and_the_first_failure_ends_it() -> None:
     assert len(opened[0].calls) == 1
     opened[0].fail_with["run"] = Undecided("no", "slow", "wait")
     assert scorer.score([(answer("print(8)"), truth)]) == [0.0] and scorer.gave_up == 1
-    opened[0].fail_with["run"] = Outcome(Status.OUT_OF_FUEL, fuel=10**12)
+    opened[0].fail_with["run"] = CallOutcome(CallStatus.OUT_OF_FUEL, fuel=10**12)
     assert scorer.score([(answer("print(7)"), truth)]) == [0.0] and scorer.gave_up == 1
     runner.close()
 
 
 def test_all_trials_of_a_program_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.environments.programs.TOTAL", 2)
-    runner = ProgramRunner(OpenSandbox, Limits(fuel=10))
+    runner = ProgramRunner(OpenSandbox, SandboxLimits(fuel=10))
     list(runner.run("pass", []))
-    runner._sandbox.fail_with["run"] = Outcome(Status.OK, fuel=8)
+    runner._sandbox.fail_with["run"] = CallOutcome(CallStatus.OK, fuel=8)
     info = {"test_cases": [{"input": "", "output": ""}] * 5}
-    trials = [case.trial for case in msgspec.json.decode(read_truth(info, {})[0], type=list[Case])]
-    assert [outcome.status for outcome in runner.run("pass", trials)] == [Status.OK] * 3 + [Status.OUT_OF_FUEL] * 2
+    trials = [case.trial for case in msgspec.json.decode(read_truth(info, {})[0], type=list[CodeCase])]
+    assert [outcome.status for outcome in runner.run("pass", trials)] == [CallStatus.OK] * 3 + [
+        CallStatus.OUT_OF_FUEL
+    ] * 2
     assert [call.fuel for call in runner._sandbox.calls] == [10, 10, 4]
     runner.close()
 

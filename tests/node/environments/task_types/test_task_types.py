@@ -14,7 +14,7 @@ from node.environments.programs import ProgramRunner
 from node.environments.registry import load_environment, needs_runtime
 from node.environments.task_types import code, instructions, json_schema, reasoning_gym, table
 from node.environments.task_types.table import TASK_TYPES
-from node.sandbox import Limits, Undecided
+from node.sandbox import SandboxLimits, Undecided
 from protocol.run import EnvironmentSpec
 from tests.node.environments.sandboxes import OpenSandbox
 from tests.node.environments.tokens import Characters
@@ -234,7 +234,7 @@ FITS = {
 
 
 def test_json_fits_a_schema_or_not() -> None:
-    scorer = TASK_TYPES["json_schema"].open(ProgramRunner(OpenSandbox, Limits()))
+    scorer = TASK_TYPES["json_schema"].open(ProgramRunner(OpenSandbox, SandboxLimits()))
     truth = json_schema.read_truth({"json_schema": json.dumps(PERSON)}, {})
     assert scorer.score([(text, truth) for text in FITS]) == [*FITS.values()]
     assert isinstance(scorer, json_schema.SchemaScorer) and isinstance(scorer._sandbox, OpenSandbox)
@@ -247,7 +247,7 @@ def test_json_fits_a_schema_or_not() -> None:
 
 def test_a_right_answer_is_paid_although_its_batch_is_more_than_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_schema, "_REMEMBERED", 2)
-    scorer = TASK_TYPES["json_schema"].open(ProgramRunner(OpenSandbox, Limits()))
+    scorer = TASK_TYPES["json_schema"].open(ProgramRunner(OpenSandbox, SandboxLimits()))
     truth = json_schema.read_truth({"json_schema": {"type": "integer"}}, {})
     assert scorer.score([("1", truth)]) == [1.0]
     answers = ["1", "2", "x", "3", "4", "1"]

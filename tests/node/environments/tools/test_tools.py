@@ -16,7 +16,7 @@ from node.environments.registry import load_environment
 from node.environments.tools import environment as tools
 from node.environments.tools.environment import Corpus, Passage, PythonTool, SearchTool, load_corpus, log2, words
 from node.environments.tools.form import MAX_CALL, ToolCall, parse_call, tell_result
-from node.sandbox import Limits, Outcome, RuntimeMissing, Status, find_runtime, open_wasi
+from node.sandbox import CallOutcome, CallStatus, RuntimeMissing, SandboxLimits, find_runtime, open_wasi
 from protocol.run import EnvironmentSpec
 from tests.node.environments.test_environments import Characters, row
 
@@ -108,23 +108,23 @@ class Here:
     def __init__(self) -> None:
         self.closed = False
 
-    def call(self, function: str, *arguments: Any) -> Outcome:
+    def call(self, function: str, *arguments: Any) -> CallOutcome:
         if "forever" in arguments[1]:
-            return Outcome(Status.OUT_OF_FUEL, None, "", 5)
+            return CallOutcome(CallStatus.OUT_OF_FUEL, None, "", 5)
         if "busy" in arguments[1]:
             raise Undecided("the sandbox found no outcome", "the wall clock passed", "nothing to do")
-        return Outcome(Status.OK, getattr(intellect_session, function)(*arguments))
+        return CallOutcome(CallStatus.OK, getattr(intellect_session, function)(*arguments))
 
     def close(self) -> None:
         self.closed = True
 
 
 def python_tool(sandbox: Here, most: int = 100) -> PythonTool:
-    def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Any:
+    def opened(files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> Any:
         assert set(files) == {f"{entry}.py"}
         return sandbox
 
-    return PythonTool(opened, Limits(), most)
+    return PythonTool(opened, SandboxLimits(), most)
 
 
 def test_a_call_tells_what_it_printed_and_how_it_failed() -> None:
@@ -159,7 +159,9 @@ def test_the_real_sandbox_tells_the_same() -> None:
         runtime = find_runtime()
     except RuntimeMissing:
         pytest.skip("no interpreter for the sandbox here")
-    tool = PythonTool(lambda files, entry, limits: open_wasi(files, entry, limits, runtime), Limits(fuel=10**9), 100)
+    tool = PythonTool(
+        lambda files, entry, limits: open_wasi(files, entry, limits, runtime), SandboxLimits(fuel=10**9), 100
+    )
     try:
         assert tool.answer("x = 6\nprint(x * 7)") == "42\n"
         assert tool.answer("print(x)") == "NameError: name 'x' is not defined\n", "nothing is left of an earlier call"

@@ -6,8 +6,8 @@ import torch
 
 from node.inference.engine import U16
 from node.inference.errors import EngineError
-from node.inference.vllm.draws import Draw, draw_of, extra_args
-from node.inference.vllm.hooks import NOT_A_NUMBER, Hooks, Recorder, Watch, bf16_bits
+from node.inference.vllm.draws import RequestDraw, draw_of, extra_args
+from node.inference.vllm.hooks import NOT_A_NUMBER, ActivationRecorder, Hooks, RowWatch, bf16_bits
 from protocol import sampling
 from tests.pretended_cuda import pretended_cuda
 
@@ -25,7 +25,7 @@ def rows(count: int) -> torch.Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(2))
 
 
-def taken(recorder: Recorder, number: int, count: int) -> tuple[np.ndarray, list[int]]:
+def taken(recorder: ActivationRecorder, number: int, count: int) -> tuple[np.ndarray, list[int]]:
     """Of a request whose rows are kept whole."""
     heads, loads = recorder.take(number, count)
     assert isinstance(heads, np.ndarray)
@@ -46,7 +46,7 @@ def test_the_one_choice_that_is_left_is_the_reference_samplers(hooks: Hooks) -> 
     logits = hooks.logits(hidden)
     before = logits.clone()
     ours = [row for row in range(40) if row % 4]
-    draws = [Draw(row, (0.7, 1.0)[row % 2], sampling.uniforms(bytes([row]) * 32, 3), []) for row in ours]
+    draws = [RequestDraw(row, (0.7, 1.0)[row % 2], sampling.uniforms(bytes([row]) * 32, 3), []) for row in ours]
     hooks.draw(logits, ours, draws, [row % 3 for row in ours])
     for row, draw in zip(ours, draws, strict=True):
         u = draw.uniforms[row % 3 : row % 3 + 1]
@@ -64,14 +64,14 @@ def _kept(hooks: Hooks, number: int, place: int) -> tuple[U16, int]:
 
 def test_rows_without_probabilities_are_marked(hooks: Hooks) -> None:
     logits = hooks.logits(torch.full((1, HIDDEN), torch.nan))
-    hooks.draw(logits, [0], [Draw(1, 1.0, np.array([0.5]), [])], [0])
+    hooks.draw(logits, [0], [RequestDraw(1, 1.0, np.array([0.5]), [])], [0])
     heads, _ = taken(hooks.recorder, 1, 1)
     assert (heads == NOT_A_NUMBER).all()
 
 
 def test_a_sequence_is_looked_at_as_the_reference_sampler_would(hooks: Hooks) -> None:
     hidden, drawn = rows(9), np.arange(9) * 30
-    hooks.watches["a"] = Watch(np.arange(9))
+    hooks.watches["a"] = RowWatch(np.arange(9))
     hooks.watches["a"].saw(0, hidden)
     logits = hooks.logits(hidden).numpy()
     lo, hi, logprobs, heads = hooks.look("a", drawn, 0.8)
@@ -82,7 +82,7 @@ def test_a_sequence_is_looked_at_as_the_reference_sampler_would(hooks: Hooks) ->
 
 
 def test_a_request_that_begins_anew_is_recorded_once() -> None:
-    recorder = Recorder()
+    recorder = ActivationRecorder()
     row = np.arange(4, dtype=np.uint16)[:, None]
     for place in (0, 0, 1, 2):  # a prompt in two chunks, two tokens more
         recorder.add([(5, place, None)], row[place : place + 1], load=1)
@@ -98,7 +98,7 @@ def test_a_request_that_begins_anew_is_recorded_once() -> None:
 def test_a_row_that_no_hook_saw_is_an_error_and_no_number(hooks: Hooks) -> None:
     """A whole CUDA graph calls no hook."""
     for first in (None, 0):
-        hooks.watches["a"] = Watch(np.array([2, 3, 6]))
+        hooks.watches["a"] = RowWatch(np.array([2, 3, 6]))
         if first is not None:
             hooks.watches["a"].saw(first, rows(4))
         with pytest.raises(EngineError, match="not seen"):
@@ -108,7 +108,7 @@ def test_a_row_that_no_hook_saw_is_an_error_and_no_number(hooks: Hooks) -> None:
 @pytest.mark.parametrize("temperatures", [(0.9, 0.9), (0.7, 1.0)])
 def test_a_draw_waits_for_the_gpu_once(hooks: Hooks, temperatures: tuple[float, float]) -> None:
     hidden, numbers = rows(6), sampling.uniforms(bytes(32), 6)
-    draws = [Draw(row, temperatures[row % 2], numbers, []) for row in range(6)]
+    draws = [RequestDraw(row, temperatures[row % 2], numbers, []) for row in range(6)]
     logits = hooks.logits(hidden)
     hooks.draw(logits, range(6), draws, [0] * 6)
     with pretended_cuda() as gpu:
@@ -128,12 +128,12 @@ def test_of_several_processes_one_keeps_rows() -> None:
     hooks = Hooks(records=False)
     hooks.use_head(torch.randn(VOCABULARY, HIDDEN), None, load=1)
     logits = hooks.logits(rows(1))
-    hooks.draw(logits, [0], [Draw(1, 1.0, np.array([0.5]), [])], [0])
+    hooks.draw(logits, [0], [RequestDraw(1, 1.0, np.array([0.5]), [])], [0])
     assert torch.isinf(logits).sum() == 1 and not hooks.recorder._taken
 
 
 def test_rows_that_come_in_chunks_are_kept_where_they_are_wanted() -> None:
-    watch = Watch(np.array([2, 3, 6]))
+    watch = RowWatch(np.array([2, 3, 6]))
     hidden = rows(8)
     for first, last in ((0, 2), (2, 4), (4, 6), (0, 3), (6, 8)):
         watch.saw(first, hidden[first:last])

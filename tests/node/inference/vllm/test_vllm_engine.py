@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import Finished, Request, generate
+from node.inference.engine import FinishedSequence, GenerationRequest, generate
 from node.inference.errors import EngineError, ModelError
 from node.inference.torch_engine import TorchEngine, build_model
 from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer, write_weights
@@ -78,7 +78,7 @@ def test_a_finished_sequence_is_computed_anew_whatever_the_cache_holds_of_it(eng
     asked = requests([125] * 6)
     made = generate(engine, asked, 0.9)
     assert max(len(one.output) for one in made) > 4
-    looked = engine.prefill([Finished(a.prompt, m.output) for a, m in zip(asked, made, strict=True)], 0.9)
+    looked = engine.prefill([FinishedSequence(a.prompt, m.output) for a, m in zip(asked, made, strict=True)], 0.9)
     for request, completion, prefill in zip(asked, made, looked, strict=True):
         assert distance(request.uniforms[: len(completion.output)], prefill.lo, prefill.hi).max() < 1e-6
 
@@ -146,4 +146,4 @@ def test_a_request_over_what_fits_is_refused_in_words(engine: Any) -> None:
     with pytest.raises(EngineError, match="500 tokens and 100 more"):
         engine.decoder(1.0).submit(request)
     with pytest.raises(EngineError, match="unknown tokens"):
-        engine.decoder(1.0).submit(Request([10**6], request.uniforms))
+        engine.decoder(1.0).submit(GenerationRequest([10**6], request.uniforms))

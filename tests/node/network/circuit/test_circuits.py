@@ -11,7 +11,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from node.network import yamux
 from node.network.circuit import wire
 from node.network.circuit.ends import is_direct
-from node.network.circuit.rules import Limits, Status
+from node.network.circuit.rules import RelayLimits, RelayStatus
 from node.network.errors import PeerUnavailable, RequestRefused
 from node.network.host import Libp2pNetwork
 from protocol.identity import NodeKey
@@ -22,7 +22,7 @@ async def _echo(asker: str, request: bytes) -> bytes:
     return request
 
 
-async def _three(real, limits: Limits | None = None) -> tuple[Libp2pNetwork, Libp2pNetwork, Libp2pNetwork]:
+async def _three(real, limits: RelayLimits | None = None) -> tuple[Libp2pNetwork, Libp2pNetwork, Libp2pNetwork]:
     """(a relay, two that know it and not yet each other)."""
     relay, one, two = real.make(), real.make(), real.make()
     if limits is not None:
@@ -84,10 +84,10 @@ async def test_a_call_to_who_has_not_reserved_fails_and_nothing_else_does(real) 
     relay, one, two = await _three(real)
     called = HopMessage(type=HopMessage.CONNECT)
     called.peer.id = _raw(two).to_bytes()
-    assert (await _hop(one, relay, called)).status == Status.NO_RESERVATION
+    assert (await _hop(one, relay, called)).status == RelayStatus.NO_RESERVATION
     called.peer.id = b"nobody"
-    assert (await _hop(one, relay, called)).status == Status.MALFORMED_MESSAGE
-    assert (await _hop(one, relay, HopMessage(type=HopMessage.STATUS))).status == Status.UNEXPECTED_MESSAGE
+    assert (await _hop(one, relay, called)).status == RelayStatus.MALFORMED_MESSAGE
+    assert (await _hop(one, relay, HopMessage(type=HopMessage.STATUS))).status == RelayStatus.UNEXPECTED_MESSAGE
     assert await one.request(relay.address, "/echo/1", b"x", max_response=1, timeout=5) == b"x"
 
 
@@ -96,7 +96,7 @@ async def test_what_is_no_message_is_answered_so(real) -> None:
     stream = await one._host.new_stream(_raw(relay), [TProtocol(wire.HOP)])
     below = yamux.stream_below(stream)
     await below.write(b"\xff\xff\xff\xff\xff")
-    assert (await wire.read(below, HopMessage)).status == Status.MALFORMED_MESSAGE
+    assert (await wire.read(below, HopMessage)).status == RelayStatus.MALFORMED_MESSAGE
 
 
 async def test_a_call_from_where_nothing_is_reserved_is_refused(real) -> None:
@@ -106,7 +106,7 @@ async def test_a_call_from_where_nothing_is_reserved_is_refused(real) -> None:
     call = StopMessage(type=StopMessage.CONNECT)
     call.peer.id = _raw(one).to_bytes()
     await wire.write(below, call)
-    assert (await wire.read(below, StopMessage)).status == Status.PERMISSION_DENIED
+    assert (await wire.read(below, StopMessage)).status == RelayStatus.PERMISSION_DENIED
 
 
 async def test_a_relay_that_names_a_caller_who_is_another_is_hung_up_on(real) -> None:
@@ -129,7 +129,7 @@ def _calls_as(relay: Libp2pNetwork, name: str):
 
 
 async def test_a_circuit_that_has_carried_enough_is_cut(real) -> None:
-    relay, one, two = await _three(real, Limits(data=500_000))
+    relay, one, two = await _three(real, RelayLimits(data=500_000))
     relay.offer_relay(True)
     await two.reserve(relay.address)
     know(one, {relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
@@ -205,4 +205,4 @@ async def test_no_relay_is_asked_through_a_relay(real) -> None:
     two.offer_relay(True)
     with pytest.raises((PeerUnavailable, StreamError, MuxedStreamError)):
         await one.reserve(two.address)
-    assert (await _hop(one, two, HopMessage(type=HopMessage.RESERVE))).status == Status.PERMISSION_DENIED
+    assert (await _hop(one, two, HopMessage(type=HopMessage.RESERVE))).status == RelayStatus.PERMISSION_DENIED

@@ -13,8 +13,8 @@ from node.errors import NodeError
 from node.inference.wire import Inspect, Inspected
 from node.services.judging.judge import Validator
 from node.services.judging.recomputing import Recomputing
-from node.swarm.ballots import FileState
-from node.tasks.recomputed import Means
+from node.swarm.vote_set import FileState
+from node.tasks.recomputed import TaskMeans
 from protocol.blobs import BlobInfo, describe
 from protocol.identity import Address
 from tests.attacks.validators.court import Court, ReportingEngine, Trouble
@@ -26,7 +26,7 @@ async def judged(court: Court) -> FileState:
         await court.open(nursery)
         work = await court.commit()
         await trio.sleep(25)
-        state = court.trainer.jury.state.ballots.state(work)
+        state = court.trainer.jury.state.vote_set.state(work)
         nursery.cancel_scope.cancel()
     return state
 
@@ -90,4 +90,4 @@ async def test_a_result_whose_file_is_gone_once_the_own_one_is_computed_is_put_o
         commitment=SimpleNamespace(units=5, file_root=describe(b"theirs").root, index=0),
     )
     with pytest.raises(NodeError, match="its file is gone"):
-        await Recomputing(Means(none, none, tmp_path), 0.05).inspect(work, tmp_path / "evicted")
+        await Recomputing(TaskMeans(none, none, tmp_path), 0.05).inspect(work, tmp_path / "evicted")

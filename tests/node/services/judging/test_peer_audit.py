@@ -8,16 +8,16 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
-from node.services.certifying import Certifying, Claim
+from node.services.certifier import Certifier, WorkVerdict
 from node.services.judging import peer_audit
 from node.services.judging.peer_audit import PeerAudit
 from node.services.training.values import Rows
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
 from protocol.earnings import Accepted
 from protocol.identity import Address
 from protocol.messages import DIGEST, Signed, VerdictIssued
 from protocol.rollout import ReportRow
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.values import reward_tags
 from tests.attacks.validators.court import GROUPS, SIZE, VALIDATORS
 from tests.node.services.training.test_values import FLAT, SPIKED, TOKENS, TRUE, Trainer, work
@@ -32,13 +32,13 @@ class Looker:
         self.busy = busy
         self.asked: list[tuple[int, ...]] = []
 
-    async def look(self, work: Work, groups: tuple[int, ...]) -> tuple[Inspected, Rows] | None:
+    async def look(self, work: RegisteredWork, groups: tuple[int, ...]) -> tuple[Inspected, Rows] | None:
         await trio.lowlevel.checkpoint()
         self.asked.append(groups)
         if self.busy:
             return None
         found = Inspected(
-            outcome=int(Outcome.ACCEPT),
+            outcome=int(VerdictOutcome.ACCEPT),
             reason=0,
             detail="",
             report_path="",
@@ -57,10 +57,10 @@ class Auditor:
 
     def __init__(self, trainer: Trainer, looker: Looker, own: VerdictIssued | None = None) -> None:
         self.trainer, self.looker = trainer, looker
-        self.certifying = Certifying(trainer.context)
+        self.certifying = Certifier(trainer.context)
         self.audit = PeerAudit(trainer.context, looker.look, self.certifying)
         self.said: dict[Address, VerdictIssued] = {trainer.context.key.address: own} if own else {}
-        trainer.context.state.ballots.verdict_of = self.verdict_of  # type: ignore[method-assign]
+        trainer.context.state.vote_set.verdict_of = self.verdict_of  # type: ignore[method-assign]
 
     def verdict_of(self, id: bytes, validator: Address) -> Any:
         said = self.said.get(validator)
@@ -70,7 +70,7 @@ class Auditor:
         """For all of so many verdicts that say the same, or for none of them."""
         self.said[BEN] = said[1]
         statement = Accepted(1, BEN, 0, bytes(32), 9)
-        await self.audit._pay([Claim(BEN, work(number), statement, 0.0) for number in range(verdicts)])
+        await self.audit._pay([WorkVerdict(BEN, work(number), statement, 0.0) for number in range(verdicts)])
         paid = len(self.certifying._shown.pop(BEN, ()))
         assert paid in (0, verdicts)
         return paid > 0
@@ -153,7 +153,7 @@ async def test_of_a_round_a_few_reports_are_fetched_and_never_more_than_eight(
     monkeypatch.setattr(peer_audit, "LOT", 10**9)
     auditor, seen = Auditor(Trainer(tmp_path, monkeypatch), Looker()), list[bytes]()
 
-    async def note(claim: Claim, *, recompute: bool) -> bool:
+    async def note(claim: WorkVerdict, *, recompute: bool) -> bool:
         await trio.lowlevel.checkpoint()
         seen.append(claim.work.id)
         return True

@@ -10,11 +10,11 @@ import pytest
 from cli.main import main
 from node.errors import RunFileError
 from node.inference.engines import torch_engine
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Produce
 from node.services.judging.self_audit import audit_file
 from node.state.reader import StateFiles
-from node.weights.keeper import HeldPolicy
+from node.weights.policy_cache import HeldPolicy
 from node.weights.records import PolicyRecords
 from protocol.blobs import describe
 from protocol.checks import Reason
@@ -22,7 +22,7 @@ from protocol.identity import NodeKey
 from protocol.policy import PolicyManifest, decode_image, describe_tensors, encode_image, policy_root
 from protocol.rollout import decode, encode
 from protocol.run import RunSpec, encode_run
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from tests.cheats.own_problems import OwnProblems
 from tests.node.inference.work import produced_by
 
@@ -34,7 +34,7 @@ def image_of(assets: Path, step: int = 0) -> tuple[Path, bytes]:
     return image, policy_root(step, describe_tensors(decode_image(image.read_bytes())))
 
 
-def made_by(kind: type[Session], run: RunSpec, assets: Path, path: Path, step: int = 0) -> Path:
+def made_by(kind: type[EngineSession], run: RunSpec, assets: Path, path: Path, step: int = 0) -> Path:
     image, root = image_of(assets, step)
     session = kind(run, assets, torch_engine)
     session.keep(root, str(image))
@@ -45,7 +45,7 @@ def made_by(kind: type[Session], run: RunSpec, assets: Path, path: Path, step: i
 
 @pytest.fixture(scope="module")
 def honest(tiny_assets: Path, tiny_run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_by(Session, tiny_run, tiny_assets, tmp_path_factory.mktemp("audit") / "honest.arrow")
+    return made_by(EngineSession, tiny_run, tiny_assets, tmp_path_factory.mktemp("audit") / "honest.arrow")
 
 
 def test_an_honest_file_passes_and_every_group_was_recomputed(
@@ -62,7 +62,7 @@ def test_a_cheat_reads_the_reason_that_the_validators_would_sign(
 ) -> None:
     file = made_by(OwnProblems, tiny_run, tiny_assets, tmp_path / "cheat.arrow")
     seen = audit_file(file, tiny_run, tiny_assets, image_of(tiny_assets)[0])
-    assert (seen.outcome, seen.reason) == (Outcome.SLASH, Reason.WRONG_DRAW)
+    assert (seen.outcome, seen.reason) == (VerdictOutcome.SLASH, Reason.WRONG_DRAW)
 
 
 def test_an_answer_to_another_challenge_is_not_fresh(
@@ -74,7 +74,7 @@ def test_an_answer_to_another_challenge_is_not_fresh(
         encode(msgspec.structs.replace(batch, header=msgspec.structs.replace(batch.header, freshness="00" * 32)))
     )
     seen = audit_file(stale, tiny_run, tiny_assets, image_of(tiny_assets)[0])
-    assert (seen.outcome, seen.reason) == (Outcome.REJECT, Reason.FRESHNESS)
+    assert (seen.outcome, seen.reason) == (VerdictOutcome.REJECT, Reason.FRESHNESS)
 
 
 def test_garbage_is_malformed_and_another_policy_is_an_error(
@@ -99,9 +99,9 @@ def test_the_step_of_the_policy_is_found_among_those_of_the_run(
     """Weights that steps without signal left as they were: the file says which of the policies made it."""
     image, _ = image_of(tiny_assets)
     last = tiny_run.recipe.steps
-    file = made_by(Session, tiny_run, tiny_assets, tmp_path / "last.arrow", step=last)
+    file = made_by(EngineSession, tiny_run, tiny_assets, tmp_path / "last.arrow", step=last)
     assert audit_file(file, tiny_run, tiny_assets, image).passed
-    beyond = made_by(Session, tiny_run, tiny_assets, tmp_path / "beyond.arrow", step=last + 1)
+    beyond = made_by(EngineSession, tiny_run, tiny_assets, tmp_path / "beyond.arrow", step=last + 1)
     with pytest.raises(RunFileError, match=f"at no step from 0 to {last}"):
         audit_file(beyond, tiny_run, tiny_assets, image)
 

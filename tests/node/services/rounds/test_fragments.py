@@ -14,7 +14,7 @@ import trio
 from node.services.rounds.states import OuterFiles
 from node.training.contributing import COPY, blob_root
 from node.training.jobs import Job, Train
-from node.training.outer import StateFile, write_state
+from node.training.outer import OuterStateFile, write_state
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.messages import VerdictIssued
@@ -83,11 +83,11 @@ async def test_one_peer_trains_as_it_would_alone(
     worker = town.add(2)
     await town.play(nothing)
     assert worker.counts() == {"accepted": rounds}
-    states = [StateFile(worker.rounds.files.path(round_)) for round_ in range(rounds + 1)]
+    states = [OuterStateFile(worker.rounds.files.path(round_)) for round_ in range(rounds + 1)]
     learner, data, sent = town.peer._learner, town.peer._data, town.peer._sent
     learner.load(states[0].tensor)
     learner.begin(None)
-    seat = worker.crew.services[1].seat
+    seat = worker.manager.services[1].seat
     for round_ in range(rounds):
         for step in (2 * round_, 2 * round_ + 1):
             learner.step(data.rows(seat, step), step)
@@ -109,7 +109,7 @@ async def lies(lab: Lab, job: Job, found: dict[str, Any]) -> None:
     peer, path, own, shapes = lab.town.peer, Path(found["path"]), Path(found["own"]), lab.town.peer._own_shapes()
     header = peer._decoded(path, peer._begun(job.round), job.round).header
     if job.round == 1:
-        state = StateFile(own)
+        state = OuterStateFile(own)
         tensors = {name: state.tensor(name) * np.float32(1.5 if name.startswith(COPY) else 1) for name in state.shapes}
         write_state(own, job.round + 1, shapes, ((name, tensors[name]) for name in sorted(shapes)))
         _written_again(lab, job, path, inner=(header.inner[0], blob_root(own)))
@@ -145,8 +145,8 @@ async def test_half_of_the_steps_false_copies_and_anothers_moments_are_found_and
     assert honest.counts() == {"accepted": 4}, honest.counts()
     slashed = {(who, why) for node in town.nodes for who, why, _ in node.court.slashed}
     assert slashed == {(liar.key.address, Reason.NOT_REPRODUCED)}
-    register, ballots = validator.context.state.register, validator.context.state.ballots
-    found = {work.round: ballots.state(work.id).value for work in register.of(liar.key.address)}
+    register, vote_set = validator.context.state.register, validator.context.state.vote_set
+    found = {work.round: vote_set.state(work.id).value for work in register.of(liar.key.address)}
     assert (found[0], found[1], found[3]) == ("accepted", "rejected", "rejected"), found
     # Steps that had begun with the false copy are not sent: they would be refused. Those after the verdict begin anew.
     assert 2 not in found or 2 in fresh

@@ -18,33 +18,33 @@ import numpy as np
 import pytest
 import trio
 
-from node.member import Member, Stock
+from node.member import BlobService, Participant
 from node.run.assets import Run
 from node.run.file import CompiledRun
-from node.services.base import Crew
-from node.services.certifying import Certifying
+from node.services.base import ServiceManager
+from node.services.certifier import Certifier
 from node.services.context import make_context
-from node.services.heartbeat import Beating
+from node.services.heartbeat import HeartbeatSender
 from node.services.rounds import adding, applying
 from node.services.rounds.applying import Rounds
-from node.services.rounds.cutting import Cutting
-from node.services.rounds.judging import ContributionJudging, Looks
-from node.services.rounds.learning import Learning
+from node.services.rounds.judging import ContributionJudge, ContributionJudging
+from node.services.rounds.round_closer import RoundCloser
+from node.services.rounds.round_worker import RoundWorker
 from node.state import files
 from node.state.pen import Pen
 from node.swarm.membership import Membership
 from node.training.contributing import blob_root
 from node.training.errors import TrainingError
-from node.training.jobs import Answer, Check, Job, Train
-from node.training.outer import StateFile
-from node.training.peer import Peer
+from node.training.jobs import Check, Job, JobFailure, Train
+from node.training.outer import OuterStateFile
+from node.training.peer import TextPeer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.identity import Address, NodeKey
-from protocol.messages import CutSigned, Envelope, Signed, VerdictIssued
+from protocol.messages import Envelope, RoundVote, Signed, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.services.tasking.town import Files, at_once
@@ -136,8 +136,8 @@ class Node:
         none: Any = None
         self.pins: Any = Pins()
         # The town's wall clock for its board, too: words from the future of it are not heard.
-        stock = Stock(town.blobs, self.pins, none)
-        member = Member(key, DOMAIN, POOL, self.network, self.membership, stock, wall=town.wall)
+        stock = BlobService(town.blobs, self.pins, none)
+        member = Participant(key, DOMAIN, POOL, self.network, self.membership, stock, wall=town.wall)
         run = Run(town.run.spec, town.run.root, town.run.encoded, town.assets)
         clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
         self.member = member
@@ -146,19 +146,19 @@ class Node:
         process: Any = Process()
         lab: Any = Lab(town, spool, seconds, bend)
         self.rounds = Rounds(self.context, process, spool, lab)
-        self.crew, self.court, self.alive = Crew(), RecordingJudge(), trio.CancelScope()
+        self.manager, self.court, self.alive = ServiceManager(), RecordingJudge(), trio.CancelScope()
         self.roots: dict[int, bytes] = {}
 
     def services(self) -> list[Any]:
         if self.role == "worker":
-            return [Learning(self.context, self.rounds, self.pins)]
+            return [RoundWorker(self.context, self.rounds, self.pins)]
         if self.role == "trainer":
             return []
-        looks = Looks(self.context, self.rounds)
-        certifying = Certifying(self.context)
+        looks = ContributionJudge(self.context, self.rounds)
+        certifying = Certifier(self.context)
         given = self.context, self.rounds, looks, self.court, self.town.folder
         judge = ContributionJudging(*given, certifying=certifying)
-        return [judge, Cutting(self.context, self.rounds), certifying]
+        return [judge, RoundCloser(self.context, self.rounds), certifying]
 
     async def live(self) -> None:
         """Until it is killed."""
@@ -169,11 +169,11 @@ class Node:
                 nursery.start_soon(self.member.listen)
                 nursery.start_soon(self.context.jury.run)
                 pen = Pen(generation=next(STARTS))
-                beating = Beating(self.context, self.crew, self.role, self.network.contacts, 2.0, pen)
+                beating = HeartbeatSender(self.context, self.manager, self.role, self.network.contacts, 2.0, pen)
                 nursery.start_soon(beating.run)
-                await self.crew.start(self.rounds, nursery)
+                await self.manager.start(self.rounds, nursery)
                 for service in self.services():
-                    await self.crew.start(service, nursery)
+                    await self.manager.start(service, nursery)
                 await self._watch()
                 nursery.cancel_scope.cancel()
 
@@ -185,7 +185,7 @@ class Node:
         await trio.sleep(15)  # for the last verdicts
 
     def counts(self) -> dict[str, int]:
-        return next(one for one in self.crew.services if isinstance(one, Learning)).works.done.counts
+        return next(one for one in self.manager.services if isinstance(one, RoundWorker)).works.done.counts
 
 
 class Town:
@@ -193,21 +193,21 @@ class Town:
 
     def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW, inner: int = 2) -> None:
         self.open(folder, compiled(folder, rounds=how, steps=steps, inner=inner), folder / "assets", validators)
-        self.peer: Any = Peer(spool_of(self.run, folder), self.run.spec, TrainerSettings(), World())
+        self.peer: Any = TextPeer(spool_of(self.run, folder), self.run.spec, TrainerSettings(), World())
 
     def open(self, folder: Path, run: CompiledRun, assets: Path, validators: int) -> None:
         self.folder, self.hub, self.judges = folder, MemoryHub(delay=0.05), VALIDATORS[:validators]
         self.run, self.assets = run, assets
         (folder / "blobs").mkdir()
         self.blobs: Any = Files(folder / "blobs")
-        self.looks: dict[tuple[bytes, Check], Answer] = {}
+        self.looks: dict[tuple[bytes, Check], JobFailure] = {}
         self.nodes: list[Any] = []
 
     def hand_over(self, lab: Lab) -> None:
         """The learner is this one's now."""
         self.peer._spool = lab.spool
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> JobFailure:
         """What several validators look at alike, from the same state, is computed for the first of them."""
         if not isinstance(job, Check):
             return self.peer.answer(job)
@@ -283,7 +283,7 @@ async def test_replicas_stay_equal_while_peers_die_join_lag_and_rest(tmp_path: P
         await until(lambda: owner.rounds.outer is not None and owner.rounds.outer.round == 2)
         late.append(town.add(5))
         nursery.start_soon(late[0].live)
-        learning = guest.crew.services[-1]
+        learning = guest.manager.services[-1]
         await until(lambda: learning._training == 2)
         learning._rest.say("owner", "paused", 0.0)  # in mid-round, with no time to end its steps
         await trio.sleep(5.0)
@@ -394,7 +394,7 @@ async def noisy_copy(lab: Lab, job: Job, found: dict[str, Any]) -> None:
     if not isinstance(job, Train):
         return
     peer = lab.town.peer
-    outer = StateFile(peer._outer_path(job.round))
+    outer = OuterStateFile(peer._outer_path(job.round))
     peer._contribute(job.round, (job.seat + 1) % 4)
     other = peer._decoded(peer._seat_path(job.round, (job.seat + 1) % 4), outer)
     source = np.random.default_rng(1)
@@ -454,7 +454,7 @@ async def test_moments_outlive_a_round_and_who_withholds_or_swaps_them_is_out_wi
     validator = next(one for one in town.nodes if one.role == "validator")
     assert all(len(each) == 1 for each in town.roots().values())
     assert honest.counts() == {"accepted": 3}  # two of them began with moments, which both validators fetched
-    learning = next(one for one in honest.crew.services if isinstance(one, Learning))
+    learning = next(one for one in honest.manager.services if isinstance(one, RoundWorker))
     assert len(learning._served) == 3
     assert silent.counts() == {"accepted": 2, "rejected": 1}  # it began anew in the third, which needs no state
     assert thief.counts() == {"accepted": 1, "rejected": 2}
@@ -470,7 +470,7 @@ async def test_a_round_in_which_nobody_is_accepted_ends_and_changes_nothing(
     town = Town(tmp_path, validators=1, steps=1)
     cheat = town.add(3, bend=noisy_copy)
     await town.play(nothing)
-    first, second = (StateFile(cheat.rounds.files.path(number)) for number in (0, 1))
+    first, second = (OuterStateFile(cheat.rounds.files.path(number)) for number in (0, 1))
     assert all((first.tensor(name) == second.tensor(name)).all() for name in first.shapes)
     assert cheat.rounds.figures[0].contributions == 0
     said = [one.message.verdict for one in cheat.context.board.messages(VerdictIssued)]
@@ -493,7 +493,7 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
         liar = town.nodes[-1]
         await until(lambda: bool(liar.rounds.outer))
         for size in (1, 2):
-            cut = CutSigned(
+            cut = RoundVote(
                 pool=POOL, round=1, ballot=0, closed=False, outer=bytes(32), state=bytes(32), size=size, files=()
             )
             await liar.context.board.post(cut)
@@ -519,7 +519,7 @@ async def test_a_validator_that_leaves_office_signs_no_more_cuts_and_follows_the
 
 
 def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) -> None:
-    cut = CutSigned(
+    cut = RoundVote(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
     rounds.votes.note(Signed(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))

@@ -12,17 +12,17 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected, Produced
-from node.recipe.capacity import CapacityGauge, Machine
+from node.recipe.capacity import CapacityGauge, MachineCapacity
 from node.recipe.pool import Selection
 from node.run.file import CompiledRun
-from node.services.certifying import Certifying
-from node.services.generating import Generating
+from node.services.certifier import Certifier
+from node.services.rollout_worker import RolloutWorker
 from node.services.rounds.batches import Batches
-from node.services.rounds.cutting import Cutting
-from node.services.rounds.judging import ContributionJudging, Looks
-from node.services.rounds.seating import Seating
-from node.services.tracing import SeatTracing
-from node.training.outer import StateFile
+from node.services.rounds.judging import ContributionJudge, ContributionJudging
+from node.services.rounds.replica_trainer import ReplicaTrainer
+from node.services.rounds.round_closer import RoundCloser
+from node.services.usage_tracker import SeatTracing
+from node.training.outer import OuterStateFile
 from node.training.peer import SeatPeer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
@@ -61,19 +61,23 @@ class SeatNode(Node):
         context, rounds, scratch = self.context, self.rounds, self.town.folder / f"scratch-{self.key.address[:8]}"
         scratch.mkdir(exist_ok=True)
         if self.role == "worker":
-            return [Generating(context, self.town.engine, scratch, CapacityGauge(self.town.run.spec, Machine(1, 0)))]
+            return [
+                RolloutWorker(
+                    context, self.town.engine, scratch, CapacityGauge(self.town.run.spec, MachineCapacity(1, 0))
+                )
+            ]
         if self.role == "trainer":
             return [self.town.seating(context, rounds, self.pins, self.batches)]
-        certifying = Certifying(context)
-        given = context, rounds, Looks(context, rounds, self.batches), self.court, scratch
+        certifying = Certifier(context)
+        given = context, rounds, ContributionJudge(context, rounds, self.batches), self.court, scratch
         judge = ContributionJudging(*given, certifying=certifying, engine=self.town.engine)
-        return [judge, Cutting(context, rounds), certifying, SeatTracing(context, rounds, self.batches)]
+        return [judge, RoundCloser(context, rounds), certifying, SeatTracing(context, rounds, self.batches)]
 
     @property
     def done(self) -> dict[str, int]:
         """What became of its files or contributions."""
-        kinds = Generating, Seating
-        return next(one.works.done.counts for one in self.crew.services if isinstance(one, kinds))
+        kinds = RolloutWorker, ReplicaTrainer
+        return next(one.works.done.counts for one in self.manager.services if isinstance(one, kinds))
 
 
 class SlowEngine(EngineInProcess):
@@ -88,7 +92,9 @@ class SlowEngine(EngineInProcess):
 class SeatTown(Town):
     kind = SeatNode
 
-    def __init__(self, folder: Path, run: RunSpec, assets: Path, seating: type[Seating] = Seating) -> None:
+    def __init__(
+        self, folder: Path, run: RunSpec, assets: Path, seating: type[ReplicaTrainer] = ReplicaTrainer
+    ) -> None:
         encoded = encode_run(run)
         self.open(folder, CompiledRun(run, encoded, describe(encoded).root, {}), assets, 2)
         self.seating, self.engine = seating, SlowEngine(encoded, assets)
@@ -145,11 +151,11 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
     assert all(one.tokens == len(one.batches) * batch > 0 for one in figures.values())
     assert all(figures[at].contributions >= 1 for at in range(ROUNDS)) and figures[ROUNDS - 1].contributions == 1
     # every node has made the same policies by itself, and the worker's files are of these
-    policies = {one.root for one in worker.context.shelf.held}
-    assert policies == {one.root for one in owner.context.shelf.held} and len(policies) == ROUNDS + 1
+    policies = {one.root for one in worker.context.policy_cache.held}
+    assert policies == {one.root for one in owner.context.policy_cache.held} and len(policies) == ROUNDS + 1
     assert judges[0].context.state.policies.newest_step == ROUNDS
-    state = StateFile(owner.rounds.files.path(ROUNDS))
-    image = decode_image(owner.context.shelf.newest.path.read_bytes())
+    state = OuterStateFile(owner.rounds.files.path(ROUNDS))
+    image = decode_image(owner.context.policy_cache.newest.path.read_bytes())
     for name in state.shapes:
         assert (image[name] == bf16_bits(state.tensor(name))).all()
     assert worker.done.get("accepted", 0) >= 3 * INNER and not worker.done.get("rejected"), worker.done
@@ -161,7 +167,7 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
         prices = {contribution_units(run, count * batch) for count in range(1, INNER + 1)}
         assert prices >= {one.verdict.units for one in of} and min(prices) == int(0.1 * batch * 6)
         assert not judge.court.slashed
-    counted = next(one for one in judges[0].crew.services if isinstance(one, SeatTracing)).status()["uses"]
+    counted = next(one for one in judges[0].manager.services if isinstance(one, SeatTracing)).status()["uses"]
     of = counted.workers[worker.key.address]
     assert set(counted.workers) == {worker.key.address} and counted.unread_manifests == 0
     assert of.accepted >= of.used + of.flat > 0 and of.accepted <= worker.done["accepted"] + 1, counted
@@ -172,7 +178,7 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
     assert len(paid) == ROUNDS and all(journal.pay.leaf(judges[0].key.address, POOL, one) for one in paid)
 
 
-class Greedy(Seating):
+class Greedy(ReplicaTrainer):
     """Learns from the other seat's share, and says so."""
 
     def _dealt(self, outer: Any, seat: int) -> Selection | None:

@@ -14,30 +14,30 @@ import trio
 from trio.testing import MockClock
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request
-from node.recipe.docket import Docket, Unjudged
+from node.recipe.label_queue import LabelQueue, LabelRequest
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Group, Selection
 from node.services.committing import commit
 from node.services.tasking.judges import Judges
-from node.services.training.intake import Intake, _decided
+from node.services.training.ingest import Ingest, _decided
 from node.services.training.stating import make
-from node.swarm.ballots import FileState
+from node.swarm.vote_set import FileState
 from protocol.blobs import describe
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import JudgedTask, MalformedManifest, decode_composed, encode_manifest
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     decode,
     encode,
     encode_report,
 )
 from protocol.run import Asset, RolloutSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import SUBJECT, TaskSpec, decode_task, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import POOL, court_run
@@ -70,7 +70,7 @@ class Critic(ToyEngine):
         batch = decode(Path(order.path).read_bytes(), 64)
         rewards = [0.25 * row.sample if row.group == DECIDED else math.nan for row in batch.rows]
         rows = [ReportRow(r.group, r.sample, v, [-0.5, -0.5]) for r, v in zip(batch.rows, rewards, strict=True)]
-        report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+        report = ValidatorReport(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
         Path(order.report_path).write_bytes(encode_report(report))
         return self._found(order, batch, rewards, {*range(GROUPS)} - {DECIDED})
 
@@ -78,7 +78,7 @@ class Critic(ToyEngine):
         groups = sorted({row.group for row in batch.rows})
         means = mean_logprobs({group: [np.full(2, -0.5, np.float32)] for group in groups})
         return Inspected(
-            outcome=int(Outcome.ACCEPT),
+            outcome=int(VerdictOutcome.ACCEPT),
             reason=0,
             detail="",
             report_path=order.report_path,
@@ -107,7 +107,7 @@ class Critic(ToyEngine):
         batch = decode(Path(order.path).read_bytes(), 64)
         rewards = [self.says[row.problem_id][order.index % spec.copies] for row in batch.rows]
         rows = [ReportRow(r.group, 0, v, [-0.5, -0.5]) for r, v in zip(batch.rows, rewards, strict=True)]
-        report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+        report = ValidatorReport(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
         Path(order.report_path).write_bytes(encode_report(report))
         return self._found(order, batch, rewards, set())
 
@@ -129,14 +129,14 @@ class Court(Town):
         critics = [Critic(directory, says) for _ in range(3)]
         super().__init__(directory, critics, judge=lambda: Critic(directory, says), run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.docket = Docket(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
-        self.offering._askers = [Judges(self.offering, self.docket, RUN, directory / "tasks")]
-        self.intake = Intake(
+        self.labels = LabelQueue(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
+        self.offering._askers = [Judges(self.offering, self.labels, RUN, directory / "tasks")]
+        self.ingest = Ingest(
             self.trainer.context,
-            fresh=self.docket.fresh,
+            fresh=self.labels.fresh,
             taken_in=self.taken.extend,
-            taken_back=self.docket.forget,
-            to_judge=self.docket.put,
+            taken_back=self.labels.forget,
+            to_judge=self.labels.put,
         )
 
     async def submit(self) -> bytes:
@@ -147,10 +147,10 @@ class Court(Town):
         rows = tuple(SampleRow(g, s, f"p{g}", [7], [6, 1], True, b"") for g, s in places)
         path.write_bytes(encode(RolloutBatch(header, rows)))
         await commit(seat.context, POLICY, 0, path, 2 * len(rows), 0)
-        register, ballots = self.trainer.jury.state.register, self.trainer.jury.state.ballots
+        register, vote_set = self.trainer.jury.state.register, self.trainer.jury.state.vote_set
         await self.until(lambda: register.of(seat.key.address))
         (work,) = register.of(seat.key.address)
-        await self.until(lambda: ballots.state(work.id) is FileState.ACCEPTED)
+        await self.until(lambda: vote_set.state(work.id) is FileState.ACCEPTED)
         return work.id
 
 
@@ -158,7 +158,7 @@ class Court(Town):
 async def opened(town: Court) -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
         await town.open(nursery)
-        nursery.start_soon(town.intake.run)
+        nursery.start_soon(town.ingest.run)
         yield nursery
         nursery.cancel_scope.cancel()
 
@@ -178,10 +178,10 @@ async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
     async with opened(town) as nursery:
         town.start(nursery)
         id = await town.submit()
-        await town.until(lambda: town.docket.counts["judged"])
+        await town.until(lambda: town.labels.counts["judged"])
         groups = {group.key: [sample.reward for sample in group.samples] for group in town.taken}
         assert groups == {(id, DECIDED): [0.0, 0.25, 0.5, 0.75], (id, 0): [(s + 1) / 16 for s in range(SIZE)]}
-        assert town.docket.counts == {"judged": 1, "apart": 1, "too_late": 0} and not town.docket.files
+        assert town.labels.counts == {"judged": 1, "apart": 1, "too_late": 0} and not town.labels.files
         assert [row.sampler_logprobs for group in town.taken for row in group.rows] == [[-0.5, -0.5]] * 8
         (task,) = town.trainer.jury.state.tasks.tasks()
         assert task.spec.problems == 8  # nobody was asked about the group that was decided
@@ -260,19 +260,19 @@ async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_
         await town.until(lambda: town.workers[0].jury.state.tasks.find(task))
         town.newest = RUN.recipe.max_staleness + 1
         await town.until(lambda: not town.task(task, town.workers[0]).open)
-        assert town.docket.counts == {"judged": 0, "apart": 0, "too_late": 2} and not town.docket.files
+        assert town.labels.counts == {"judged": 0, "apart": 0, "too_late": 2} and not town.labels.files
         town.start(nursery)
         await trio.sleep(30)
         assert len(town.taken) == 1 and not any(engine.made for engine in town.engines)
-        town.docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
-        town.docket.forget(b"w" * 32)  # its file was rejected after all
-        assert not town.docket.files
+        town.labels.put(LabelRequest(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
+        town.labels.forget(b"w" * 32)  # its file was rejected after all
+        assert not town.labels.files
 
 
 def test_a_run_without_judges_asks_nobody_whatever_validators_leave_open() -> None:
-    docket = Docket(court_run(), lambda step: True, print)
-    docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
-    assert not docket.files
+    labels = LabelQueue(court_run(), lambda step: True, print)
+    labels.put(LabelRequest(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
+    assert not labels.files
 
 
 def test_a_group_that_one_validator_scored_is_left_to_no_judge() -> None:

@@ -9,9 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.services.tasking import wishes
-from node.services.tasking.wishes import TaskWish
-from node.swarm.ballots import FileState
+from node.services.tasking import requests
+from node.services.tasking.requests import TaskRequest
+from node.swarm.vote_set import FileState
 from node.tasks import recomputed
 from node.weights import merge as merging
 from node.weights.errors import WeightsError
@@ -20,7 +20,7 @@ from protocol.checks import Reason
 from protocol.identity import Address
 from protocol.merging import Merge
 from protocol.policy import bf16_bits, encode_image
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import MergeOrder, TaskId, TaskSpec
 from tests.node.services.tasking.town import Town, at_once, opened
 
@@ -53,7 +53,7 @@ async def announce(town: Town) -> list[Path]:
             seat.jury.state.policies.learn(step, root)
         manifest: Any = SimpleNamespace(image_root=root)
         held: Any = SimpleNamespace(root=root, step=step, path=paths[-1], manifest=manifest)
-        town.trainer.context.shelf._held[step] = held
+        town.trainer.context.policy_cache._held[step] = held
     await trio.sleep(2)
     return paths
 
@@ -62,7 +62,7 @@ async def offer(town: Town, rule: Merge = TIES, models: tuple[str, ...] = ("2", 
     wanted = TaskSpec(
         kind="merge", last=1, shard_size=1, units=UNITS, merge=MergeOrder(models=models, base=base, rule=rule)
     )
-    id = await town.offering.offer(TaskWish(wanted))
+    id = await town.offering.offer(TaskRequest(wanted))
     await town.until(lambda: all(seat.jury.state.tasks.find(id) for seat in (*town.workers, *town.seats)))
     return id
 
@@ -90,13 +90,13 @@ async def test_workers_merge_stretches_and_the_whole_is_what_one_desk_makes(
         id = await offer(town)
         await town.finish(id)
         records = [record for record, _, _ in town.folder(id).results()]
-        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
-        refused = [work for work in register.of(forger) if ballots.state(work.id) is FileState.REJECTED]
-        votes = [vote for work in refused for vote in ballots.rejecting(work.id).values()]
+        register, vote_set = town.trainer.jury.state.register, town.trainer.jury.state.vote_set
+        refused = [work for work in register.of(forger) if vote_set.state(work.id) is FileState.REJECTED]
+        votes = [vote for work in refused for vote in vote_set.rejecting(work.id).values()]
         said = {(vote.verdict.outcome, vote.verdict.reason) for vote in votes}
     assert len(records) == 5 and {one.units for one in records} == {UNITS}
     assert len({one.node for one in records}) == 2 and forger not in {one.node for one in records}
-    assert said == {(Outcome.REJECT, Reason.WRONG_REPORT)} and all(not judge.slashed for judge in town.judges)
+    assert said == {(VerdictOutcome.REJECT, Reason.WRONG_REPORT)} and all(not judge.slashed for judge in town.judges)
     parts = (file for _, file, _ in town.folder(id).results())
     root = assemble(parts, paths[0], tmp_path / "together")
     desk = merge_models(TIES, [paths[1], paths[2]], tmp_path / "desk", base=paths[0])
@@ -109,7 +109,7 @@ async def test_a_policy_that_is_not_here_is_refused_before_anybody_hears(clock: 
     town = Town(tmp_path)
     async with opened(town):
         await announce(town)
-        with pytest.raises(wishes.WishRefused, match="not here"):
+        with pytest.raises(requests.TaskRefused, match="not here"):
             await offer(town, models=("2", "ff" * 32))
 
 

@@ -9,23 +9,23 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from cli.task.asking import Wish, with_model
+from cli.task.asking import TaskWishSpec, with_model
 from node.environments.base import one_answer
 from node.inference.engines import torch_engine
-from node.inference.session import Session
+from node.inference.session import EngineSession
 from node.inference.wire import Inspect, LoadPolicy, Produce, Reply, Request
 from node.run.assets import Run
-from node.services.tasking.wishes import TaskWish
+from node.services.tasking.requests import TaskRequest
 from node.tasks.findings import evaluate
 from node.tasks.results import read_answers
-from node.tasks.stock import TaskStock
-from node.weights.keeper import PolicyShelf
+from node.tasks.task_inputs import TaskInputs
 from node.weights.merge import merge_models
+from node.weights.policy_cache import PolicyCache
 from protocol.checks import Reason
 from protocol.merging import Merge
 from protocol.policy import bf16_bits, bf16_values, decode_image, encode_image
 from protocol.run import Asset, RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import WEIGHTS, TaskError, TaskSpec
 from tests.node.inference.work import produced_by, seen_by
 from tests.node.services.tasking.town import POLICY, Town, at_once, opened
@@ -36,13 +36,13 @@ class InProcess:
 
     engine_name = "torch (cpu, float32)"
 
-    def __init__(self, session: Session, other: bytes = POLICY) -> None:
+    def __init__(self, session: EngineSession, other: bytes = POLICY) -> None:
         self._session = session
         self._other = other
         self.made: list[int] = []
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         await trio.sleep(1.0)
         assert isinstance(request, Produce | Inspect) and request.task is not None
@@ -60,14 +60,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
 
 
 @pytest.fixture(scope="module")
-def session(tiny_assets: Path, tiny_run: RunSpec) -> Session:
-    made = Session(tiny_run, tiny_assets, torch_engine)
+def session(tiny_assets: Path, tiny_run: RunSpec) -> EngineSession:
+    made = EngineSession(tiny_run, tiny_assets, torch_engine)
     made.keep(POLICY, str(tiny_assets / "model" / "model.safetensors"))
     return made
 
 
 async def test_two_workers_evaluate_a_policy_and_the_figure_is_that_of_a_desk(
-    clock: MockClock, session: Session, tiny_run: RunSpec, tmp_path: Path
+    clock: MockClock, session: EngineSession, tiny_run: RunSpec, tmp_path: Path
 ) -> None:
     engines = [InProcess(session), InProcess(session)]
     town = Town(tmp_path, engines, judge=lambda: InProcess(session), run=tiny_run)
@@ -86,7 +86,7 @@ async def test_two_workers_evaluate_a_policy_and_the_figure_is_that_of_a_desk(
 
 
 async def test_answers_of_another_model_are_refused_and_the_shard_is_done_by_somebody_else(
-    clock: MockClock, session: Session, tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
+    clock: MockClock, session: EngineSession, tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
 ) -> None:
     from tests.cheats.other_weights import OtherWeights
 
@@ -100,26 +100,26 @@ async def test_answers_of_another_model_are_refused_and_the_shard_is_done_by_som
         town.start(nursery, 0)
         await town.finish(id)
         assert {record.node for record, _, _ in town.folder(id).results()} == {town.workers[0].key.address}
-        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
+        register, vote_set = town.trainer.jury.state.register, town.trainer.jury.state.vote_set
         (first, *_) = register.of(town.workers[1].key.address)
-        said = {(v.verdict.outcome, v.verdict.reason) for v in ballots.rejecting(first.id).values()}
-        assert said and said <= {(Outcome.REJECT, Reason.ACTIVATIONS), (Outcome.REJECT, Reason.SAMPLING)}
+        said = {(v.verdict.outcome, v.verdict.reason) for v in vote_set.rejecting(first.id).values()}
+        assert said and said <= {(VerdictOutcome.REJECT, Reason.ACTIVATIONS), (VerdictOutcome.REJECT, Reason.SAMPLING)}
 
 
 class Fetching(InProcess):
     """Takes the weights that its order names, as a child does; `cheats` samples from the run's policy instead."""
 
-    def __init__(self, session: Session, *, cheats: bool = False) -> None:
+    def __init__(self, session: EngineSession, *, cheats: bool = False) -> None:
         super().__init__(session)
         self._cheats = cheats
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         assert policy is not None
         self._session.keep(policy.policy_root, policy.path)
         self._other = POLICY if self._cheats else policy.policy_root
-        return await super().ask(request, timeout=timeout, policy=policy, told=told)
+        return await super().ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
 
 
 class MergingTown(Town):
@@ -127,12 +127,12 @@ class MergingTown(Town):
 
     def _stock(self, name: str) -> Any:
         none: Any = None
-        run, shelf = Run(self.run, bytes(32), b"", self.directory), PolicyShelf(2, none)
-        return TaskStock(run, self.blobs, none, shelf, list, self.directory / name)
+        run, policy_cache = Run(self.run, bytes(32), b"", self.directory), PolicyCache(2, none)
+        return TaskInputs(run, self.blobs, none, policy_cache, list, self.directory / name)
 
 
 async def test_a_merged_model_is_evaluated_though_it_is_no_policy_of_the_run(
-    clock: MockClock, session: Session, tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
+    clock: MockClock, session: EngineSession, tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
 ) -> None:
     first = tiny_assets / "model" / "model.safetensors"
     source, other = np.random.default_rng(0), tmp_path / "other.safetensors"
@@ -142,12 +142,12 @@ async def test_a_merged_model_is_evaluated_though_it_is_no_policy_of_the_run(
     other.write_bytes(encode_image({name: bf16_bits(values) for name, values in tensors.items()}))
     merge_models(Merge("average", (1, 1)), [first, other], tmp_path / "merged")
     wanted = TaskSpec(kind="evaluate", part="held_out", last=8, samples=2, shard_size=2)
-    wish = with_model(Wish(wanted, "", {}), tmp_path / "merged")
+    wish = with_model(TaskWishSpec(wanted, "", {}), tmp_path / "merged")
     engines = [Fetching(session), Fetching(session, cheats=True)]
     town = MergingTown(tmp_path, engines, judge=lambda: Fetching(session), run=tiny_run)
     async with opened(town) as nursery:
         files = {path: str(file) for path, file in wish.files.items()}
-        id = await town.offering.offer(TaskWish(wish.spec, files=files))
+        id = await town.offering.offer(TaskRequest(wish.spec, files=files))
         town.start(nursery, 1)
         await town.until(lambda: town.trainer.jury.state.tasks.find(id) and engines[1].made)
         town.start(nursery, 0)
@@ -155,9 +155,9 @@ async def test_a_merged_model_is_evaluated_though_it_is_no_policy_of_the_run(
         found, folder = evaluate(town.folder(id)), town.folder(id)
         assert found.problems == 8 and folder.spec().policies == ()
         assert {record.node for record, _, _ in folder.results()} == {town.workers[0].key.address}
-        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
+        register, vote_set = town.trainer.jury.state.register, town.trainer.jury.state.vote_set
         refused = register.of(town.workers[1].key.address)
-        assert refused and all(ballots.rejecting(work.id) for work in refused)
+        assert refused and all(vote_set.rejecting(work.id) for work in refused)
 
 
 def test_weights_that_are_not_what_the_task_names_are_refused() -> None:

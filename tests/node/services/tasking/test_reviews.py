@@ -10,19 +10,19 @@ import trio
 from trio.testing import MockClock
 
 from node.environments.package.archive import pack
-from node.sandbox import Limits
-from node.services.certifying import Certifying
+from node.sandbox import SandboxLimits
+from node.services.certifier import Certifier
 from node.services.judging.recomputing import Recomputing
-from node.services.tasking.wishes import TaskWish
-from node.swarm.ballots import FileState
+from node.services.tasking.requests import TaskRequest
+from node.swarm.vote_set import FileState
 from node.tasks import reviewing
 from node.tasks.findings import review
-from node.tasks.recomputed import Means
+from node.tasks.recomputed import TaskMeans
 from node.tasks.reviewing import PACKAGE, NoReview, review_package
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
 from protocol.run import Asset
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import TaskId, TaskSpec
 from tests.node.environments.sandboxes import OpenSandbox
 from tests.node.services.tasking.town import Town, at_once, opened
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
 def report(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The package's functions are really called, by a Python that costs little."""
 
-    def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> OpenSandbox:
+    def opened(files: Mapping[str, bytes], entry: str, limits: SandboxLimits) -> OpenSandbox:
         return OpenSandbox(files, entry, limits)
 
     place = tmp_path_factory.mktemp("package")
@@ -88,7 +88,7 @@ async def offer(town: Town) -> TaskId:
     root = describe(ARCHIVE).root.hex()
     asset = Asset(path=PACKAGE, root=root, size=len(ARCHIVE))
     wanted = TaskSpec(kind="review", last=1, copies=3, subject=root, assets=(asset,), units=UNITS)
-    id = await town.offering.offer(TaskWish(wanted, files={PACKAGE: str(package)}))
+    id = await town.offering.offer(TaskRequest(wanted, files={PACKAGE: str(package)}))
     await town.until(lambda: all(seat.jury.state.tasks.find(id) for seat in (*town.workers, *town.seats)))
     return id
 
@@ -96,7 +96,7 @@ async def offer(town: Town) -> TaskId:
 async def test_three_nodes_review_a_package_and_each_is_paid(clock: MockClock, looked: Looked, tmp_path: Path) -> None:
     town = Town(tmp_path)
     async with opened(town) as nursery:
-        certifying, own = Certifying(town.seats[0].context), town.seats[0].key.address
+        certifying, own = Certifier(town.seats[0].context), town.seats[0].key.address
         nursery.start_soon(certifying.run)
         town.start(nursery)
         id = await offer(town)
@@ -121,13 +121,13 @@ async def test_a_forged_report_is_refused_earns_nothing_and_costs_no_stake(
     async with opened(town) as nursery:
         town.start(nursery)
         id = await offer(town)
-        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
+        register, vote_set = town.trainer.jury.state.register, town.trainer.jury.state.vote_set
         forger = town.workers[1].key.address
         await town.until(lambda: len(town.folder(id).done()) == 2 and register.of(forger))
-        await town.until(lambda: all(ballots.state(work.id) is FileState.REJECTED for work in register.of(forger)))
-        refused = list(ballots.rejecting(register.of(forger)[0].id).values())
+        await town.until(lambda: all(vote_set.state(work.id) is FileState.REJECTED for work in register.of(forger)))
+        refused = list(vote_set.rejecting(register.of(forger)[0].id).values())
         said = {(vote.verdict.outcome, vote.verdict.reason) for vote in refused}
-        assert said == {(Outcome.REJECT, Reason.WRONG_REPORT)} and len(refused) == 2
+        assert said == {(VerdictOutcome.REJECT, Reason.WRONG_REPORT)} and len(refused) == 2
         assert forger not in {record.node for record, _, _ in town.folder(id).results()}
         assert review(town.folder(id)).confirmed["good"] is False  # equal reports of two
         assert all(not judge.slashed for judge in town.judges)
@@ -148,10 +148,10 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
     looked: list[Path] = []
     monkeypatch.setattr("node.tasks.recomputed.review_package", lambda path, task: looked.append(path) or b"good")
     stock, none = SimpleNamespace(files=files), SimpleNamespace()
-    reviews = Recomputing(Means(stock, none, tmp_path), 0.05)
-    assert (await reviews.inspect(work(b"good"))).outcome == Outcome.ACCEPT
+    reviews = Recomputing(TaskMeans(stock, none, tmp_path), 0.05)
+    assert (await reviews.inspect(work(b"good"))).outcome == VerdictOutcome.ACCEPT
     refused = await reviews.inspect(work(b"better"))
-    assert (refused.outcome, refused.reason) == (Outcome.REJECT, Reason.WRONG_REPORT) and len(looked) == 1
+    assert (refused.outcome, refused.reason) == (VerdictOutcome.REJECT, Reason.WRONG_REPORT) and len(looked) == 1
     claimed = await reviews.inspect(work(b"good", units=UNITS + 1))
     assert isinstance(claimed, Fault) and claimed.reason is Reason.UNITS
 
@@ -159,7 +159,7 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
         raise NoReview("not here", "no interpreter", "fetch it")
 
     monkeypatch.setattr("node.tasks.recomputed.review_package", cannot)
-    assert (await reviews.inspect(work(b"good"))).outcome == Outcome.ACCEPT
+    assert (await reviews.inspect(work(b"good"))).outcome == VerdictOutcome.ACCEPT
     with pytest.raises(NoReview):  # looked at again in a dispute: another result cannot be had
         await reviews.inspect(work(b"good"), afresh=True)
 
@@ -169,7 +169,7 @@ async def test_a_review_without_a_package_ends_no_worker(clock: MockClock, tmp_p
     async with opened(town) as nursery:
         town.start(nursery)
         lacking = TaskSpec(kind="review", last=1, copies=3, subject="ab" * 32, units=UNITS)  # its package is not there
-        await town.offering.offer(TaskWish(lacking))
+        await town.offering.offer(TaskRequest(lacking))
         await town.until(lambda: all(work.counts["failed"] for work in town.work))
         await town.finish(await town.offer(last=8))
         assert {record.node for record, _, _ in town.folder(next(reversed(town.offering.own))).results()}

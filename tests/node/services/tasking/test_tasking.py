@@ -8,22 +8,22 @@ from trio.testing import MockClock
 
 from node.errors import StateError
 from node.inference.wire import LoadPolicy, Produce, Produced, ShardOrder
-from node.services.certifying import Certifying
+from node.services.certifier import Certifier
 from node.services.committing import commit
-from node.services.tasking.wishes import TaskWish, WishRefused
-from node.services.training.intake import Intake
-from node.swarm.ballots import FileState
-from node.swarm.taskbook import Task
+from node.services.tasking.requests import TaskRefused, TaskRequest
+from node.services.training.ingest import Ingest
+from node.swarm.task_table import Task
+from node.swarm.vote_set import FileState
 from node.tasks.exports import write_filtered
 from node.tasks.records import STATE
 from node.tasks.results import read_answers, scores_by_problem
-from node.tasks.stock import TaskUnready
+from node.tasks.task_inputs import TaskUnready
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
-from protocol.leases import MOST_HELD, Standing
+from protocol.leases import MOST_HELD, ResultStanding
 from protocol.messages import TaskClaimed, VerdictIssued
 from protocol.run import EnvironmentSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import MAX_SPEC_BYTES
 from tests.attacks.validators.court import POOL
 from tests.node.services.tasking.town import LEASE, Stock, Town, ToyEngine, at_once, offer_of, opened, score_of, spec
@@ -99,13 +99,15 @@ async def test_a_late_result_after_a_take_over_earns_nothing_and_costs_no_stake(
         late = await town.engines[0].ask(asked, timeout=1.0, policy=load)
         assert isinstance(late, Produced)
         await commit(town.workers[1].context, id, 0, Path(late.path), late.units)  # a stubborn one does
-        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
-        await town.until(lambda: register.of(slow) and len(ballots.rejecting(register.of(slow)[0].id)) == 2)
+        register, vote_set = town.trainer.jury.state.register, town.trainer.jury.state.vote_set
+        await town.until(lambda: register.of(slow) and len(vote_set.rejecting(register.of(slow)[0].id)) == 2)
         (work,) = register.of(slow)
-        assert town.trainer.jury.state.tasks.find(id).leases.standing(work.id) is Standing.LATE
-        assert ballots.state(work.id) is FileState.REJECTED
-        said = [vote.verdict for vote in ballots.rejecting(work.id).values()]
-        assert {(one.outcome, one.reason) for one in said} == {(Outcome.REJECT, Reason.NOT_LEASED)} and len(said) == 2
+        assert town.trainer.jury.state.tasks.find(id).leases.standing(work.id) is ResultStanding.LATE
+        assert vote_set.state(work.id) is FileState.REJECTED
+        said = [vote.verdict for vote in vote_set.rejecting(work.id).values()]
+        assert {(one.outcome, one.reason) for one in said} == {(VerdictOutcome.REJECT, Reason.NOT_LEASED)} and len(
+            said
+        ) == 2
         assert all(not judge.slashed for judge in town.judges)
 
 
@@ -160,8 +162,8 @@ async def test_only_the_pools_trainer_may_offer(clock: MockClock, tmp_path: Path
 async def test_what_makes_no_sense_is_refused_before_anybody_hears_of_it(clock: MockClock, tmp_path: Path) -> None:
     town = Town(tmp_path)
     async with opened(town):
-        with pytest.raises(WishRefused, match="not here"):
-            await town.offering.offer(TaskWish(spec(), policy="99"))
+        with pytest.raises(TaskRefused, match="not here"):
+            await town.offering.offer(TaskRequest(spec(), policy="99"))
         with pytest.raises(ProtocolError, match="samples"):
             await town.offer(samples=0)
         id = await town.offer()
@@ -169,7 +171,7 @@ async def test_what_makes_no_sense_is_refused_before_anybody_hears_of_it(clock: 
         await town.offering.cancel(id)
         await trio.sleep(1)
         assert not town.task(id, town.workers[0]).open
-        with pytest.raises(WishRefused):
+        with pytest.raises(TaskRefused):
             await town.offering.cancel(bytes(32))
 
 
@@ -180,8 +182,8 @@ async def test_a_task_that_is_too_long_to_be_told_is_refused_and_the_others_go_o
     async with opened(town) as nursery:
         town.start(nursery)
         long = EnvironmentSpec(name="sort", args={"words": "w" * MAX_SPEC_BYTES})
-        with pytest.raises(WishRefused, match="too long"):
-            await town.offering.offer(TaskWish(spec(environment=long)))
+        with pytest.raises(TaskRefused, match="too long"):
+            await town.offering.offer(TaskRequest(spec(environment=long)))
         await town.finish(await town.offer())
         assert len(town.offering.tasks()) == 1
 
@@ -201,10 +203,10 @@ async def test_a_task_whose_folder_somebody_spoils_ends_no_other_task(clock: Moc
 async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock: MockClock, tmp_path: Path) -> None:
     town = Town(tmp_path, [ToyEngine()])
     async with opened(town) as nursery:
-        certifying, taken, own = Certifying(town.seats[0].context), list[object](), town.seats[0].key.address
+        certifying, taken, own = Certifier(town.seats[0].context), list[object](), town.seats[0].key.address
         nursery.start_soon(certifying.run)
-        intake = Intake(town.trainer.context, fresh=lambda step: True, taken_in=taken.append, taken_back=lambda id: 0)
-        nursery.start_soon(intake.run)
+        ingest = Ingest(town.trainer.context, fresh=lambda step: True, taken_in=taken.append, taken_back=lambda id: 0)
+        nursery.start_soon(ingest.run)
         town.start(nursery)
         id = await town.offer(last=8)
         await town.finish(id)
@@ -214,7 +216,7 @@ async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock
         assert paid[town.workers[0].key.address] == units == 8 * 4 * 2
         judged = int(town.run.pay.judging * 32 * town.run.pay.judged_share)
         assert paid[town.seats[0].key.address] == 2 * judged
-        assert not taken and not intake._open and not intake._taken
+        assert not taken and not ingest._open and not ingest._taken
         assert not [s for s in town.trainer.board.messages(VerdictIssued) if len(s.message.checked) == 0]
 
 

@@ -14,15 +14,15 @@ import trio
 from trio.testing import MockClock
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request, Taught, Teach
-from node.recipe.lessons import Lessons
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Group, Selection
-from node.services.certifying import Certifying
+from node.recipe.teacher_queue import TeacherQueue
+from node.services.certifier import Certifier
 from node.services.committing import commit
 from node.services.tasking.teachers import Teachers
-from node.services.training.intake import Intake
+from node.services.training.ingest import Ingest
 from node.services.training.stating import make
-from node.swarm.ballots import FileState
+from node.swarm.vote_set import FileState
 from node.tasks.recomputed import RECOMPUTED
 from protocol.blobs import describe
 from protocol.checks import Reason
@@ -30,19 +30,19 @@ from protocol.identity import address_from_bytes
 from protocol.manifest import JudgedTask, MalformedManifest, decode_composed, encode_manifest
 from protocol.rollout import (
     MalformedRollout,
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     decode,
     encode,
     encode_report,
 )
 from protocol.run import Asset, RolloutSpec
 from protocol.sections import Distill
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import LESSON, TaskError, TaskSpec, decode_task, encode_task
 from protocol.teaching import encode_taught
 from protocol.values import mean_logprobs, reward_tags
@@ -88,7 +88,7 @@ class Reader(ToyEngine):
         self.asked: list[Teach] = []
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         await trio.sleep(0.05)
         if isinstance(request, Teach):
@@ -105,10 +105,10 @@ class Reader(ToyEngine):
         batch = decode(Path(order.path).read_bytes(), 64)
         rewards = [0.25 * row.sample for row in batch.rows]
         rows = [ReportRow(r.group, r.sample, v, [-0.5, -0.5]) for r, v in zip(batch.rows, rewards, strict=True)]
-        report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+        report = ValidatorReport(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
         Path(order.report_path).write_bytes(encode_report(report))
         return Inspected(
-            outcome=int(Outcome.ACCEPT),
+            outcome=int(VerdictOutcome.ACCEPT),
             reason=0,
             detail="",
             report_path=order.report_path,
@@ -128,9 +128,9 @@ class School(Town):
     def __init__(self, directory: Path, *lies: Lie) -> None:
         super().__init__(directory, [Reader(lie) for lie in lies], judge=Reader, run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.lessons = Lessons(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
+        self.lessons = TeacherQueue(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
         self.offering._askers = [Teachers(self.offering, self.lessons, RUN, self.blobs)]  # type: ignore[list-item]
-        self.intake = Intake(
+        self.ingest = Ingest(
             self.trainer.context,
             fresh=self.lessons.fresh,
             taken_in=self.lessons.put,
@@ -143,19 +143,19 @@ class School(Town):
         header = RolloutHeader(POOL, seat.key.address, POLICY.hex(), index)
         rows = rows_of(index)
         path.write_bytes(encode(RolloutBatch(header, rows)))
-        register, ballots = self.trainer.jury.state.register, self.trainer.jury.state.ballots
+        register, vote_set = self.trainer.jury.state.register, self.trainer.jury.state.vote_set
         files = lambda: {work.id for work in register.of(seat.key.address) if work.is_sampled}
         before = files()
         await commit(seat.context, POLICY, index, path, 2 * len(rows), 0)
         await self.until(lambda: files() - before)
         (id,) = files() - before
-        await self.until(lambda: ballots.state(id) is FileState.ACCEPTED)
+        await self.until(lambda: vote_set.state(id) is FileState.ACCEPTED)
         return id
 
     def results(self, number: int) -> list[FileState]:
         """What became of a worker's results of tasks."""
         works = self.trainer.jury.state.register.of(self.workers[number].key.address)
-        return [self.trainer.jury.state.ballots.state(work.id) for work in works if work.task is not None]
+        return [self.trainer.jury.state.vote_set.state(work.id) for work in works if work.task is not None]
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
 async def opened(town: School) -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
         await town.open(nursery)
-        nursery.start_soon(town.intake.run)
+        nursery.start_soon(town.ingest.run)
         yield nursery
         nursery.cancel_scope.cancel()
 
@@ -254,7 +254,7 @@ async def test_a_liar_is_refused_and_earns_nothing_and_the_file_is_taught_by_som
     town = School(tmp_path, LIES[name], within_rounding)
     async with opened(town) as nursery:
         own = town.seats[0].key.address
-        nursery.start_soon(Certifying(town.seats[0].context).run)
+        nursery.start_soon(Certifier(town.seats[0].context).run)
         await town.submit()
         town.start(nursery, 0)
         await town.until(lambda: FileState.REJECTED in town.results(0))
@@ -266,10 +266,12 @@ async def test_a_liar_is_refused_and_earns_nothing_and_the_file_is_taught_by_som
         rollouts = 2 * SIZE * GROUPS  # the liar's own, which are no lie
         assert town.certified(own, liar) == rollouts and town.certified(own, honest) == round(PAY * rollouts)
         assert FileState.ACCEPTED not in town.results(0) and town.results(1) == [FileState.ACCEPTED]
-        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
+        register, vote_set = town.trainer.jury.state.register, town.trainer.jury.state.vote_set
         refused = [work for work in register.of(liar) if work.task is not None]
-        said = {(v.verdict.outcome, v.verdict.reason) for w in refused for v in ballots.rejecting(w.id).values()}
-        assert said == {(Outcome.REJECT, Reason.WRONG_REPORT)} and all(not judge.slashed for judge in town.judges)
+        said = {(v.verdict.outcome, v.verdict.reason) for w in refused for v in vote_set.rejecting(w.id).values()}
+        assert said == {(VerdictOutcome.REJECT, Reason.WRONG_REPORT)} and all(
+            not judge.slashed for judge in town.judges
+        )
 
 
 async def test_who_looks_without_comparing_takes_a_lie_for_the_truth(

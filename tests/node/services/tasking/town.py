@@ -15,30 +15,30 @@ import trio
 
 from node.inference.client import EngineChild
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request, ShardOrder
-from node.services.certifying import Certifying
+from node.services.certifier import Certifier
 from node.services.judging.judge import Validator
-from node.services.tasking.offering import Offering
-from node.services.tasking.wishes import TaskWish
+from node.services.tasking.requests import TaskRequest
+from node.services.tasking.task_scheduler import TaskScheduler
 from node.services.tasking.working import TaskWork
-from node.swarm.taskbook import Task
+from node.swarm.task_table import Task
 from node.tasks.records import TaskFolder, folder_of
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
 from protocol.identity import Address, NodeKey
 from protocol.messages import TaskOffered
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     decode,
     encode,
     encode_report,
 )
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import VerdictOutcome
 from protocol.tasks import TaskId, TaskSpec, decode_task, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import (
@@ -136,7 +136,7 @@ class ToyEngine:
         self.made: list[int] = []
 
     async def ask(
-        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, on_progress: object = None
     ) -> Reply:
         assert isinstance(request, Produce | Inspect) and request.task is not None and policy is not None
         spec = decode_task(request.task.spec)
@@ -177,11 +177,11 @@ class ToyEngine:
             ReportRow(row.group, row.sample, reward, values)
             for row, reward, values in zip(batch.rows, rewards, logprobs, strict=True)
         ]
-        report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+        report = ValidatorReport(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
         Path(order.report_path).write_bytes(encode_report(report))
         means = mean_logprobs({g: [np.full(2 * spec.samples, -0.5, np.float32)] for g in range(len(numbers))})
         return Inspected(
-            outcome=int(fault.outcome if fault else Outcome.ACCEPT),
+            outcome=int(fault.outcome if fault else VerdictOutcome.ACCEPT),
             reason=int(fault.reason if fault else Reason.NONE),
             detail=fault.detail if fault else "",
             report_path="" if fault else order.report_path,
@@ -220,7 +220,7 @@ class Town:
         self.seats = [Seat(self, key, "validator") for key in self.validator_keys]  # type: ignore[arg-type]
         self.judges = [RecordingJudge() for _ in self.seats]
         self.work = [self._work(seat, engine) for seat, engine in zip(self.workers, self.engines, strict=True)]
-        self.offering = Offering(self.trainer.context, directory / "tasks")
+        self.offering = TaskScheduler(self.trainer.context, directory / "tasks")
         self.scopes: list[trio.CancelScope] = []
 
     def certified(self, validator: Address, node: Address) -> int:
@@ -243,7 +243,7 @@ class Town:
     def _validator(self, number: int) -> Validator:
         seat, none, stock, known = self.seats[number], None, self._stock(f"validator-{number}"), KnownPolicies()
         parts: Any = (known, self.judges[number], self._scratch(seat), none, stock)
-        validator = Validator(seat.context, self._judge(), *parts, certifying=Certifying(seat.context))
+        validator = Validator(seat.context, self._judge(), *parts, certifying=Certifier(seat.context))
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 
@@ -264,7 +264,7 @@ class Town:
             policy_announced(0, POLICY, self.trainer.key, self.trainer.context.domain, pool=POOL)
         )
         held: Any = SimpleNamespace(root=POLICY, step=0, manifest=SimpleNamespace(image_root=POLICY))
-        self.trainer.context.shelf._held[0] = held
+        self.trainer.context.policy_cache._held[0] = held
         nursery.start_soon(self.offering.run)
         await trio.sleep(1)
 
@@ -286,7 +286,7 @@ class Town:
 
     async def offer(self, **changes: Any) -> TaskId:
         """Offer a task; everybody has heard of it then."""
-        id = await self.offering.offer(TaskWish(spec(**changes)))
+        id = await self.offering.offer(TaskRequest(spec(**changes)))
         everybody = [self.trainer, *self.workers, *self.seats]
         await self.until(lambda: all(seat.jury.state.tasks.find(id) for seat in everybody))
         return id

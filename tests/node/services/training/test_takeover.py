@@ -28,11 +28,11 @@ from node.recipe.join import join
 from node.recipe.pool import Group, Origin
 from node.run.assets import Run
 from node.services.chairing import Chairing
+from node.services.checkpoint_server import CheckpointServer
 from node.services.context import PoolTime
-from node.services.showing import Showing
 from node.services.training.groups import Groups
 from node.services.training.leading import TAKES_BACK
-from node.services.training.trainer import Trainer
+from node.services.training.trainer import TrainerService
 from node.state.files import write_whole
 from node.swarm.ownwords import promise_in
 from node.training import adoption
@@ -47,19 +47,19 @@ from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest
-from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepObjected
+from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepObjected, StepVerdict
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     encode,
     encode_report,
 )
 from protocol.run import Recipe, RolloutSpec, encode_run
-from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import TermSilent, Verdict, VerdictOutcome, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Seat, court_run
 from tests.memory_network import MemoryHub
 from tests.node.services.daemons import copied
@@ -269,7 +269,7 @@ class Chain:
         if (term, bad.node) != (self.number, self.holder) or self.ended:
             self._revert()
         assert {signer_of(DOMAIN, *one) for one in zip(said, by, strict=True)} <= {key.address for key in VALIDATORS}
-        assert len(said) >= 2 and all(one.work == work_id(bad) and one.outcome != Outcome.ACCEPT for one in said)
+        assert len(said) >= 2 and all(one.work == work_id(bad) and one.outcome != VerdictOutcome.ACCEPT for one in said)
         self.ended, self.until = True, int(now())
         until = self.until
         self._tell(lambda terms: terms.end(term, until))
@@ -315,18 +315,18 @@ class Desk:
         watch = SpoolWatch(self.spool, LOOK)
         groups = Groups(context, self.spool.next_batch, watch.tell)
         children = self.learner, examiner
-        self.trainer = Trainer(context, *children, self.spool, watch, groups, publisher, observer, chain=door)
+        self.trainer = TrainerService(context, *children, self.spool, watch, groups, publisher, observer, chain=door)
         chair = self.trainer.leading.chair
         assert chair is not None
         self.chair = chair
-        intake = self.trainer.intake  # files come by hand
-        intake.run, intake.take_again = trio.sleep_forever, self._take_again  # type: ignore[method-assign]
+        ingest = self.trainer.ingest  # files come by hand
+        ingest.run, ingest.take_again = trio.sleep_forever, self._take_again  # type: ignore[method-assign]
         self._groups = pool.groups
         self.freed: set[bytes] = set()
         groups.ready.add(pool.groups)
-        self.showing = Showing(context, pool.store, self.spool, folder / "offering")
+        self.showing = CheckpointServer(context, pool.store, self.spool, folder / "offering")
         self.made: dict[int, bytes] = {}
-        context.shelf = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
+        context.policy_cache = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
 
     def _take_again(self, works: set[bytes]) -> None:
         self.freed |= works
@@ -420,7 +420,7 @@ class Pool:
         data = encode(batch)
         root = describe(data).root
         values = tuple(ReportRow(g, s, float(s), [-0.5, -0.5]) for g, s in places)
-        report = Report(ReportHeader(root.hex(), policy.hex()), values)
+        report = ValidatorReport(ReportHeader(root.hex(), policy.hex()), values)
         told = encode_report(report)
         for blob in (data, told):
             self.store.at_hand.add((await self.store.add(blob)).root)
@@ -450,7 +450,7 @@ class Pool:
         assert signed is not None and (statement := signed.message.statement) is not None
         word = sign(TRAINER, DOMAIN, statement.commitment(signed.author))
         for seat in self.judges[:2]:
-            draft = StepJudged(statement, signed.author, word, Outcome.SLASH, Reason.STATE, b"", pool=POOL)
+            draft = StepVerdict(statement, signed.author, word, VerdictOutcome.SLASH, Reason.STATE, b"", pool=POOL)
             said = msgspec.structs.replace(draft, signature=sign(seat.key, DOMAIN, draft.verdict))
             await seat.board.post(said)
 
@@ -662,7 +662,7 @@ async def _restored(pool: Pool, nursery: trio.Nursery, at: int, stated: int, cha
     pool.seats.remove(leader.seat)
     shutil.rmtree(leader.spool.root)
     shutil.copytree(backup, leader.spool.root, symlinks=True)
-    used = journal.used.consumed()  # what the intake leaves out when it takes files in again
+    used = journal.used.consumed()  # what the ingest leaves out when it takes files in again
     pool.groups = [one for one in pool.groups if one.key[0] + one.key[1].to_bytes(4, "big") not in used]
     again = Desk(pool, TRAINER, "same", 1.0)
     pool.desks[0] = again

@@ -20,19 +20,19 @@ from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
 from node.recipe.manifest import materialise
 from node.recipe.pool import Selection
-from node.services.chairing import Ready
+from node.services.chairing import LeadFrom
 from node.services.context import Context
 from node.services.training import feeding
 from node.services.training.groups import Groups
 from node.services.training.record import StepMetrics
-from node.services.training.trainer import Trainer
+from node.services.training.trainer import TrainerService
 from node.state.files import write_whole
 from node.state.journal import Journal
-from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
 from node.swarm.register import Register
-from node.swarm.taskbook import TaskBook
-from node.swarm.terms import Terms
+from node.swarm.task_table import TaskTable
+from node.swarm.terms import LeaderTerms
+from node.swarm.vote_set import FileState
 from node.training.batch import decode_batch, encode_batch
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
@@ -45,18 +45,18 @@ from protocol.manifest import Arithmetic, PolicyStatement, decode_composed, deco
 from protocol.messages import RolloutCommitted, Signed, VerdictIssued
 from protocol.policy import encode_image
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     encode,
     encode_report,
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec, encode_run
 from protocol.sections import Filters
-from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, signer_of, work_id
+from protocol.statements import Domain, Verdict, VerdictOutcome, WorkCommitment, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.words import announced as policy_announced
 from tests.words import policies as policies_of
@@ -99,7 +99,7 @@ class Swarm:
         self.register: Register
 
     @property
-    def ballots(self) -> "Swarm":
+    def vote_set(self) -> "Swarm":
         return self
 
     def state(self, root: bytes) -> FileState:
@@ -120,7 +120,7 @@ class Swarm:
     def start_again(self, run: RunSpec) -> None:
         """The trainer starts: what was said is told again, its own announcements among it."""
         self.policies = policies_of(WORKER, trio.current_time)
-        tasks = TaskBook(lambda node: False, trio.current_time, lambda node: True)
+        tasks = TaskTable(lambda node: False, trio.current_time, lambda node: True)
         self.register = Register(run, self.policies, trio.current_time, tasks)
         for step in self._announced:
             self.announce(step)
@@ -165,12 +165,12 @@ class Swarm:
             for row in rows
         )
         file = encode(RolloutBatch(RolloutHeader(1, WORKER, policy(step).hex(), index), rows))
-        report = encode_report(Report(ReportHeader(root.hex(), policy(step).hex()), values))
+        report = encode_report(ValidatorReport(ReportHeader(root.hex(), policy(step).hex()), values))
         report_root = bytes([200, step, index, 0]) * 8
         (self._folder / root.hex()).write_bytes(file)
         (self._folder / report_root.hex()).write_bytes(report)
         promise = WorkCommitment(1, WORKER, policy(step), index, root, 12)
-        verdict = Verdict(1, WORKER, policy(step), index, root, promise.units, int(Outcome.ACCEPT), 0)
+        verdict = Verdict(1, WORKER, policy(step), index, root, promise.units, int(VerdictOutcome.ACCEPT), 0)
         self.say(Signed(WORKER, RolloutCommitted(pool=1, commitment=promise, signature=b"", size=len(file)), b""))
         id = work_id(promise)
         self.names[id.hex()] = f"{step}{index}"
@@ -248,7 +248,7 @@ class House:
         self.spool = Spool(folder / "spool")
         self.spool.prepare(encode_run(run), folder)
 
-    def open(self, last: int, examined: int = 100) -> tuple[Trainer, Journal]:
+    def open(self, last: int, examined: int = 100) -> tuple[TrainerService, Journal]:
         journal = Journal(self.folder / "journal.sqlite")
         self.spool = Spool(self.folder / "spool")
         self.swarm.start_again(self.run)
@@ -261,22 +261,22 @@ class House:
             board=self.swarm,
             blobs=self.swarm,
             journal=journal,
-            shelf=SimpleNamespace(put=lambda held: None),
+            policy_cache=SimpleNamespace(put=lambda held: None),
             progress=ProgressRecord(),
             quorum=1,
             jury=self.swarm,
             state=self.swarm,
             facts=self.swarm.facts,
-            membership=SimpleNamespace(terms=Terms(KEY.address, trio.current_time), validators=(VALIDATOR,)),
+            membership=SimpleNamespace(terms=LeaderTerms(KEY.address, trio.current_time), validators=(VALIDATOR,)),
             clock=Clock(),
         )
-        context.heed = partial(Context.heed, context)
+        context.handle = partial(Context.handle, context)
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)
         children = Learner(self.spool, last), Examiner(self.spool, examined)
         watch = SpoolWatch(self.spool, 0.005)
         groups = Groups(context, self.spool.next_batch, watch.tell)  # type: ignore[arg-type]
-        trainer = Trainer(context, *children, self.spool, watch, groups, publisher, observer)  # type: ignore[arg-type]
+        trainer = TrainerService(context, *children, self.spool, watch, groups, publisher, observer)  # type: ignore[arg-type]
         return trainer, journal
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
@@ -290,7 +290,7 @@ class House:
         names = decode_batch(self.spool.batch_path(step).read_bytes()).header.files
         return [f"{self.swarm.names[name[:64]]}:{name[65:]}" for name in names]
 
-    async def live(self, until: int, last: int, *, published: int = -1) -> Trainer:
+    async def live(self, until: int, last: int, *, published: int = -1) -> TrainerService:
         """Run until the batch of `until` stands, step `last` is on record and policy `published` is out, then die."""
         trainer, journal = self.open(last)
         with trio.fail_after(60):
@@ -542,7 +542,7 @@ async def test_the_status_never_reads_the_steps_while_a_thread_adds_to_them(tmp_
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetch one file after the other, so that their order is known."""
-    monkeypatch.setattr("node.services.training.intake.FETCHERS", 1)
+    monkeypatch.setattr("node.services.training.ingest.FETCHERS", 1)
 
 
 async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_free_again(tmp_path: Path) -> None:
@@ -556,12 +556,12 @@ async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_fre
     assert house.spool.newest_step() == 2 and house.spool.batch_path(1).exists()
     terms.take(1, WORKER, 2, policy(1), 10**10)
     assert trainer.leading.lost_from() == 2
-    await trainer.leading.heed()
+    await trainer.leading.handle()
     assert house.spool.newest_step() == 1 and house.spool.next_batch() == 1
     assert trainer.leading.lost_from() is None and trainer.record.step <= 1
     again, _ = house.open(last=2)
     again._context.membership.terms.take(1, WORKER, 2, policy(1), 10**10)
-    await again.leading.heed()
+    await again.leading.handle()
     assert house.spool.newest_step() == 1
     journal.close()
 
@@ -588,7 +588,7 @@ async def test_a_trainer_could_lead_only_from_a_state_that_is_whole(tmp_path: Pa
     trainer, journal = house.open(last=1)
     assert trainer.leading.ready() is None  # policy 1 is announced, and this life has not brought it out yet
     trainer.record.step = 1
-    assert trainer.leading.ready() == Ready(2, policy(1))
+    assert trainer.leading.ready() == LeadFrom(2, policy(1))
     house.spool.write_batch(1, b"under way")
     assert trainer.leading.ready() is None
     journal.close()

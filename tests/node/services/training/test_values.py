@@ -13,26 +13,26 @@ import trio
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.services.judging.judge import Validator
 from node.services.training import values as values_module
-from node.services.training.intake import Intake
+from node.services.training.ingest import Ingest
 from node.services.training.values import OwnLook, Values
 from node.state.files import write_whole
-from node.swarm.register import Work
+from node.swarm.register import RegisteredWork
 from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.identity import Address
 from protocol.lots import pack_groups
 from protocol.messages import DIGEST, RolloutCommitted, Signed, VerdictIssued
 from protocol.rollout import (
-    Report,
     ReportHeader,
     ReportRow,
     RolloutBatch,
     RolloutHeader,
     SampleRow,
+    ValidatorReport,
     encode,
     encode_report,
 )
-from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
+from protocol.statements import Verdict, VerdictOutcome, WorkCommitment, work_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import (
     GROUPS,
@@ -90,7 +90,7 @@ class Engine:
         if request.groups and accepted:
             write_whole(Path(request.report_path), encoded(request.groups, FLAT, 1.0))
         return Inspected(
-            outcome=int(Outcome.ACCEPT if accepted else Outcome.SLASH),
+            outcome=int(VerdictOutcome.ACCEPT if accepted else VerdictOutcome.SLASH),
             reason=int(self.reason),
             detail="",
             report_path=request.report_path if request.groups and accepted else "",
@@ -105,13 +105,13 @@ class Engine:
 
 def encoded(groups: Sequence[int], logprobs: list[float], reward: float) -> bytes:
     rows = tuple(ReportRow(g, s, reward, logprobs) for g in groups for s in range(SIZE))
-    return encode_report(Report(ReportHeader(ROOT.hex(), policy_root(0).hex()), rows))
+    return encode_report(ValidatorReport(ReportHeader(ROOT.hex(), policy_root(0).hex()), rows))
 
 
-def work(number: int = 0) -> Work:
+def work(number: int = 0) -> RegisteredWork:
     commitment = WorkCommitment(1, WORKER.address, policy_root(0), number, ROOT, 6)
     message = RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
-    return Work(work_id(commitment), Signed(WORKER.address, message, b""), 0, 0.0, 0, False, GROUPS)
+    return RegisteredWork(work_id(commitment), Signed(WORKER.address, message, b""), 0, 0.0, 0, False, GROUPS)
 
 
 class Trainer:
@@ -336,12 +336,12 @@ async def test_groups_become_rows_of_a_batch_in_order(tmp_path: Path, monkeypatc
     rows = tuple(SampleRow(g, s, f"p{g}", [1, 2], [3] * TOKENS, False, b"") for g in range(GROUPS) for s in range(SIZE))
     file = tmp_path / "file"
     file.write_bytes(encode(RolloutBatch(RolloutHeader(1, WORKER.address, policy_root(0).hex(), 0), rows)))
-    intake = Intake(trainer.context, fresh=lambda step: True, taken_in=lambda _: None, taken_back=lambda _: None)
+    ingest = Ingest(trainer.context, fresh=lambda step: True, taken_in=lambda _: None, taken_back=lambda _: None)
     _, vote = trainer.says(ANN, (3, 0))
     believed = values_module.Believed(
         file, {g: [ReportRow(g, s, 1.0, FLAT) for s in range(SIZE)] for g in (3, 0)}, (vote,)
     )
-    made, left = intake._join(work(), believed)
+    made, left = ingest._join(work(), believed)
     assert left is None
     assert [(group.key, len(group.rows)) for group in made] == [((work().id, 0), SIZE), ((work().id, 3), SIZE)]
     assert len({row.group_key for group in made for row in group.rows}) == 2

@@ -13,10 +13,10 @@ import pytest
 import trio
 
 from node.web.host import bind
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 from node.web.page import page as page_module
-from node.web.page.page import HISTORY, Page
-from node.web.page.series import History, Point
+from node.web.page.page import HISTORY, WebPage
+from node.web.page.series import Point, SeriesFile
 from scripts.browser import find_browser
 from tests.chromium import Chromium, Tab, open_tab
 from tests.swarms import status, typed
@@ -57,9 +57,9 @@ class Swarm:
 @asynccontextmanager
 async def daemon(swarm: Swarm, folder: Path, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """One life of a node that serves its page; yields HOST:PORT."""
-    listener = Listener(bind(address, "the page", "--page"))
+    listener = HttpListener(bind(address, "the page", "--page"))
     async with trio.open_nursery() as nursery:
-        listener.mount(await nursery.start(Page(lambda: typed(swarm.status()), folder).run))
+        listener.mount(await nursery.start(WebPage(lambda: typed(swarm.status()), folder).run))
         await nursery.start(listener.run)
         yield listener.place
         nursery.cancel_scope.cancel()
@@ -80,7 +80,7 @@ def text(id: str) -> str:
 
 
 async def test_a_visitor_sees_the_swarm_and_the_browser_has_no_complaint(chromium: Chromium, tmp_path: Path) -> None:
-    kept = History(tmp_path / HISTORY)
+    kept = SeriesFile(tmp_path / HISTORY)
     kept.read(Swarm().status()["run"]["run_root"])
     kept.write({"load": [Point(178_999_900 + i, (7.0, 9000.0 + i, 30.0)) for i in range(60)]}, {})
     kept.close()

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from node.web.page import series
-from node.web.page.page import Page
-from node.web.page.series import MAX_BYTES, Curves, History, Point, Recorder
+from node.web.page.page import WebPage
+from node.web.page.series import MAX_BYTES, Curves, Point, SeriesFile, SeriesRecorder
 from tests.swarms import status, typed
 
 RUN = "ab" * 32
@@ -24,12 +24,12 @@ def fed(curves: Curves, *steps: int) -> Curves:
 
 
 async def test_curves_are_there_again_after_a_restart(tmp_path: Path) -> None:
-    first = Recorder(tmp_path / "h.sqlite", fed(Curves(), 40))
+    first = SeriesRecorder(tmp_path / "h.sqlite", fed(Curves(), 40))
     await first.belong_to(RUN)
     await first.keep()
     await first.close()
     curves = Curves()
-    second = Recorder(tmp_path / "h.sqlite", curves)
+    second = SeriesRecorder(tmp_path / "h.sqlite", curves)
     await second.belong_to(RUN)
     assert curves.steps.points == fed(Curves(), 40).steps.points and second.fault is None
     assert curves.load.points == fed(Curves(), 40).load.points
@@ -37,12 +37,12 @@ async def test_curves_are_there_again_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_another_runs_curves_are_not_shown_as_this_ones(tmp_path: Path) -> None:
-    first = Recorder(tmp_path / "h.sqlite", fed(Curves(), 40))
+    first = SeriesRecorder(tmp_path / "h.sqlite", fed(Curves(), 40))
     await first.belong_to(RUN)
     await first.keep()
     await first.close()
     curves = Curves()
-    second = Recorder(tmp_path / "h.sqlite", curves)
+    second = SeriesRecorder(tmp_path / "h.sqlite", curves)
     await second.belong_to("cd" * 32)
     assert curves.steps.points == []
     await second.close()
@@ -52,19 +52,19 @@ async def test_another_runs_curves_are_not_shown_as_this_ones(tmp_path: Path) ->
 async def test_a_damaged_file_is_begun_anew(damage: bytes, tmp_path: Path) -> None:
     path = tmp_path / "h.sqlite"
     path.write_bytes(damage)
-    recorder = Recorder(path, fed(Curves(), 5))
+    recorder = SeriesRecorder(path, fed(Curves(), 5))
     await recorder.belong_to(RUN)
     await recorder.keep()
     assert recorder.fault is None
     await recorder.close()
-    assert History(path).read(RUN)["steps"][-1].x == 5
+    assert SeriesFile(path).read(RUN)["steps"][-1].x == 5
 
 
 async def test_a_file_that_another_program_holds_is_kept_and_read_when_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, connect = tmp_path / "h.sqlite", sqlite3.connect
-    first = Recorder(path, fed(Curves(), 40))
+    first = SeriesRecorder(path, fed(Curves(), 40))
     await first.belong_to(RUN)
     await first.keep()
     await first.close()
@@ -73,7 +73,7 @@ async def test_a_file_that_another_program_holds_is_kept_and_read_when_it_is_fre
     with closing(connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")
         curves = Curves()
-        second = Recorder(path, curves)
+        second = SeriesRecorder(path, curves)
         await second.belong_to(RUN)
         await second.keep()
         assert second.fault and "locked" in second.fault
@@ -87,7 +87,7 @@ async def test_a_full_disk_is_said_and_what_is_missing_is_written_when_there_is_
 ) -> None:
     monkeypatch.setattr(series, "MAX_BYTES", 3 * 4096)
     curves = fed(Curves(), 300)
-    recorder = Recorder(tmp_path / "h.sqlite", curves)
+    recorder = SeriesRecorder(tmp_path / "h.sqlite", curves)
     await recorder.belong_to(RUN)
     await recorder.keep()
     assert recorder.fault and "full" in recorder.fault
@@ -97,18 +97,18 @@ async def test_a_full_disk_is_said_and_what_is_missing_is_written_when_there_is_
     await recorder.keep()
     assert recorder.fault is None
     await recorder.close()
-    assert len(History(tmp_path / "h.sqlite").read(RUN)["steps"]) == 301
+    assert len(SeriesFile(tmp_path / "h.sqlite").read(RUN)["steps"]) == 301
 
 
 async def test_a_directory_that_is_gone_does_not_stop_a_node(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "nowhere" / "h.sqlite", fed(Curves(), 3))
+    recorder = SeriesRecorder(tmp_path / "nowhere" / "h.sqlite", fed(Curves(), 3))
     await recorder.belong_to(RUN)
     await recorder.keep()
     assert recorder.fault
 
 
 def test_the_file_is_smaller_than_its_bound_with_the_widest_series(tmp_path: Path) -> None:
-    history = History(tmp_path / "h.sqlite")
+    history = SeriesFile(tmp_path / "h.sqlite")
     history.read(RUN)
     wide = [Point(2**40 + x, tuple(-1234567.8901 for _ in range(11))) for x in range(800)]
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_the_file_is_smaller_than_its_bound_with_the_widest_series(tmp_path: Pat
 
 
 def test_all_or_nothing_of_a_write_is_there(tmp_path: Path) -> None:
-    history = History(tmp_path / "h.sqlite")
+    history = SeriesFile(tmp_path / "h.sqlite")
     history.read(RUN)
     history.write({"steps": [Point(1, (1.0,))]}, {})
     with pytest.raises((sqlite3.Error, OverflowError)):
@@ -128,27 +128,27 @@ def test_all_or_nothing_of_a_write_is_there(tmp_path: Path) -> None:
 
 
 def test_no_page_opens_a_file_before_it_runs(tmp_path: Path) -> None:
-    Page(lambda: typed(status()), tmp_path)
+    WebPage(lambda: typed(status()), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_nothing_is_closed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    did, real = list[str](), History.close
+    did, real = list[str](), SeriesFile.close
     goes_on = threading.Event()
 
-    def read(self: History, run: str) -> dict[str, list[Point]]:
+    def read(self: SeriesFile, run: str) -> dict[str, list[Point]]:
         did.append("reads")
         goes_on.wait(5)
         did.append("has read")
         return {}
 
-    def close(self: History) -> None:
+    def close(self: SeriesFile) -> None:
         did.append("closes")
         real(self)
 
-    monkeypatch.setattr(History, "read", read)
-    monkeypatch.setattr(History, "close", close)
-    recorder = Recorder(tmp_path / "h.sqlite", Curves())
+    monkeypatch.setattr(SeriesFile, "read", read)
+    monkeypatch.setattr(SeriesFile, "close", close)
+    recorder = SeriesRecorder(tmp_path / "h.sqlite", Curves())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recorder.belong_to, RUN)
         while not did:

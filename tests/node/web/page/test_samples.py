@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from node.web.page.page import LONGEST, SHOWN, Samples
+from node.web.page.page import LONGEST, SHOWN, RolloutSamples
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[2J" + "A" * 5000
 
@@ -19,7 +19,7 @@ def answer(text: str, reward: object = 1.0) -> dict[str, object]:
 
 
 def test_the_first_and_the_newest_evaluation_are_told(tmp_path: Path) -> None:
-    samples = Samples(tmp_path)
+    samples = RolloutSamples(tmp_path)
     assert samples.look() is None
     write(tmp_path, 0, answer("3 1", 0.0))
     only = samples.look()
@@ -36,7 +36,7 @@ def test_the_first_and_the_newest_evaluation_are_told(tmp_path: Path) -> None:
 
 def test_what_the_model_wrote_is_short_and_visible(tmp_path: Path) -> None:
     write(tmp_path, 0, *[answer(HOSTILE, "much")] * 50)
-    told = Samples(tmp_path).look()
+    told = RolloutSamples(tmp_path).look()
     assert told is not None and len(told["before"]["answers"]) == SHOWN
     shown = told["before"]["answers"][0]
     assert shown["answer"].isprintable() and len(shown["answer"]) == LONGEST and shown["reward"] is None
@@ -46,6 +46,6 @@ def test_a_damaged_file_costs_its_own_answers_only(tmp_path: Path) -> None:
     write(tmp_path, 0, answer("3 1"))
     write(tmp_path, 7, answer("1 3"))
     (tmp_path / "spool" / "eval" / "answers-000007.json").write_bytes(b"\xff{")
-    told = Samples(tmp_path).look()
+    told = RolloutSamples(tmp_path).look()
     assert told is not None
     assert told["after"] == {"step": 7, "answers": []} and told["before"]["answers"]

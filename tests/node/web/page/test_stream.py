@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from node.web.host import bind
-from node.web.listener import Listener
+from node.web.listener import HttpListener
 from node.web.page import page
 from node.web.page.page import load_assets
 from tests.swarms import status, typed
@@ -31,8 +31,8 @@ class Swarm:
 
 @asynccontextmanager
 async def serving(swarm: Swarm, folder: Path) -> AsyncIterator[str]:
-    made = page.Page(lambda: typed(swarm.status()), folder)
-    listener = Listener(bind("127.0.0.1:0", "the page", "--page"))
+    made = page.WebPage(lambda: typed(swarm.status()), folder)
+    listener = HttpListener(bind("127.0.0.1:0", "the page", "--page"))
     async with trio.open_nursery() as nursery:
         listener.mount(await nursery.start(made.run))
         await nursery.start(listener.run)

@@ -11,7 +11,7 @@ from node.environments.dataset import count_bad_rows
 from node.environments.programs import ProgramRunner
 from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
-from node.sandbox import Limits
+from node.sandbox import SandboxLimits
 from tests.node.environments.sandboxes import OpenSandbox
 
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden.jsonl").read_text().splitlines()]
@@ -21,7 +21,7 @@ REFUSED = [one for one in GOLDEN if "refused" in one]
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[ProgramRunner]:
-    runner = ProgramRunner(OpenSandbox, Limits())
+    runner = ProgramRunner(OpenSandbox, SandboxLimits())
     yield runner
     runner.close()
 

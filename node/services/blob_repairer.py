@@ -1,0 +1,132 @@
+"""Keeps the blobs on this disk whole: looks through all of them now and then, and fetches again what was damaged.
+
+What is used is compared where it is used (`blobs/proof.py`); this finds what nobody asks for. Own files that wait for
+their verdicts are looked at first, and at once: whoever cannot hand one over is not paid for it.
+"""
+
+import time
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.blobs.errors import StoreFailed
+from node.blobs.proof import BlobProofs
+from node.services.base import Service
+from node.services.committing import REPEATED
+from node.services.context import Context
+from node.services.workplace import Workplace
+from node.state.journal import Journal
+from protocol.blobs import MAX_BLOB_SIZE
+from protocol.errors import IntellectError
+
+log = structlog.get_logger()
+ROUND = 7 * 24 * 3600.0
+"""Seconds in which every blob is looked at once: 34 kB/s for 20 GiB."""
+RATE = (16 * 1024, 64 * 1024**2)
+"""Bytes a second that are looked at, at least and at most."""
+RESTS = 60.0
+"""Seconds between two looks for what was not looked at for a round."""
+PATIENCE = (60.0, 20_000_000)
+"""Seconds for which a damaged blob is asked for at least, and the bytes a second that a larger one has."""
+TRIES = 3
+WAITING = 256
+"""Damaged blobs that wait to be fetched; of more, the others come back when they are asked for."""
+
+
+class BlobRepairer(Service):
+    """every: seconds of a round; rests: between two looks."""
+
+    name = "blob-repairer"
+
+    def __init__(self, context: Context, proof: BlobProofs, *, every: float = ROUND, rests: float = RESTS) -> None:
+        self._context = context
+        self._proof = proof
+        self._every, self._rests = every, rests
+        self._send, self._lost = trio.open_memory_channel[tuple[bytes, int]](WAITING)
+        self._fetched = self._gone = self._looked_at = 0
+        self._oldest: float | None = None
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.context, place.member.stock.store.proof)
+
+    async def run(self) -> None:
+        self._proof.follow(self._handle)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._mend)
+            await self._prove_own()
+            while True:
+                await self._look()
+                await trio.sleep(self._rests)
+
+    def status(self) -> dict[str, Any]:
+        oldest = None if self._oldest is None else round(max(0.0, time.time() - self._oldest), 1)
+        return {
+            "blobs": {
+                "damaged": self._proof.damaged,
+                "fetched_again": self._fetched,
+                "not_fetched_again": self._gone,
+                "bytes_looked_at": self._looked_at,
+                "oldest_look_seconds": oldest,
+            }
+        }
+
+    def _handle(self, root: bytes, size: int) -> None:
+        try:
+            self._send.send_nowait((root, size))
+        except trio.WouldBlock:
+            self._gone += 1
+
+    async def _mend(self) -> None:
+        async for root, size in self._lost:
+            await self._fetch(root, size)
+
+    async def _fetch(self, root: bytes, size: int) -> None:
+        context, why = self._context, "nobody else is here"
+        seconds = PATIENCE[0] + size / PATIENCE[1]
+        for _ in range(TRIES):
+            try:
+                await context.blobs.fetch(root, context.membership.addresses(), max_size=size, timeout=seconds)
+            except IntellectError as error:
+                why = error.why
+            else:
+                self._fetched += 1
+                log.info("blob.fetched_again", root=root.hex(), bytes=size)
+                return
+        self._gone += 1
+        log.warning("blob.not_fetched_again", root=root.hex(), bytes=size, why=why)
+
+    async def _prove_own(self) -> None:
+        """This node's newest files that are not judged yet: whoever has one hands it back."""
+        for root in await self._context.journal.do(_open_files, self._context.journal):
+            try:
+                if root not in self._proof.sizes:
+                    self._handle(root, MAX_BLOB_SIZE)
+                await self._proof.whole(root)
+            except StoreFailed as error:
+                log.warning("blob.not_compared", root=root.hex(), why=error.why)
+
+    async def _look(self) -> None:
+        """Compare what was not compared for a round, the longest first, as fast as a round of all needs it."""
+        times = await trio.to_thread.run_sync(self._proof.proven_at)
+        self._oldest = min(times.values(), default=None)
+        total = sum(self._proof.sizes.get(root, 0) for root in times)
+        rate = min(max(total / self._every, RATE[0]), RATE[1])
+
+        async def pace(size: int) -> None:
+            self._looked_at += size
+            await trio.sleep(size / rate)
+
+        due = time.time() - self._every
+        for root, at in sorted(times.items(), key=lambda item: item[1]):
+            if at > due:
+                break
+            try:
+                await self._proof.prove(root, pace)
+            except StoreFailed as error:
+                log.warning("blob.not_compared", root=root.hex(), why=error.why)
+
+
+def _open_files(journal: Journal) -> list[bytes]:
+    return [one.root for one in journal.files.records(REPEATED) if one.state == "pending"]

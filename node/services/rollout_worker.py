@@ -1,0 +1,346 @@
+"""The worker: draw, generate, commit, publish, and hear what becomes of it.
+
+Its own rewards are for its log only. What it has committed to is in the journal before anybody hears of it.
+"""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.guest.rest import DOING, PAUSED, GuestRest
+from node.inference.client import EngineChild
+from node.inference.wire import LoadPolicy, Produce, Produced, RequestProgress, SaidToken
+from node.recipe.capacity import CapacityGauge, measure
+from node.recipe.speed import measured
+from node.services.base import Service
+from node.services.committing import OwnWorks, commit
+from node.services.context import Context, Rate
+from node.services.workplace import Workplace
+from node.swarm.facts import RunTold
+from node.swarm.membership import is_cut_off, voices
+from node.swarm.register import RegisteredWork, WorkId
+from node.swarm.unclaimed import ActiveWorkers, UnclaimedShare
+from node.swarm.vote_set import FileState
+from node.weights.policy_cache import HeldPolicy
+from protocol.earnings import most_files
+from protocol.errors import IntellectError
+
+log = structlog.get_logger()
+SHORTEST_PATIENCE = 0.5
+FIRST_INTERVAL = 1.5
+FILES_OF_PATIENCE = 3
+"""A trainer is not slow before so many times the time that making its files takes have passed: learning from them costs
+more than making them, and with a large model both take minutes."""
+FILES_OF_QUIET = 2
+"""Where nobody commits to anything for as long as a worker takes for so many files, each that makes any has made its
+share."""
+INTERVAL_MEMORY = 0.8
+PRODUCE_DEADLINE = 600.0
+HEARING_EVERY = 1.0
+CATCHING_UP = 5.0
+"""Seconds that a newer policy has to arrive, once somebody is heard again."""
+MAKES_NOTHING = 2
+"""Steps after which a worker that made nothing has no share in the work. Who takes longer for a file makes so little
+that the others come closer to what a step needs without it."""
+
+
+BYTES_PER_PARAMETER = 2
+"""Of the weights that a run begins with."""
+
+
+class RolloutWorker(Service):
+    """Generates rollouts for every policy until the run is over."""
+
+    name = "rollout-worker"
+
+    def __init__(
+        self,
+        context: Context,
+        engine: EngineChild,
+        scratch: Path,
+        gauge: CapacityGauge,
+        rest: GuestRest | None = None,
+    ) -> None:
+        self._context = context
+        self._journal = context.journal
+        self._engine = engine
+        self._scratch = scratch
+        self._gauge = gauge
+        self._rest = rest or GuestRest()
+        self._informative, self._signal = 1.0, False
+        self._makers = ActiveWorkers(MAKES_NOTHING)
+        self._leftovers = UnclaimedShare()
+        self.rate = Rate(clock=context.clock.monotonic)
+        self.last_reward: float | None = None
+        self.waiting: str | None = None
+        self.finished = False
+        self.works = OwnWorks(context)
+        self.generate_seconds = 0.0
+        self._first_step = -1
+        self._arrived_step = -1
+        self._arrived_at = 0.0
+        self._interval = FIRST_INTERVAL
+        self._file_seconds = 0.0
+        self._producing = 0
+        """Number of the file that is being made, from 1; 0: none."""
+        self._progress: RequestProgress | None = None
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        run = place.context.run
+        machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
+        gauge = CapacityGauge(run.spec, machine, await _expected_speed(place), lambda: place.member.claims.believed)
+        return cls(place.context, place.engine, place.scratch, gauge, place.rest)
+
+    async def run(self) -> None:
+        await self.works.count()
+        await self.works.repeat()
+        self._context.state.register.follow(self._note_work)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.works.follow, self._verdict)
+            nursery.start_soon(self._watch_trainer)
+            await self._generate()
+
+    def status(self) -> dict[str, Any]:
+        work = {
+            **self.works.done.told(),
+            "generate_seconds": round(self.generate_seconds, 2),
+            "last_reward_estimate": self.last_reward,
+            "waiting": self.waiting,
+        }
+        return {"work": work}
+
+    def beat(self) -> dict[str, Any]:
+        return {"rate": round(self.rate.per_second, 1)}
+
+    def doing(self) -> str:
+        """What this worker does now, in words."""
+        if self._rest.why and not self._producing:
+            return DOING
+        if self.waiting or self.finished:
+            return self.waiting or "the run is over: nothing is left to generate"
+        newest = self._context.policy_cache.newest
+        about = f"policy {newest.step}" if newest else "the first policy"
+        if newest and self._journal.fence.covers(newest.step):
+            # A pool whose only worker this is gets no next policy from anybody else.
+            return (
+                f"waits for the policy after {about}: after a start in doubt nothing new is signed for this one "
+                "(the only worker of a pool is started with: join --vouch)"
+            )
+        if self._producing:
+            sampled = f" ({self._progress.done} of {self._progress.of} answers)" if self._progress else ""
+            return f"generating file {self._producing} for {about}{sampled}"
+        counts = self.works.done.counts
+        open_files = sum(counts.values()) - counts.get("accepted", 0) - counts.get("rejected", 0)
+        waits = f"; {open_files} wait for the validators' verdicts" if open_files else ""
+        return f"its share for {about} is made{waits}"
+
+    async def _generate(self) -> None:
+        while True:
+            await self._wait_for_rest()
+            policy = await self._next_policy()
+            if self._rest.why:
+                continue
+            if self._is_cut_off():
+                await self._wait_for_a_voice(policy)
+                continue
+            # From the journal and not from memory: an index that is used twice costs the stake.
+            index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            self._producing = index + 1
+            try:
+                produced = None
+                with self._rest.work():
+                    produced = await self._produce(policy, index)
+                if produced is not None:  # no rest has cut it short
+                    await self._commit(policy, index, produced)
+            except IntellectError as error:
+                log.warning("rollout.failed", step=policy.step, why=error.why)
+                self._context.progress.trouble(f"a file for policy {policy.step} was not made: {error.why}")
+                await trio.sleep(1.0)
+            finally:
+                self._producing, self._progress = 0, None
+
+    def _is_cut_off(self) -> bool:
+        return is_cut_off(voices(self._context.board, self._context.membership), self._context.clock.monotonic())
+
+    async def _wait_for_a_voice(self, policy: HeldPolicy) -> None:
+        """While neither the trainer nor a validator is heard nothing more is made: it would be stale once they are.
+
+        Then what was missed comes first; and the time that passed unheard is nobody's lack of rollouts.
+        """
+        began = self._context.clock.monotonic()
+        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime(self._context.clock.wall()))
+        log.warning("worker.cut_off", step=policy.step)
+        self._context.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
+        while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
+            await trio.sleep(HEARING_EVERY)
+        log.warning("worker.reconnected", seconds=round(self._context.clock.monotonic() - began, 1))
+        self.waiting = None
+        await self._come_back(policy.step, began)
+
+    async def _wait_for_rest(self) -> None:
+        began, newest = self._context.clock.monotonic(), self._context.policy_cache.newest
+        if not self._rest.why:
+            return
+        log.info("worker.rests", why=self._rest.why)
+        await self._rest.over()
+        log.info("worker.goes_on", seconds=round(self._context.clock.monotonic() - began, 1))
+        await self._come_back(newest.step if newest else -1, began)
+
+    async def _come_back(self, step: int, began: float) -> None:
+        """What was missed comes first. step: the newest policy then; began: when nothing was made any more."""
+        with trio.move_on_after(CATCHING_UP):
+            await self._context.policy_cache.newer_than(step)
+        now = self._context.clock.monotonic()
+        # Such time is no sign that the trainer lacks rollouts.
+        self._arrived_at += now - began
+        self._leftovers.began(step, now)
+
+    async def _next_policy(self) -> HeldPolicy:
+        """The newest policy, once this worker's share of its rollouts is not yet made.
+
+        What others leave over of what the step needs is divided once nobody makes any. A trainer that does not advance
+        even so lacks rollouts (somebody's were refused, or somebody left): every time that two usual intervals pass
+        without a new policy, each worker makes one file more. Where nothing had a signal it lacks a whole batch, and
+        a worker whose own files had none makes its share again.
+        """
+        while True:
+            policy = self._context.policy_cache.newest or await self._context.policy_cache.newer_than(-1)
+            self._note_arrival(policy)
+            made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            patience = self._patience()
+            waited = self._context.clock.monotonic() - self._arrived_at
+            fork = self._context.state.policies.fork
+            if fork is not None:
+                self.waiting = f"the trainer is not believed any more: {fork.what}"
+            more, most = 1 if self._signal else self._share(), most_files(self._context.run.spec)
+            wanted = self._share() + more * math.floor(waited / patience)
+            wanted += self._left_over() if made >= wanted else 0
+            made = most if self._journal.fence.covers(policy.step) else made
+            if not self.finished and made < min(wanted, most) and fork is None:
+                return policy
+            wait = min(patience - waited % patience, self._until_quiet())
+            # A little longer: woken too early by a rounding, it would find that the floor above has not grown.
+            with trio.move_on_after(30.0 if self.finished else wait + 0.01):
+                await self._context.policy_cache.newer_than(policy.step)
+
+    def _patience(self) -> float:
+        """Seconds without a new policy after which the trainer seems to lack rollouts."""
+        # A slow machine would otherwise run out of patience while it still makes its first share.
+        own = FILES_OF_PATIENCE * self._share() * self._file_seconds
+        return max(SHORTEST_PATIENCE, 2 * self._interval, own)
+
+    def _left_over(self) -> int:
+        """Files that others made too few of: this worker's part of them, once nobody makes any."""
+        needed = math.ceil(self._context.run.spec.files_per_policy * self._refill())
+        return self._leftovers.taken(needed, self._quiet(), self._context.clock.monotonic())
+
+    def _quiet(self) -> float:
+        """Seconds without a file of anybody's after which none is to be expected."""
+        # Before its own first file a node does not know how long one takes.
+        return max(SHORTEST_PATIENCE, FILES_OF_QUIET * (self._file_seconds or PRODUCE_DEADLINE))
+
+    def _until_quiet(self) -> float:
+        quiet = self._quiet()
+        return quiet - self._leftovers.quiet_for(self._context.clock.monotonic()) % quiet
+
+    def _note_arrival(self, policy: HeldPolicy) -> None:
+        """Remember when a policy came, and how long policies usually take."""
+        if policy.step == self._arrived_step:
+            return
+        if self._first_step < 0:
+            self._first_step = policy.step
+        now = self._context.clock.monotonic()
+        if self._arrived_step >= 0:
+            # Policies that were passed over took their part of the time.
+            took = (now - self._arrived_at) / (policy.step - self._arrived_step)
+            self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
+        self._arrived_step, self._arrived_at, self._signal = policy.step, now, False
+        self._leftovers.began(policy.step, now)
+
+    def _note_work(self, work: RegisteredWork) -> None:
+        if work.is_sampled:
+            self._makers.made(work.node, work.step)
+            self._leftovers.made(work.node, work.step, self._context.clock.monotonic())
+
+    def _share(self) -> int:
+        """Files per policy so that all live workers that make any together make what a step needs.
+
+        Of the first policy that a worker meets it makes twice that, if the run allows staleness: from then on the
+        trainer has one batch in hand while the next is being made, and neither waits for the other.
+        """
+        run = self._context.run.spec
+        beats = self._context.membership.beats(self._context.clock.monotonic(), "worker")
+        living = [node for node, beat in beats.items() if beat.state != PAUSED]
+        # Oneself counts as a maker from the start, or the first share would be divided among the others alone.
+        self._makers.made(self._context.key.address, self._arrived_step)
+        workers = max(1, self._makers.count(living, self._arrived_step))
+        share = math.ceil(run.files_per_policy * self._refill() / workers)
+        ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
+        return 2 * share if ahead else share
+
+    def _refill(self) -> float:
+        """Files to make for each that a batch needs: with the online filter, groups without signal do not count."""
+        filters = self._context.run.spec.filters
+        # Bounded as the trainer's own refilling: a model that solves everything would ask for files without end.
+        return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
+
+    async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
+        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
+        out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
+        order = Produce(
+            policy_root=policy.root,
+            node=self._context.key.address,
+            pool=self._context.pool,
+            index=index,
+            out_path=str(out),
+            capacity=self._gauge.capacity,
+        )
+        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load, on_progress=self._note_progress)
+        self._gauge.note(produced.units, produced.seconds)
+        self.generate_seconds += produced.seconds
+        self._file_seconds = produced.seconds
+        self._informative = 0.7 * self._informative + 0.3 * produced.informative
+        if policy.step == self._arrived_step:
+            self._signal |= produced.informative > 0
+        return produced
+
+    def _note_progress(self, told: RequestProgress | SaidToken) -> None:
+        if isinstance(told, RequestProgress):  # of a file no token is said
+            self._progress = told
+
+    async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
+        commitment = await commit(self._context, policy.root, index, Path(produced.path), produced.units, policy.step)
+        await self.works.count()
+        self.rate.add(produced.tokens)
+        self.last_reward = produced.reward_estimate
+        log.info(
+            "rollout.committed", step=policy.step, index=index, root=commitment.file_root.hex(), units=produced.units
+        )
+
+    def _verdict(self, id: WorkId) -> FileState:
+        """What the pool thinks of a file of ours. While validators are away fewer than the quorum are enough to train
+        on a file, but not to put it on chain: there a quorum that never heard of it would take it for invented."""
+        vote_set = self._context.state.vote_set
+        state = vote_set.state(id)
+        enough = len(vote_set.accepting(id)) >= self._context.quorum
+        return FileState.OPEN if state is FileState.ACCEPTED and not enough else state
+
+    async def _watch_trainer(self) -> None:
+        async for told in self._context.facts.subscribe(RunTold):
+            self.finished = told.over
+
+
+async def _expected_speed(place: Workplace) -> float | None:
+    """Tokens per second before the first file is made, where lengths are dealt by it: so that a fast node need not
+    begin with the shortest."""
+    run = place.context.run
+    if not run.spec.length_budget.targets:
+        return None
+    speed = await measured(place.config.home, place.hardware, place.config.engine_options, starter=place.starter)
+    weights = run.spec.weight_bytes()
+    return None if speed is None else speed.expected(weights // BYTES_PER_PARAMETER)
