@@ -118,9 +118,11 @@ class LightClient:
                 if self._alone:  # what one gateway shows another one may contradict, before any of it counts
                     with trio.move_on_after(HEARD_WITHIN):
                         await self._listed.wait()
+                        await trio.sleep(LOOK)  # what was read last is on the board, and its readers come to it now
                 while known < run.recipe.steps:
                     policy = await _soon(policy_cache, known)
-                    if policy is None:
+                    # Also where there is one: a contradiction that came meanwhile may be about it.
+                    if policy is None or follower.fork is not None:
                         await self._heard(follower)
                         continue
                     known = policy.step
