@@ -90,10 +90,8 @@ class Witnesses:
             try:
                 if key(answer := view()) == known:
                     return answer
-            except (
-                ContractError,
-                *EXPECTED,
-            ) as error:  # one endpoint says that the contract refuses what it told before
+            except (ContractError, *EXPECTED) as error:
+                # One endpoint says that the contract refuses what it told before.
                 log.debug("chain.answer_changed", action=action, why=str(error)[:200])
         answer, two = self._ask(action, method, view, key, RECONSIDERED)
         if two:

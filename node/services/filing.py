@@ -4,6 +4,7 @@ A quorum that falls silent leaves its roots: the journal has this node's line of
 table may come any more they go to the chain, and once what everybody filed is known the pool pays it, or its share.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -56,13 +57,14 @@ class OwnFiling:
             return
         await self._finish()
         times = seen.pool.filing
-        if seen.may_be_filed and seen.now < times.ends:
-            await self._file(seen)
+        filed = await self._filed(seen)
+        if seen.may_be_filed and seen.now < times.ends and await self._file(seen, filed):
+            filed = await self._filed(seen)
         left = await self._left()
         if left and seen.now >= times.redeems:
             await self._redeem()
             left = await self._left()
-        await self._note(seen, left)
+        self.filed = OwnFiled(filed, left, seen.may_be_filed and seen.now >= times.ends and not left)
 
     def state(self, epoch: int) -> str:
         """Of an epoch that was certified and that no table has."""
@@ -89,13 +91,14 @@ class OwnFiling:
     async def _left(self) -> int:
         return await self._chain.ask("read what was filed", lambda c: c.filed_by(self._pool, self._own))
 
-    async def _note(self, seen: PoolRecord, left: int) -> None:
-        epochs: dict[int, int] = {}
+    async def _filed(self, seen: PoolRecord) -> dict[int, int]:
+        """Units that the chain has as filed, of each epoch that no table has."""
+        filed: dict[int, int] = {}
         if seen.may_be_filed:
             for epoch in sorted({line.epoch for line in await self._lines(seen)}):
                 if units := await self._filed_of(epoch):
-                    epochs[epoch] = units
-        self.filed = OwnFiled(epochs, left, seen.may_be_filed and seen.now >= seen.pool.filing.ends and not left)
+                    filed[epoch] = units
+        return filed
 
     async def _lines(self, seen: PoolRecord) -> list[OwnLine]:
         """Of epochs that no table has."""
@@ -107,18 +110,17 @@ class OwnFiling:
 
     # filing
 
-    async def _file(self, seen: PoolRecord) -> None:
-        """Whatever is more than the chain has: roots that were heard since, too."""
-        wanted: list[Filing] = []
-        for filing in await self.filings(seen):
-            if filing.units > await self._filed_of(filing.epoch):
-                wanted.append(filing)
+    async def _file(self, seen: PoolRecord, filed: Mapping[int, int]) -> bool:
+        """Whatever is more than the chain has: roots that were heard since, too. Whether there was any."""
+        wanted = [filing for filing in await self.filings(seen) if filing.units > filed.get(filing.epoch, 0)]
+        sends = bool(wanted)
         while wanted:
             part = in_turn(wanted)
             wanted = wanted[len(part) :]
             # Written down whole: after a crash more roots may have come, and the call must be equal.
             await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode(part))
             await self._finish()
+        return sends
 
     async def filings(self, seen: PoolRecord) -> list[Filing]:
         """Of each epoch that no table has and that a quorum named works of this node in."""
