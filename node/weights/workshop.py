@@ -110,7 +110,8 @@ class Workshop:
         async with self._building:
             try:
                 built = await trio.to_thread.run_sync(build_image, manifest, base, patches, work, self._stop)
-                info = await self._store.add(work, move=True, known=built)
+                # Not synced: it is held for a step or two, and can be made again from base and patches.
+                info = await self._store.add(work, move=True, known=built, synced=False)
             except PatchError:
                 await self._check_disk([base, *(path for _, path in patches)])
                 raise
