@@ -75,7 +75,9 @@ def _advice(phase: Phase, settings: TrainerSettings) -> str:
     on = [f"turn on trainer.{name}" for name in _SAVING[phase] if not getattr(settings, name)]
     if phase in PASSES:
         lower = f"lower trainer.micro_batch_tokens (now {settings.micro_batch_tokens})"
-        return "; or ".join([lower, *on, "let samples be shorter (rollout.max_output_tokens)"])
+        return "; or ".join(
+            [lower, *on, "let sequences be shorter (rollout.max_output_tokens, or pretraining.sequence)"]
+        )
     if phase == "evaluation":
         return f"set trainer.evaluation_device to cpu; or {_OTHERS}"
     wider = [] if phase == "publish" else [_WIDER.format(settings.world_size)]

@@ -20,6 +20,7 @@ from node.training.contributing import COPY
 from node.training.errors import TrainingError
 from node.training.inner import Tensors
 from node.training.jobs import Check, Job, JobDirectory, JobFailure, Publish, StartRound, Train
+from node.training.memory import DeviceLost, OutOfMemory
 from node.training.outer import OuterStateFile, state_size, strangers_state
 from node.training.pretrainer import Pretrainer, RoundTrainer
 from node.training.seats import Seats
@@ -67,10 +68,14 @@ class AsAsked(RoundTrainer):
                 time.sleep(WAIT)
 
     def answer(self, job: Job) -> JobFailure:
-        """A job that fails is over, too: the daemon says why, and asks for the next."""
+        """A job that fails is over, too: the daemon says why, and asks for the next. What this process is of no use for
+        any more is raised."""
         self._seconds = {}
         try:
-            return JobFailure(self._do(job))
+            with self._smaller_passes():
+                return JobFailure(self._do(job))
+        except (OutOfMemory, DeviceLost):
+            raise
         except IntellectError as error:
             return JobFailure({}, error.what, error.why, error.remedy)
         except OSError as error:
@@ -199,6 +204,8 @@ class AsAsked(RoundTrainer):
             error, size, equal = _compared(ours, contribution)
             distances = [math.sqrt(error / size) if size else math.inf if error else 0.0]
             distances += _apart(OuterStateFile(own), after, self._weights_in(header.round, outer)) if after else []
+        except (OutOfMemory, DeviceLost):  # this machine's, and nobody's fault
+            raise
         except TrainingError as error:  # numbers that no honest steps begin with
             return {"state": f"steps from it come to nothing: {error.why}"}
         finally:
