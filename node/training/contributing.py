@@ -44,6 +44,12 @@ COPY = "copy/"
 what the round before sent, whose outcome the round's steps do not see yet, by how much these steps changed it."""
 
 
+def newest_of(spool: Spool, world: World) -> int:
+    """The newest policy, -1 before the first; all ranks ask. Other machines than the first rank's have none."""
+    # One more, so that nothing negative is sent.
+    return int.from_bytes(world.share((spool.newest_step() + 1).to_bytes(8, "little")), "little") - 1
+
+
 class Contributing:
     """One run on one spool. Who derives from it says what an inner step is."""
 
@@ -57,17 +63,11 @@ class Contributing:
         self._limit = MicroBatchLimit(spool.lowered_path, settings, world)
         # For as long as this process lives: the arithmetic that a contribution names has the size of its passes in it.
         self._spool, self._run, self._world = spool, run, world
-        most = self._limit.at(max(0, self._newest()))
+        most = self._limit.at(max(0, newest_of(spool, world)))
         self._settings = msgspec.structs.replace(settings, micro_batch_tokens=most)
         self._rules, self._form = run.diloco, form_of(run.diloco)
         self._root = blake3(without_length(run)).digest()
         self._seconds: dict[str, float] = {}
-
-    def _newest(self) -> int:
-        """The newest policy, -1 before the first; all ranks ask. Other machines than the first rank's have none."""
-        # One more, so that nothing negative is sent.
-        newest = self._world.share((self._spool.newest_step() + 1).to_bytes(8, "little"))
-        return int.from_bytes(newest, "little") - 1
 
     def _new_model(self) -> Any:
         with without_memory(self._world):

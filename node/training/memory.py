@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from node.inference.errors import lost_its_device, ran_out
-from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
+from protocol.errors import OwnFailure
 
 Phase = Literal["load", "forward", "backward", "optimizer", "publish", "evaluation"]
 PASSES: tuple[Phase, ...] = ("forward", "backward")
@@ -35,7 +35,7 @@ _SAVING: dict[str, tuple[str, ...]] = {
 }
 
 
-class OutOfMemory(TrainingError):
+class OutOfMemory(OwnFailure):
     """Memory ran out in a phase."""
 
     def __init__(self, phase: Phase, what: str, why: str, remedy: str) -> None:
@@ -48,7 +48,7 @@ class OutOfMemory(TrainingError):
         return self.phase in PASSES
 
 
-class DeviceLost(TrainingError):
+class DeviceLost(OwnFailure):
     """A device broke off: what is on it is gone, and no call of this process reaches it again."""
 
 

@@ -20,12 +20,11 @@ from node.training.contributing import COPY
 from node.training.errors import TrainingError
 from node.training.inner import Tensors
 from node.training.jobs import Check, Job, JobDirectory, JobFailure, Publish, StartRound, Train
-from node.training.memory import DeviceLost, OutOfMemory
 from node.training.outer import OuterStateFile, state_size, strangers_state
 from node.training.pretrainer import Pretrainer, RoundTrainer
 from node.training.seats import Seats
 from protocol.contribution import Contribution, ContributionHeader
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.exchange import F32, ContributionError
 from protocol.rounds import state_root
 
@@ -74,7 +73,7 @@ class AsAsked(RoundTrainer):
         try:
             with self._smaller_passes():
                 return JobFailure(self._do(job))
-        except (OutOfMemory, DeviceLost):
+        except OwnFailure:
             raise
         except IntellectError as error:
             return JobFailure({}, error.what, error.why, error.remedy)
@@ -204,8 +203,6 @@ class AsAsked(RoundTrainer):
             error, size, equal = _compared(ours, contribution)
             distances = [math.sqrt(error / size) if size else math.inf if error else 0.0]
             distances += _apart(OuterStateFile(own), after, self._weights_in(header.round, outer)) if after else []
-        except (OutOfMemory, DeviceLost):  # this machine's, and nobody's fault
-            raise
         except TrainingError as error:  # numbers that no honest steps begin with
             return {"state": f"steps from it come to nothing: {error.why}"}
         finally:

@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from node.inference.start_weights import StartWeights
 from node.state.files import mapped, whole_file, write_whole
-from node.training.contributing import Contributing
+from node.training.contributing import Contributing, newest_of
 from node.training.errors import TrainingError
 from node.training.image import stream_image
 from node.training.inner import InnerLearner
@@ -101,7 +101,7 @@ class RoundTrainer(Contributing):
 
     def _start(self) -> int:
         """The newest round that is published and whose outer state is here; or the start model's, as round 0."""
-        newest = self._newest()
+        newest = newest_of(self._spool, self._world)
         if newest >= 0:
             OuterStateFile(self._outer_path(newest)).check()
             return newest
