@@ -98,6 +98,8 @@ class Transfer:
         self._max_size = max_size
         self._whole: BlobInfo | None = None
         """Of a blob that came in one go, with its list."""
+        self._named = False
+        """Whether somebody has named the list."""
         self._failure: NetworkError | None = None
         self._news = trio.Event()
         self._opening = trio.Lock()
@@ -142,6 +144,8 @@ class Transfer:
         started = trio.current_time()
         info = self._downloads.store.partial_info(self.root)
         if info is not None:
+            if info.size > self._max_size:
+                raise BlobTooLarge(self.root, info.size, self._max_size)
             await self._open(info)
         if not self._done():
             await self._gather()
@@ -189,11 +193,6 @@ class Transfer:
         if self._failure is not None or self._whole is not None:
             return True
         return self.pieces is not None and self.pieces.plan.complete
-
-    @property
-    def _named(self) -> bool:
-        """Whether somebody has named the piece list."""
-        return self._whole is not None or self.pieces is not None
 
     def wake(self) -> None:
         """Something happened: whoever waits looks again."""
@@ -282,6 +281,8 @@ class Transfer:
         # Raises unless the list hashes to the root, so nothing that follows depends on the source's honesty.
         info = decode_info(said.info, self.root)
         have = read_map(said.have, info)
+        if info.size > self._max_size:
+            raise BlobTooLarge(self.root, info.size, self._max_size)
         if said.data and await self._take_whole(source, info, said.data):
             return
         pieces = await self._open(info)
@@ -294,7 +295,6 @@ class Transfer:
 
     async def _take_whole(self, source: Address, info: BlobInfo, data: bytes) -> bool:
         """A small blob that came with its list, in one job; False where some of it was here before."""
-        self._check_size(info)
         # Compared with the promised size before hashing: a larger body would be hashed for nothing.
         if len(data) != info.size:
             raise PeerMisbehaved(source, f"{len(data)} bytes for a blob of {info.size}")
@@ -302,21 +302,17 @@ class Transfer:
             if self.pieces is None and self._whole is None:
                 if not await self._downloads.store.take_whole(info, memoryview(data)):
                     raise PeerMisbehaved(source, "the blob it sent has another hash")
-                self._whole = info
+                self._whole, self._named = info, True
                 self._downloads.got(source, len(data), trio.current_time())
                 self.wake()
         return self._whole is not None
 
-    def _check_size(self, info: BlobInfo) -> None:
-        if info.size > self._max_size:
-            raise BlobTooLarge(self.root, info.size, self._max_size)
-
     async def _open(self, info: BlobInfo) -> PieceDownloads:
-        self._check_size(info)
         async with self._opening:  # several sources may name the list at once
             if self.pieces is None:
                 partial = await self._downloads.store.open_partial(info)
                 self.pieces = PieceDownloads(self, self._downloads, self.circle, self.headway, partial)
+                self._named = True
                 self.headway.begins(trio.current_time())
             return self.pieces
 
