@@ -205,10 +205,9 @@ def written(quick: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for share, steps in ((0.01, 88), (0.05, 24)):
         for name, every in (("each image whole", 1), ("base and patches", 50)):
+            most, count = min(steps, 8) if every == 1 else steps, 1 << (19 if quick else 23)
             with tempfile.TemporaryDirectory() as folder:
-                found = trio.run(
-                    follow, Path(folder), share, min(steps, 8) if every == 1 else steps, 1 << (19 if quick else 23), every
-                )
+                found = trio.run(follow, Path(folder), share, most, count, every)
             rows.append({"name": name, **found})
             print(
                 f"{name:26}{found['changed']:9.2%} changed: {found['of_image']:8.2%} of the image written a step, "

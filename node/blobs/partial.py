@@ -15,8 +15,8 @@ from protocol.blobs import BlobInfo
 
 
 class Partial:
-    """have: indices of the pieces that are here; closed: told once nobody writes here any more; wrote: told the bytes of
-    what was written."""
+    """have: indices of the pieces that are here; closed: told once nobody writes here any more; wrote: told how many
+    bytes were written."""
 
     def __init__(
         self,
