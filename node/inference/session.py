@@ -160,9 +160,7 @@ class EngineSession:
         assert self._about is not None  # whoever makes a file or looks at one has a view
         return self._about
 
-    def keep(
-        self, policy_root: bytes, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b""
-    ) -> None:
+    def keep(self, policy_root: bytes, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> None:
         """Read a policy's weights; the oldest ones are forgotten. Raises EngineError."""
         self.policies.keep(policy_root, path, patches, digests)
 

@@ -9,6 +9,7 @@ from node.blobs.http.server import Gateway, ServedPolicy, own_certificate, serve
 from node.services.base import Service
 from node.services.workplace import Workplace
 from node.weights.policy_cache import PolicyCache
+from node.weights.workshop import written_out
 
 log = structlog.get_logger()
 WHAT, FLAG = "the gateway", "--gateway"
@@ -35,8 +36,15 @@ class Serving(Service):
             certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.context.key)
             tls = await trio.to_thread.run_sync(server_context, certificate)
         listener = place.web.at(config.gateway, WHAT, FLAG, tls)
-        policy_cache = place.context.policy_cache
-        gateway = Gateway(listener, place.store, lambda: served(policy_cache), certificate)
+        policy_cache, directory = place.context.policy_cache, place.scratch
+
+        async def whole(root: bytes) -> None:
+            held = policy_cache.by_root(root)
+            if held is not None:
+                await trio.to_thread.run_sync(lambda: directory.mkdir(parents=True, exist_ok=True))
+                await written_out(held, place.store, directory)
+
+        gateway = Gateway(listener, place.store, lambda: served(policy_cache), certificate, whole)
         log.info("gateway.serving", source=gateway.source())
         return cls(gateway, config.gateway_announce)
 
@@ -50,6 +58,14 @@ class Serving(Service):
 def served(policy_cache: PolicyCache) -> list[ServedPolicy]:
     """The policies that are held, oldest first."""
     return [
-        ServedPolicy(one.step, one.root, one.manifest.image_root, one.manifest.image_size, one.path, one.announcement)
+        ServedPolicy(
+            one.step,
+            one.root,
+            one.manifest.image_root,
+            one.manifest.image_size,
+            one.path,
+            one.announcement,
+            one.image if one.patches else None,
+        )
         for one in policy_cache.held
     ]
