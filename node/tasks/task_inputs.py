@@ -13,7 +13,6 @@ import trio
 
 from node.blobs.interface import Blobs
 from node.errors import NodeError
-from node.inference.layers import LayeredImage
 from node.inference.wire import LoadPolicy, ShardOrder
 from node.run.assets import Run, place_asset
 from node.swarm.task_table import Task
@@ -91,10 +90,9 @@ class TaskInputs:
         except IntellectError as error:
             raise TaskUnready(f"{task.title} cannot be worked on", error.why, "wait for its owner") from None
 
-    async def policies(self, task: Task) -> dict[str, LayeredImage]:
-        """The tensors of all policies that a task names, by root as hex. Raises TaskUnready."""
-        held = {root: await self._policy(task, root) for root in task.spec.policies}
-        return {root: await trio.to_thread.run_sync(policy.image) for root, policy in held.items()}
+    async def policies(self, task: Task) -> dict[str, HeldPolicy]:
+        """All policies that a task names, by root as hex. Raises TaskUnready."""
+        return {root: await self._policy(task, root) for root in task.spec.policies}
 
     def handle(self, task: Task) -> None:
         """Something has become of a task. Of one that is over the policy goes when its time comes, the files when room
