@@ -36,7 +36,7 @@ CHUNK = 1 << 22
 """Elements that are coded together: bounds the memory of both sides."""
 WINDOW = 1 << 17
 """Elements that are handed out together: 256 KiB, which stay in the processor's cache, and never more than a piece."""
-# 128 GiB of bf16: as large as a blob may be.
+# 128 GiB of bf16: no tensor is larger.
 MAX_ELEMENTS = 1 << 36
 HEADER_BYTES = 4 + 8 + 1
 _MAGIC = b"IND\x02"

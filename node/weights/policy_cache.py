@@ -17,6 +17,10 @@ from node.inference.layers import LayeredImage, PatchFile
 from node.inference.wire import LoadPolicy
 from protocol.policy import PolicyManifest, PolicyPatch
 
+ROOM = 2.3
+"""Images that a store needs room for: the one that held policies rest on and the next one, with the patches that lead
+on from either (a quarter of an image at most, and usually of one only)."""
+
 
 class HeldPolicy(msgspec.Struct, frozen=True):
     """path: a verified canonical image: the policy's own or, where there are `patches`, the one that they lead on from;
