@@ -332,7 +332,7 @@ def _put(changes: ChunkChanges, base: U16, room: U16) -> U16:
     if not changes.positions.size:
         return base
     out = room[: base.size]
-    if not np.shares_memory(out, base):
+    if not np.may_share_memory(out, base):
         np.copyto(out, base)
     out[changes.positions] = _stepped(out[changes.positions], changes.values)
     return out
