@@ -1,11 +1,14 @@
 """Blobs and policies over HTTP, for whoever cannot or will not speak to peers. Off unless asked for."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import structlog
 import trio
 
 from node.blobs.http.server import Gateway, ServedPolicy, own_certificate, server_context
+from node.blobs.store import BlobStore
 from node.services.base import Service
 from node.services.workplace import Workplace
 from node.weights.policy_cache import PolicyCache
@@ -36,14 +39,8 @@ class Serving(Service):
             certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.context.key)
             tls = await trio.to_thread.run_sync(server_context, certificate)
         listener = place.web.at(config.gateway, WHAT, FLAG, tls)
-        policy_cache, directory = place.context.policy_cache, place.scratch
-
-        async def whole(root: bytes) -> None:
-            held = policy_cache.by_root(root)
-            if held is not None:
-                await trio.to_thread.run_sync(lambda: directory.mkdir(parents=True, exist_ok=True))
-                await written_out(held, place.store, directory)
-
+        policy_cache = place.context.policy_cache
+        whole = partial(make_whole, policy_cache, place.store, place.scratch)
         gateway = Gateway(listener, place.store, lambda: served(policy_cache), certificate, whole)
         log.info("gateway.serving", source=gateway.source())
         return cls(gateway, config.gateway_announce)
@@ -53,6 +50,14 @@ class Serving(Service):
 
     def beat(self) -> dict[str, Any]:
         return {"gateway": self._gateway.source(self._announce)}
+
+
+async def make_whole(policy_cache: PolicyCache, store: BlobStore, directory: Path, root: bytes) -> None:
+    """See that the image of the held policy `root` is a blob. directory: on the store's disk. Raises IntellectError."""
+    held = policy_cache.by_root(root)
+    if held is not None:
+        await trio.to_thread.run_sync(lambda: directory.mkdir(parents=True, exist_ok=True))
+        await written_out(held, store, directory)
 
 
 def served(policy_cache: PolicyCache) -> list[ServedPolicy]:

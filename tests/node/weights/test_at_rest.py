@@ -6,10 +6,18 @@ from functools import partial
 import msgspec
 import pytest
 import trio
+from blake3 import blake3
 
+from node.blobs.http.fetch import HttpBlobs
+from node.blobs.http.server import Gateway
+from node.blobs.store import BlobStore
+from node.services.gateway import make_whole, served
+from node.web.host import bind
+from node.web.listener import HttpListener
 from node.weights import fetch, publish
 from node.weights.workshop import written_out
 from protocol.policy import encode_image, encode_manifest
+from tests.node.blobs.http.test_gateway import ask, serving
 from tests.node.weights.little_swarm import bytes_of, disk, until
 from tests.node.weights.test_weights import announce, published
 
@@ -175,3 +183,25 @@ async def test_an_image_is_made_for_whoever_reads_files_and_kept_by_nobody(run, 
     follower.store.room.quota = follower.store.used
     await follower.store.add(b"room")
     assert not path.exists() and bytes_of(newest) == bytes_of(held)
+
+
+async def test_a_gateway_makes_the_image_that_it_is_asked_for(run, origin, peer, tmp_path) -> None:
+    async with trio.open_nursery() as nursery:
+        _, follower, held = await published(run, origin, peer, nursery, steps=3)
+        nursery.cancel_scope.cancel()
+    cache, image, data = follower.policy_cache, held.manifest.image_root, encode_image(dict(held.image()))
+    listener = HttpListener(bind("127.0.0.1:0", "the gateway", "--gateway"), None)
+    whole = partial(make_whole, cache, follower.store, tmp_path / "scratch")
+    gateway = Gateway(listener, follower.store, lambda: served(cache), None, whole)
+    async with serving(listener, gateway) as source:
+        told = (await ask(source, "/distribution.txt")).text.splitlines()
+        assert told[-1] == f"v2: {blake3(data).hexdigest()}|1" and not follower.store.has(image)
+        assert (await ask(source, "/v2/shard_00001.bin")).content == data and follower.store.has(image)
+        follower.store.evict(image)
+        other = BlobStore(tmp_path / "other", 10**8)
+        path = await HttpBlobs(other).fetch(image, [source], max_size=len(data), timeout=20)
+        assert path.read_bytes() == data
+        follower.store.evict(image)
+        follower.store.room.quota = follower.store.used  # all of it pinned: there is no room to make it in
+        assert (await ask(source, f"/v1/blobs/{image.hex()}")).status_code == 404
+        assert (await ask(source, f"/v1/blobs/{bytes(32).hex()}/info")).status_code == 404
