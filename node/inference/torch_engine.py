@@ -26,6 +26,7 @@ from node.inference.errors import EngineError, ModelError, ran_out
 from node.inference.fixed import model_for
 from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
+from node.inference.layers import PatchFile
 from node.inference.lora import whole_weights
 from node.inference.model_files import QUANTIZATION, TIED, is_mxfp4, read_json
 from node.inference.out_of_memory import left_out, let_go
@@ -155,8 +156,8 @@ class TorchEngine:
             left_out(settings.name, error)
             return None
 
-    def read(self, path: str) -> Weights:
-        return read_image(path, self._names)
+    def read(self, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> Weights:
+        return read_image(path, self._names, patches, digests)
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:

@@ -30,6 +30,7 @@ from node.inference.architectures import (
     routing_of,
 )
 from node.inference.errors import EngineError
+from node.inference.image import one_by_one
 from protocol.routing import Routing
 
 # x @ weight.T + bias by the fastest kernel. In float32 on a CPU that is oneDNN's: 1.2 to 1.9 times faster than MKL's
@@ -114,8 +115,8 @@ class Fused:
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take the values of the parameters that have a tensor here; a tensor may have more dimensions than they, over
         which they are repeated."""
-        for name, part in self._parts.items():
-            part.copy_(weights[name])
+        for part, tensor in zip(self._parts.values(), one_by_one(weights, self._parts), strict=True):
+            part.copy_(tensor)
 
     def stack(self, *names: str, repeats: Sequence[int] = ()) -> Tensor | None:
         """The parameters of these names under each other; None if the model has none of them. repeats: how often each

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -26,7 +27,8 @@ from node.inference.engine import (
     Weights,
 )
 from node.inference.errors import EngineError
-from node.inference.image import ImageFile, read_image
+from node.inference.image import ImageFile, PatchedWeights, read_image
+from node.inference.layers import PatchFile
 from node.inference.model_files import read_json
 from node.inference.out_of_memory import let_go
 from node.inference.proofs import ProofRows
@@ -126,10 +128,10 @@ class VllmEngine:
 
     # Weights
 
-    def read(self, path: str) -> Weights:
-        # Names and shapes are checked here. Its processes open the file for themselves.
-        read_image(path, self._names)
-        return ImageFile(Path(path))
+    def read(self, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> Weights:
+        # Names and shapes are checked here. Its processes open the files for themselves.
+        weights = read_image(path, self._names, patches, digests)
+        return weights if patches else ImageFile(Path(path))
 
     def load(self, weights: Weights, *, interrupt: bool = False) -> None:
         """interrupt: though requests are in flight."""
@@ -143,6 +145,9 @@ class VllmEngine:
         self._load = 0  # there are none, should this fail half-way
         if isinstance(weights, ImageFile):  # every process opens it for itself
             what: tuple[Any, ...] = "intellect_load", str(weights.path), weights.digest
+        elif isinstance(weights, PatchedWeights):
+            layers = [msgspec.structs.astuple(one) for one in weights.patches]
+            what = "intellect_load_patched", weights.path, layers, weights.digests
         else:
             what = "intellect_use", weights
         self._core.everywhere(*what, str(self._model_dir), self._loads)

@@ -332,7 +332,7 @@ class Validator(Service):
             if old:
                 self._vanished[root] = None
             raise OwnTrouble("its policy cannot be fetched", for_good=old)
-        return None, LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
+        return None, policy.load()
 
     async def _sentence(self, work: RegisteredWork, found: Inspected) -> tuple[int, int, str]:
         """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
