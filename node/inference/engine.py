@@ -58,14 +58,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]; swaps: places in the
-    output from which on other weights drew, where an engine was interrupted by a new policy between two tokens;
+    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden];
     experts: None of a model that has none; kept: the request's rows, with those of the output: heads has none then."""
 
     output: list[int]
     finished: bool
     heads: U16
-    swaps: tuple[int, ...] = ()
     experts: U8 | None = None
     kept: ProofRows | None = None
 

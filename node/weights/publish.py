@@ -141,15 +141,16 @@ class Publisher:
             await trio.to_thread.run_sync(write_canonical, image, work)
         try:
             found = await trio.to_thread.run_sync(describe_image, work)
-            return await self._add(work, found.blob), found.tensors
+            # Not synced: the learner has the image, and takes care of it until a checkpoint is behind it.
+            return await self._add(work, found.blob, synced=False), found.tensors
         finally:
             work.unlink(missing_ok=True)
 
-    async def _add(self, work: Path | bytes, known: BlobInfo | None = None) -> BlobInfo:
+    async def _add(self, work: Path | bytes, known: BlobInfo | None = None, *, synced: bool = True) -> BlobInfo:
         """A file of the workshop, or a manifest, as a blob; older policies make room. Raises StoreFull."""
         while True:
             try:
-                return await self._store.add(work, move=True, known=known)
+                return await self._store.add(work, move=True, known=known, synced=synced)
             except StoreFull:
                 if self._policy_cache is None or not self._policy_cache.make_room():
                     raise

@@ -73,11 +73,6 @@ class VllmDecoder:
         """What the engine finished of this decoder's requests."""
         self._ready.append((number, completion))
 
-    def swap(self, weights: Weights) -> None:
-        """Go on with other weights between two tokens: `Completion.swaps` says where. What was computed of the
-        sequences so far stays as it is. Raises EngineError, ModelError."""
-        self._engine.load(weights, interrupt=True)
-
     def __len__(self) -> int:
         return len(self._going)
 
@@ -133,9 +128,8 @@ class VllmEngine:
         weights = read_image(path, self._names, patches, digests)
         return weights if patches else ImageFile(Path(path))
 
-    def load(self, weights: Weights, *, interrupt: bool = False) -> None:
-        """interrupt: though requests are in flight."""
-        if self._flights and not interrupt:
+    def load(self, weights: Weights) -> None:
+        if self._flights:
             raise EngineError(
                 "the weights are in use",
                 f"{len(self._flights)} requests are in flight",
@@ -187,13 +181,12 @@ class VllmEngine:
                 decoder.give(number, self._completion(number, output, finished))
 
     def _completion(self, number: int, output: list[int], finished: bool) -> Completion:
-        heads, loads = self._core.everywhere("intellect_take", number, len(output))
-        swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
+        heads = self._core.everywhere("intellect_take", number, len(output))
         if isinstance(heads, ProofRows):
-            return Completion(output, finished, np.empty((0, 0), dtype=np.uint16), swaps, kept=heads)
+            return Completion(output, finished, np.empty((0, 0), dtype=np.uint16), kept=heads)
         if (heads == NOT_A_NUMBER).all(axis=1).any():
             raise not_finite()
-        return Completion(output, finished, heads, swaps)
+        return Completion(output, finished, heads)
 
     def _submit(self, number: int, prompt: Sequence[int], limit: int, **more: Any) -> str:
         """What vLLM calls the request. Blocks of the cache that were computed with other weights are not read."""

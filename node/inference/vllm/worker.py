@@ -66,11 +66,11 @@ class WorkerExtension:
         head = next(weights[name] for name in HEADS if name in weights)
         bias = weights.get("lm_head.bias")
         device = self.model_runner.device
-        self._intellect.use_head(head.to(device), None if bias is None else bias.to(device), load)
+        self._intellect.use_head(head.to(device), None if bias is None else bias.to(device))
 
-    def intellect_take(self, number: int, count: int) -> tuple[U16 | ProofRows, list[int]] | None:
-        """(heads or what was kept of them, load of each) of the `count` tokens of a request that has ended; None but in
-        the first process."""
+    def intellect_take(self, number: int, count: int) -> U16 | ProofRows | None:
+        """Heads, or what was kept of them, of the `count` tokens of a request that has ended; None but in the first
+        process."""
         if not self._intellect.records:
             return None
         return self._intellect.recorder.take(number, count)
