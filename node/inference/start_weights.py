@@ -43,8 +43,9 @@ class StartWeights(Mapping[str, Tensor]):
         return self._stored(name).to(torch.bfloat16)
 
     def _stored(self, name: str) -> Tensor:
-        with _opened(self._files[name]) as file:
-            return file.get_tensor(name)
+        stored = self._stored_as[name]
+        with _opened(stored.file) as file:
+            return file.get_tensor(stored.called)
 
     def __iter__(self) -> Iterator[str]:
         inside = {part for parts in self._stacks.values() for one in parts for part in one}

@@ -8,12 +8,13 @@ caller's: `Attend` gets the new queries, keys and values of each layer.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import embedding, rms_norm, silu
 from transformers.activations import ACT2FN
 
 from node.inference.adapters import Adapters, Site
@@ -22,6 +23,7 @@ from node.inference.architectures import (
     PLAIN,
     Architecture,
     Attending,
+    DeltaShape,
     ExpertParts,
     Gain,
     attending,
@@ -29,6 +31,7 @@ from node.inference.architectures import (
     expert_layers,
     routing_of,
 )
+from node.inference.delta import DeltaWeights, Mix, fed_by, mixed
 from node.inference.errors import EngineError
 from protocol.routing import Routing
 
@@ -63,7 +66,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 Attend = Callable[..., Tensor]
 """(layer, q [B, heads, T, D], k and v [B, kv heads, T, D]) -> [B, heads, T, D]. One with `by_shape` does what the
-shape says of each layer, and takes a layer's sinks [heads] behind v; another only knows layers that are plain."""
+shape says of each layer, and takes a layer's sinks [heads] behind v; another only knows layers that are plain. It has
+`recall`, too: (layer, `Mix` of a layer that remembers) -> its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,11 @@ class TransformerShape:
     @property
     def plain(self) -> bool:
         return all(one.plain for one in self.attending)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether some layers know of tokens before by a state that each token changes."""
+        return any(one.delta for one in self.attending)
 
     def at(self, layer: int) -> Attending:
         return self.attending[layer] if self.attending else PLAIN
@@ -105,11 +114,15 @@ class Fused:
         """Whether the matrix of these is to be packed, instead of having a tensor here."""
         return packs(sum(math.prod(self._shapes[name]) for name in names), self._device, self._dtype)
 
+    def width(self, layer: str) -> int:
+        """Of what a linear layer gives."""
+        return self._shapes[f"{layer}.weight"][0]
+
     def site(self, layers: Sequence[str]) -> Site | None:
         """Where adapters of these come in, if there may be some."""
         if self._adapters is None:
             return None
-        return self._adapters.site(layers, [self._shapes[f"{layer}.weight"][0] for layer in layers])
+        return self._adapters.site(layers, [self.width(layer) for layer in layers])
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take the values of the parameters that have a tensor here; a tensor may have more dimensions than they, over
@@ -346,47 +359,72 @@ def _clamped(config: Any) -> Callable[[Tensor], Tensor]:
 
 class Layer:
     def __init__(
-        self, fused: Fused, name: str, shape: TransformerShape, row: Architecture, config: Any, *, routed: bool
+        self, fused: Fused, name: str, shape: TransformerShape, row: Architecture, config: Any, *, number: int
     ) -> None:
-        """routed: it is one of those with experts."""
-        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-        self._shape, self._turned = shape, shape.heads + shape.kv_heads
         norms = [fused.stack(f"{name}.{part}.weight") if part else None for part in row.norms]
         self._before, self._behind, self._between, self._last = [_norm(one, shape, row) for one in norms]
-        qkv = ["qkv_proj"] if row.fused else ["q_proj", "k_proj", "v_proj"]
-        self._qkv = Projection(fused, *(f"{attention}.{part}" for part in qkv))
-        self._qk_norms = _qk_norms(fused, attention, shape, row)
-        self._out = Projection(fused, f"{attention}.o_proj")
-        self._sinks = (fused.required(f"{attention}.sinks"),) if row.sinks else ()
+        kind, routed = shape.at(number).delta, number in expert_layers(config)
+        if kind is None:
+            self._mixer: SelfAttention | GatedDelta = SelfAttention(fused, f"{name}.self_attn", shape, row)
+        else:
+            self._mixer = GatedDelta(fused, f"{name}.linear_attn", kind, shape.eps, row)
         parts = row.experts if routed else None
+        mlp = f"{name}.mlp"
         self._mlp = Experts(fused, mlp, parts, config) if parts else Mlp(fused, mlp, row, config)
         self._share = float(getattr(config, "residual_multiplier", 1.0))
-        self._wide = row.wide_positions
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        for part in (self._qkv, self._out, self._mlp):
+        for part in (self._mixer, self._mlp):
             part.load(weights)
 
     def __call__(
         self, number: int, x: Tensor, rotation: "Turn | None", attend: Attend, routes: Routes | None = None
     ) -> Tensor:
         """x: [B, T, hidden], which is changed in place."""
-        q, k, v = self._project(self._before(x), rotation)
-        seen = attend(number, q, k, v, *self._sinks).transpose(1, 2).reshape(*x.shape[:2], -1)
-        x.add_(self._behind(self._out(seen)), alpha=self._share)
+        x.add_(self._behind(self._mixer(number, self._before(x), rotation, attend)), alpha=self._share)
         x.add_(self._last(self._mlp(self._between(x), routes)), alpha=self._share)
         return x
 
-    def _project(self, x: Tensor, rotation: "Turn | None") -> list[Tensor]:
-        shape = self._shape
-        flat = self._qkv(x)
-        widths = [count * shape.head_dim for count in (self._turned, shape.kv_heads)]
-        qk, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in flat.split(widths, -1))
+
+class SelfAttention:
+    """Of one layer, with projections and norms of its own."""
+
+    def __init__(self, fused: Fused, name: str, shape: TransformerShape, row: Architecture) -> None:
+        self._shape, self._turned = shape, shape.heads + shape.kv_heads
+        qkv = ["qkv_proj"] if row.fused else ["q_proj", "k_proj", "v_proj"]
+        self._qkv = Projection(fused, *(f"{name}.{part}" for part in qkv))
+        self._qk_norms = _qk_norms(fused, name, shape, row)
+        self._out = Projection(fused, f"{name}.o_proj")
+        self._sinks = (fused.required(f"{name}.sinks"),) if row.sinks else ()
+        self._wide, self._gated = row.wide_positions, row.gated
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        self._qkv.load(weights)
+        self._out.load(weights)
+
+    def __call__(self, number: int, x: Tensor, rotation: "Turn | None", attend: Attend) -> Tensor:
+        qk, v, gate = self._project(x)
         qk = self._qk_norms(qk)
         if rotation is not None:
             qk = self._turn(qk, *rotation)
-        parts = qk[..., : shape.heads, :], qk[..., shape.heads :, :], v
-        return [part.transpose(1, 2) for part in parts]
+        heads = self._shape.heads
+        q, k, v = (part.transpose(1, 2) for part in (qk[..., :heads, :], qk[..., heads:, :], v))
+        seen = attend(number, q, k, v, *self._sinks).transpose(1, 2)
+        if gate is not None:
+            seen = seen * gate.sigmoid()
+        return self._out(seen.reshape(*x.shape[:2], -1))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(queries and keys [B, T, heads of both, D], values [B, T, kv heads, D], gates like queries)."""
+        shape, flat = self._shape, self._qkv(x)
+        if not self._gated:
+            widths = [count * shape.head_dim for count in (self._turned, shape.kv_heads)]
+            qk, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in flat.split(widths, -1))
+            return qk, v, None
+        widths = [count * shape.head_dim for count in (2 * shape.heads, shape.kv_heads, shape.kv_heads)]
+        both, k, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in flat.split(widths, -1))
+        # Of each head first its query, then its gate.
+        return torch.cat((both[..., ::2, :], k), -2), v, both[..., 1::2, :]
 
     def _turn(self, qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The first dimensions of each head by its position: all, but where the tables are narrower."""
@@ -395,6 +433,31 @@ class Layer:
             return torch.cat((self._turn(qk[..., :width], cos, sin), qk[..., width:]), -1)
         wide = qk.float() if self._wide else qk
         return (wide * cos).add_(wide.roll(width // 2, -1).mul_(sin)).to(qk.dtype)
+
+
+class GatedDelta:
+    """Of one layer (node.inference.delta), with projections and norm of its own."""
+
+    def __init__(self, fused: Fused, name: str, kind: DeltaShape, eps: float, row: Architecture) -> None:
+        self._kind, places = kind, [f"{name}.{part}" for part in row.delta]
+        self._in = Projection(fused, *places)
+        self._widths = [fused.width(place) for place in places]
+        self._weights = DeltaWeights(
+            *(fused.required(f"{name}.{part}") for part in ("conv1d.weight", "A_log", "dt_bias"))
+        )
+        # Whatever the norms around it are, this one's weight begins at 1.
+        self._norm = Norm(fused.required(f"{name}.norm.weight"), eps, Gain.ROUNDED)
+        self._out = Projection(fused, f"{name}.out_proj")
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        self._in.load(weights)
+        self._out.load(weights)
+
+    def __call__(self, number: int, x: Tensor, rotation: "Turn | None", attend: Any) -> Tensor:
+        fed = fed_by(self._kind, self._in(x).split(self._widths, -1))
+        mix: Mix = partial(mixed, self._kind, fed, self._weights)
+        found = self._norm(attend.recall(number, mix)).float() * silu(fed.gate.float())
+        return self._out(found.to(x.dtype).flatten(-2))
 
 
 Turn = tuple[Tensor, Tensor]
@@ -434,12 +497,12 @@ class Transformer:
         scale = embedding_scale(config)
         # Gemma rounds this factor to the type of its embeddings before it multiplies.
         self._scale = float(torch.tensor(scale, dtype=dtype)) if row.root_scale else scale
-        self.routing, routed = routing_of(config), expert_layers(config)
-        places = [(f"model.layers.{i}", i in routed) for i in range(self.shape.layers)]
-        self._layers = [Layer(fused, place, self.shape, row, config, routed=has) for place, has in places]
+        self.routing = routing_of(config)
+        places = [f"model.layers.{number}" for number in range(self.shape.layers)]
+        self._layers = [Layer(fused, place, self.shape, row, config, number=i) for i, place in enumerate(places)]
         self._after = Norm(fused.required("model.norm.weight"), self.shape.eps, row.gain)
         self.head = fused.required("lm_head.weight") if "lm_head.weight" in names else self._embedding
-        kinds = {one.positions for one in self.shape.attending} - {None}
+        kinds = {one.positions for one in self.shape.attending if one.delta is None} - {None}
         tables = torch.float32 if row.wide_positions else dtype
         self._rotations = {kind: Rotation(model, str(kind), device, tables) for kind in kinds}
         self._fused = fused
@@ -462,7 +525,7 @@ class Transformer:
         Raises EngineError where `attend` does not know what the architecture needs."""
         # A way to attend that knows no windows would compute another model, and nobody would see it.
         if not self.shape.plain and not getattr(attend, "by_shape", False):
-            why = "its attention has windows, caps or a scale of its own"
+            why = "its attention has windows, caps or a scale of its own, or layers that remember instead"
             raise EngineError("this model cannot be computed this way", why, "use --attention sdpa or eager")
         if routes is None and self.routing:
             routes = Routes(self.routing)

@@ -6,15 +6,16 @@ gathers. Estimated: what allocators lose and libraries take, as RESERVE_SHARE an
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from node.inference.architectures import ARCHITECTURES, FAMILIES
-from node.inference.model_files import TIED
-from node.inference.room import ModelSize
+from node.inference.architectures import ARCHITECTURES, DELTA_SIZES, FAMILIES, DeltaShape, recalling_layers
+from node.inference.model_files import TIED, language_config
+from node.inference.room import CHUNK, ModelSize
 from node.inference.weight_files import has_own_head
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
@@ -39,7 +40,8 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     layers, heads, key_heads, head: counts, and a head's width; tied: one matrix for embedding and output; norms:
     queries and keys are normed; biases: those of the attention's input layers; routed: layers with experts;
     experts, chosen, expert: how many each of these has, how many of them compute a token, and their width;
-    expert_biases: of all their matrices, and of routers."""
+    expert_biases: of all their matrices, and of routers; gated: queries bring gates; delta: of layers that remember
+    instead of attending, `recalling` of them."""
 
     hidden: int
     intermediate: int
@@ -56,6 +58,9 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     expert: int = 0
     expert_biases: bool = False
     routed: int = 0
+    gated: bool = False
+    delta: DeltaShape | None = None
+    recalling: int = 0
 
     @property
     def query(self) -> int:
@@ -75,16 +80,20 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
         return plain, self.experts * (self.hidden * (3 * self.expert + 1) + biases) if self.routed else 0
 
     @property
-    def _around(self) -> int:
-        """Parameters of a layer besides those."""
-        attention = 2 * self.hidden * (self.query + self.key)
-        extras = 2 * self.head * self.norms + (self.query + 2 * self.key) * self.biases
-        return attention + 2 * self.hidden + extras
+    def _around(self) -> tuple[int, int]:
+        """Parameters besides those of a layer that attends, and of one that remembers."""
+        attention = self.hidden * ((2 + self.gated) * self.query + 2 * self.key)
+        extras = 2 * self.head * self.norms + ((1 + self.gated) * self.query + 2 * self.key) * self.biases
+        attends, kind = attention + 2 * self.hidden + extras, self.delta
+        if kind is None:
+            return attends, 0
+        into = self.hidden * (kind.channels + 2 * kind.values + 2 * kind.heads)
+        return attends, into + kind.channels * kind.kernel + 2 * kind.heads + kind.value_dim + 2 * self.hidden
 
     @property
     def layer_parameters(self) -> int:
         """Of the largest."""
-        return self._around + max(self._mlps)
+        return max(self._around) + max(self._mlps)
 
     @property
     def computing(self) -> int:
@@ -100,23 +109,37 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         plain, routed = self._mlps
         mlps = (self.layers - self.routed) * plain + self.routed * routed
-        return self.layers * self._around + mlps + self.root_parameters
+        attends, remembers = self._around
+        around = (self.layers - self.recalling) * attends + self.recalling * remembers
+        return around + mlps + self.root_parameters
 
     def kept_per_token(self, size: int) -> int:
-        """Bytes that a layer keeps of each token for the backward pass, where it computes in `size` bytes a number.
+        """Bytes that a layer keeps of each token for the backward pass, where it computes in `size` bytes a number: of
+        two kinds of layers, the one that keeps more.
 
         Of samples of unlike length, packed: queries, keys, values and what comes of them are there a second time, cut.
         """
         normed = self.norms * (4 + size)
         widths = (8 + 4 * size) * self.hidden + 4 * size * self.computing
         widths += 3 * size * self.hidden * self.chosen + 8 * self.experts
-        widths += (4 * size + normed) * (self.query + self.key)
-        return widths + 8 + 4 * self.heads + 4 * self.norms * (self.heads + self.key_heads)
+        attends = (4 * size + normed) * (self.query + self.key) + 3 * size * self.query * self.gated
+        attends += 4 * self.heads + 4 * self.norms * (self.heads + self.key_heads)
+        return widths + 8 + max(attends, self._remembers(size))
+
+    def _remembers(self, size: int) -> int:
+        """The same of a gated delta layer's own part, of samples that fill their chunks: a chunk's tokens have tables
+        of each other, and a chunk has what is remembered before it."""
+        kind = self.delta
+        if kind is None:
+            return 0
+        wide = 4 * kind.heads * (5 * CHUNK + 8 * kind.key_dim + 5 * kind.value_dim + 8)
+        convolved = 3 * size * kind.channels + 16 * kind.keys
+        return wide + convolved + 8 * kind.remembered // CHUNK + (12 + 2 * size) * kind.values
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Of adapters to the layers that `lora` names, as far as this kind of decoder has them."""
         ends = {
-            "q_proj": (self.hidden, self.query),
+            "q_proj": (self.hidden, (1 + self.gated) * self.query),
             "k_proj": (self.hidden, self.key),
             "v_proj": (self.hidden, self.key),
             "o_proj": (self.query, self.hidden),
@@ -124,7 +147,20 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
             "up_proj": (self.hidden, self.intermediate),
             "down_proj": (self.intermediate, self.hidden),
         }
-        return self.layers * lora.rank * sum(sum(ends[name]) for name in lora.targets if name in ends)
+        attends = self.layers - self.recalling
+        found = {name: (attends if name[0] in "qkvo" else self.layers, sum(widths)) for name, widths in ends.items()}
+        if (kind := self.delta) is not None:
+            out = {
+                "in_proj_qkv": kind.channels,
+                "in_proj_z": kind.values,
+                "in_proj_b": kind.heads,
+                "in_proj_a": kind.heads,
+                "in_proj_qkvz": kind.channels + kind.values,
+                "in_proj_ba": 2 * kind.heads,
+                "out_proj": kind.values,
+            }
+            found |= {name: (self.recalling, self.hidden + width) for name, width in out.items()}
+        return lora.rank * sum(math.prod(found[name]) for name in lora.targets if name in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +278,9 @@ def engine_size(shape: DecoderShape) -> ModelSize:
     """The same model as an engine counts it."""
     return ModelSize.counted(
         parameters=shape.parameters,
-        layers=shape.layers,
+        layers=shape.layers - shape.recalling,
+        delta=shape.delta,
+        recalling=shape.recalling,
         queries=shape.query,
         keys=shape.key,
         hidden=shape.hidden,
@@ -255,7 +293,7 @@ def shape_of(model_dir: Path) -> DecoderShape:
     """From a model directory's config.json. Raises TrainingError for one that is none, or of another kind."""
     path = model_dir / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_bytes())
+        config: dict[str, Any] = language_config(json.loads(path.read_bytes()))
         kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
         if kind not in FAMILIES:
             raise ValueError(f"model_type is {kind}; known: {', '.join(FAMILIES)}")
@@ -267,16 +305,17 @@ def shape_of(model_dir: Path) -> DecoderShape:
                 "heads": heads,
                 "key_heads": config.get("num_key_value_heads") or heads,
                 # Where config.json leaves a name out, the default of its kind in transformers holds.
-                "head": config.get("head_dim") or (256 if kind in GEMMA else hidden // heads),
+                "head": config.get("head_dim") or (256 if kind in (*GEMMA, *QWEN_DELTA) else hidden // heads),
                 "vocabulary": config["vocab_size"],
                 "tied": config.get(TIED, kind in ("qwen2", "smollm3", *GEMMA)) and not has_own_head(model_dir),
-                "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+                "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text", *QWEN_DELTA),
                 "biases": kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             }
-            | _experts(kind, config),
+            | _experts(kind, config)
+            | _delta(kind, config),
             DecoderShape,
         )
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         why = f"{path}: {type(error).__name__} {error}"
         raise TrainingError(
             "the model's size cannot be told", why[:300], "name a model directory in Hugging Face form"
@@ -300,7 +339,19 @@ def _experts(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _delta(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    row, recalling = ARCHITECTURES[kind], recalling_layers(config)
+    sizes = [config.get(name, default) for name, default in zip(DELTA_SIZES, _DELTA_DEFAULTS, strict=True)]
+    return {
+        "gated": row.gated,
+        "recalling": recalling,
+        "delta": msgspec.to_builtins(DeltaShape(*sizes)) if recalling else None,
+    }
+
+
+_DELTA_DEFAULTS = (16, 32, 128, 128, 4)
 GEMMA = ("gemma2", "gemma3_text")
+QWEN_DELTA = ("qwen3_5_text",)
 KNOWN = {
     "smollm2-135m": DecoderShape(
         hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, head=64, vocabulary=49_152, tied=True

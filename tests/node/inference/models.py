@@ -18,6 +18,7 @@ from transformers import (
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
@@ -36,6 +37,14 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 _MIXED = ["sliding_attention", "full_attention"]
+_DELTA = ["linear_attention", "full_attention"]
+_DELTA_SIZES: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+}
 _FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 CONFIGURATIONS: dict[str, PretrainedConfig] = {
@@ -95,6 +104,7 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "gemma3_text": Gemma3TextConfig(
         **_SIZES, head_dim=16, query_pre_attn_scalar=24, sliding_window=7, layer_types=_MIXED
     ),
+    "qwen3_5_text": Qwen3_5TextConfig(**_SIZES, head_dim=32, layer_types=_DELTA, **_DELTA_SIZES),
 }
 
 
