@@ -29,11 +29,16 @@ AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layern
 @dataclass(frozen=True, slots=True)
 class ExpertParts:
     """Of a layer with experts. router: its name; width: what the configuration calls an expert's; clamped: experts have
-    biases, their matrices are [in, out], columns of gate and up take turns in one, and both are clamped between."""
+    biases, their matrices are [in, out], columns of gate and up take turns in one, and both are clamped between;
+    shared: an MLP beside them that computes every token; shared_gate: the layer that says how much it counts;
+    corrected: experts are chosen by the logistic function of what the router says, and a correction of each."""
 
     router: str = "gate"
     width: str = "moe_intermediate_size"
     clamped: bool = False
+    shared: str = ""
+    shared_gate: str = ""
+    corrected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,13 @@ ARCHITECTURES = {
     "olmo3": _OLMO,
     "gemma2": Architecture(norms=AROUND, gain=Gain.ONE_MORE, caps=True, root_scale=True),
     "gemma3_text": Architecture(norms=AROUND, gain=Gain.ONE_MORE, root_scale=True),
+    "qwen3_next": Architecture(
+        gain=Gain.ONE_MORE,
+        gated=True,
+        delta=("in_proj_qkvz", "in_proj_ba"),
+        experts=ExpertParts(shared="shared_expert", shared_gate="shared_expert_gate"),
+    ),
+    "glm4_moe": Architecture(experts=ExpertParts(shared="shared_experts", corrected=True)),
     "qwen3_5_text": Architecture(
         gain=Gain.ONE_MORE, gated=True, delta=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     ),
@@ -166,6 +178,8 @@ def unsupported(config: Any) -> str | None:
     routing = routing_of(config)
     if routing and not 1 <= routing.chosen <= routing.experts <= MAX_EXPERTS:
         return f"{routing.chosen} of {routing.experts} experts are not supported; supported are up to {MAX_EXPERTS}"
+    if routing and (groups := getattr(config, "n_group", None) or 1) != 1:
+        return f"experts in {groups} groups, of which some are chosen first, are not supported"
     return None
 
 
@@ -174,13 +188,30 @@ def expert_layers(config: Any) -> list[int]:
     if not ARCHITECTURES[config.model_type].experts:
         return []
     every, dense = getattr(config, "decoder_sparse_step", 1), set(getattr(config, "mlp_only_layers", None) or ())
-    return [at for at in range(config.num_hidden_layers) if at not in dense and (at + 1) % every == 0]
+    first = getattr(config, "first_k_dense_replace", 0)
+    return [at for at in range(first, config.num_hidden_layers) if at not in dense and (at + 1) % every == 0]
 
 
 def routing_of(config: Any) -> Routing | None:
     """What the routers of a model do; None if it has none."""
     layers = len(expert_layers(config))
-    return Routing(layers, config.num_experts, config.num_experts_per_tok) if layers else None
+    if not layers:
+        return None
+    # Under one name or the other; what transformers calls by both it writes into config.json by one.
+    experts = next(int(found) for name in EXPERT_COUNTS if (found := getattr(config, name, None)))
+    return Routing(layers, experts, config.num_experts_per_tok)
+
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configurations call how many experts a layer has."""
+
+
+def shared_width(config: Any) -> int:
+    """Of the MLP beside experts; 0 if there is none."""
+    parts = ARCHITECTURES[config.model_type].experts
+    if parts is None or not parts.shared:
+        return 0
+    return int(getattr(config, "shared_expert_intermediate_size", 0)) or expert_width(config) * config.n_shared_experts
 
 
 def expert_width(config: Any) -> int:

@@ -24,8 +24,8 @@ from node.inference.architectures import Attending
 from node.inference.attention import LEAST, Beginnings, KVCache
 from node.inference.delta import DeltaState, Mix
 from node.inference.errors import EngineError
+from node.inference.experts import Routes
 from node.inference.language_model import I64, LanguageModel
-from node.inference.transformer import Routes
 from protocol.engines import FIXED
 
 TILE, CPU_TILE = 128, 16

@@ -17,11 +17,12 @@ from node.inference.adapters import Adapters
 from node.inference.architectures import logit_cap, logit_divisor
 from node.inference.attention import KERNELS, Beginnings, Branches, Causal, Chunk, DecodeStep, KVCache
 from node.inference.errors import EngineError
+from node.inference.experts import Routes
 from node.inference.graphs import Graphs
 from node.inference.head import OutputHead
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
-from node.inference.transformer import Routes, Transformer
+from node.inference.transformer import Transformer
 from protocol.engines import LORA
 
 T = TypeVar("T")

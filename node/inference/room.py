@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
-from node.inference.architectures import DELTA, DeltaShape, delta_shape, expert_width, routing_of
+from node.inference.architectures import DELTA, DeltaShape, delta_shape, expert_width, routing_of, shared_width
 from node.inference.errors import EngineError
 
 GIB = 1 << 30
@@ -55,7 +55,8 @@ class ModelSize:
         routing = routing_of(config)
         intermediate = config.intermediate_size
         if routing:  # those of a token, and the token once for each
-            intermediate = max(intermediate, routing.chosen * (expert_width(config) + config.hidden_size))
+            of_experts = routing.chosen * (expert_width(config) + config.hidden_size)
+            intermediate = max(intermediate, of_experts + shared_width(config))
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         delta = delta_shape(config)

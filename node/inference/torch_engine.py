@@ -23,6 +23,7 @@ from node.inference.architectures import FAMILIES, unsupported, written_out
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, FinishedSequence, Prefill, Weights
 from node.inference.errors import EngineError, ModelError, ran_out
+from node.inference.experts import correct_as_parameters
 from node.inference.fixed import model_for
 from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
@@ -81,6 +82,7 @@ def build_model(model_dir: Path, device: str = "cpu") -> Any:
     except Exception as error:  # as above
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
     model.eval()
+    correct_as_parameters(model)
     return model
 
 

@@ -13,7 +13,15 @@ from typing import Any
 
 import msgspec
 
-from node.inference.architectures import ARCHITECTURES, DELTA_SIZES, FAMILIES, DeltaShape, recalling_layers
+from node.inference.architectures import (
+    ARCHITECTURES,
+    DELTA_SIZES,
+    EXPERT_COUNTS,
+    FAMILIES,
+    DeltaShape,
+    ExpertParts,
+    recalling_layers,
+)
 from node.inference.model_files import TIED, language_config
 from node.inference.room import CHUNK, ModelSize
 from node.inference.weight_files import has_own_head
@@ -40,7 +48,8 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     layers, heads, key_heads, head: counts, and a head's width; tied: one matrix for embedding and output; norms:
     queries and keys are normed; biases: those of the attention's input layers; routed: layers with experts;
     experts, chosen, expert: how many each of these has, how many of them compute a token, and their width;
-    expert_biases: of all their matrices, and of routers; gated: queries bring gates; delta: of layers that remember
+    expert_biases: of all their matrices, and of routers; beside: width of the MLP beside experts; beside_gate: it has
+    one; corrected: each expert has a correction; gated: queries bring gates; delta: of layers that remember
     instead of attending, `recalling` of them."""
 
     hidden: int
@@ -58,6 +67,9 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     expert: int = 0
     expert_biases: bool = False
     routed: int = 0
+    beside: int = 0
+    beside_gate: bool = False
+    corrected: bool = False
     gated: bool = False
     delta: DeltaShape | None = None
     recalling: int = 0
@@ -76,8 +88,11 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     def _mlps(self) -> tuple[int, int]:
         """Parameters behind the attention of a layer without experts and of one with them; 0 where there is none."""
         plain = 3 * self.hidden * self.intermediate if self.routed < self.layers else 0
-        biases = (2 * self.expert + self.hidden + 1) * self.expert_biases
-        return plain, self.experts * (self.hidden * (3 * self.expert + 1) + biases) if self.routed else 0
+        if not self.routed:
+            return plain, 0
+        biases = (2 * self.expert + self.hidden + 1) * self.expert_biases + self.corrected
+        beside = self.hidden * (3 * self.beside + self.beside_gate)
+        return plain, self.experts * (self.hidden * (3 * self.expert + 1) + biases) + beside
 
     @property
     def _around(self) -> tuple[int, int]:
@@ -98,7 +113,7 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def computing(self) -> int:
         """Width of all that computes one token between gate and down, at most."""
-        return max(self.intermediate if self.routed < self.layers else 0, self.chosen * self.expert)
+        return max(self.intermediate if self.routed < self.layers else 0, self.chosen * self.expert + self.beside)
 
     @property
     def root_parameters(self) -> int:
@@ -147,8 +162,8 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
             "up_proj": (self.hidden, self.intermediate),
             "down_proj": (self.intermediate, self.hidden),
         }
-        attends = self.layers - self.recalling
-        found = {name: (attends if name[0] in "qkvo" else self.layers, sum(widths)) for name, widths in ends.items()}
+        attends, dense = self.layers - self.recalling, self.layers - self.routed
+        found = {name: (attends if name[0] in "qkvo" else dense, sum(widths)) for name, widths in ends.items()}
         if (kind := self.delta) is not None:
             out = {
                 "in_proj_qkv": kind.channels,
@@ -160,7 +175,9 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
                 "out_proj": kind.values,
             }
             found |= {name: (self.recalling, self.hidden + width) for name, width in out.items()}
-        return lora.rank * sum(math.prod(found[name]) for name in lora.targets if name in found)
+        learnt = sum(math.prod(found[name]) for name in lora.targets if name in found)
+        beside = sum(name in ("gate_proj", "up_proj", "down_proj") for name in lora.targets) * bool(self.beside)
+        return lora.rank * (learnt + self.routed * beside * (self.hidden + self.beside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +325,7 @@ def shape_of(model_dir: Path) -> DecoderShape:
                 "head": config.get("head_dim") or (256 if kind in (*GEMMA, *QWEN_DELTA) else hidden // heads),
                 "vocabulary": config["vocab_size"],
                 "tied": config.get(TIED, kind in ("qwen2", "smollm3", *GEMMA)) and not has_own_head(model_dir),
-                "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text", *QWEN_DELTA),
+                "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text", *QWEN_DELTA) or config.get("use_qk_norm", False),
                 "biases": kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             }
             | _experts(kind, config)
@@ -327,16 +344,29 @@ def _experts(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     if parts is None:
         return {}
     every, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    with_experts = [at for at in range(config["num_hidden_layers"]) if at not in dense and (at + 1) % every == 0]
+    first = config.get("first_k_dense_replace", 1 if kind == "glm4_moe" else 0)
+    layers = range(first, config["num_hidden_layers"])
+    with_experts = [at for at in layers if at not in dense and (at + 1) % every == 0]
     if not with_experts:
         return {}
     return {
-        "experts": config.get("num_experts") or config["num_local_experts"],  # transformers writes the latter
+        "experts": next(config[name] for name in EXPERT_COUNTS if config.get(name)),
         "chosen": config["num_experts_per_tok"],
         "expert": config[parts.width],
         "expert_biases": parts.clamped,
         "routed": len(with_experts),
+        "corrected": parts.corrected,
+        "beside_gate": bool(parts.shared_gate),
+        "beside": _beside(parts, config),
     }
+
+
+def _beside(parts: ExpertParts, config: dict[str, Any]) -> int:
+    if not parts.shared:
+        return 0
+    if parts.shared_gate:
+        return config.get("shared_expert_intermediate_size", 512)
+    return config[parts.width] * config.get("n_shared_experts", 1)
 
 
 def _delta(kind: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -351,7 +381,7 @@ def _delta(kind: str, config: dict[str, Any]) -> dict[str, Any]:
 
 _DELTA_DEFAULTS = (16, 32, 128, 128, 4)
 GEMMA = ("gemma2", "gemma3_text")
-QWEN_DELTA = ("qwen3_5_text",)
+QWEN_DELTA = ("qwen3_5_text", "qwen3_next")
 KNOWN = {
     "smollm2-135m": DecoderShape(
         hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, head=64, vocabulary=49_152, tied=True

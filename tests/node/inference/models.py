@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -21,9 +22,11 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
+from node.inference.experts import correct_as_parameters
 from node.inference.language_model import LanguageModel
 
 VOCABULARY = 97
@@ -104,6 +107,27 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "gemma3_text": Gemma3TextConfig(
         **_SIZES, head_dim=16, query_pre_attn_scalar=24, sliding_window=7, layer_types=_MIXED
     ),
+    "glm4_moe": Glm4MoeConfig(
+        **_SIZES,
+        head_dim=32,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        routed_scaling_factor=1.7,
+        use_qk_norm=True,
+        attention_bias=True,
+        pad_token_id=0,
+    ),
+    "qwen3_next": Qwen3NextConfig(
+        **_SIZES,
+        head_dim=32,
+        layer_types=_DELTA,
+        num_experts=300,
+        num_experts_per_tok=3,
+        moe_intermediate_size=8,
+        shared_expert_intermediate_size=40,
+        **_DELTA_SIZES,
+    ),
     "qwen3_5_text": Qwen3_5TextConfig(**_SIZES, head_dim=32, layer_types=_DELTA, **_DELTA_SIZES),
 }
 
@@ -126,6 +150,7 @@ def transformers_model(config: PretrainedConfig, dtype: torch.dtype, attention: 
 
 def _random_model(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
+    correct_as_parameters(model)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
