@@ -132,10 +132,12 @@ class Experts:
         else:
             add = self._add_grouped if groups(flat, self._down) else self._add_chosen
             summed = add(flat, chosen, shares)
+        summed = summed.view_as(x)
         if self._beside is not None:
-            beside = self._beside(flat, routes)
-            summed += beside if self._beside_gate is None else self._beside_gate(flat).sigmoid() * beside
-        return summed.view_as(x)
+            # Row by row, as adapters are.
+            beside = self._beside(x, routes)
+            summed += beside if self._beside_gate is None else self._beside_gate(x).sigmoid() * beside
+        return summed
 
     def _routed(self, x: Tensor, routes: Routes) -> tuple[Tensor, Tensor]:
         """(int64[n, chosen], the shares of these)."""
