@@ -96,6 +96,7 @@ class Architecture:
     experts: ExpertParts | None = None
 
 
+_QWEN_DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 _OLMO = Architecture(norms=AFTER, gain=Gain.PRODUCT, whole_norms=True, wide_positions=True)
 ARCHITECTURES = {
     "llama": Architecture(),
@@ -106,6 +107,7 @@ ARCHITECTURES = {
         gain=Gain.PRODUCT, sinks=True, experts=ExpertParts(router="router", width="intermediate_size", clamped=True)
     ),
     "mistral": Architecture(),
+    "mixtral": Architecture(experts=ExpertParts(width="intermediate_size")),
     "ministral": Architecture(),
     "smollm3": Architecture(),
     "granite": Architecture(),
@@ -121,8 +123,12 @@ ARCHITECTURES = {
         experts=ExpertParts(shared="shared_expert", shared_gate="shared_expert_gate"),
     ),
     "glm4_moe": Architecture(experts=ExpertParts(shared="shared_experts", corrected=True)),
-    "qwen3_5_text": Architecture(
-        gain=Gain.ONE_MORE, gated=True, delta=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    "qwen3_5_text": Architecture(gain=Gain.ONE_MORE, gated=True, delta=_QWEN_DELTA),
+    "qwen3_5_moe_text": Architecture(
+        gain=Gain.ONE_MORE,
+        gated=True,
+        delta=_QWEN_DELTA,
+        experts=ExpertParts(shared="shared_expert", shared_gate="shared_expert_gate"),
     ),
 }
 """By model_type of config.json."""

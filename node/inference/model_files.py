@@ -14,8 +14,16 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TIED, POSITIONS = "tie_word_embeddings", "max_position_embeddings"
 SMALL_FILES = (".json", ".txt", ".model", ".jinja")
 QUANTIZATION = "quantization_config"
-NESTED: Mapping[str, tuple[str, str]] = {"qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM")}
+NESTED: Mapping[str, tuple[str, str]] = {
+    "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
 """model_type of a model that reads pictures, too -> that of its language model, and transformers' class of it."""
+_UNSAID: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208, TIED: True}
+}
+"""What published configurations leave to transformers' defaults."""
 _NESTED = "text_config"
 MAX_CONFIG_BYTES = 1024**2
 
@@ -48,7 +56,7 @@ def language_config(config: dict[str, Any]) -> dict[str, Any]:
     inner, kind = config.get(_NESTED), str(config.get("model_type"))
     if kind not in NESTED or not isinstance(inner, dict):
         return config
-    own = {name: config[name] for name in (TIED, "eos_token_id") if name in config}
+    own = {**_UNSAID.get(kind, {}), **{name: config[name] for name in (TIED, "eos_token_id") if name in config}}
     return own | inner | {"model_type": NESTED[kind][0], "architectures": [NESTED[kind][1]]}
 
 

@@ -28,7 +28,7 @@ from node.inference.fixed import model_for
 from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
 from node.inference.lora import whole_weights
-from node.inference.model_files import NESTED, QUANTIZATION, TIED, is_mxfp4, read_json
+from node.inference.model_files import NESTED, QUANTIZATION, TIED, is_mxfp4, language_config, read_json
 from node.inference.out_of_memory import left_out, let_go
 from node.inference.prefilling import Prefiller
 from node.inference.room import MemoryPlan, ModelSize, NoRoom, plan, room_for_adapters
@@ -61,9 +61,8 @@ def build_model(model_dir: Path, device: str = "cpu") -> Any:
     except Exception as error:  # transformers raises whatever the config's values break
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
     if config.model_type in NESTED:
-        tied = getattr(config, TIED, False)
         config = config.get_text_config()
-        setattr(config, TIED, tied)
+        setattr(config, TIED, language_config(raw).get(TIED, getattr(config, TIED, False)))
     if raw.get(QUANTIZATION) is not None:
         delattr(config, QUANTIZATION)  # what was in MXFP4 is read in bf16 (node.inference.start_weights)
     # A head of its own is part of the model, whatever its description says: other loaders keep it, too.

@@ -8,7 +8,7 @@ left out and named. Where loaders would disagree about what the model is, none i
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -26,8 +26,17 @@ _ELSEWHERE = "transformers_weights"
 """Of config.json: the file that transformers loads instead of all others."""
 _LFS = b"version https://git-lfs"
 _PIECE = 1 << 24
-_BESIDE_PICTURES = re.compile(r"language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
-"""What models that read pictures put into the names of their language model."""
+_BESIDE_PICTURES = ((r"^language_model\.(?=model\.|lm_head\.)", ""), (r"^model\.language_model\.", "model."))
+"""Names that a language model has in files of a model that reads pictures, too -> its own."""
+_PUBLISHED: Mapping[str, Sequence[tuple[str, str]]] = {
+    "mixtral": (
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.w1\.weight$", ".gate_proj.weight"),
+        (r"\.w3\.weight$", ".up_proj.weight"),
+        (r"\.w2\.weight$", ".down_proj.weight"),
+    )
+}
+"""The same of architectures that transformers renames."""
 _SHARD = re.compile(r"(.*-of-\d+)\.safetensors")
 
 
@@ -87,14 +96,18 @@ def weight_files(directory: Path) -> WeightFiles:
         refuse(directory / CONFIG, f"{_ELSEWHERE} = {str(elsewhere)[:80]!r}: other programs load other files", _ONE_WAY)
     others = {path.name for path in directory.glob(f"*{SUFFIX}")} - {path.name for path in files}
     found = _accounted(directory, files, homes, tuple(sorted(others)))
-    return replace(found, tensors=_of_language(found.tensors)) if config.get("model_type") in NESTED else found
+    kind = str(config.get("model_type"))
+    others = _BESIDE_PICTURES if kind in NESTED else _PUBLISHED.get(kind, ())
+    return replace(found, tensors=_named(found.tensors, others)) if others else found
 
 
-def _of_language(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """By the names that a language model has by itself. Raises ModelError where two would have one."""
+def _named(tensors: Mapping[str, Stored], others: Sequence[tuple[str, str]]) -> dict[str, Stored]:
+    """By the names that the model's tensors have here. Raises ModelError where two would have one."""
     named: dict[str, Stored] = {}
     for name, stored in tensors.items():
-        own = _BESIDE_PICTURES.sub("", name, 1)
+        own = name
+        for pattern, ours in others:
+            own = re.sub(pattern, ours, own, count=1)
         if own in named:
             refuse(stored.file, f"{stored.called[:100]!r} and {named[own].called[:100]!r} are one tensor's names")
         named[own] = stored

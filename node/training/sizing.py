@@ -317,7 +317,8 @@ def shape_of(model_dir: Path) -> DecoderShape:
         return msgspec.convert(
             {
                 "hidden": hidden,
-                "intermediate": config["intermediate_size"],
+                # Where all layers have experts, some configurations do not say it.
+                "intermediate": config.get("intermediate_size") or config["moe_intermediate_size"],
                 "layers": config["num_hidden_layers"],
                 "heads": heads,
                 "key_heads": config.get("num_key_value_heads") or heads,
@@ -381,7 +382,7 @@ def _delta(kind: str, config: dict[str, Any]) -> dict[str, Any]:
 
 _DELTA_DEFAULTS = (16, 32, 128, 128, 4)
 GEMMA = ("gemma2", "gemma3_text")
-QWEN_DELTA = ("qwen3_5_text", "qwen3_next")
+QWEN_DELTA = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 KNOWN = {
     "smollm2-135m": DecoderShape(
         hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, head=64, vocabulary=49_152, tied=True

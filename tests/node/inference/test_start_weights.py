@@ -222,3 +222,35 @@ def test_a_language_model_that_was_published_with_eyes_is_read_without_them(tmp_
     save_file(published | {"model.norm.weight": torch.ones(64)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="one tensor's names"):
         StartWeights(tmp_path)
+
+
+def test_what_mixtral_and_gemma_publish_is_read_by_the_names_of_the_model(tmp_path: Path) -> None:
+    for kind in ("mixtral", "gemma3"):
+        theirs = transformers_model(
+            CONFIGURATIONS["mixtral" if kind == "mixtral" else "gemma3_text"], torch.bfloat16, "sdpa"
+        )
+        own = {name: tensor.detach().clone() for name, tensor in theirs.named_parameters()}
+        published, said = {}, theirs.config.to_dict()
+        for name, tensor in own.items():
+            place = name.replace(".mlp.", ".block_sparse_moe.")
+            if kind == "gemma3":
+                published[f"language_model.{name}"] = tensor
+            elif name.endswith("gate_up_proj"):
+                for number, one in enumerate(tensor):
+                    for part, half in zip(("w1", "w3"), one.chunk(2), strict=True):
+                        published[place.replace("gate_up_proj", f"{number}.{part}.weight")] = half.clone()
+            elif name.endswith("experts.down_proj"):
+                for number, one in enumerate(tensor):
+                    published[place.replace("down_proj", f"{number}.w2.weight")] = one.clone()
+            else:
+                published[place] = tensor
+        if kind == "gemma3":
+            said = {"model_type": "gemma3", "text_config": said, "vision_config": {"num_hidden_layers": 1}}
+            published["vision_tower.post.weight"] = torch.ones(2)
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        save_file(published, tmp_path / "model.safetensors")
+        parameters, weights = dict(build_model(tmp_path, "meta").named_parameters()), StartWeights(tmp_path)
+        weights.check(parameters)
+        assert parameters.keys() == own.keys() and all(torch.equal(weights[name], one) for name, one in own.items())
+        assert weights.left_out(parameters) == (["vision_tower.post.weight"] if kind == "gemma3" else [])
+        assert shape_of(tmp_path).parameters == pytest.approx(sum(one.numel() for one in own.values()), rel=0.02)
