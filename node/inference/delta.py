@@ -84,7 +84,8 @@ def mixed(
     q, k = (_unit(one.unflatten(-1, (shape.key_heads, -1)).float()) for one in (q, k))
     q = q * shape.key_dim**-0.5
     if times > 1:
-        q, k = (one.repeat_interleave(times, 2) for one in (q, k))
+        # Expanded and not repeated: the gradient is then a sum in one order.
+        q, k = (one[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3) for one in (q, k))
     v = v.unflatten(-1, (shape.heads, -1)).float()
     rate = fed.rate.sigmoid().float()
     decay = -weights.log_decay.float().exp() * functional.softplus(fed.decay.float() + weights.bias)
