@@ -102,7 +102,7 @@ class VllmEngine:
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
         self.description = f"vllm {installed.PIN} / torch {torch.__version__}"
         config = read_json(model_dir / "config.json")
-        self.vocabulary = int(config["vocab_size"])
+        self.vocabulary = int(shell.config.vocab_size)
         self.tokenizer.check_fits(self.vocabulary)
         cards = _cards(settings.device, settings.most)
         told = arguments(model_dir, settings, config, cards, ModelSize.of(shell.config, self.parameters))
