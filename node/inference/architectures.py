@@ -12,6 +12,9 @@ from typing import Any
 
 from protocol.routing import MAX_EXPERTS, Routing
 
+CORRECTION = "e_score_correction_bias"
+"""Of a router's experts, as transformers calls it: added to what decides, and not to what an expert counts."""
+
 
 class Gain(Enum):
     """How a norm's weight meets what it normed, and where the product is rounded."""

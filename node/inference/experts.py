@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from node.inference.architectures import Architecture, ExpertParts
+from node.inference.architectures import CORRECTION, Architecture, ExpertParts
 from node.inference.matrices import Fused, Projection, linear
 from protocol.routing import Routing
-
-CORRECTION = "e_score_correction_bias"
-"""Of a router's experts, as transformers calls it: added to what decides, and not to what an expert counts."""
 
 
 class Routes:

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from node.inference.architectures import CORRECTION
 from node.inference.errors import ModelError
-from node.inference.experts import CORRECTION
 from node.inference.weight_files import BLOCKS, SCALES, weight_files
 
 _ONE_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.weight")

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from node.inference.architectures import ARCHITECTURES, expert_layers, routing_of
-from node.inference.experts import CORRECTION
+from node.inference.architectures import ARCHITECTURES, CORRECTION, expert_layers, routing_of
 from node.training.batch import BatchRow
 from protocol.routing import Routing, load_of, table_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from node.inference.architectures import CORRECTION
 from node.inference.engine import FinishedSequence
-from node.inference.experts import CORRECTION
 from node.inference.prefilling import Prefiller
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
