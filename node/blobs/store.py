@@ -59,6 +59,8 @@ class BlobStore:
         self.pin, self.unpin, self.holding = self.room.pin, self.room.unpin, self.room.holding
         self._infos = BoundedDict[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
+        self.written = 0
+        """Bytes of blobs that were written since the start, what was moved here among them."""
         self.proof = BlobProofs(self._complete, self.room.complete, self.info, self.evict, self._limiter)
         self.whole = self.proof.whole
         with disk_errors():
@@ -132,6 +134,7 @@ class BlobStore:
             info = await self._in_thread(files.adopt_copy, source, temporary, self._complete)
             self.proof.unproven.discard(info.root)
             self.room.complete[info.root] = info.size
+            self._wrote(size)
         return info
 
     async def _take_in(
@@ -148,6 +151,7 @@ class BlobStore:
         with self.room.arriving(info.root, info.size, on_disk=on_disk) as temporary:
             await self._in_thread(self._bring, bring, source, temporary, info, synced)
             self.room.complete[info.root] = info.size
+            self._wrote(info.size)
         return info
 
     def _bring(
@@ -258,7 +262,10 @@ class BlobStore:
             except BaseException:
                 os.close(descriptor)
                 raise
-        return Partial(info, descriptor, have, self._limiter, self._closed)
+        return Partial(info, descriptor, have, self._limiter, self._closed, self._wrote)
+
+    def _wrote(self, size: int) -> None:
+        self.written += size
 
     def _closed(self, partial: Partial) -> None:
         root, room = partial.info.root, self.room

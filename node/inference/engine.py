@@ -26,6 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from node.inference.layers import PatchFile
 from node.inference.proofs import ProofRows
 from protocol.routing import Routing
 from protocol.segments import sampled_tokens
@@ -180,8 +181,9 @@ class Engine(Protocol):
         """Token ids that end a completion."""
         ...
 
-    def read(self, path: str) -> Weights:
-        """Read a bf16 safetensors image and check its names and shapes. Raises ModelError."""
+    def read(self, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> Weights:
+        """Read a bf16 safetensors image, or what patches make of it, and check its names and shapes. digests: of its
+        tensors, which are compared where there are patches. Raises ModelError."""
         ...
 
     def load(self, weights: Weights) -> None:

@@ -14,7 +14,7 @@ import trio
 
 from node.guest.rest import DOING, PAUSED, GuestRest
 from node.inference.client import EngineChild
-from node.inference.wire import LoadPolicy, Produce, Produced, RequestProgress, SaidToken
+from node.inference.wire import Produce, Produced, RequestProgress, SaidToken
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.speed import measured
 from node.services.base import Service
@@ -290,7 +290,6 @@ class RolloutWorker(Service):
         return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
-        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
         order = Produce(
             policy_root=policy.root,
@@ -300,7 +299,9 @@ class RolloutWorker(Service):
             out_path=str(out),
             capacity=self._gauge.capacity,
         )
-        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load, on_progress=self._note_progress)
+        produced = await self._engine.ask(
+            order, timeout=PRODUCE_DEADLINE, policy=policy.load(), on_progress=self._note_progress
+        )
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds
         self._file_seconds = produced.seconds

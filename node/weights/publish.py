@@ -45,6 +45,10 @@ INLINE_BYTES = 8 * 1024
 """A manifest up to this size travels inside its announcement."""
 
 
+MOST_LAYERS = 64
+"""Patches that lead from an anchor to a policy at most: whoever loads the policy applies all of them."""
+
+
 class StepWord(msgspec.Struct, frozen=True):
     """What the trainer states of a step, and its signature."""
 
@@ -167,7 +171,7 @@ class Publisher:
             return None
         old = previous.anchor or Anchor(previous.step, previous.policy_root, previous.image_root)
         reached = any(patch.base_root == old.policy_root for patch in chain)
-        return old if reached and step - old.step < self._anchor_every else None
+        return old if reached and step - old.step < min(self._anchor_every, MOST_LAYERS) else None
 
     async def _patch(
         self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], root: bytes

@@ -22,6 +22,7 @@ async def test_bytes_and_files_come_back_and_survive_a_restart(tmp_path: Path) -
     source = tmp_path / "large"
     source.write_bytes(large)
     infos = [await store.add(small), await store.add(source), await store.add(b"")]
+    assert store.written == len(small) + len(large)
     assert infos[1] == describe(large)
     again = BlobStore(tmp_path / "store", quota=10**7)
     assert [again.path(info.root).read_bytes() for info in infos] == [small, large, b""]

@@ -20,14 +20,15 @@ class Guest(LightClient):
     """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
 
     def __init__(self, peer: Peer, steps: int) -> None:
-        self._pool, self._peer, self._steps = 7, peer, steps
+        self._pool, self._peer, self._steps, self._directory = 7, peer, steps, peer.directory / "weights"
 
     @asynccontextmanager
     async def _visiting(self, *, newest: bool):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._peer.follower.run)
             run = SimpleNamespace(recipe=SimpleNamespace(steps=self._steps))
-            yield None, run, self._peer.follower, self._peer.policy_cache
+            member = SimpleNamespace(stock=SimpleNamespace(store=self._peer.store))
+            yield member, run, self._peer.follower, self._peer.policy_cache
             nursery.cancel_scope.cancel()
 
     async def _visit(self, member, run, policy):
