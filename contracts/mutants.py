@@ -60,7 +60,7 @@ SWAPS = (
     (r"\|\|", "&&"),
     (r" (&&|\|\|) [\w.]+ [!=]= [\w.]+", ""),
 )
-MODIFIERS = r" (nonReentrant|onlyCourt|onlySwarm|onlyManager\(id\))(?= |$)"
+MODIFIERS = r" (nonReentrant|onlySwarm)(?= |$)"
 HASHED = (r"(?<=abi\.encode\()[\w.]+, ", r", [\w.]+(?=[,)]|$)")
 """A field that is left out of what is hashed; on lines that hash."""
 BY_HAND = (

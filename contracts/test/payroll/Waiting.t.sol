@@ -217,7 +217,7 @@ contract WaitingTest is Base {
         Tally memory two = _tally(pool, 0, ROOT, 1001);
         bytes memory first = _sign(judgeKeys[0], Sign.tally(Sign.EARNINGS, one));
         bytes memory second = _sign(judgeKeys[0], Sign.tally(Sign.EARNINGS, two));
-        court.tableEvidence(one, first, two, second);
+        court.tallyEvidence(true, [one, two], [first, second]);
         eq(vault.bondedOf(address(0x5005)), 20 ether);
         eq(court.benchOf(pool).validators.length, 1);
         _drop();
@@ -264,7 +264,7 @@ contract WaitingTest is Base {
             bytes memory second = _sign(judgeKeys[0], Sign.tally(kind, two));
             if (i < 3 || i == 4) vm.expectPartialRevert(Court.NoContradiction.selector);
             else if (i == 3) vm.expectRevert();
-            court.tableEvidence(one, first, two, second);
+            court.tallyEvidence(true, [one, two], [first, second]);
         }
         eq(vault.bondedOf(address(0x5005)), 20 ether);
         yes(swarm.memberInfo(pool, vm.addr(judgeKeys[0])).evicted, "convicted");
