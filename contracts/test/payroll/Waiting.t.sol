@@ -87,6 +87,18 @@ contract WaitingTest is Base {
         eq(payroll.bookOf(pool).total, 30);
     }
 
+    function test_a_table_may_cover_exactly_as_long_as_it_waits() public {
+        Pools.PoolParams memory params = _params();
+        (params.epochSeconds, params.delay) = (30, 90);
+        _startIn(_open(params));
+        _fund(pool, 100 * RATE);
+        vm.warp(_matures(2));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.TooFewEpochs.selector, 60, 90));
+        this.offer(1, 10);
+        _offer(2, ROOT, 10);
+        eq(payroll.waitingOf(pool).total, 10);
+    }
+
     /// The bad input of a day: the pool ends in the second in which its table is posted.
     function test_a_pool_that_ends_in_the_second_in_which_a_table_is_posted_pays_it() public {
         vm.warp(_matures(0));
