@@ -105,6 +105,7 @@ SECONDS = 900
 
 _SAME = "where two numbers are equal, either of them will do"
 _NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
+_CALLS_NOBODY = "what it calls moves no token, and calls nobody"
 EXPLAINED: dict[str, str] = {
     "Statements.sol: node = node < sibling => node = node <= sibling": "two equal hashes are one pair in either order",
     "Court.sol: break; => (nothing)": "an address stands there once, so nothing else is found",
@@ -130,8 +131,15 @@ EXPLAINED: dict[str, str] = {
     "Payroll.sol: until = (until < ends ? ends : until) + vault.appealSeconds(); => "
     "until = (until <= ends ? ends : until) + vault.appealSeconds();": _SAME,
     "Payroll.sol: function drop(uint256 id, address[] calldata who) external nonReentrant { => "
-    "function drop(uint256 id, address[] calldata who) external {": "what it calls moves no token, and calls nobody",
+    "function drop(uint256 id, address[] calldata who) external {": _CALLS_NOBODY,
     "Payroll.sol: if (book.free < most) most = book.free; => if (book.free <= most) most = book.free;": _SAME,
+    "Swarm.sol: nonReentrant => (nothing)": "until the case has its number nothing is paid or overturned by it, and "
+    "the vault opens no other one meanwhile",
+    "Swarm.sol: function punishByEvidence(uint256 id, address node, uint8 reason, bytes32 fileRoot) external "
+    "nonReentrant { => function punishByEvidence(uint256 id, address node, uint8 reason, bytes32 fileRoot) "
+    "external {": _CALLS_NOBODY,
+    "Swarm.sol: function overturn(uint256 id, address node) external nonReentrant { => "
+    "function overturn(uint256 id, address node) external {": _CALLS_NOBODY,
     "Payroll.sol: if (units > most) units = most; => if (units >= most) units = most; (2)": _SAME,
     "Payroll.sol: if (until > from) from = until; => if (until >= from) from = until;": _SAME,
     "Payroll.sol: if (filings.heldUntil > redeemable) redeemable = filings.heldUntil; => "
