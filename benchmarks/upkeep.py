@@ -457,8 +457,9 @@ class Seats:
 # what is measured
 
 
-def played(workers: int, weeks: int, away: int | None) -> list[tuple[float, str, int]]:
-    """What was sent. away: of the chair alone, seconds a day without a leader; None for the pool without it."""
+def played(workers: int, weeks: int, away: int | None, days: int = 7) -> list[tuple[float, str, int]]:
+    """What was sent. away: of the chair alone and its days, seconds a day without a leader; None for the pool without
+    it."""
     # Numbered apart from the judges and trainers, whatever their number.
     validators, trainers = keys_of(3, 1), keys_of(3, 11)
     others = keys_of(workers, 1000) if away is None else ()
@@ -477,7 +478,7 @@ def played(workers: int, weeks: int, away: int | None) -> list[tuple[float, str,
             main: Any = Play(Path(folder), chain, trainers).run
             given = weeks
         else:
-            main, given = Seats(chain, validators, trainers, away).run, weeks * 7
+            main, given = Seats(chain, validators, trainers, away).run, days
         trio.run(main, given, clock=trio.testing.MockClock(autojump_threshold=0))
     return chain.sent
 

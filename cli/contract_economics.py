@@ -52,12 +52,12 @@ def economics(
 ) -> None:
     """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q.
 
-    A slash takes no more than each of a provider's nodes bonds for itself, and a wrong one costs the judges who
-    signed it. Below it: what judging and training earn beside the workers, and the gas of a day (a lease and a claim
-    a week, and --epochs tables), which everybody pays for itself.
+    A slash takes no more than each of a provider's nodes bonds for itself. Who carries one puts up a bond, and loses
+    it if the slash was wrong; that moves no judge's stake. Below it: what judging and training earn beside the workers,
+    and the gas of a day (a lease and a claim a week, and --epochs tables), which everybody pays for itself.
     """
-    from cli.demo.cast import quorum_of
     from cli.demo.prepare import OWN_RUN
+    from contracts.deploy import DeployParams
     from node.run.file import load_run_file
     from protocol.audit import needed_share
     from protocol.economics import balance, daily_gas, posts
@@ -75,7 +75,8 @@ def economics(
     earned = posts(spec, workers * terms.units_per_window, share, validators)
     gas = daily_gas(epochs)
     gas_wei = round(gas * fee * GWEI)
-    wrong = terms.slash // quorum_of(validators)  # the arbiter overturns it: they pay in equal parts
+    born = DeployParams()
+    wrong = max(terms.slash * born.bond_bps // 10_000, born.min_bond)  # as the vault reckons what its carrier puts up
     if as_json:
         more = {
             "stake_at_risk_wei": str(terms.slash),
@@ -89,10 +90,7 @@ def economics(
         print_json(as_dict(terms, result, only_pay, spec) | more)
     else:
         _show(terms, result, only_pay, spec)
-        quorum = quorum_of(validators)
-        console().print(
-            f"  [dim]a wrong slash costs each of the {quorum} validators who signed it {ether(wrong)} tokens[/]"
-        )
+        console().print(f"  [dim]a wrong slash costs whoever carries it {ether(wrong)} tokens, and no judge's stake[/]")
         _show_posts(earned, terms, validators, epochs, gas, gas_wei)
 
 

@@ -219,13 +219,17 @@ class MembershipRecord(msgspec.Struct, frozen=True):
 
     node: Address
     provider: Address | None
-    lease_until: int
     evicted: bool
     left: bool
     slashed_at: int
     case: int
     member_until: int
     joined_block: int
+
+    @property
+    def lease_until(self) -> int:
+        """0 for who is no member any more."""
+        return 0 if self.left else self.member_until
 
 
 class MemberRecord(msgspec.Struct, frozen=True):
@@ -373,10 +377,6 @@ class NodeReleased(ChainEvent, frozen=True, kw_only=True):
     provider: Address
     node: Address
     units: int
-
-
-class ProviderRemoved(ChainEvent, frozen=True, kw_only=True):
-    provider: Address
 
 
 class PoolEvent(ChainEvent, frozen=True, kw_only=True):
@@ -1141,7 +1141,7 @@ class Contracts:
 
     def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool."""
-        return self._ask("payroll", "claimedOf", pool, node)
+        return self._ask("payroll", "paidOf", pool, node)[0]
 
     def filed_of(self, pool: int, node: Address, epoch: int) -> int:
         """Units of an epoch that the node has filed, redeemed and dropped ones too."""
@@ -1149,14 +1149,15 @@ class Contracts:
 
     def filed_by(self, pool: int, node: Address) -> int:
         """Units that the node filed, and that were neither redeemed nor dropped."""
-        return self._ask("payroll", "filedBy", pool, node)
+        return self._ask("payroll", "paidOf", pool, node)[2]
 
     def allowance_of(self, pool: int, node: Address) -> int:
         """How many units the node's size allows to be paid now, whatever it has earned."""
         return self._ask("payroll", "allowanceOf", pool, node)
 
     def stake_of(self, provider: Address) -> Stake:
-        return Stake(*self._ask("vault", "stakeOf", provider))
+        (bonded, unbonding, withdrawable_at), frozen = self._ask("vault", "stakeOf", provider)
+        return Stake(bonded, unbonding, withdrawable_at, frozen)
 
     def case(self, case: int) -> CaseInfo:
         provider, final_at, state, *rest = self._ask("vault", "caseInfo", case)
@@ -1418,27 +1419,25 @@ class Contracts:
     def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
     ) -> "ContractFunction":
-        return self.court.functions.evidence(_words(first), first_signature, _words(second), second_signature)
+        return self.court.functions.evidence([_words(first), _words(second)], [first_signature, second_signature])
 
     def verdict_evidence(
         self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
     ) -> "ContractFunction":
         """Two verdicts of one validator on one work that differ in anything."""
-        return self.court.functions.verdictEvidence(
-            pool, work, _said(first), first_signature, _said(second), second_signature
-        )
+        said = [_said(first), _said(second)]
+        return self.court.functions.verdictEvidence(pool, work, said, [first_signature, second_signature])
 
-    def root_evidence(
-        self, first: EpochRoot, first_signature: bytes, second: EpochRoot, second_signature: bytes
+    def tally_evidence(
+        self,
+        first: EpochRoot | Earnings,
+        first_signature: bytes,
+        second: EpochRoot | Earnings,
+        second_signature: bytes,
     ) -> "ContractFunction":
-        """Two roots of one validator and epoch with one number."""
-        return self.court.functions.rootEvidence(_words(first), first_signature, _words(second), second_signature)
-
-    def table_evidence(
-        self, first: Earnings, first_signature: bytes, second: Earnings, second_signature: bytes
-    ) -> "ContractFunction":
-        """Two tables of one validator and epoch with one number."""
-        return self.court.functions.tableEvidence(_words(first), first_signature, _words(second), second_signature)
+        """Two roots, or two tables, of one validator and epoch with one number."""
+        said, signatures = [_words(first), _words(second)], [first_signature, second_signature]
+        return self.court.functions.tallyEvidence(isinstance(first, Earnings), said, signatures)
 
     def leaf_evidence(
         self,
@@ -1449,8 +1448,8 @@ class Contracts:
         verdict_signature: bytes,
     ) -> "ContractFunction":
         """A validator's root with a leaf (node, work, units, proof), and its verdict against that work."""
-        words = (_words(root), root_signature, leaf, _said(verdict), verdict_signature)
-        return self.court.functions.leafEvidence(*words)
+        signatures = [root_signature, verdict_signature]
+        return self.court.functions.leafEvidence(_words(root), leaf, _said(verdict), signatures)
 
     def overturn(self, pool: int, node: Address) -> "ContractFunction":
         return self.swarm.functions.overturn(pool, node)

@@ -102,7 +102,7 @@ class LightClient:
         """The policy of `step`, the newest by default. Raises IntellectError: no chain, no members, no such policy."""
         async with self._visiting(newest=step is None) as (member, run, follower, policy_cache):
             policy = await self._wanted(follower, policy_cache, step)
-            return await self._visit(member, run, policy)
+            return await self._visit(member, run, follower, policy)
 
     @asynccontextmanager
     async def following(self, after: int = -1) -> AsyncIterator[trio.MemoryReceiveChannel[PolicySnapshot]]:
@@ -125,15 +125,14 @@ class LightClient:
                         await trio.sleep(LOOK)  # what was read last is on the board, and its readers come to it now
                 while known < run.recipe.steps:
                     policy = await _soon(policy_cache, known)
-                    # Also where there is one: a contradiction that came meanwhile may be about it.
-                    if policy is None or follower.fork is not None:
+                    if policy is None:
                         await self._heard(follower)
                         continue
                     known = policy.step
                     # Whoever follows reads a file, which stays until the next one is there.
                     image, before, told = await written_out(policy, store, places), told, ExitStack()
                     told.enter_context(store.holding([policy.manifest.image_root]))
-                    visit = await self._visit(member, run, policy)
+                    visit = await self._visit(member, run, follower, policy)
                     await send.send(msgspec.structs.replace(visit, image=image))
                     before.close()
                 # Not where it fails: an end of the channel would look like the run's.
@@ -236,9 +235,13 @@ class LightClient:
             self._listed.set()
             await trio.sleep(LIST_EVERY)
 
-    async def _visit(self, member: Participant, run: RunSpec, policy: HeldPolicy) -> PolicySnapshot:
-        trainer = member.membership.trainer
-        return PolicySnapshot(policy, trainer, run, await self._assets(member, run))
+    async def _visit(
+        self, member: Participant, run: RunSpec, follower: PolicyFollower, policy: HeldPolicy
+    ) -> PolicySnapshot:
+        """What is told of a policy, looked at last: a contradiction that came while it was fetched may be about it."""
+        assets = await self._assets(member, run)
+        _refuse_contradiction(follower)
+        return PolicySnapshot(policy, member.membership.trainer, run, assets)
 
     async def _members(self, chain: ChainClient) -> list[bindings.MemberRecord]:
         """Those who are in; a pool or a local chain that has just started may need a moment to show them."""
@@ -287,10 +290,7 @@ class LightClient:
                 await self._listed.wait()
             while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110 - no event
                 await trio.sleep(0.05)
-        if follower.fork is not None:
-            raise PolicyUnknown(
-                "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
-            )
+        _refuse_contradiction(follower)
         if follower.newest_step < 0:
             raise PolicyUnknown(
                 "no policy was announced",
@@ -340,6 +340,13 @@ class LightClient:
             path = await member.blobs.fetch(root, sources, max_size=asset.size, timeout=ASSET_TIMEOUT)
             found[asset.path.removeprefix(MODEL)] = path
         return found
+
+
+def _refuse_contradiction(follower: PolicyFollower) -> None:
+    if follower.fork is not None:
+        raise PolicyUnknown(
+            "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
+        )
 
 
 async def _soon(policy_cache: PolicyCache, known: int) -> HeldPolicy | None:

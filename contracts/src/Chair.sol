@@ -62,7 +62,9 @@ contract Chair {
     event TermTaken(
         uint256 indexed pool, address indexed holder, uint32 term, uint64 fromStep, bytes32 parent, uint64 until
     );
-    event TermHeld(uint256 indexed pool, address indexed holder, uint32 term, uint64 step, bytes32 policyRoot, uint64 until);
+    event TermHeld(
+        uint256 indexed pool, address indexed holder, uint32 term, uint64 step, bytes32 policyRoot, uint64 until
+    );
     event TermEnded(uint256 indexed pool, uint32 term, uint64 endedAt, uint64 reached);
 
     error OnlyOpener(address caller);
@@ -102,7 +104,7 @@ contract Chair {
         _begin(id, 0, 0, 0, bytes32(0), 0);
     }
 
-    /// @notice The holder says that it lives, and how far it is: once in half a lease. A lease that has run out is held
+    /// @notice The holder says that it lives, and how far it is: once in the last third of a lease. A lease that has run out is held
     /// until somebody takes; a term that was ended is not.
     function hold(uint256 id, uint64 step, bytes32 policyRoot) external {
         Seating storage seating = _seated(id);
@@ -176,8 +178,10 @@ contract Chair {
         Judgement[] calldata verdicts,
         bytes[] calldata signatures
     ) external {
-        Term storage term = _running(c.pool, number);
-        address holder = _seatings[c.pool].trainers[term.place];
+        Term storage term = _terms[c.pool];
+        address holder = _seated(c.pool).trainers[term.place];
+        if (term.number != number) revert OtherTerm(term.number, term.until);
+        if (term.ended) revert TermIsOver(number);
         if (c.node != holder) revert NotTheHolder(c.node, holder);
         if (c.policyRoot != Statements.slotOf(number)) revert OtherTerm(number, term.until);
         bytes32 work = Statements.hashCommitment(c);
@@ -261,15 +265,6 @@ contract Chair {
             statements[i] = Statements.hashTermSilent(id, number, until, steps[i]);
             if (i > 0 && steps[i] > steps[i - 1]) revert NotInOrder(steps[i], steps[i - 1]);
         }
-    }
-
-    /// The pool's term, if it is this one and not over.
-    function _running(uint256 id, uint32 number) private view returns (Term storage term) {
-        // slither-disable-next-line unused-return -- that it is seated is what is asked
-        _seated(id);
-        term = _terms[id];
-        if (term.number != number) revert OtherTerm(term.number, term.until);
-        if (term.ended) revert TermIsOver(number);
     }
 
     function _end(uint256 id, Term storage term) private {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {ICourt} from "./ICourt.sol";
+import {ICourt} from "./Pools.sol";
 import {Nodes} from "./Nodes.sol";
 import {Filing, Judgement, RootLine, Statements, Tally, WorkCommitment, WorkLeaf} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
@@ -51,13 +51,6 @@ contract Court is ICourt {
         bytes ticket;
     }
 
-    /// What a quorum attested.
-    struct Found {
-        uint32 units;
-        uint64 madeAt;
-        uint64 until;
-    }
-
     uint256 public constant MAX_VALIDATORS = 16;
     /// @notice An attestation is worth nothing later than this: hardware changes hands.
     uint256 public constant MAX_ATTESTATION_SECONDS = 90 days;
@@ -80,7 +73,8 @@ contract Court is ICourt {
     /// what a quorum has had somebody slashed for: overturned or not, it is not judged again
     mapping(bytes32 work => bool) private _judged;
 
-    mapping(uint256 pool => mapping(address node => Found)) private _found;
+    /// @notice When a quorum attested a node's units last; `NodeAttested` says how many, and until when.
+    mapping(uint256 pool => mapping(address node => uint64)) public attestedAt;
     mapping(uint256 pool => mapping(address node => bool)) private _admitted;
     /// @notice How many places of an invitation are taken: all that there can be, if the manager took it back.
     mapping(uint256 pool => mapping(address invitee => uint32)) public placesTaken;
@@ -122,7 +116,6 @@ contract Court is ICourt {
 
     // ------------------------------------------------------------- validators
 
-    /// @notice The first validators of a new pool.
     function seat(uint256 id, address[] calldata validators, uint8 threshold) external {
         if (msg.sender != address(swarm)) revert OnlySwarm(msg.sender);
         _checkValidators(validators, threshold);
@@ -200,30 +193,20 @@ contract Court is ICourt {
 
     /// @notice How big a quorum found the node to be (Attestation), when, and until when that counts. Of no units, it
     /// takes back whatever was attested before, shown or not.
-    function attest(
-        uint256 id,
-        address node,
-        uint32 units,
-        uint64 madeAt,
-        uint64 until,
-        bytes[] calldata signatures
-    ) external {
+    function attest(uint256 id, address node, uint32 units, uint64 madeAt, uint64 until, bytes[] calldata signatures)
+        external
+    {
         // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
         swarm.managerOf(id);
-        _requireQuorum(id, Statements.hashAttestation(id, node, units, madeAt, until), signatures);
-        Found storage found = _found[id][node];
+        bytes32 statement = Statements.hashAttestation(id, node, units, madeAt, until);
+        _requireQuorum(id, _repeat(statement, signatures.length), signatures);
         // made later than the last one: what was signed before it, sent or not, is over
-        bool stale = madeAt <= found.madeAt || until <= block.timestamp;
+        bool stale = madeAt <= attestedAt[id][node] || until <= block.timestamp;
         if (stale || madeAt > block.timestamp || until > madeAt + MAX_ATTESTATION_SECONDS) {
             revert BadAttestation(madeAt, until);
         }
-        _found[id][node] = Found(units, madeAt, until);
+        attestedAt[id][node] = madeAt;
         emit NodeAttested(id, node, units, madeAt, until);
-    }
-
-    function attestedUnits(uint256 id, address node) external view returns (uint256) {
-        Found storage found = _found[id][node];
-        return block.timestamp < found.until ? found.units : 0;
     }
 
     /// @notice The arbiter has dropped a table (Payroll): whoever signed it loses seat, membership and slash.
@@ -234,7 +217,9 @@ contract Court is ICourt {
         }
         for (uint256 i = 0; i < signers.length; ++i) {
             // what it signed besides may have convicted it meanwhile
-            if (!swarm.payeeOf(id, signers[i]).convicted) swarm.punishByEvidence(id, signers[i], REASON_FALSE_TABLE, root);
+            if (!swarm.payeeOf(id, signers[i]).convicted) {
+                swarm.punishByEvidence(id, signers[i], REASON_FALSE_TABLE, root);
+            }
         }
     }
 
@@ -260,75 +245,53 @@ contract Court is ICourt {
     // ------------------------------------------------------------- by evidence
 
     /// @notice Punishes a node that signed two commitments for one (pool, policy, index) which differ in anything.
-    function evidence(
-        WorkCommitment calldata first,
-        bytes calldata firstSignature,
-        WorkCommitment calldata second,
-        bytes calldata secondSignature
-    ) external {
-        bytes32 one = Statements.hashCommitment(first);
-        bytes32 two = Statements.hashCommitment(second);
+    function evidence(WorkCommitment[2] calldata said, bytes[2] calldata signatures) external {
+        (WorkCommitment calldata first, WorkCommitment calldata second) = (said[0], said[1]);
+        (bytes32 one, bytes32 two) = (Statements.hashCommitment(first), Statements.hashCommitment(second));
         if (
             first.pool != second.pool || first.node != second.node || first.policyRoot != second.policyRoot
                 || first.index != second.index || one == two
         ) revert NoContradiction();
-        _requireSigner(one, firstSignature, first.node);
-        _requireSigner(two, secondSignature, first.node);
+        _requireSigner(one, signatures[0], first.node);
+        _requireSigner(two, signatures[1], first.node);
         if (swarm.memberInfo(first.pool, first.node).provider == address(0)) revert NotMember(first.pool, first.node);
         swarm.punishByEvidence(first.pool, first.node, REASON_EQUIVOCATION, first.fileRoot);
     }
 
     /// @notice Punishes a validator that signed two verdicts on one work which differ in anything. Its seat goes, and
     /// its stake if it is a node. `Slashed` names the work where it names a file otherwise.
-    function verdictEvidence(
-        uint256 id,
-        bytes32 work,
-        Judgement calldata first,
-        bytes calldata firstSignature,
-        Judgement calldata second,
-        bytes calldata secondSignature
-    ) external {
-        _convict(
-            id, work, REASON_DOUBLE_VERDICT, Statements.hashVerdict(id, work, first), firstSignature,
-            Statements.hashVerdict(id, work, second), secondSignature
-        );
+    function verdictEvidence(uint256 id, bytes32 work, Judgement[2] calldata said, bytes[2] calldata signatures)
+        external
+    {
+        (bytes32 one, bytes32 two) =
+            (Statements.hashVerdict(id, work, said[0]), Statements.hashVerdict(id, work, said[1]));
+        _convict(id, work, REASON_DOUBLE_VERDICT, one, two, signatures);
     }
 
-    /// @notice The same for two roots of one epoch with one number which differ in anything.
-    function rootEvidence(
-        Tally calldata first,
-        bytes calldata firstSignature,
-        Tally calldata second,
-        bytes calldata secondSignature
-    ) external {
-        _compare(Statements.EPOCH_ROOT_TYPEHASH, REASON_FALSE_ROOT, first, firstSignature, second, secondSignature);
-    }
-
-    /// @notice The same for two tables of earnings.
-    function tableEvidence(
-        Tally calldata first,
-        bytes calldata firstSignature,
-        Tally calldata second,
-        bytes calldata secondSignature
-    ) external {
-        _compare(Statements.EARNINGS_TYPEHASH, REASON_FALSE_TABLE, first, firstSignature, second, secondSignature);
+    /// @notice The same for two tables of earnings, or two roots, of one epoch with one number which differ in anything.
+    function tallyEvidence(bool tables, Tally[2] calldata said, bytes[2] calldata signatures) external {
+        (Tally calldata first, Tally calldata second) = (said[0], said[1]);
+        bool same = first.pool == second.pool && first.epoch == second.epoch && first.number == second.number;
+        if (!same) revert NoContradiction();
+        bytes32 kind = tables ? Statements.EARNINGS_TYPEHASH : Statements.EPOCH_ROOT_TYPEHASH;
+        (bytes32 one, bytes32 two) = (Statements.hashTally(kind, first), Statements.hashTally(kind, second));
+        _convict(first.pool, first.root, tables ? REASON_FALSE_TABLE : REASON_FALSE_ROOT, one, two, signatures);
     }
 
     /// @notice The same for a root that has a work among its leaves, and a verdict against that.
+    /// @param signatures of the root, and of the verdict
     function leafEvidence(
         Tally calldata root,
-        bytes calldata rootSignature,
         WorkLeaf calldata leaf,
         Judgement calldata verdict,
-        bytes calldata verdictSignature
+        bytes[2] calldata signatures
     ) external {
         if (verdict.outcome == Statements.OUTCOME_ACCEPT) revert NoContradiction();
         bytes32 top = Statements.climb(Statements.workLeaf(leaf.node, leaf.work, leaf.units), leaf.proof);
         if (top != root.root) revert NoContradiction();
-        _convict(
-            root.pool, leaf.work, REASON_FALSE_ROOT, Statements.hashTally(Statements.EPOCH_ROOT_TYPEHASH, root), rootSignature,
-            Statements.hashVerdict(root.pool, leaf.work, verdict), verdictSignature
-        );
+        bytes32 one = Statements.hashTally(Statements.EPOCH_ROOT_TYPEHASH, root);
+        bytes32 two = Statements.hashVerdict(root.pool, leaf.work, verdict);
+        _convict(root.pool, leaf.work, REASON_FALSE_ROOT, one, two, signatures);
     }
 
     /// @notice Reverts unless these are the signatures of a quorum of the pool's validators, each over a statement of its
@@ -347,7 +310,11 @@ contract Court is ICourt {
     /// @notice What a quorum's roots of an epoch come to for a node: the least of what each of them named, in roots of
     /// different numbers. Of the bench that sat in the second `began`: neither its seats nor its stakes now are asked, so
     /// that who is convicted, unbonds or is replaced voids nobody's work.
-    function leastOf(uint256 id, address node, uint256 began, Filing calldata filing) external view returns (uint256 least) {
+    function leastOf(uint256 id, address node, uint256 began, Filing calldata filing)
+        external
+        view
+        returns (uint256 least)
+    {
         Sat memory sat = _sat[id][filing.bench];
         uint256 until = _sat[id][uint256(filing.bench) + 1].since;
         bool sits = sat.since != 0 && sat.since <= began && (until == 0 || began < until);
@@ -370,7 +337,7 @@ contract Court is ICourt {
         view
         returns (address[] memory)
     {
-        return _requireQuorum(id, statement, signatures);
+        return _requireQuorum(id, _repeat(statement, signatures.length), signatures);
     }
 
     /// @notice Whether the node may hold an office in the pool: it is registered, has something to lose, and was not
@@ -406,55 +373,33 @@ contract Court is ICourt {
         swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, msg.sender);
     }
 
-    /// Two tallies of one kind, epoch and number.
-    function _compare(
-        bytes32 kind,
-        uint8 reason,
-        Tally calldata first,
-        bytes calldata firstSignature,
-        Tally calldata second,
-        bytes calldata secondSignature
-    ) private {
-        if (first.pool != second.pool || first.epoch != second.epoch || first.number != second.number) {
-            revert NoContradiction();
-        }
-        (bytes32 one, bytes32 two) = (Statements.hashTally(kind, first), Statements.hashTally(kind, second));
-        _convict(first.pool, first.root, reason, one, firstSignature, two, secondSignature);
-    }
-
     /// Strikes whoever signed both statements, if they differ.
     function _convict(
         uint256 id,
         bytes32 work,
         uint8 reason,
         bytes32 first,
-        bytes calldata firstSignature,
         bytes32 second,
-        bytes calldata secondSignature
+        bytes[2] calldata signatures
     ) private {
         if (first == second) revert NoContradiction();
-        address validator = _signerOf(first, firstSignature);
-        _requireSigner(second, secondSignature, validator);
+        address validator = _signerOf(first, signatures[0]);
+        _requireSigner(second, signatures[1], validator);
         _strike(id, validator);
         if (swarm.nodeInfo(validator).provider != address(0)) {
             swarm.punishByEvidence(id, validator, reason, work);
         }
     }
 
-    /// Signatures of `threshold` different validators of the pool over one statement.
-    function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures)
-        private
-        view
-        returns (address[] memory)
-    {
-        bytes32[] memory statements = new bytes32[](signatures.length);
-        for (uint256 i = 0; i < signatures.length; ++i) {
+    /// One statement that so many are asked for.
+    function _repeat(bytes32 statement, uint256 times) private pure returns (bytes32[] memory statements) {
+        statements = new bytes32[](times);
+        for (uint256 i = 0; i < times; ++i) {
             statements[i] = statement;
         }
-        return _requireQuorum(id, statements, signatures);
     }
 
-    /// The same, where each of them signed a statement of its own.
+    /// Signatures of `threshold` different validators of the pool, each of them over a statement of its own.
     function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures)
         private
         view
@@ -511,7 +456,9 @@ contract Court is ICourt {
     function _placeOf(uint256 id, address node, Filing calldata filing, uint256 i) private view returns (uint256) {
         RootLine calldata line = filing.lines[i];
         Tally calldata root = line.root;
-        _requireSigner(Statements.hashTally(Statements.EPOCH_ROOT_TYPEHASH, root), line.signature, filing.validators[line.seat]);
+        _requireSigner(
+            Statements.hashTally(Statements.EPOCH_ROOT_TYPEHASH, root), line.signature, filing.validators[line.seat]
+        );
         bool fits = root.pool == id && root.epoch == filing.epoch && line.proof.length <= 32;
         if (!fits || Statements.climb(Statements.leaf(node, line.units), line.proof) != root.root) revert BadLine(i);
         return (uint256(line.seat) + 1) << 64 | root.number;

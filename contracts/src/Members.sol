@@ -30,7 +30,6 @@ abstract contract Members is Pools {
     struct MemberInfo {
         /// who stands behind the node; zero if it never joined
         address provider;
-        uint64 leaseUntil;
         bool evicted;
         bool left;
         uint64 slashedAt;
@@ -47,7 +46,9 @@ abstract contract Members is Pools {
     /// everybody who ever joined, in that order
     mapping(uint256 pool => address[]) private _joined;
 
-    event Joined(uint256 indexed pool, address indexed node, address indexed provider, string contact, uint64 leaseUntil);
+    event Joined(
+        uint256 indexed pool, address indexed node, address indexed provider, string contact, uint64 leaseUntil
+    );
 
     error NotMember(uint256 pool, address node);
     error NodeEvicted(uint256 pool, address node);
@@ -73,13 +74,9 @@ abstract contract Members is Pools {
 
     function memberInfo(uint256 id, address node) public view returns (MemberInfo memory info) {
         Member storage member = _members[id][node];
-        Node storage entry = _nodes[node];
-        // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
-        bool present = entry.pool == id;
-        info.provider = member.joinedAt != 0 ? entry.provider : address(0);
-        info.leaseUntil = present ? entry.leaseUntil : 0;
+        info.provider = member.joinedAt != 0 ? _nodes[node].provider : address(0);
         info.evicted = _isEvicted(member);
-        info.left = member.joinedAt != 0 && !present;
+        info.left = member.joinedAt != 0 && _nodes[node].pool != id;
         info.slashedAt = member.slashedAt;
         info.caseId = member.caseId;
         info.memberUntil = _memberUntil(id, node);
@@ -106,11 +103,6 @@ abstract contract Members is Pools {
             nodes[i] = joined[first + i];
             infos[i] = memberInfo(id, nodes[i]);
         }
-    }
-
-    /// @notice How many work units the node can be paid for in an epoch.
-    function capacityOf(uint256 id, address node) external view returns (uint256) {
-        return _capacity(id, _pool(id), node);
     }
 
     // --------------------------------------------------------------- internal

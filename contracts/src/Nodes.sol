@@ -2,8 +2,7 @@
 pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {ISwarm} from "./ISwarm.sol";
-import {StakeVault} from "./StakeVault.sol";
+import {ISwarm, StakeVault} from "./StakeVault.sol";
 import {Statements} from "./Statements.sol";
 
 /// @title Nodes
@@ -48,7 +47,6 @@ abstract contract Nodes is ISwarm {
     event NodeRegistered(address indexed provider, address indexed node, uint32 units);
     event NodeRemoved(address indexed provider, address indexed node, uint32 units, uint64 freeAt);
     event NodeReleased(address indexed provider, address indexed node, uint32 units);
-    event ProviderRemoved(address indexed provider);
     event Left(uint256 indexed pool, address indexed node, address indexed provider);
 
     error NodeIsProvider(address node);
@@ -104,7 +102,6 @@ abstract contract Nodes is ISwarm {
         }
         uint256 units = _unitsOf(msg.sender);
         if (units != 0) revert ProviderHasNodes(units);
-        emit ProviderRemoved(msg.sender);
     }
 
     /// @notice Frees the stake that removed nodes bind, once each of them has answered long enough. Anybody may.
@@ -145,19 +142,11 @@ abstract contract Nodes is ISwarm {
         return (_unitsOf(provider), _units[provider] >> 128);
     }
 
-    /// @notice EIP-5267: the fields of the domain, for whatever shows somebody what it signs.
+    /// @notice EIP-5267: which fields the domain has, their values, and no extensions, for whatever shows what one signs.
     function eip712Domain()
         external
         view
-        returns (
-            bytes1 fields,
-            string memory name,
-            string memory version,
-            uint256 chainId,
-            address verifyingContract,
-            bytes32 salt,
-            uint256[] memory extensions
-        )
+        returns (bytes1, string memory, string memory, uint256, address, bytes32, uint256[] memory)
     {
         return (0x0f, "intellect-node", "1", block.chainid, address(this), 0, new uint256[](0));
     }

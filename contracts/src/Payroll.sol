@@ -93,7 +93,14 @@ contract Payroll is ReentrancyGuard {
     event PoolSwept(uint256 indexed pool, address indexed opener, uint256 amount);
     /// @param blob names the file of the lines' files
     event EarningsPosted(
-        uint256 indexed pool, uint64 indexed epoch, uint64 number, bytes32 root, uint64 total, bytes32 blob, uint64 countsAt, address[] signers
+        uint256 indexed pool,
+        uint64 indexed epoch,
+        uint64 number,
+        bytes32 root,
+        uint64 total,
+        bytes32 blob,
+        uint64 countsAt,
+        address[] signers
     );
     event EarningsHeld(uint256 indexed pool, uint64 indexed epoch, uint64 countsAt);
     event EarningsDropped(uint256 indexed pool, uint64 indexed epoch, bytes32 root);
@@ -191,10 +198,11 @@ contract Payroll is ReentrancyGuard {
         bytes32 statement = Statements.hashTally(Statements.EARNINGS_TYPEHASH, table);
         address[] memory signers = court.signersOf(id, statement, signatures);
         Book storage book = _count(id);
-        _requireNoneWaits(id);
+        if (block.timestamp < _waiting[id].countsAt) revert TableWaits(id, _waiting[id].countsAt);
         uint256 delay = _checkTable(book, table);
         uint64 countsAt = uint64(block.timestamp + delay);
-        _waiting[id] = Waiting(table.root, table.total, table.epoch + 1, countsAt, false, keccak256(abi.encode(signers)));
+        _waiting[id] =
+            Waiting(table.root, table.total, table.epoch + 1, countsAt, false, keccak256(abi.encode(signers)));
         emit EarningsPosted(id, table.epoch, table.number, table.root, table.total, table.blob, countsAt, signers);
     }
 
@@ -237,7 +245,9 @@ contract Payroll is ReentrancyGuard {
         (Filings memory filings,, uint256 until, uint256 redeemable) = filingsOf(id);
         if (block.timestamp < until || block.timestamp >= redeemable) revert NoTableWaits(id);
         if (filings.heldUntil == 0) revert NotHeld(id);
-        for (uint256 i = 0; i < who.length; ++i) emit FilingDropped(id, who[i], _takeFiled(id, who[i]));
+        for (uint256 i = 0; i < who.length; ++i) {
+            emit FilingDropped(id, who[i], _takeFiled(id, who[i]));
+        }
     }
 
     /// @notice Pays the node's provider what its line of the newest table says and was not paid yet; anybody may carry
@@ -277,7 +287,9 @@ contract Payroll is ReentrancyGuard {
         Swarm.Payee memory payee = swarm.payeeOf(id, node);
         if (msg.sender != node && msg.sender != payee.provider) revert NotYourNode(node, payee.provider);
         if (payee.joinedAt == 0 || _isLost(payee)) revert NotMember(id, node);
-        for (uint256 i = 0; i < filings.length; ++i) _file(id, node, payee, filings[i]);
+        for (uint256 i = 0; i < filings.length; ++i) {
+            _file(id, node, payee, filings[i]);
+        }
     }
 
     /// @notice Pays the node's provider what it filed, or its share of what is free; anybody may carry it. What an evicted
@@ -303,7 +315,11 @@ contract Payroll is ReentrancyGuard {
 
     /// @notice What was filed; when filing begins and ends, and from when it is redeemed: never in a pool that goes on. A
     /// table that is posted late or held puts it off.
-    function filingsOf(uint256 id) public view returns (Filings memory filings, uint256 from, uint256 until, uint256 redeemable) {
+    function filingsOf(uint256 id)
+        public
+        view
+        returns (Filings memory filings, uint256 from, uint256 until, uint256 redeemable)
+    {
         filings = _filings[id];
         // slither-disable-next-line unused-return -- what is filed is no table's
         (Counters times,, uint256 stoppedAt, uint256 delay) = swarm.tableTerms(id);
@@ -322,7 +338,8 @@ contract Payroll is ReentrancyGuard {
         Waiting storage waiting = _waiting[id];
         if (!_counts(id)) return book;
         uint64 more = waiting.total - book.total;
-        (book.free, book.owed, book.total, book.root) = (book.free - more, book.owed + more, waiting.total, waiting.root);
+        (book.free, book.owed, book.total, book.root) =
+        (book.free - more, book.owed + more, waiting.total, waiting.root);
         (book.lastUnits, book.lastEpochs, book.epochs) = (more, waiting.epochs - book.epochs, waiting.epochs);
     }
 
@@ -331,14 +348,9 @@ contract Payroll is ReentrancyGuard {
         if (block.timestamp < _waiting[id].countsAt) waiting = _waiting[id];
     }
 
-    /// @notice Units of the node that were paid, or went back to the pool.
-    function claimedOf(uint256 id, address node) external view returns (uint64) {
-        return _paid[id][node].claimed;
-    }
-
-    /// @notice Units that the node filed, and that were neither redeemed nor dropped.
-    function filedBy(uint256 id, address node) external view returns (uint64) {
-        return _paid[id][node].filed;
+    /// @notice What the node was paid, and what it filed.
+    function paidOf(uint256 id, address node) external view returns (Paid memory) {
+        return _paid[id][node];
     }
 
     /// @notice How many units the node's size allows to be paid now, whatever it has earned.
@@ -359,11 +371,6 @@ contract Payroll is ReentrancyGuard {
     /// Whether a table has waited long enough, and was not moved over.
     function _counts(uint256 id) private view returns (bool) {
         return block.timestamp >= _waiting[id].countsAt && _waiting[id].epochs > _books[id].epochs;
-    }
-
-    function _requireNoneWaits(uint256 id) private view {
-        uint64 countsAt = _waiting[id].countsAt;
-        if (block.timestamp < countsAt) revert TableWaits(id, countsAt);
     }
 
     /// @return delay how long it waits

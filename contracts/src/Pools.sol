@@ -3,8 +3,16 @@ pragma solidity 0.8.37;
 
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED, newCounters} from "./Counters.sol";
-import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
+
+/// @notice What the Swarm asks of the Court.
+interface ICourt {
+    /// @notice Whether a pool by invitation takes the node: an invitation was shown for it, or it is a validator there.
+    function admits(uint256 pool, address node) external view returns (bool);
+
+    /// @notice Seats the first validators of a new pool.
+    function seat(uint256 pool, address[] calldata validators, uint8 threshold) external;
+}
 
 /// @title Pools
 /// @notice A pool: one run, its terms and its judges. Terms of pay and punishment are fixed for ever when it is opened;
@@ -112,16 +120,6 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         _deployer = msg.sender;
     }
 
-    modifier onlyManager(uint256 id) {
-        _requireManager(id);
-        _;
-    }
-
-    modifier onlyCourt() {
-        _requireCourt();
-        _;
-    }
-
     /// @notice Names the Court and the Payroll. Once, by the deployer.
     function setCourt(ICourt court_, address payroll_) external {
         if (msg.sender != _deployer) revert OnlyDeployer(msg.sender);
@@ -164,31 +162,31 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     // ------------------------------------------------------- manager's rights
 
     /// @notice Names the run; only before the first node has joined: nobody's run is changed under it.
-    function setPoolRun(uint256 id, bytes32 runRoot) external onlyManager(id) {
-        if (_openPool(id).has(JOINED)) revert RunAlreadyJoined(id);
+    function setPoolRun(uint256 id, bytes32 runRoot) external {
+        if (_managed(id).has(JOINED)) revert RunAlreadyJoined(id);
         _terms[id].runRoot = runRoot;
         emit PoolRunSet(id, runRoot);
     }
 
     /// @notice Tells where newcomers find the swarm: multiaddrs, one a line.
-    function setBootnodes(uint256 id, string calldata bootnodes) external onlyManager(id) {
-        _openPool(id);
+    function setBootnodes(uint256 id, string calldata bootnodes) external {
+        _managed(id);
         _requireShort(bootnodes, MAX_BOOTNODES_BYTES);
         _terms[id].bootnodes = bootnodes;
         emit BootnodesSet(id, bootnodes);
     }
 
     /// @notice Stops joins. Never stops pay, verdicts or withdrawals.
-    function pausePool(uint256 id) external onlyManager(id) {
-        Counters pool = _openPool(id);
+    function pausePool(uint256 id) external {
+        Counters pool = _managed(id);
         if (pool.has(PAUSED)) revert PoolIsPaused(id);
         _counters[id] = pool.with(PAUSED);
         _terms[id].stoppedAt = uint40(block.timestamp);
         emit PoolPaused(id);
     }
 
-    function resumePool(uint256 id) external onlyManager(id) {
-        Counters pool = _openPool(id);
+    function resumePool(uint256 id) external {
+        Counters pool = _managed(id);
         if (!pool.has(PAUSED)) revert PoolNotPaused(id);
         _counters[id] = pool.without(PAUSED);
         _terms[id].stoppedAt = 0;
@@ -246,11 +244,13 @@ abstract contract Pools is Nodes, ReentrancyGuard {
 
     // --------------------------------------------------------------- internal
 
-    function _requireManager(uint256 id) private view {
+    /// A pool that is open, for its manager.
+    function _managed(uint256 id) private view returns (Counters) {
         if (msg.sender != _terms[id].manager) revert OnlyManager(msg.sender);
+        return _openPool(id);
     }
 
-    function _requireCourt() private view {
+    function _requireCourt() internal view {
         if (msg.sender != address(court)) revert OnlyCourt(msg.sender);
     }
 

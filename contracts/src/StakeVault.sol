@@ -4,7 +4,12 @@ pragma solidity 0.8.37;
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
-import {ISwarm} from "./ISwarm.sol";
+
+/// @notice What the vault asks of the Swarm.
+interface ISwarm {
+    /// @notice How much a provider must leave bonded.
+    function requiredStake(address provider) external view returns (uint256);
+}
 
 /// @title StakeVault
 /// @notice Custody of stakes, and nothing else. A stake is bonded, then unbonding for a fixed period, then withdrawn;
@@ -50,14 +55,6 @@ contract StakeVault is ReentrancyGuard {
         uint96 bonded;
         uint96 unbonding;
         uint64 withdrawableAt;
-    }
-
-    struct StakeInfo {
-        uint96 bonded;
-        uint96 unbonding;
-        uint64 withdrawableAt;
-        /// taken by cases that are not final
-        uint96 frozen;
     }
 
     enum State {
@@ -361,10 +358,9 @@ contract StakeVault is ReentrancyGuard {
 
     // ------------------------------------------------------------------ views
 
-    /// @notice The whole record of one provider.
-    function stakeOf(address provider) external view returns (StakeInfo memory) {
-        Stake memory stake = _stakes[provider];
-        return StakeInfo(stake.bonded, stake.unbonding, stake.withdrawableAt, uint96(_sum(_frozen[provider])));
+    /// @notice The whole record of one provider, and what cases have taken that are not final.
+    function stakeOf(address provider) external view returns (Stake memory stake, uint256 frozen) {
+        return (_stakes[provider], _sum(_frozen[provider]));
     }
 
     /// @notice What counts as stake: bonded; neither unbonding nor frozen.

@@ -79,29 +79,23 @@ library Statements {
     bytes32 internal constant WORK_COMMITMENT_TYPEHASH = keccak256(
         "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint64 epoch)"
     );
-    bytes32 internal constant VERDICT_TYPEHASH = keccak256(
-        "Verdict(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)"
-    );
-    bytes32 internal constant RECHECKED_TYPEHASH = keccak256(
-        "Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)"
-    );
-    bytes32 internal constant EPOCH_ROOT_TYPEHASH = keccak256(
-        "EpochRoot(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)"
-    );
-    bytes32 internal constant EARNINGS_TYPEHASH = keccak256(
-        "Earnings(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)"
-    );
-    bytes32 internal constant NODE_REGISTRATION_TYPEHASH = keccak256(
-        "NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)"
-    );
-    bytes32 internal constant INVITATION_TYPEHASH = keccak256(
-        "Invitation(uint256 pool,address invitee,uint32 places,uint64 deadline)"
-    );
+    bytes32 internal constant VERDICT_TYPEHASH =
+        keccak256("Verdict(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
+    bytes32 internal constant RECHECKED_TYPEHASH =
+        keccak256("Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
+    bytes32 internal constant EPOCH_ROOT_TYPEHASH =
+        keccak256("EpochRoot(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)");
+    bytes32 internal constant EARNINGS_TYPEHASH =
+        keccak256("Earnings(uint256 pool,uint64 epoch,uint64 number,bytes32 root,uint64 total,bytes32 blob)");
+    bytes32 internal constant NODE_REGISTRATION_TYPEHASH =
+        keccak256("NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)");
+    bytes32 internal constant INVITATION_TYPEHASH =
+        keccak256("Invitation(uint256 pool,address invitee,uint32 places,uint64 deadline)");
     bytes32 internal constant TICKET_TYPEHASH = keccak256("Ticket(uint256 pool,address node)");
-    bytes32 internal constant ATTESTATION_TYPEHASH = keccak256(
-        "Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)"
-    );
-    bytes32 internal constant TERM_SILENT_TYPEHASH = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
+    bytes32 internal constant ATTESTATION_TYPEHASH =
+        keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)");
+    bytes32 internal constant TERM_SILENT_TYPEHASH =
+        keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
 
     function hashCommitment(WorkCommitment calldata c) internal pure returns (bytes32) {
         return keccak256(
@@ -169,7 +163,10 @@ library Statements {
         return ECDSA.recover(MessageHashUtils.toTypedDataHash(domain, statement), signature);
     }
 
-    function requireSigner(bytes32 domain, bytes32 statement, bytes calldata signature, address expected) internal pure {
+    function requireSigner(bytes32 domain, bytes32 statement, bytes calldata signature, address expected)
+        internal
+        pure
+    {
         address signer = signerOf(domain, statement, signature);
         if (signer != expected) revert WrongSigner(signer, expected);
     }

@@ -57,26 +57,22 @@ contract Swarm is Members {
     // slither-disable-next-line reentrancy-no-eth -- guarded: all that reads the case's number waits
     function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot, address carrier)
         external
-        onlyCourt
         nonReentrant
     {
+        _requireCourt();
         Member storage member = _members[id][node];
         if (member.slashedAt != 0) revert NodeEvicted(id, node);
         _requireReached(id, node);
         member.slashedAt = uint40(block.timestamp);
         _evict(id, node);
-        (uint256 caseId, uint256 claimed) =
-            vault.freeze(_nodes[node].provider, _priceOf(id, node), uint32(id), carrier);
+        (uint256 caseId, uint256 claimed) = vault.freeze(_nodes[node].provider, _priceOf(id, node), uint32(id), carrier);
         member.caseId = uint64(caseId);
         _tell(id, node, reason, claimed, fileRoot, caseId);
     }
 
     /// @notice The Court has seen a proof that needs no judges: the same, and the stake is gone at once.
-    function punishByEvidence(uint256 id, address node, uint8 reason, bytes32 fileRoot)
-        external
-        onlyCourt
-        nonReentrant
-    {
+    function punishByEvidence(uint256 id, address node, uint8 reason, bytes32 fileRoot) external nonReentrant {
+        _requireCourt();
         address provider = _nodes[node].provider;
         if (provider == address(0)) revert NodeUnknown(node);
         Member storage member = _members[id][node];

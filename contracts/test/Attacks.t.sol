@@ -114,7 +114,7 @@ contract AttacksTest is Base {
                 swarm.overturn(own, vm.addr(0xE100 + i));
                 eq(vault.bondedOf(address(uint160(0x7001 + i))), 20 ether);
             }
-            StakeVault.StakeInfo memory stake = vault.stakeOf(PUPPETEER);
+            StakeInfo memory stake = _stakeOf(PUPPETEER);
             eq(uint256(stake.bonded) + stake.frozen, 30 ether);
             vm.warp(block.timestamp + APPEAL);
             vm.expectEmit(address(vault));
@@ -233,7 +233,7 @@ contract AttacksTest is Base {
         WorkCommitment memory c = _file(7, 1);
         bytes memory one = _sign(judgeKeys[0], Sign.verdict(c, 0, 0));
         bytes memory two = _sign(judgeKeys[0], Sign.verdict(c, 2, 5));
-        court.verdictEvidence(pool, Sign.commitment(c), Judgement(0, 0, 0), one, Judgement(2, 5, 0), two);
+        court.verdictEvidence(pool, Sign.commitment(c), [Judgement(0, 0, 0), Judgement(2, 5, 0)], [one, two]);
         eq(court.benchOf(pool).validators.length, 1);
         eq(vault.bondedOf(address(0x5005)), 130 ether - 2 * uint256(SLASH));
         vm.prank(arbiter);
@@ -338,7 +338,7 @@ contract AttacksTest is Base {
             _judge(PUPPET + i, _in(pool, PUPPET + i, 0), judgeKeys[0]);
             eq(_info().escrow, ESCROW);
         }
-        eq(vault.stakeOf(PUPPETEER).frozen, 3 * uint256(SLASH));
+        eq(_stakeOf(PUPPETEER).frozen, 3 * uint256(SLASH));
         bytes32[] memory none = new bytes32[](0);
         vm.expectPartialRevert(Payroll.BadProof.selector);
         payroll.claim(pool, vm.addr(PUPPET), 400_000, none);
@@ -368,7 +368,7 @@ contract AttacksTest is Base {
             _bond(PUPPETEER, 2 * SLASH); // for what was taken, and for the next one's
         }
         eq(_info().escrow, ESCROW);
-        eq(vault.stakeOf(PUPPETEER).frozen, 50 * uint256(SLASH));
+        eq(_stakeOf(PUPPETEER).frozen, 50 * uint256(SLASH));
     }
 
     // ---- two nodes on one stake
@@ -399,7 +399,7 @@ contract AttacksTest is Base {
         WorkCommitment memory c = _file(7, 1);
         bytes memory one = _sign(judgeKeys[1], Sign.verdict(c, 0, 0));
         bytes memory two = _sign(judgeKeys[1], Sign.verdict(c, 1, 8));
-        court.verdictEvidence(pool, Sign.commitment(c), Judgement(0, 0, 0), one, Judgement(1, 8, 0), two);
+        court.verdictEvidence(pool, Sign.commitment(c), [Judgement(0, 0, 0), Judgement(1, 8, 0)], [one, two]);
         _bond(address(0x5005), SLASH); // who has a seat may judge
         bytes[] memory left = new bytes[](2);
         bytes32 statement = Sign.earnings(pool, 0, ROOT, 10);

@@ -129,6 +129,14 @@ abstract contract Base {
     Payroll internal payroll;
     uint256 internal pool;
 
+    /// A provider's stake, and what of it is frozen.
+    struct StakeInfo {
+        uint96 bonded;
+        uint96 unbonding;
+        uint64 withdrawableAt;
+        uint256 frozen;
+    }
+
     /// What the chain knows of a pool, taken apart.
     struct PoolInfo {
         bytes32 runRoot;
@@ -380,7 +388,7 @@ abstract contract Base {
         second.fileRoot = bytes32(uint256(1));
         bytes memory one = _sign(nodeKey, Sign.commitment(first));
         bytes memory two = _sign(nodeKey, Sign.commitment(second));
-        court.evidence(first, one, second, two);
+        court.evidence([first, second], [one, two]);
     }
 
     /// No more found than the outcome says.
@@ -424,8 +432,13 @@ abstract contract Base {
         return _poolInfo(pool);
     }
 
-    function _stake() internal view returns (StakeVault.StakeInfo memory) {
-        return vault.stakeOf(provider);
+    function _stake() internal view returns (StakeInfo memory) {
+        return _stakeOf(provider);
+    }
+
+    function _stakeOf(address who) internal view returns (StakeInfo memory) {
+        (StakeVault.Stake memory stake, uint256 frozen) = vault.stakeOf(who);
+        return StakeInfo(stake.bonded, stake.unbonding, stake.withdrawableAt, frozen);
     }
 
     function _matures(uint64 epoch) internal view returns (uint256) {

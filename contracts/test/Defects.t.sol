@@ -26,7 +26,7 @@ contract DefectsTest is Base {
         vault.withdraw();
         eq(token.balanceOf(staker), 840 ether);
         eq(vault.bondedOf(staker), 100 ether);
-        eq(vault.stakeOf(staker).unbonding, 0);
+        eq(_stakeOf(staker).unbonding, 0);
     }
 
     /// 2. Dead entries piled up after unbonding and withdrawing.
@@ -41,7 +41,7 @@ contract DefectsTest is Base {
             vault.withdraw();
         }
         eq(token.balanceOf(staker), 12 ether);
-        eq(vault.stakeOf(staker).unbonding, 0);
+        eq(_stakeOf(staker).unbonding, 0);
     }
 
     /// 4. A provider could block its own removal by removing a node first.

@@ -110,8 +110,6 @@ contract EventsTest is Base {
         (all[0], all[1]) = (node, vm.addr(0xD00D));
         vm.expectEmit(address(swarm));
         emit Nodes.Left(pool, node, provider);
-        vm.expectEmit(address(swarm));
-        emit Nodes.ProviderRemoved(provider);
         vm.prank(provider);
         swarm.removeProvider(all);
         vm.warp(block.timestamp + UNBONDING);

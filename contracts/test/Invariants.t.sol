@@ -169,7 +169,7 @@ contract Crowd is Base {
     /// Now and then in the second in which it may at the soonest.
     function withdraw(uint8 who) external told {
         address owner = _provider(who);
-        StakeVault.StakeInfo memory stake = vault.stakeOf(owner);
+        StakeInfo memory stake = _stakeOf(owner);
         if (who % 4 == 0 && stake.unbonding > 0) _until(stake.withdrawableAt);
         vm.prank(owner);
         vault.withdraw();
@@ -187,7 +187,7 @@ contract Crowd is Base {
             vault.unbond(spare);
         }
         _until(block.timestamp + UNBONDING);
-        if (vault.stakeOf(owner).unbonding > 0) {
+        if (_stakeOf(owner).unbonding > 0) {
             vm.prank(owner);
             vault.withdraw();
         }
@@ -383,10 +383,10 @@ contract Crowd is Base {
         address worker = _worker(which);
         uint256 before = token.balanceOf(swarm.nodeInfo(worker).provider);
         uint256 allowed = payroll.allowanceOf(id, worker);
-        uint64 claimed = payroll.claimedOf(id, worker);
+        uint64 claimed = payroll.paidOf(id, worker).claimed;
         bool due = more == 0 && allowed > 0 && _isDue(id, worker, _tables[id].units[which]);
         if (!_carry(id, which, _tables[id].units[which] + more, due)) return;
-        uint64 gone = payroll.claimedOf(id, worker) - claimed;
+        uint64 gone = payroll.paidOf(id, worker).claimed - claimed;
         uint256 got = token.balanceOf(swarm.nodeInfo(worker).provider) - before;
         (_gone[id][worker], _paid[id]) = (_gone[id][worker] + gone, _paid[id] + got);
         if (more > 0) broken = "a line was paid that is in no table";
@@ -400,7 +400,7 @@ contract Crowd is Base {
     function _isDue(uint256 id, address worker, uint64 units) private view returns (bool) {
         Swarm.Payee memory payee = swarm.payeeOf(id, worker);
         bool judged = payee.convicted || (payee.caseId != 0 && vault.isFinal(payee.caseId));
-        bool more = units > payroll.claimedOf(id, worker) && payroll.bookOf(id).owed > 0;
+        bool more = units > payroll.paidOf(id, worker).claimed && payroll.bookOf(id).owed > 0;
         return more && (!payee.evicted || judged);
     }
 
@@ -726,12 +726,12 @@ contract Crowd is Base {
     /// It takes what it froze, as far as evidence and other cases have left it, and nothing else.
     function _finalize(uint256 id) private {
         StakeVault.Case memory case_ = vault.caseInfo(id);
-        (uint256 frozen, uint256 sum) = (vault.stakeOf(case_.provider).frozen, _sumOf(case_.provider));
+        (uint256 frozen, uint256 sum) = (_stakeOf(case_.provider).frozen, _sumOf(case_.provider));
         bytes32 others = _others(case_.provider);
         uint256 had = vault.creditOf(case_.carrier);
         vault.finalize(id);
         uint256 taken = case_.amount < frozen ? case_.amount : frozen;
-        if (frozen - vault.stakeOf(case_.provider).frozen != taken) broken = "a case took something else than it froze";
+        if (frozen - _stakeOf(case_.provider).frozen != taken) broken = "a case took something else than it froze";
         if (sum - _sumOf(case_.provider) != taken) broken = "a case took what was not frozen";
         _taken[case_.provider] += taken;
         if (_others(case_.provider) != others) broken = "a case moved another stake";
@@ -740,14 +740,14 @@ contract Crowd is Base {
     }
 
     function _sumOf(address who) private view returns (uint256) {
-        StakeVault.StakeInfo memory stake = vault.stakeOf(who);
+        StakeInfo memory stake = _stakeOf(who);
         return uint256(stake.bonded) + stake.unbonding + stake.frozen;
     }
 
     /// Everybody's stake but one's.
     function _others(address but) private view returns (bytes32 all) {
         for (uint256 i = 0; i < _providers.length; ++i) {
-            if (_providers[i] != but) all = keccak256(abi.encode(all, vault.stakeOf(_providers[i])));
+            if (_providers[i] != but) all = keccak256(abi.encode(all, _stakeOf(_providers[i])));
         }
     }
 
@@ -788,12 +788,12 @@ contract Crowd is Base {
         bool reached = swarm.memberInfo(id, worker).provider != address(0) && !swarm.payeeOf(id, worker).convicted;
         vm.prank(_stranger);
         if (reached) {
-            try court.evidence(one, first, two, second) {}
+            try court.evidence([one, two], [first, second]) {}
             catch {
                 broken = "who answers could not be slashed";
             }
         } else {
-            court.evidence(one, first, two, second);
+            court.evidence([one, two], [first, second]);
         }
         _took(owner, sum, due);
         _only(keccak256(abi.encode("convicted", id, worker)), "a key was convicted twice in one pool");
@@ -808,9 +808,7 @@ contract Crowd is Base {
         (address owner, uint256 due) = (swarm.nodeInfo(vm.addr(key)).provider, _due(c.pool, vm.addr(key)));
         uint256 sum = _sumOf(owner);
         vm.prank(_stranger);
-        court.verdictEvidence(
-            c.pool, Sign.commitment(c), Judgement(0, 0, 0), first, Judgement(2, REASON, 0), second
-        );
+        court.verdictEvidence(c.pool, Sign.commitment(c), [Judgement(0, 0, 0), Judgement(2, REASON, 0)], [first, second]);
         _took(owner, sum, due);
         if (_sits(court.benchOf(c.pool).validators, judge % JUDGES)) broken = "who contradicted itself is in office";
     }
@@ -1014,7 +1012,7 @@ contract Crowd is Base {
         uint256 staked = 0;
         uint256 owned = token.balanceOf(manager);
         for (uint256 i = 0; i < _providers.length; ++i) {
-            StakeVault.StakeInfo memory stake = vault.stakeOf(_providers[i]);
+            StakeInfo memory stake = _stakeOf(_providers[i]);
             staked += uint256(stake.bonded) + stake.unbonding + stake.frozen;
         }
         for (uint256 i = 0; i < _providers.length + 3; ++i) {
@@ -1053,7 +1051,7 @@ contract Crowd is Base {
             if (waiting.countsAt != 0) yes(waiting.total - table.total <= payroll.bookOf(id).free, "what waits is not there");
             for (uint256 w = 0; w < WORKERS; ++w) {
                 address worker = _worker(w);
-                eq(payroll.claimedOf(id, worker), _gone[id][worker]);
+                eq(payroll.paidOf(id, worker).claimed, _gone[id][worker]);
                 yes(_gone[id][worker] <= table.units[w], "more was claimed than any table says");
                 gone += _gone[id][worker];
             }
@@ -1093,7 +1091,7 @@ contract Crowd is Base {
             claimed[_indexOf(case_.provider)] += case_.amount;
         }
         for (uint256 p = 0; p < _providers.length; ++p) {
-            StakeVault.StakeInfo memory stake = vault.stakeOf(_providers[p]);
+            StakeInfo memory stake = _stakeOf(_providers[p]);
             yes(stake.frozen <= claimed[p], "more is frozen than cases claim");
             uint256 backing = vault.backingOf(_providers[p]);
             yes(stake.bonded <= backing && backing <= uint256(stake.bonded) + stake.frozen, "backed by something else");
@@ -1125,7 +1123,7 @@ contract Crowd is Base {
             _move(id);
             uint256 owed = _poolInfo(id).owed;
             if (swarm.memberInfo(id, _worker(which)).provider == address(0) || owed == 0) continue;
-            bool sized = swarm.capacityOf(id, _worker(which)) > 0;
+            bool sized = swarm.payeeOf(id, _worker(which)).capacity > 0;
             if (!sized || _tables[id].units[which] <= _gone[id][_worker(which)]) continue;
             _claimFor(id, which, 0);
             bool whole = _gone[id][_worker(which)] == _tables[id].units[which];

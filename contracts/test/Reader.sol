@@ -56,7 +56,7 @@ contract Reader {
     mapping(uint256 pool => Court.Bench) private _benches;
     mapping(uint256 pool => mapping(address node => bool)) private _admitted;
     mapping(uint256 pool => mapping(address invitee => uint32)) private _places;
-    mapping(uint256 pool => mapping(address node => Court.Found)) private _found;
+    mapping(uint256 pool => mapping(address node => uint64)) private _attestedAt;
     // of the Payroll
     mapping(uint256 pool => Payroll.Book) private _books;
     mapping(uint256 pool => Payroll.Waiting) private _waiting;
@@ -184,7 +184,6 @@ contract Reader {
     function _ofNode(Vm.Log calldata log) private returns (bool) {
         bytes32 kind = log.topics[0];
         address provider = address(uint160(_id(log)));
-        if (kind == Nodes.ProviderRemoved.selector) return true;
         Nodes.Node storage node = _nodes[address(uint160(uint256(log.topics[log.topics.length - 1])))];
         if (kind == Nodes.NodeRegistered.selector) {
             _who(log, 2);
@@ -305,8 +304,7 @@ contract Reader {
         uint256 id = _id(log);
         Court.Bench storage bench = _benches[id];
         if (kind == Court.NodeAttested.selector) {
-            (uint32 units, uint64 madeAt, uint64 until) = abi.decode(log.data, (uint32, uint64, uint64));
-            _found[id][_who(log, 2)] = Court.Found(units, madeAt, until);
+            (, _attestedAt[id][_who(log, 2)],) = abi.decode(log.data, (uint32, uint64, uint64));
         } else if (kind == Court.Admitted.selector) {
             _admitted[id][_who(log, 2)] = true;
             _places[id][_who(log, 3)] += 1;
@@ -569,9 +567,8 @@ contract Reader {
     function _checkOne(address who) private view {
         StakeVault.Stake memory stake = _stakes[who];
         StakeVault.Stake memory frozen = _frozen[who];
-        _same("a stake",
-            abi.encode(stake.bonded, stake.unbonding, stake.withdrawableAt, frozen.bonded + frozen.unbonding),
-            abi.encode(vault.stakeOf(who)));
+        (StakeVault.Stake memory seen, uint256 held) = vault.stakeOf(who);
+        _same("a stake", abi.encode(stake, frozen.bonded + frozen.unbonding), abi.encode(seen, held));
         _same("a backing", abi.encode(stake.bonded + frozen.bonded), abi.encode(vault.backingOf(who)));
         _same("a credit", abi.encode(_credits[who]), abi.encode(vault.creditOf(who)));
         _same("a node", abi.encode(_nodes[who]), abi.encode(swarm.nodeInfo(who)));
@@ -603,17 +600,15 @@ contract Reader {
 
     function _checkMember(uint256 id, address who) private view {
         bool sits = _benches[id].validators.length != _placeOf(_benches[id].validators, who);
-        Court.Found memory found = _found[id][who];
-        uint256 attested = block.timestamp < found.until ? found.units : 0;
-        _same("who is let in", abi.encode(_admitted[id][who] || sits, attested, _places[id][who]),
-            abi.encode(court.admits(id, who), court.attestedUnits(id, who), court.placesTaken(id, who)));
+        _same("who is let in", abi.encode(_admitted[id][who] || sits, _attestedAt[id][who], _places[id][who]),
+            abi.encode(court.admits(id, who), court.attestedAt(id, who), court.placesTaken(id, who)));
         if (_members[id][who].joinedAt == 0) return;
         _same("a member", abi.encode(_memberInfo(id, who)), abi.encode(swarm.memberInfo(id, who)));
         _same("a payee", abi.encode(_members[id][who].joinedAt, _members[id][who].convictedAt != 0),
             abi.encode(swarm.payeeOf(id, who).joinedAt, swarm.payeeOf(id, who).convicted));
         (uint256 epochs,) = _unused(id, who);
-        _same("pay", abi.encode(_capacity(id, who), _paid[id][who].claimed, _paid[id][who].filed, epochs * _capacity(id, who)),
-            abi.encode(swarm.capacityOf(id, who), payroll.claimedOf(id, who), payroll.filedBy(id, who), payroll.allowanceOf(id, who)));
+        _same("pay", abi.encode(_capacity(id, who), _paid[id][who], epochs * _capacity(id, who)),
+            abi.encode(swarm.payeeOf(id, who).capacity, payroll.paidOf(id, who), payroll.allowanceOf(id, who)));
         for (uint256 i = 0; i < _filedEpochs[id][who].length; ++i) {
             uint64 epoch = _filedEpochs[id][who][i];
             _same("an epoch's filing", abi.encode(_filedOf[id][who][epoch]), abi.encode(payroll.filedOf(id, who, epoch)));
@@ -624,7 +619,6 @@ contract Reader {
         Members.Member memory member = _members[id][who];
         bool present = _nodes[who].pool == id;
         info.provider = _nodes[who].provider;
-        info.leaseUntil = present ? _nodes[who].leaseUntil : 0;
         info.evicted = member.slashedAt != 0 || member.convictedAt != 0;
         info.left = !present;
         (info.slashedAt, info.caseId, info.joinedBlock) = (member.slashedAt, member.caseId, member.joinedBlock);

@@ -96,9 +96,7 @@ class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
             return contracts.evidence(*pair)
         if isinstance(self.first, Verdict):
             return contracts.verdict_evidence(self.first.pool, self.first.work, *pair)
-        if isinstance(self.first, Earnings):
-            return contracts.table_evidence(*pair)
-        return contracts.root_evidence(*pair)
+        return contracts.tally_evidence(*pair)
 
 
 class CommitmentContradiction(Contradiction, frozen=True, tag="commitments"):

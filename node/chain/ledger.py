@@ -4,7 +4,7 @@ Fed by the service that follows the events, which delivers the whole history at 
 block took out. Knows no clock and asks nobody: whoever spends money on what stands here asks the chain once more.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from contracts.bindings import (
@@ -12,6 +12,8 @@ from contracts.bindings import (
     Claimed,
     EarningsDropped,
     EarningsPosted,
+    Filed,
+    FilingDropped,
     GivenBack,
     Joined,
     Left,
@@ -62,6 +64,8 @@ class Ledger:
         """What our own node was paid by tables, the newest last."""
         self.redeemed: list[Redeemed] = []
         """What it was paid of what it filed."""
+        self._filings: list[Filed | FilingDropped] = []
+        """What it filed, and what of that was dropped."""
         self.told = 0
         """Events that came or were taken back: as long as it stands, the pool's terms do. That members come, go, are
         paid or hold the chair changes none of them."""
@@ -82,6 +86,8 @@ class Ledger:
                 self.seated += 1
             case Redeemed(node=node) if node == self._own:
                 self.redeemed.append(event)
+            case Filed(node=node) | FilingDropped(node=node) if node == self._own:
+                self._filings.append(event)
             case PoolFunded(block=block, amount=amount):
                 self._money.append((block, amount, 0))
             case Claimed(block=block, node=node, units=units):
@@ -114,6 +120,8 @@ class Ledger:
                     self.benches.remove(event)
             case Redeemed() if event in self.redeemed:
                 self.redeemed.remove(event)
+            case Filed() | FilingDropped() if event in self._filings:
+                self._filings.remove(event)
             case PoolFunded(block=block, amount=amount):
                 self._money.remove((block, amount, 0))
             case Claimed(block=block, node=node, units=units):
@@ -157,6 +165,21 @@ class Ledger:
     def paid(self) -> int:
         """Token wei that our node's provider got, since the pool began."""
         return sum(one.amount for one in (*self.claims, *self.redeemed))
+
+    @property
+    def filed(self) -> dict[int, int]:
+        """Units of each epoch that our node filed, redeemed and dropped ones too."""
+        units = Counter[int]()
+        for one in self._filings:
+            if isinstance(one, Filed):
+                units[one.epoch] += one.units
+        return dict(sorted(units.items()))
+
+    @property
+    def unredeemed(self) -> int:
+        """Of these those that were neither redeemed nor dropped."""
+        left = sum(one.units if isinstance(one, Filed) else -one.units for one in self._filings)
+        return left - sum(one.filed for one in self.redeemed)
 
     @property
     def slashed(self) -> dict[Address, Slashed]:

@@ -4,7 +4,6 @@ A quorum that falls silent leaves its roots: the journal has this node's line of
 table may come any more they go to the chain, and once what everybody filed is known the pool pays it, or its share.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -47,6 +46,8 @@ class OwnFiling:
         self._journal, self._own, self._pool = books.context.journal, books.context.key.address, books.context.pool
         self._took_office: dict[int, int] = {}
         """Block in which a bench took office -> its timestamp."""
+        self._sent_until = 1
+        """The chain's time by which all is there that was sent, unix seconds: the log tells later what it came to."""
         self._read: dict[bytes, tuple[Address, RootLine]] = {}
         """By the envelope of the root."""
         self.filed = OwnFiled()
@@ -57,14 +58,14 @@ class OwnFiling:
             return
         await self._finish()
         times = seen.pool.filing
-        filed = await self._filed(seen)
-        if seen.may_be_filed and seen.now < times.ends and await self._file(seen, filed):
-            filed = await self._filed(seen)
-        left = await self._left()
-        if left and seen.now >= times.redeems:
+        if seen.may_be_filed and seen.now < times.ends and self._ledger.read_until() >= self._sent_until:
+            await self._file(seen)
+        if self._ledger.unredeemed and seen.now >= times.redeems:
             await self._redeem()
-            left = await self._left()
-        self.filed = OwnFiled(filed, left, seen.may_be_filed and seen.now >= times.ends and not left)
+        filed, left = self._filed(seen), self._ledger.unredeemed
+        # Whoever has not read the log to the end of filing knows of nothing that it is over.
+        over = seen.may_be_filed and min(seen.now, self._ledger.read_until()) >= times.ends and not left
+        self.filed = OwnFiled(filed, left, over)
 
     def state(self, epoch: int) -> str:
         """Of an epoch that was certified and that no table has."""
@@ -88,39 +89,29 @@ class OwnFiling:
         """Of these those that are never paid."""
         return certified - self.filed.sum * bool(self._ledger.redeemed) if self.filed.over else 0
 
-    async def _left(self) -> int:
-        return await self._chain.ask("read what was filed", lambda c: c.filed_by(self._pool, self._own))
-
-    async def _filed(self, seen: PoolRecord) -> dict[int, int]:
-        """Units that the chain has as filed, of each epoch that no table has."""
-        filed: dict[int, int] = {}
-        if seen.may_be_filed:
-            for epoch in sorted({line.epoch for line in await self._lines(seen)}):
-                if units := await self._filed_of(epoch):
-                    filed[epoch] = units
-        return filed
+    def _filed(self, seen: PoolRecord) -> dict[int, int]:
+        """Units that were filed of each epoch that no table has."""
+        return {
+            epoch: units for epoch, units in self._ledger.filed.items() if seen.may_be_filed and epoch >= seen.first
+        }
 
     async def _lines(self, seen: PoolRecord) -> list[OwnLine]:
         """Of epochs that no table has."""
         last = seen.pool.epoch_at(seen.pool.stopped_at)
         return await self._journal.do(self._journal.earned.lines, seen.first, last)
 
-    async def _filed_of(self, epoch: int) -> int:
-        return await self._chain.ask("read what was filed", lambda c: c.filed_of(self._pool, self._own, epoch))
-
     # filing
 
-    async def _file(self, seen: PoolRecord, filed: Mapping[int, int]) -> bool:
-        """Whatever is more than the chain has: roots that were heard since, too. Whether there was any."""
+    async def _file(self, seen: PoolRecord) -> None:
+        """Whatever is more than was filed: roots that were heard since, too."""
+        filed = self._filed(seen)
         wanted = [filing for filing in await self.filings(seen) if filing.units > filed.get(filing.epoch, 0)]
-        sends = bool(wanted)
         while wanted:
             part = in_turn(wanted)
             wanted = wanted[len(part) :]
             # Written down whole: after a crash more roots may have come, and the call must be equal.
             await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode(part))
             await self._finish()
-        return sends
 
     async def filings(self, seen: PoolRecord) -> list[Filing]:
         """Of each epoch that no table has and that a quorum named works of this node in."""
@@ -153,18 +144,24 @@ class OwnFiling:
         kept = await self._journal.do(self._journal.recall, SENDING)
         if not kept:
             return
-        filings = cached(f"the journal's {SENDING}", partial(msgspec.msgpack.decode, kept, type=list[Filing]))
+        filings: list[Filing] = (
+            cached(f"the journal's {SENDING}", partial(msgspec.msgpack.decode, kept, type=list[Filing])) or []
+        )
         try:
             if filings:
                 what = f"file {len(filings)} epochs of {self._own}"
                 call = self._chain.contracts.file(self._pool, self._own, filings)
                 await self._chain.execute(SimulatedStep(what, call), self._context.key)
+                self._sent_until = (await self._chain.block()).timestamp
                 units = sum(filing.units for filing in filings)
                 log.info("pay.filed", epochs=[filing.epoch for filing in filings], units=units)
                 self._progress.tell("filed", f"{units:,} units that no table has are filed, and redeemed later")
         except Reverted as error:  # a table came after all, its size allows no more, or its time is over
-            log.warning("pay.not_filed", why=error.why)
-            self._progress.trouble(f"what no table has could not be filed: {error.why}")
+            if error.name == "NothingToFile":  # it was filed before: the log says so soon
+                log.info("pay.filed_before", epochs=[filing.epoch for filing in filings])
+            else:
+                log.warning("pay.not_filed", why=error.why)
+                self._progress.trouble(f"what no table has could not be filed: {error.why}")
         await self._journal.do(self._journal.remember, SENDING, b"")
 
     async def _redeem(self) -> None:

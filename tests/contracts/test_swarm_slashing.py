@@ -215,7 +215,7 @@ def test_a_root_that_contradicts_another_word_convicts_its_validator(world: Any,
     own = next(one for one in leaves if one.work == work_id(c))
     leaf = (c.node, own.work, own.units, list(proof_of(leaves, own)))
     good, bad = pool.verdict(c, 0, 0), pool.verdict(c, 1, 8)
-    roots, named = world.contracts.root_evidence, world.contracts.leaf_evidence
+    roots, named = world.contracts.tally_evidence, world.contracts.leaf_evidence
     for number, judge in enumerate(pool.validators):
         one, two, accepts, refuses = (sign(judge, world.domain, each) for each in (right, wrong, good, bad))
         with refused("NoContradiction"):

@@ -30,21 +30,17 @@ contract AttestTest is Base {
         return uint64(block.timestamp);
     }
 
-    function _found() private view returns (uint256) {
-        return court.attestedUnits(id, vm.addr(0xD00D));
+    function _last() private view returns (uint256) {
+        return court.attestedAt(id, vm.addr(0xD00D));
     }
 
-    function test_only_attested_units_count_and_only_as_long() public {
-        eq(_found(), 0);
-        uint64 until = _now() + 50;
-        _attest(3, until);
-        eq(_found(), 3);
-        vm.warp(until - 1);
-        eq(_found(), 3);
-        vm.warp(until);
-        eq(_found(), 0);
-        _attest(9, until + 10);
-        eq(_found(), 9);
+    function test_what_is_attested_is_told_with_its_time() public {
+        eq(_last(), 0);
+        bytes[] memory signatures = _signed(3, _now(), _now() + 50);
+        vm.expectEmit(address(court));
+        emit Court.NodeAttested(id, vm.addr(0xD00D), 3, _now(), _now() + 50);
+        court.attest(id, vm.addr(0xD00D), 3, _now(), _now() + 50, signatures);
+        eq(_last(), _now());
     }
 
     function test_an_old_attestation_is_not_shown_again() public {
@@ -61,10 +57,10 @@ contract AttestTest is Base {
         vm.warp(madeAt + 1);
         _attest(0, madeAt + 10);
         _refused(5, madeAt, madeAt + 80 days, unsent);
-        eq(_found(), 0);
+        eq(_last(), madeAt + 1);
         vm.warp(madeAt + 2);
         _attest(2, madeAt + 10); // a newer one counts, although that one was to last longer
-        eq(_found(), 2);
+        eq(_last(), madeAt + 2);
     }
 
     function test_it_is_neither_over_nor_endless_nor_of_the_future() public {

@@ -62,7 +62,7 @@ contract EvidenceTest is Base {
         vm.assume(differs);
         bytes memory one = _sign(nodeKey, Sign.commitment(first));
         bytes memory two = _sign(nodeKey, Sign.commitment(second));
-        court.evidence(first, one, second, two);
+        court.evidence([first, second], [one, two]);
         yes(swarm.memberInfo(pool, node).evicted, "evicted");
         eq(_stake().bonded, 100 ether - SLASH);
         eq(_stake().frozen, 0);
@@ -84,18 +84,18 @@ contract EvidenceTest is Base {
             emit Court.ValidatorStruck(pool, judge);
             vm.expectEmit(address(swarm));
             emit Swarm.Slashed(pool, judge, OWNER, 200, SLASH, _work(), 0);
-            court.verdictEvidence(pool, _work(), said, one, others[i], two);
+            court.verdictEvidence(pool, _work(), [said, others[i]], [one, two]);
             yes(swarm.memberInfo(pool, judge).evicted, "evicted");
             eq(court.benchOf(pool).validators.length, 1 - i);
             vm.expectPartialRevert(Court.NotAValidator.selector);
-            court.verdictEvidence(pool, _work(), said, one, others[i], two);
+            court.verdictEvidence(pool, _work(), [said, others[i]], [one, two]);
         }
         eq(vault.bondedOf(OWNER), 30 ether - 2 * uint256(SLASH));
         uint256 id = _open(_params());
         pool = id;
         bytes memory first = _sign(judgeKeys[0], _verdict(said));
         bytes memory second = _sign(judgeKeys[0], _verdict(others[2]));
-        court.verdictEvidence(pool, _work(), said, first, others[2], second); // only its values differ
+        court.verdictEvidence(pool, _work(), [said, others[2]], [first, second]); // only its values differ
         eq(court.benchOf(id).validators.length, 1);
     }
 
@@ -105,15 +105,15 @@ contract EvidenceTest is Base {
         bytes memory one = _sign(judgeKeys[0], _verdict(good));
         bytes memory two = _sign(judgeKeys[0], _verdict(bad));
         vm.expectPartialRevert(Court.NoContradiction.selector);
-        court.verdictEvidence(pool, work, good, one, good, one);
+        court.verdictEvidence(pool, work, [good, good], [one, one]);
         // of another work, of another pool, by another judge
         vm.expectPartialRevert(WrongSigner.selector);
-        court.verdictEvidence(pool, bytes32(uint256(9)), good, one, bad, two);
+        court.verdictEvidence(pool, bytes32(uint256(9)), [good, bad], [one, two]);
         vm.expectPartialRevert(WrongSigner.selector);
-        court.verdictEvidence(pool + 1, work, good, one, bad, two);
+        court.verdictEvidence(pool + 1, work, [good, bad], [one, two]);
         bytes memory others = _sign(judgeKeys[1], _verdict(bad));
         vm.expectRevert(abi.encodeWithSelector(WrongSigner.selector, vm.addr(judgeKeys[1]), vm.addr(judgeKeys[0])));
-        court.verdictEvidence(pool, work, good, one, bad, others);
+        court.verdictEvidence(pool, work, [good, bad], [one, others]);
         eq(court.benchOf(pool).validators.length, 2);
     }
 
@@ -123,7 +123,7 @@ contract EvidenceTest is Base {
         bytes memory said = _sign(judgeKeys[0], Sign.verdict(c, 0, 0));
         bytes memory looked = _sign(judgeKeys[0], Sign.said(Sign.RECHECKED, c, 2, 5, 0));
         vm.expectPartialRevert(WrongSigner.selector);
-        court.verdictEvidence(pool, Sign.commitment(c), Judgement(0, 0, 0), said, Judgement(2, 5, 0), looked);
+        court.verdictEvidence(pool, Sign.commitment(c), [Judgement(0, 0, 0), Judgement(2, 5, 0)], [said, looked]);
     }
 
     function test_who_removed_its_validator_or_is_out_of_office_pays_all_the_same() public {
@@ -138,7 +138,7 @@ contract EvidenceTest is Base {
         court.applyValidators(pool);
         bytes memory one = _sign(judgeKeys[0], _verdict(Judgement(0, 0, 0)));
         bytes memory two = _sign(judgeKeys[0], _verdict(Judgement(2, 5, 0)));
-        court.verdictEvidence(pool, _work(), Judgement(0, 0, 0), one, Judgement(2, 5, 0), two);
+        court.verdictEvidence(pool, _work(), [Judgement(0, 0, 0), Judgement(2, 5, 0)], [one, two]);
         eq(vault.bondedOf(OWNER), 30 ether - SLASH);
         eq(court.benchOf(pool).validators.length, 1); // the bench stays
     }
@@ -151,10 +151,10 @@ contract EvidenceTest is Base {
         bytes memory good = _sign(judgeKeys[0], _verdict(Judgement(0, 0, 0)));
         bytes memory bad = _sign(judgeKeys[0], _verdict(Judgement(1, 8, 0)));
         vm.expectPartialRevert(Court.NoContradiction.selector);
-        court.leafEvidence(r, one, _leaf(), Judgement(0, 0, 0), good);
+        court.leafEvidence(r, _leaf(), Judgement(0, 0, 0), [one, good]);
         bytes memory others = _sign(judgeKeys[1], _verdict(Judgement(1, 8, 0)));
         vm.expectPartialRevert(WrongSigner.selector);
-        court.leafEvidence(r, one, _leaf(), Judgement(1, 8, 0), others);
+        court.leafEvidence(r, _leaf(), Judgement(1, 8, 0), [one, others]);
         // not under the root: of another node, of other units, of a proof cut short or of a proof of another leaf
         for (uint256 i = 0; i < 4; ++i) {
             WorkLeaf memory leaf = _leaf();
@@ -163,16 +163,16 @@ contract EvidenceTest is Base {
             if (i == 2) leaf.proof = new bytes32[](1);
             if (i == 3) leaf.proof[1] = keccak256("fourth");
             vm.expectPartialRevert(Court.NoContradiction.selector);
-            court.leafEvidence(r, one, leaf, Judgement(1, 8, 0), bad);
+            court.leafEvidence(r, leaf, Judgement(1, 8, 0), [one, bad]);
         }
         // a word against another work, which is not under the root
         WorkLeaf memory another = _leaf();
         another.work = bytes32(uint256(9));
         vm.expectPartialRevert(Court.NoContradiction.selector);
-        court.leafEvidence(r, one, another, Judgement(1, 8, 0), bad);
+        court.leafEvidence(r, another, Judgement(1, 8, 0), [one, bad]);
         vm.expectEmit(address(swarm));
         emit Swarm.Slashed(pool, vm.addr(judgeKeys[0]), OWNER, 201, SLASH, _work(), 0);
-        court.leafEvidence(r, one, _leaf(), Judgement(1, 8, 0), bad);
+        court.leafEvidence(r, _leaf(), Judgement(1, 8, 0), [one, bad]);
         eq(vault.bondedOf(OWNER), 30 ether - SLASH);
         eq(court.benchOf(pool).validators.length, 1);
     }
@@ -196,7 +196,7 @@ contract EvidenceTest is Base {
                 vm.expectEmit(address(swarm));
                 emit Swarm.Slashed(pool, vm.addr(key), OWNER, 201, SLASH, a.root, 0);
             }
-            court.rootEvidence(a, one, b, two);
+            court.tallyEvidence(false, [a, b], [one, two]);
         }
         eq(vault.bondedOf(OWNER), 30 ether - 2 * uint256(SLASH));
         eq(court.benchOf(pool).validators.length, 0);
@@ -209,16 +209,16 @@ contract EvidenceTest is Base {
         bytes memory one = _sign(judgeKeys[0], _hash(a));
         bytes memory others = _sign(judgeKeys[1], _hash(b));
         vm.expectPartialRevert(WrongSigner.selector);
-        court.rootEvidence(a, one, b, others);
+        court.tallyEvidence(false, [a, b], [one, others]);
         bytes memory two = _sign(judgeKeys[0], _hash(b));
-        court.rootEvidence(a, one, b, two);
+        court.tallyEvidence(false, [a, b], [one, two]);
         eq(court.benchOf(pool).validators.length, 1);
     }
 
     function test_a_validator_that_is_gone_leaves_too_few_and_nothing_is_posted() public {
         bytes memory one = _sign(judgeKeys[0], _verdict(Judgement(0, 0, 0)));
         bytes memory two = _sign(judgeKeys[0], _verdict(Judgement(2, 5, 0)));
-        court.verdictEvidence(pool, _work(), Judgement(0, 0, 0), one, Judgement(2, 5, 0), two);
+        court.verdictEvidence(pool, _work(), [Judgement(0, 0, 0), Judgement(2, 5, 0)], [one, two]);
         vm.warp(_matures(0));
         bytes[] memory signatures = _quorum(Sign.earnings(pool, 0, ROOT, 10));
         vm.expectPartialRevert(Court.NotAValidator.selector);

@@ -23,7 +23,7 @@ contract SlashTest is Base {
         _slash(_file(0, 1));
         eq(swarm.nodeInfo(node).pool, 0);
         eq(swarm.nodeInfo(node).leaseUntil, 0);
-        eq(swarm.memberInfo(pool, node).leaseUntil, 0);
+        yes(swarm.memberInfo(pool, node).left, "no member");
         eq(swarm.memberInfo(pool, node).slashedAt, block.timestamp);
         eq(swarm.memberInfo(pool, node).caseId, 1);
     }
@@ -100,7 +100,7 @@ contract SlashTest is Base {
             bytes memory one = _sign(nodeKey, Sign.commitment(first));
             bytes memory two = _sign(nodeKey, Sign.commitment(second));
             vm.expectPartialRevert(Court.NoContradiction.selector);
-            court.evidence(first, one, second, two);
+            court.evidence([first, second], [one, two]);
         }
     }
 
@@ -111,9 +111,9 @@ contract SlashTest is Base {
         bytes memory two = _sign(nodeKey, Sign.commitment(second));
         bytes memory forged = _sign(judgeKeys[0], Sign.commitment(first));
         vm.expectPartialRevert(WrongSigner.selector);
-        court.evidence(first, forged, second, two);
+        court.evidence([first, second], [forged, two]);
         vm.expectPartialRevert(WrongSigner.selector);
-        court.evidence(first, one, second, one);
+        court.evidence([first, second], [one, one]);
     }
 
     function test_a_verdict_over_other_units_counts_for_nothing() public {
@@ -139,7 +139,7 @@ contract SlashTest is Base {
         other.fileRoot = bytes32(uint256(1));
         bytes memory second = _sign(0xD00D, Sign.commitment(other));
         vm.expectPartialRevert(Court.NotMember.selector);
-        court.evidence(c, own, other, second);
+        court.evidence([c, other], [own, second]);
     }
 
     // ---- verdicts of which each says its own

@@ -49,7 +49,7 @@ contract LeavingTest is Base {
     }
 
     function _sum(address who) private view returns (uint256) {
-        StakeVault.StakeInfo memory stake = vault.stakeOf(who);
+        StakeInfo memory stake = _stakeOf(who);
         return uint256(stake.bonded) + stake.unbonding + stake.frozen;
     }
 
@@ -95,7 +95,7 @@ contract LeavingTest is Base {
         eq(swarm.requiredStake(OWNER), 0);
         vm.prank(OWNER);
         vault.unbond(20 ether); // what is unbonding stays as long
-        eq(vault.stakeOf(OWNER).withdrawableAt, freeAt);
+        eq(_stakeOf(OWNER).withdrawableAt, freeAt);
         vm.warp(freeAt - 1);
         vm.expectRevert(abi.encodeWithSelector(Nodes.NodeStillAnswers.selector, vm.addr(KEY), freeAt));
         this.release(KEY);

@@ -364,7 +364,7 @@ contract FilingTest is Base {
         Tally memory two = _tally(pool, 0, ROOT, 1001);
         bytes memory first = _sign(judgeKeys[0], Sign.tally(Sign.EPOCH_ROOT, one));
         bytes memory second = _sign(judgeKeys[0], Sign.tally(Sign.EPOCH_ROOT, two));
-        court.rootEvidence(one, first, two, second);
+        court.tallyEvidence(false, [one, two], [first, second]);
         vm.prank(address(0x5005));
         swarm.removeNode(vm.addr(judgeKeys[1]));
         yes(!court.fit(pool, vm.addr(judgeKeys[0])) && !court.fit(pool, vm.addr(judgeKeys[1])), "none is fit");

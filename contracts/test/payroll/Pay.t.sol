@@ -174,7 +174,7 @@ contract PayTest is Base {
         this.claim(1000); // the table before
         _claim(1700);
         eq(token.balanceOf(provider), 1.7 ether);
-        eq(payroll.claimedOf(pool, node), 1700);
+        eq(payroll.paidOf(pool, node).claimed, 1700);
         eq(_info().owed, 7.3 ether);
     }
 
@@ -251,7 +251,7 @@ contract PayTest is Base {
         _claim(780_000);
         vm.warp(start + 20 * EPOCH);
         _claim(780_000);
-        eq(payroll.claimedOf(pool, node), 780_000);
+        eq(payroll.paidOf(pool, node).claimed, 780_000);
         eq(token.balanceOf(provider), 780 ether);
     }
 
@@ -264,7 +264,7 @@ contract PayTest is Base {
         }
         _earn(3, 400_000); // four epochs' worth that came late
         _claim(400_000);
-        eq(payroll.claimedOf(pool, node), 400_000);
+        eq(payroll.paidOf(pool, node).claimed, 400_000);
     }
 
     function test_time_counts_from_the_first_joining_on() public {
@@ -304,12 +304,11 @@ contract PayTest is Base {
         uint64 madeAt = uint64(block.timestamp);
         bytes32 statement = keccak256(abi.encode(Sign.ATTESTATION, pool, node, 1, madeAt, madeAt + EPOCH));
         court.attest(pool, node, 1, madeAt, madeAt + EPOCH, _quorum(statement));
-        eq(court.attestedUnits(pool, node), 1);
         _earn(0, 1000);
         madeAt = uint64(block.timestamp);
         statement = keccak256(abi.encode(Sign.ATTESTATION, pool, node, 0, madeAt, madeAt + EPOCH));
         court.attest(pool, node, 0, madeAt, madeAt + EPOCH, _quorum(statement));
-        eq(court.attestedUnits(pool, node), 0);
+        eq(court.attestedAt(pool, node), madeAt);
         _claim(1000);
         eq(token.balanceOf(provider), 1 ether);
     }

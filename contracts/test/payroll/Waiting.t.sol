@@ -87,6 +87,18 @@ contract WaitingTest is Base {
         eq(payroll.bookOf(pool).total, 30);
     }
 
+    function test_a_table_may_cover_exactly_as_long_as_it_waits() public {
+        Pools.PoolParams memory params = _params();
+        (params.epochSeconds, params.delay) = (30, 90);
+        _startIn(_open(params));
+        _fund(pool, 100 * RATE);
+        vm.warp(_matures(2));
+        vm.expectRevert(abi.encodeWithSelector(Payroll.TooFewEpochs.selector, 60, 90));
+        this.offer(1, 10);
+        _offer(2, ROOT, 10);
+        eq(payroll.waitingOf(pool).total, 10);
+    }
+
     /// The bad input of a day: the pool ends in the second in which its table is posted.
     function test_a_pool_that_ends_in_the_second_in_which_a_table_is_posted_pays_it() public {
         vm.warp(_matures(0));
@@ -217,7 +229,7 @@ contract WaitingTest is Base {
         Tally memory two = _tally(pool, 0, ROOT, 1001);
         bytes memory first = _sign(judgeKeys[0], Sign.tally(Sign.EARNINGS, one));
         bytes memory second = _sign(judgeKeys[0], Sign.tally(Sign.EARNINGS, two));
-        court.tableEvidence(one, first, two, second);
+        court.tallyEvidence(true, [one, two], [first, second]);
         eq(vault.bondedOf(address(0x5005)), 20 ether);
         eq(court.benchOf(pool).validators.length, 1);
         _drop();
@@ -264,7 +276,7 @@ contract WaitingTest is Base {
             bytes memory second = _sign(judgeKeys[0], Sign.tally(kind, two));
             if (i < 3 || i == 4) vm.expectPartialRevert(Court.NoContradiction.selector);
             else if (i == 3) vm.expectRevert();
-            court.tableEvidence(one, first, two, second);
+            court.tallyEvidence(true, [one, two], [first, second]);
         }
         eq(vault.bondedOf(address(0x5005)), 20 ether);
         yes(swarm.memberInfo(pool, vm.addr(judgeKeys[0])).evicted, "convicted");

@@ -6,10 +6,13 @@ from contracts.bindings import (
     Claimed,
     EarningsDropped,
     EarningsPosted,
+    Filed,
+    FilingDropped,
     GivenBack,
     Joined,
     NodeAttested,
     PoolFunded,
+    Redeemed,
     Slashed,
     SlashOverturned,
     ValidatorsSet,
@@ -41,6 +44,26 @@ def test_our_nodes_pay_is_added_up_and_taken_back_with_its_block() -> None:
     for event in events[1:]:
         ledger.undo(event)
     assert (ledger.paid, ledger.claims) == (50, [events[0]])
+
+
+def test_what_our_node_filed_and_was_redeemed_or_dropped_is_known_and_taken_back() -> None:
+    ledger = Ledger(OWN)
+    events = [
+        Filed(**place(1), node=OWN, epoch=4, units=40),
+        Filed(**place(2), node=OTHER, epoch=4, units=9),
+        Filed(**place(3), node=OWN, epoch=3, units=60),
+        FilingDropped(**place(4), node=OWN, units=100),
+        Filed(**place(5), node=OWN, epoch=4, units=5),
+        Redeemed(**place(6), node=OWN, provider=OTHER, filed=5, units=2, amount=20),
+    ]
+    left = []
+    for event in events:
+        ledger.apply(event)
+        left.append(ledger.unredeemed)
+    assert ledger.filed == {3: 60, 4: 45} and left == [40, 40, 100, 0, 5, 0]
+    for event in reversed(events[2:]):
+        ledger.undo(event)
+    assert (ledger.filed, ledger.unredeemed) == ({4: 40}, 40)
 
 
 def test_the_escrow_and_what_each_node_has_claimed_are_known_as_of_a_block_and_taken_back_with_it() -> None:

@@ -65,8 +65,8 @@ DECIDING: dict[str, tuple[str, int, Asked]] = {
     "who judges": ("benchOf", -2, lambda chain, people: chain.pool(people.pool)),
     "the table that counts": ("bookOf", 4, lambda chain, people: chain.earnings(people.pool)),
     "the table that waits": ("waitingOf", 3, lambda chain, people: chain.waiting(people.pool)),
-    "what a node was paid": ("claimedOf", 0, lambda chain, people: chain.claimed(people.pool, people.node.address)),
-    "who is a member": ("memberInfo", 7, lambda chain, people: chain.standing(people.pool, people.node.address)),
+    "what a node was paid": ("paidOf", 0, lambda chain, people: chain.claimed(people.pool, people.node.address)),
+    "who is a member": ("memberInfo", 6, lambda chain, people: chain.standing(people.pool, people.node.address)),
     "the stake that is needed": (
         "stakePerUnit",
         0,
@@ -100,7 +100,7 @@ async def test_a_lie_that_begins_later_is_found_and_what_stays_so_costs_one_ques
     for _ in range(5):
         await chain.claimed(people.pool, people.node.address)
     assert asked.count(CALL) == first + 5 and [one.alone for one in chain.endpoints()] == [0, 0]
-    lie_about(meddler, "claimedOf", 0, 7)
+    lie_about(meddler, "paidOf", 0, 7)
     with pytest.raises(EndpointsDisagree):
         await chain.claimed(people.pool, people.node.address)
     assert [one.disagreed for one in chain.endpoints()] == [1, 1]
@@ -164,7 +164,7 @@ async def test_an_answer_without_its_form_or_a_refusal_of_what_was_told_is_outvo
 
 
 def to_view(request: dict[str, Any]) -> bool:
-    return VIEWS.get(request["params"][0].get("data", "0x")[2:10]) == "claimedOf"
+    return VIEWS.get(request["params"][0].get("data", "0x")[2:10]) == "paidOf"
 
 
 async def test_a_pool_that_only_one_endpoint_knows_is_not_believed(people: Any, meddler: Any, ask: Any) -> None:

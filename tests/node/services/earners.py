@@ -5,7 +5,7 @@ Board, blobs, jury and chain are doubles; the chain checks what the contract che
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from contracts.bindings import (
     EarningsDropped,
     EarningsHeld,
     EarningsPosted,
+    Filed,
     Filings,
     NodeInfo,
     PoolFunded,
@@ -301,8 +302,11 @@ class Treasury:
     def _last(self) -> int:
         return (self.stopped_at - START) // self.epoch
 
-    def filed_of(self, pool: int, node: Address, epoch: int) -> int:
-        return self.filed.get(node, {}).get(epoch, 0)
+    def file_by_hand(self, node: Address, units: Mapping[int, int]) -> None:
+        """As with another key, whenever that is."""
+        self.filed[node] = dict(units)
+        for epoch, one in units.items():
+            self._tell(Filed, node=node, epoch=epoch, units=one)
 
     def filed_by(self, pool: int, node: Address) -> int:
         gone = node in [who for who, _ in self.redeemed]
@@ -334,7 +338,8 @@ class Treasury:
                 assert verify(line.root.root, EarningsLine(address_bytes(node), line.units).leaf(), line.proof)
             if filing.units <= own.get(filing.epoch, 0):
                 raise Reverted("file", "NothingToFile", {})
-            own[filing.epoch] = filing.units
+            more, own[filing.epoch] = filing.units - own.get(filing.epoch, 0), filing.units
+            self._tell(Filed, node=node, epoch=filing.epoch, units=more)
         if self.loses_answers:
             raise ChainError("no answer", "lost on its way back", "wait")
 

@@ -126,10 +126,19 @@ async def test_a_quorum_that_comes_back_in_time_tables_it_and_nothing_is_filed(
 async def test_what_was_filed_by_hand_is_not_filed_again_and_is_redeemed(autojump_clock: Any, world: World) -> None:
     async with trio.open_nursery() as nursery:
         worker = await begin(world, nursery)
-        world.chain.filed[OWN] = {0: 40, 1: 60}  # as by hand, with another key
+        world.read_until = 0.0
+        await trio.sleep_until(1_900)
+        assert not world.chain.filed, "who has not read the log does not know what was filed"
+        world.read_until = float("inf")
+        world.chain.file_by_hand(OWN, {0: 40, 1: 60})
         world.chain.redeemed = []
         await trio.sleep_until(2_700)
         assert world.chain.files_sent == 0, "the chain has it"
-        await trio.sleep_until(2_900)
+        world.read_until = 0.0
+        await restart(worker, nursery)
+        await trio.sleep_until(2_890)
+        assert world.chain.redeemed == [(OWN, 100)] and not worker.settling.filing.filed.over
+        world.read_until = float("inf")
+        await trio.sleep_until(2_930)
         assert world.chain.redeemed == [(OWN, 100)] and worker.settling.filing.filed.over
         nursery.cancel_scope.cancel()

@@ -42,10 +42,10 @@ class Scene(Guest):
             await self._trainer.publish(step, self._policies.step())
             await self._taken.wait()
 
-    async def _visit(self, member, run, policy):
+    async def _assets(self, member, run):
         self._taken.set()
         run.name = "little"
-        return await super()._visit(member, run, policy)
+        return await super()._assets(member, run)
 
 
 LEFT: list[threading.Thread] = []

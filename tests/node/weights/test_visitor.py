@@ -1,5 +1,6 @@
 """A visitor's policies: when they end, and when it gives up instead of waiting for ever."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import trio
 
 from node import light_client
-from node.light_client import LightClient, PolicySnapshot
+from node.light_client import LightClient
 from node.weights.errors import PolicyUnknown
 from protocol.blobs import describe
 from protocol.policy import encode_manifest
@@ -20,19 +21,23 @@ class Guest(LightClient):
     """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
 
     def __init__(self, peer: Peer, steps: int) -> None:
-        self._pool, self._peer, self._steps, self._directory = 7, peer, steps, peer.directory / "weights"
+        self._pool, self.peer, self._steps, self._directory = 7, peer, steps, peer.directory / "weights"
+        self.meanwhile: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        """What happens while a model's files are fetched."""
 
     @asynccontextmanager
     async def _visiting(self, *, newest: bool):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._peer.follower.run)
+            nursery.start_soon(self.peer.follower.run)
             run = SimpleNamespace(recipe=SimpleNamespace(steps=self._steps))
-            member = SimpleNamespace(stock=SimpleNamespace(store=self._peer.store))
-            yield member, run, self._peer.follower, self._peer.policy_cache
+            stock, leads = SimpleNamespace(store=self.peer.store), SimpleNamespace(trainer=self.peer.key.address)
+            member = SimpleNamespace(stock=stock, membership=leads)
+            yield member, run, self.peer.follower, self.peer.policy_cache
             nursery.cancel_scope.cancel()
 
-    async def _visit(self, member, run, policy):
-        return PolicySnapshot(policy, self._peer.key.address, run, {})
+    async def _assets(self, member, run):
+        await self.meanwhile()
+        return {}
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +79,34 @@ async def test_a_trainer_that_contradicts_itself_ends_a_visit(run, origin, peer,
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     assert found.what == "the trainer contradicted itself" and "two policies" in found.why
+
+
+@pytest.mark.parametrize("wanted", ["the newest", "a step", "what comes"])
+async def test_a_contradiction_that_comes_while_a_policy_is_fetched_is_told_and_not_the_policy(
+    run, origin, peer, wire, wanted: str
+) -> None:
+    """The control first: the same visit, in which nobody says anything meanwhile."""
+    trainer = origin()
+    guest = Guest(peer("guest", trainer.key.address), steps=9)
+    held = await trainer.publish(0, run.step())
+
+    async def visit():
+        if wanted != "what comes":
+            return await guest.fetch(None if wanted == "the newest" else 0)
+        async with guest.following() as visits:
+            return await visits.receive()
+
+    async def contradict() -> None:
+        wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, policy_root=b"?" * 32), b"x" * 32))
+        while guest.peer.follower.fork is None:
+            await trio.sleep(0.01)
+
+    with trio.fail_after(5):
+        assert (await visit()).policy.root == held.root
+    guest.meanwhile = contradict
+    refused = pytest.RaisesExc(PolicyUnknown, match="contradict")
+    with trio.fail_after(5), pytest.RaisesGroup(refused, flatten_subgroups=True):
+        await visit()
 
 
 async def test_what_a_liar_published_is_not_fetched(run, origin, peer, wire) -> None:
