@@ -263,7 +263,6 @@ if TYPE_CHECKING:
 
 LONGEST_START, SETTLING = 120.0, 20.0
 """Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""
-ASK_SECONDS = 0.1
 UNDER_WAY = ("policy", "first-contribution", "working", "leaving")
 """Phases of a node that has its run and its engine, or needs none any more."""
 START_LOG = "start.log"
@@ -365,7 +364,7 @@ def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Ca
             raise CommandError(
                 "the daemon does not answer", f"nothing came within {LONGEST_START:g} s", f"read {log}", CONFIGURATION
             )
-        time.sleep(ASK_SECONDS)
+        time.sleep(0.1)
     raise _failed(process.returncode, log)
 
 

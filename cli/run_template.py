@@ -252,7 +252,6 @@ SMALL: dict[str, object] = {
     "recipe": "dppo", "extra": ""
 }  # fmt: skip
 """A small model."""
-TINY_PARAMETERS = 5_000_000
 TINY: dict[str, object] = {
     "recipe": "intellect2", "prompts_per_step": 96, "extra": "clip_high = 0.28\n",
 }  # fmt: skip
@@ -364,7 +363,8 @@ def template(
     """The text of a new run file. kind: a key of KINDS; package: an environment's, instead of its name; server:
     an address, of class witnessed; fit: what follows from model and data."""
     values, chat = KINDS[kind] | ({"recipe": recipe} if recipe else {}), fit.chat
-    if kind == "small" and not recipe and 0 < fit.parameters < TINY_PARAMETERS:
+    tiny_parameters = 5_000_000
+    if kind == "small" and not recipe and 0 < fit.parameters < tiny_parameters:
         values = values | TINY
     values = values | {name: value for name, (value, _) in fit.numbers.items()}
     why: dict[str, str] = {"why_rate": ""}

@@ -109,11 +109,6 @@ from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
 
 log = structlog.get_logger()
-LEAVE_DEADLINE = 6.0
-LOOK_AGAIN = 2.0
-"""Seconds until a chain that did not answer is asked again whether this node is out."""
-ONE_SIGNAL = 0.5
-"""Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (
@@ -287,7 +282,9 @@ class Daemon:
             async for number in signals:
                 if scope.cancel_called:
                     # A terminal sends Ctrl-C to the whole group, and the guardian hands it on: both are one wish.
-                    if trio.current_time() - draining_since < ONE_SIGNAL:
+                    # Seconds within which a second signal is the first one again: a manager tells a whole group, and so
+                    # a guardian too.
+                    if trio.current_time() - draining_since < 0.5:
                         continue
                     # A second Ctrl-C: the owner does not want to wait, and the outbox has what was promised.
                     os._exit(130)
@@ -625,7 +622,7 @@ class Daemon:
         if membership.evicted.is_set() or not (seated or self.manager.left.is_set()):
             return
         # Shielded: this runs in the drain, when everything around it is cancelled already.
-        with trio.move_on_after(LEAVE_DEADLINE, shield=True):
+        with trio.move_on_after(6.0, shield=True):
             try:
                 await chain.leave(pool)
                 await trio.to_thread.run_sync(forget, directory)
@@ -647,7 +644,7 @@ async def until_evicted(membership: Membership, chain: ChainClient, pool: int) -
             membership.pardoned()
         except IntellectError as error:
             log.warning("pool.eviction_unknown", why=error.why)
-            await trio.sleep(LOOK_AGAIN)
+            await trio.sleep(2.0)  # seconds until a chain that did not answer is asked again whether this node is out
 
 
 def _compiled(config: NodeConfig) -> CompiledRun:

@@ -35,10 +35,8 @@ from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
 log = structlog.get_logger()
 HEARD_WITHIN = 60.0
-MEMBERS_WITHIN = 20.0
 # For a tokenizer or a configuration: megabytes at most, from members that may be slow and far.
 ASSET_TIMEOUT = 600.0
-ASK_AGAIN = 30.0
 LIST_EVERY = 2.0
 LOOK = 1.0
 """Seconds for which a newer policy is waited for, before it is asked whether one may still come."""
@@ -205,7 +203,7 @@ class LightClient:
     async def _ask_who_leads(self, chain: ChainClient, terms: LeaderTerms) -> None:
         """A visit may be longer than a term."""
         while True:
-            await trio.sleep(ASK_AGAIN)
+            await trio.sleep(30.0)
             try:
                 await terms.ask_who_leads(chain, self._pool)
             except ChainError as error:
@@ -234,7 +232,7 @@ class LightClient:
     async def _members(self, chain: ChainClient) -> list[bindings.MemberRecord]:
         """Those who are in; a pool or a local chain that has just started may need a moment to show them."""
         members: list[bindings.MemberRecord] = []
-        with trio.move_on_after(MEMBERS_WITHIN):
+        with trio.move_on_after(20.0):
             while True:
                 members = [one for one in await chain.members(self._pool) if not (one.evicted or one.left)]
                 if members:

@@ -14,8 +14,6 @@ from typing import NamedTuple
 CONTROL = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 OPEN_FILES = 16_384
-MOST_DEEP = 64
-"""Groups inside groups that are looked at."""
 
 
 class ProcessMemory(NamedTuple):
@@ -108,7 +106,8 @@ def _groups(control: Path, own: Path, controller: str) -> Iterator[Path]:
 
 
 def _up(root: Path, path: str) -> Iterator[Path]:
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")][:MOST_DEEP]
+    # Groups inside groups that are looked at.
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")][:64]
     for depth in range(len(parts), -1, -1):
         group = root.joinpath(*parts[:depth])
         if group.is_dir():

@@ -188,8 +188,6 @@ PATIENCE = 30.0
 """Seconds of a turn: of the peers, then of the announced gateways."""
 MAX_GATEWAYS = 4
 """Announced gateways asked in one turn, chosen anew each time."""
-LAST_CHANCE = 10.0
-"""Seconds that the announced gateways have at least, however long the swarm has tried."""
 
 
 class BlobSwarm(Protocol):
@@ -246,7 +244,8 @@ class BlobFetcher:
                 return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left, priority=priority)
             except NetworkError:
                 now = trio.current_time()
-                ends = now + min(PATIENCE, max(deadline - now, LAST_CHANCE))
+                # Seconds that the announced gateways have at least, however long the swarm has tried.
+                ends = now + min(PATIENCE, max(deadline - now, 10.0))
                 path = await self._by_http(root, gateways, max_size, ends)
                 if path is not None:
                     return path

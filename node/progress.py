@@ -34,7 +34,6 @@ MOST_EVENTS = 100
 TROUBLE = "trouble"
 AGAIN = 600.0
 """Seconds after which a trouble that lasts is told again."""
-MOST_PHASES = 64
 
 Text = str | Callable[[], str]
 """What a phase waits for; a function where that changes while it lasts."""
@@ -107,9 +106,10 @@ class ProgressRecord:
 
     def enter(self, name: str, text: Text, progress: Fraction | None = None) -> None:
         """Begin a phase; the one of before is over. Of the present phase: it goes on, and waits for something else."""
+        most_phases = 64
         if name != self._name:
             now = self._clock()
-            self.phases = [*self.phases, FinishedPhase(self._name, round(now - self._since, 2))][-MOST_PHASES:]
+            self.phases = [*self.phases, FinishedPhase(self._name, round(now - self._since, 2))][-most_phases:]
             self._name, self._since = name, now
         self._text = _text(text)
         self._fraction = progress or _unknown

@@ -49,7 +49,6 @@ __all__ = ["IntellectError", "Node", "NodeConfig", "Policy", "Status", "TaskSpec
 MAX_ANSWER = 8 << 20
 # Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
 AS_IT_IS = {"Accept-Encoding": "identity"}
-ANSWER_SECONDS = 60.0
 TASK_SECONDS = 0.5
 """Seconds between two looks at a task, or at a member that joins."""
 # A policy of seven billion parameters is 15 GB: the one in use, the one that is fetched, and patches.
@@ -116,9 +115,9 @@ class Node:
         """Wait for no more results of it."""
         await self._ask("POST", f"/tasks/{task}/cancel")
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    async def _ask(self, method: str, path: str, body: Any = None, *, answer_seconds: float = 60.0) -> dict[str, Any]:
         content = None if body is None else msgspec.json.encode(body)
-        asked = partial(exchange, api_socket_of(self.state_dir), method, path, content, ANSWER_SECONDS)
+        asked = partial(exchange, api_socket_of(self.state_dir), method, path, content, answer_seconds)
         try:
             # In a thread: the generators of httpx's own asynchronous client cannot be left before their end without a
             # warning.

@@ -29,7 +29,6 @@ MODULES = ("cli.main", "cli.join", "cli.joinview", "node.daemon", *ENGINE, *LEAR
 LEASH = Path(__file__).with_name("leash.py")
 RESTARTS = 5  # per process; a process that dies more often has a reason that must be seen
 GRACE = 20.0  # seconds between SIGTERM and SIGKILL: a busy machine's daemon still has its chain to tell
-CHILD_SECONDS = 0.2
 KILL_SECONDS = 10.0
 HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
 
@@ -109,7 +108,7 @@ class Supervisor:
             now = time.monotonic()
             for child in list(self._children.values()):  # others may be started while one is
                 await self._look_after(child, now)
-            await trio.sleep(CHILD_SECONDS)
+            await trio.sleep(0.2)
 
     async def stop(self) -> None:
         """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it."""

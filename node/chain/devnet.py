@@ -47,9 +47,7 @@ HOST = "127.0.0.1"
 ACCOUNTS = 4
 READY_SECONDS = 20.0
 STOP_SECONDS = 10.0
-WATCH_SECONDS = 0.25
 RESTARTS_PER_MINUTE = 6
-RICH = 10**24
 log = structlog.get_logger()
 
 
@@ -206,8 +204,8 @@ class Devnet:
             with trio.move_on_after(3 * STOP_SECONDS, shield=True):
                 await trio.to_thread.run_sync(self._stop)
 
-    async def _keep(self, binary: Path) -> None:
-        saved, pause = -1, WATCH_SECONDS
+    async def _keep(self, binary: Path, *, watch_seconds: float = 0.25) -> None:
+        saved, pause = -1, watch_seconds
         while True:
             await trio.sleep(pause)
             if self._anvil is None or self._anvil.poll() is not None:
@@ -217,7 +215,7 @@ class Devnet:
             started = time.monotonic()
             saved = await trio.to_thread.run_sync(self._save, saved)
             # A copy may take a tenth of the time at most: the state grows with the chain.
-            pause = max(WATCH_SECONDS, 10 * (time.monotonic() - started))
+            pause = max(watch_seconds, 10 * (time.monotonic() - started))
 
     # ---- in the background
 
@@ -369,9 +367,10 @@ class Devnet:
         from node.chain.rpc import FallbackProvider
 
         accounts = self.accounts()
+        rich = 10**24
         with client_for(url, timeout=8.0) as http:
             for account in accounts:
-                rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
+                rpc(http, url, "anvil_setBalance", account.address, hex(rich))
         with closing(FallbackProvider([url], record.chain_id)) as provider:
             web3 = Web3(provider)
             done = deploy(web3, accounts[0], self.options.deployment)

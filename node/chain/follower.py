@@ -34,8 +34,6 @@ HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 1.0
 question."""
 PACE = 0.05
 """Seconds between two questions for history: a newcomer is one of many that an endpoint serves."""
-EMPTY = 16
-"""Blocks without an event whose reading may be forgotten at a restart: to write each down is most of a quiet second."""
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
 AGAIN = 32
@@ -316,7 +314,9 @@ class EventFollower:
         if late:
             log.info("chain.told_late", events=late, pool=self._pool)
         # Kept before it is delivered: a crash in between delivers again at the next start, and misses nothing.
-        if logs or last >= self._written + EMPTY:
+        # Blocks without an event whose reading may be forgotten at a restart: to write each down is most of a quiet
+        # second.
+        if logs or last >= self._written + 16:
             await trio.to_thread.run_sync(store.advance, end, logs)
             self._written = last
         self._cursor = end.number, end.hash

@@ -30,7 +30,6 @@ from protocol.identity import Address
 
 E = TypeVar("E", bound=ChainEvent)
 logger = structlog.get_logger()
-MEMBER_BATCH = 256
 GET_LOGS = RPCEndpoint(LOGS)
 
 
@@ -108,8 +107,9 @@ class PoolMembers:
 
     def all(self, pool: int) -> list[MemberRecord]:
         count, states = self._contracts.member_count(pool), list[MembershipRecord]()
-        for first in range(0, count, MEMBER_BATCH):
-            states += self._contracts.members(pool, first, MEMBER_BATCH)
+        member_batch = 256
+        for first in range(0, count, member_batch):
+            states += self._contracts.members(pool, first, member_batch)
         self._learn(pool, states)
         return [
             MemberRecord(

@@ -52,16 +52,11 @@ from node.chain.witnesses import Witnesses
 from protocol.identity import Address, NodeKey
 from protocol.upkeep import Patience
 
-GAS_MARGIN = 1.25
 UNASKED_RAISES = 5
 """Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One that no
 block takes is raised as often as the cap allows."""
 LONGEST_RAISE = 600.0
 """Seconds between two raises at most; they grow from `bump_after` by twos, since each variant may be mined."""
-USUAL = 9
-"""Transactions of a key, the newest, whose middle price is what is usual."""
-RAISED = 1024
-"""Numbers of keys of which it is known how often their fee was raised."""
 # Another program with our key may be sending, too; it needs a moment to get its own through.
 NONCE_TRIES = 4
 FEE_TRIES = 4
@@ -69,10 +64,6 @@ FEE_TRIES = 4
 UNDERPRICED_FACTOR = 1.5
 ENDPOINT_LAG = 15.0
 """Seconds that one endpoint, or one part of it, may be behind another."""
-RESEND = 0.5
-"""Seconds after which what no endpoint took is offered again; twice as long each time."""
-TIP_SHARE = 10
-"""A tip is at most this part of the highest fee: what an endpoint recommends is its own word."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -130,7 +121,8 @@ class _Sent(msgspec.Struct):
 
     def offered(self, *, heard: bool) -> None:
         """Equal bytes cost nothing, and what nobody took is in no block; but who refuses is not hurried."""
-        self.again_at = time.monotonic() + RESEND * 2 ** min(self.unheard, 4)
+        # Seconds after which what no endpoint took is offered again; twice as long each time.
+        self.again_at = time.monotonic() + 0.5 * 2 ** min(self.unheard, 4)
         self.unheard = 0 if heard else self.unheard + 1
 
 
@@ -160,7 +152,8 @@ class Sender:
         self._locks: dict[str, trio.Lock] = {}
         self._own: set[tuple[str, int]] = set()
         """(sender, nonce) that a task of this process waits for."""
-        self._raises: BoundedDict[tuple[str, int], tuple[int, float]] = BoundedDict(RAISED)
+        # Numbers of keys of which it is known how often their fee was raised.
+        self._raises: BoundedDict[tuple[str, int], tuple[int, float]] = BoundedDict(1024)
         """(sender, nonce) -> how often its fee was raised, and when it may be again (monotonic)."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
@@ -200,6 +193,7 @@ class Sender:
     # ---- in threads: putting out
 
     def _submit(self, call: TransactionCall, key: NodeKey, action: str, patience: Patience | None) -> _Sent:
+        gas_margin = 1.25
         try:
             # A crash between sending and hearing of the receipt must not pay twice for one intent.
             earlier = self._unfinished(call, key)
@@ -218,7 +212,7 @@ class Sender:
                 lambda: self._nonce(key.address),
             )
             # State may move between the estimate and the block; what is not used is not paid.
-            fields = {**call.fields(), "gas": int(gas * GAS_MARGIN), "chainId": self._chain_id, **fees, "nonce": nonce}
+            fields = {**call.fields(), "gas": int(gas * gas_margin), "chainId": self._chain_id, **fees, "nonce": nonce}
             _require_funds(have, key.address, fields, action)
             return self._number_and_put_out(fields, key, action, call.intent, patience)
         except EXPECTED as error:
@@ -265,7 +259,8 @@ class Sender:
         most = self._most(sender, patience, price)
         if price.base > most:
             raise FeeTooHigh(price.base, most, waits=most < cap)
-        tip = min(price.tip, most // TIP_SHARE, most - price.base)
+        # A tip is at most this part of the highest fee: what an endpoint recommends is its own word.
+        tip = min(price.tip, most // 10, most - price.base)
         if tip < price.tip:
             log.warning("chain.tip_capped", told=price.tip, paid=tip)
         return {"maxPriorityFeePerGas": tip, "maxFeePerGas": min(BASES * price.base + tip, most)}
@@ -276,7 +271,8 @@ class Sender:
         if patience is None:
             return cap
         price = price or price_now(self._web3)
-        mined = [row for row in self._outbox.history(sender) if row.fate is Fate.MINED][-USUAL:]
+        # Transactions of a key, the newest, whose middle price is what is usual.
+        mined = [row for row in self._outbox.history(sender) if row.fate is Fate.MINED][-9:]
         # Who has sent nothing yet knows no other price.
         usual = int(median([price_paid(row) for row in mined])) if mined else price.base + price.tip
         return patience.most(usual, cap, price.at)

@@ -8,7 +8,6 @@ from node.chain.faucet import DevnetFaucet
 from protocol.identity import NodeKey
 
 COIN = 10**18
-MIN_COIN = COIN // 2
 log = structlog.get_logger()
 
 
@@ -37,9 +36,10 @@ async def prepare_participant(
     required = await client.required_stake(provider_key.address, new_units, node_key.address)
     if stake < required:
         raise InsufficientStake(provider_key.address, stake, required)
+    min_coin = COIN // 2
     if faucet is not None:
         for address in (provider_key.address, node_key.address):
-            if (await client.balances(address)).coin < MIN_COIN:
+            if (await client.balances(address)).coin < min_coin:
                 await faucet.fund(address, coin=COIN)
     bonded = (await client.stake_of(provider_key.address)).bonded
     if bonded < stake:

@@ -25,12 +25,10 @@ from node.sandbox.runtime import child_environment
 
 DEADLINE_SECONDS = 20.0
 """For each call. The slowest scorer takes a quarter of a second for the longest answer."""
-START_SECONDS = 60.0
 KEPT = 2
 """Children that wait for the next call. Threads that score at the same time have one each: none waits for another."""
 MOST_CHARACTERS = 1 << 20
 """Of the calls that are sent together: sending costs milliseconds on a busy machine, and one call may be long."""
-_MEMORY_BYTES = 2 * 1024**3
 
 
 class ScoringPool:
@@ -88,11 +86,11 @@ class ScoringPool:
             replies.append(reply[0])
         return replies
 
-    def _taken(self) -> LineChild:
+    def _taken(self, *, start_seconds: float = 60.0) -> LineChild:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return LineChild(self._command, child_environment(), START_SECONDS, self._refused)
+        return LineChild(self._command, child_environment(), start_seconds, self._refused)
 
     def _refused(self, said: Any) -> EnvironmentFault | None:
         if said == ["ready"]:
@@ -132,7 +130,8 @@ def main() -> None:
     ends it. Out of memory does, too: how much there is differs, so that it decides nothing."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    memory_bytes = 2 * 1024**3
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     # A crash in C code must not write the child's memory to the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)  # what algebra complains of

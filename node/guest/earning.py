@@ -11,8 +11,6 @@ import math
 import msgspec
 
 DAY = 86_400.0
-FEWEST = 4
-"""Files below which their rate says nothing."""
 WEI = 10**18
 
 
@@ -45,7 +43,7 @@ def by_speed(tokens_per_second: float, price: int, share: float, gas: int | None
 
 def by_accepted(units: int, files: int, seconds: float, price: int, share: float, gas: int | None) -> Day | None:
     """units of so many files that were accepted in so many seconds of work; None where they are too few."""
-    if files < FEWEST or seconds <= 0:
+    if files < 4 or seconds <= 0:  # files below which their rate says nothing
         return None
     spread = min(2 / math.sqrt(files), 1.0)
     day = units / seconds * DAY * share * price

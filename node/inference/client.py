@@ -22,10 +22,7 @@ from node.processes.forkserver import Anew, ChildProcess, Starter, kill_group
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
-PREPARE_DEADLINE = 600.0
 FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 30.0
-HEALTHY_SECONDS = 60.0
 START_TRIES = 3
 REPEATS = 2
 """Of a request whose child ended while it may have been at work on it."""
@@ -35,8 +32,6 @@ CALIBRATE = (
     "opens the next pool with it"
 )
 """What helps where a class was not calibrated."""
-MOST_ENDS = 10
-"""Children that may end while a request is with them, whoever's fault it is."""
 
 
 class EngineChild(Protocol):
@@ -129,7 +124,13 @@ class EngineProcess:
                 CALIBRATE,
             )
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        *,
+        longest_pause: float = 30.0,
+        healthy_seconds: float = 60.0,
+    ) -> None:
         """Keep a child running. Raises EngineError if none ever becomes ready."""
         failures = 0
         if self._asleep:
@@ -148,11 +149,11 @@ class EngineProcess:
                 hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= START_TRIES
                 if self.ready is None and hopeless:
                     raise
-                if self._worked or time.monotonic() - started > HEALTHY_SECONDS:
+                if self._worked or time.monotonic() - started > healthy_seconds:
                     failures = 0
                 failures += 1
                 log.warning("engine.crashed", what=error.what, why=error.why, failures=failures)
-            await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
+            await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), longest_pause))
 
     def sleep(self) -> None:
         """End the child, so that its memory is free, and start none until `wake`."""
@@ -196,7 +197,8 @@ class EngineProcess:
                 return await self._asked(request, policy, on_progress)
             except EngineCrashed as crash:
                 blamed, ends = blamed + (not crash.blameless), ends + 1
-                if blamed > REPEATS or ends >= MOST_ENDS:
+                # Children that may end while a request is with them, whoever's fault it is.
+                if blamed > REPEATS or ends >= 10:
                     raise
                 log.info("engine.repeats", request=type(request).__name__, why=crash.why)
 
@@ -238,7 +240,7 @@ class EngineProcess:
         """Prepare the run and let requests come; what stands against that."""
         before = self.ready
         try:
-            with trio.fail_after(PREPARE_DEADLINE):
+            with trio.fail_after(600.0):
                 self.ready = ready = await link.exchange(self._prepare)
             if self._rules is not None:
                 # Each child says its class anew: its program or the machine may have changed since the last one.

@@ -39,7 +39,6 @@ from node.inference.wire import (
 )
 from node.processes.forkserver import ChildProcess
 
-READ_SIZE = 1 << 16
 PING_EVERY = 1.0
 CANCEL_GRACE = 120.0
 """Seconds in which a request that was cancelled must be answered: what it is at may have to end first."""
@@ -196,8 +195,9 @@ class ChildLink:
     async def _take(self, size: int) -> bytes:
         source = self._process.stdout
         assert source is not None  # the starter makes a pipe
+        read_size = 1 << 16
         while len(self._buffer) < size:
-            data = await source.receive_some(READ_SIZE)
+            data = await source.receive_some(read_size)
             if not data:
                 raise trio.BrokenResourceError("its output ended")
             self._buffer += data

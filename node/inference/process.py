@@ -54,8 +54,6 @@ from node.inference.wish import EngineOptions, wish_from
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
-PROGRESS_EVERY = 1.0
-"""Seconds between two words on a request's progress."""
 _GONE, _UNREADABLE, _UNUSABLE = 0, 3, 4
 """Exit statuses: the daemon is, the input is, the engine is."""
 
@@ -126,7 +124,7 @@ class Conversation:
 
         def tell(done: int, of: int) -> None:
             nonlocal last
-            if time.monotonic() - last >= PROGRESS_EVERY:
+            if time.monotonic() - last >= 1.0:  # seconds between two words on a request's progress
                 last = time.monotonic()
                 self._say(RequestProgress(id=number, done=done, of=of))
 

@@ -309,7 +309,6 @@ class _AtOnce:
 
 # The policies that an engine's process keeps: the last ones that were loaded, and those that a job is at work with.
 # Jobs and loads come from several threads.
-_HEADER = 8
 
 
 class PolicyImage:
@@ -322,7 +321,8 @@ class PolicyImage:
         # mmap raises ValueError for a file that is empty.
         except (OSError, ValueError) as error:
             raise EngineError("the policy's file cannot be read", str(error), "check the disk") from None
-        self._start = _HEADER + int.from_bytes(self._map[:_HEADER], "little")
+        header = 8
+        self._start = header + int.from_bytes(self._map[:header], "little")
         if self._start > len(self._map):
             raise EngineError("the policy's file cannot be read", "its header is longer than it", "fetch it again")
 

@@ -19,11 +19,6 @@ STANDING_AT_WORK = 600.0
 """The longest that a single prefill or load may take, and the imports."""
 IDLE_SHARE = 0.02
 """Of one processor: whoever uses less does not work."""
-DOUBT = 2.5
-"""Seconds without a word, or a beat, from which on it is asked whether the child works: to ask, all processes of the
-machine are looked through."""
-LATE = 2.0
-"""Seconds between two looks after which it was the daemon that slept."""
 LOADING = "loading"
 """What an engine is busy with that may wait for a disk."""
 
@@ -67,12 +62,16 @@ class Watchdog:
 
     def doubts(self, now: float) -> bool:
         """Whether what the child uses of the processors matters."""
-        return now - self._heard.at > DOUBT or (bool(self._busy) and now - self._beat.at > DOUBT)
+        # Seconds without a word, or a beat, from which on it is asked whether the child works: to ask, all processes of
+        # the machine are looked through.
+        doubt = 2.5
+        return now - self._heard.at > doubt or (bool(self._busy) and now - self._beat.at > doubt)
 
     def look(self, now: float, cpu: float | None) -> str:
         """Why the child hangs, empty if it does not. cpu: seconds that it and its own children have used so far; None
         without doubts. To be called every second."""
-        if now - self._looked > LATE:  # the daemon was asleep, or its machine: nobody could be heard
+        # Seconds between two looks after which it was the daemon that slept.
+        if now - self._looked > 2.0:  # the daemon was asleep, or its machine: nobody could be heard
             self._heard, self._beat = _Since(now), _Since(now)
         self._looked = now
         return self._silence(now, cpu) or self._standstill(now, cpu)

@@ -29,25 +29,16 @@ log = structlog.get_logger(__name__)
 PROTOCOL = "/intellect-node/lanes/1"
 LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.1, 0.5
 """Between two looks at the paths, while something goes by them in bulk and while nothing does."""
-STALL_SECONDS = 1.0
 LOSSY = 0.004
 """Share of segments that are sent again."""
-FADES = 0.98
-"""What is left of the segments counted when the next look adds its own."""
-QUEUE_SHARE, QUEUE_SECONDS = 0.1, 0.03
-"""How much longer than the shortest a round trip may be while nothing queues."""
 HOLD_SECONDS, HOLD_TRIPS = 2.0, 12
 """After a queue was seen, so long and so many round trips loss counts for nothing: it may be of that queue, as a first
 overshoot is, and what was lost of one window is sent again over several round trips."""
 FRESH = 2
 """Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two seconds."""
-STEP = 40.0
-"""Lanes opened at once, per second of the round trip, which each carries so much less for; four at least. A queue that
-they fill is seen before the next are opened, so that the path gets no more of them than it takes to fill it."""
 NEAR = 0.001
 """Seconds of a round trip below which no lane is opened: at LOSSY one connection carries 200 Mbit/s there, and what is
 sent again on a loopback is late, for want of a processor, and not lost."""
-IDLE_SECONDS = 60.0
 DIAL_SECONDS = 10.0
 PAUSE = 30.0
 """After lanes could not be opened."""
@@ -72,11 +63,12 @@ class PathWatch:
         trip = min((each.least_rtt for each in found), default=0.0)
         self._hold -= LOOK_SECONDS
         self._quiet += LOOK_SECONDS
+        fades = 0.98  # what is left of the segments counted when the next look adds its own
         if _queues([now for was, now in pairs if now.segments > was.segments]):
             self._forget(hold=max(HOLD_SECONDS, HOLD_TRIPS * trip))
         # A queue that has just gone leaves losses of its own behind: these say nothing of the path.
         elif self._hold <= 0:
-            self._sent, self._again = FADES * self._sent + sent, FADES * self._again + again
+            self._sent, self._again = fades * self._sent + sent, fades * self._again + again
             # What one window lost is one event, however many looks it takes to be sent again.
             if again and self._quiet >= trip:
                 self._fresh, self._quiet = self._fresh + 1, 0.0
@@ -85,7 +77,10 @@ class PathWatch:
     @property
     def step(self) -> int:
         """Lanes to open at once."""
-        return max(4, round(STEP * min((each.least_rtt for each in self._seen), default=0.0)))
+        # Lanes opened at once, per second of the round trip, which each carries so much less for; four at least. A
+        # queue that they fill is seen before the next are opened, so that the path gets no more of them than it takes
+        # to fill it.
+        return max(4, round(40.0 * min((each.least_rtt for each in self._seen), default=0.0)))
 
     def opens(self) -> None:
         """Lanes are being opened: more follow only for loss that these meet."""
@@ -101,7 +96,8 @@ def _queues(active: list[Tcp]) -> bool:
     """Whether something queues on the path. A queue lengthens the round trips of most connections; a lost
     acknowledgement lengthens one connection's for a second, and makes it vary."""
     least = min((each.least_rtt for each in active), default=0.0)
-    longer = sum(each.rtt - each.varies > least * (1 + QUEUE_SHARE) + QUEUE_SECONDS for each in active)
+    # How much longer than the shortest a round trip may be while nothing queues.
+    longer = sum(each.rtt - each.varies > least * 1.1 + 0.03 for each in active)
     return 2 * longer > len(active)
 
 
@@ -146,7 +142,7 @@ class Lanes:
                 )
         return found
 
-    def _sends_bulk(self, connections: list[INetConn], now: float) -> bool:
+    def _sends_bulk(self, connections: list[INetConn], now: float, *, stall_seconds: float = 1.0) -> bool:
         """Now, or a moment ago: a connection that waits to send a lost segment again takes nothing meanwhile."""
         sends = False
         for session in map(session_of, connections):
@@ -154,7 +150,7 @@ class Lanes:
             if session.bulk != said:
                 since = now
             self._bulk[session] = (session.bulk, since)
-            sends = sends or now - since < STALL_SECONDS
+            sends = sends or now - since < stall_seconds
         return sends
 
     def _look(self, peer: ID, connections: list[INetConn], now: float) -> None:
@@ -232,14 +228,14 @@ class Lanes:
             await self._open(peer, connections, watch)
         return b""
 
-    async def _close_idle(self, now: float) -> None:
+    async def _close_idle(self, now: float, *, idle_seconds: float = 60.0) -> None:
         for lane in list(self._opened):
             if lane.is_closed:
                 del self._opened[lane]
             # Kept streams count as use: a lane that is closed under one would cost it a request.
             elif session_of(lane).streams:
                 self._opened[lane] = now
-            elif now - self._opened[lane] > IDLE_SECONDS:
+            elif now - self._opened[lane] > idle_seconds:
                 del self._opened[lane]
                 await close_quietly(lane)
 

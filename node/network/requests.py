@@ -73,7 +73,6 @@ SENT_AT_ONCE = yamux.WINDOW_BYTES // 2
 """A request that fits the other side's window, whatever it reads."""
 # For the handler and for the answer together: 4 MiB at 300 kbit/s take as long.
 SERVE_SECONDS = 120.0
-CLOSE_SECONDS = 3.0
 # Handlers that run at one time; more wait their turn, and the asker's own deadline runs meanwhile.
 MAX_SERVED_AT_ONCE = 512
 # What a peer may send before we have read it: no more than this is ever held for one answer.
@@ -275,10 +274,10 @@ async def _converse(stream: yamux.YamuxStream, data: bytes, limit: int) -> tuple
     return answer, taken
 
 
-async def _finish(stream: INetStream, clean: bool) -> None:
+async def _finish(stream: INetStream, clean: bool, *, close_seconds: float = 3.0) -> None:
     # Shielded: a request that ran out of time is cancelled already, and an unclosed stream would stay in the session's
     # table.
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + close_seconds):
         try:
             await (stream.close() if clean else stream.reset())
         except Exception as error:

@@ -16,8 +16,6 @@ NEWS_TURNS = 4
 """Turns of news after which bulk that waits has one: a fifth of the line at least."""
 SPAN = 0.1
 """Seconds over which the line's rate is measured, at least."""
-GAP = 0.05
-"""Seconds without a write after which the measurement begins anew: the line may have run dry."""
 
 
 class Turns:
@@ -72,7 +70,8 @@ class LinePace:
     def begins(self, now: float) -> None:
         """A write begins."""
         self._waits = False
-        if now - self._last > GAP:
+        # Seconds without a write after which the measurement begins anew: the line may have run dry.
+        if now - self._last > 0.05:
             self._restart(now, full=False)
 
     def full(self, now: float) -> None:

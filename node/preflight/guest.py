@@ -16,8 +16,6 @@ from protocol.run import RunSpec
 
 IMAGES = 7
 """Of a policy, for which a capped disk has room: four in the store, and three while one is built."""
-ENGINE_SHARE, ENGINE_CONTEXT = 0.9, 2**29
-"""As in node.inference.room: of its memory an engine uses so much, and the libraries take so many bytes."""
 GIB = 2**30
 Wrong = tuple[str, str]
 """What is wrong, and what to do."""
@@ -105,7 +103,8 @@ def _of_run(config: NodeConfig, role: str, hardware: Hardware, run: RunSpec) -> 
         what = f"[guest] cores = {guest.cores}: the run asks for {need.cores} (requirements.{role}.cores)"
         yield what, f"set cores = {need.cores} or more, or join another pool"
     weights = run.weight_bytes()
-    gpu = max(need.gpu_memory_gib * GIB, weights / ENGINE_SHARE + ENGINE_CONTEXT)
+    # As in node.inference.room: of its memory an engine uses so much, and the libraries take so many bytes.
+    gpu = max(need.gpu_memory_gib * GIB, weights / 0.9 + (2**29))
     if guest.gpu_memory and hardware.gpus and guest.gpu_memory < gpu:
         what = f"[guest] gpu_memory = {guest.gpu_memory / GIB:.1f} GiB: the run needs at least {gpu / GIB:.1f}"
         yield what, f'set gpu_memory = "{gpu / GIB + 0.05:.1f} GiB" or more, or join another pool'

@@ -14,8 +14,6 @@ import structlog
 import trio
 
 log = structlog.get_logger()
-TRIM_EVERY = 300.0
-"""Seconds. Between files and steps the heap is the largest; what is used again comes back at a page fault for 4 KiB."""
 LOOK_EVERY = 2.0
 """Seconds between two looks at what the daemon does."""
 MOST_TEXT = 200
@@ -90,7 +88,9 @@ async def give_back_memory() -> None:
     if trim is None:
         return
     while True:
-        await trio.sleep(TRIM_EVERY)
+        # Seconds. Between files and steps the heap is the largest; what is used again comes back at a page fault for 4
+        # KiB.
+        await trio.sleep(300.0)
         await trio.to_thread.run_sync(trim, 0, abandon_on_cancel=True)
 
 

@@ -30,8 +30,6 @@ RESTS = 60.0
 PATIENCE = (60.0, 20_000_000)
 """Seconds for which a damaged blob is asked for at least, and the bytes a second that a larger one has."""
 TRIES = 3
-WAITING = 256
-"""Damaged blobs that wait to be fetched; of more, the others come back when they are asked for."""
 
 
 class BlobRepairer(Service):
@@ -43,7 +41,8 @@ class BlobRepairer(Service):
         self._context = context
         self._proof = proof
         self._every, self._rests = every, rests
-        self._send, self._lost = trio.open_memory_channel[tuple[bytes, int]](WAITING)
+        # Damaged blobs that wait to be fetched; of more, the others come back when they are asked for.
+        self._send, self._lost = trio.open_memory_channel[tuple[bytes, int]](256)
         self._fetched = self._gone = self._looked_at = 0
         self._oldest: float | None = None
 

@@ -35,14 +35,8 @@ ROUND_SECONDS = 4.0
 over."""
 WAITING = 512
 """Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided."""
-AT_ONCE = 64
-"""Works that are noted while others wait for the journal."""
 MOST_NAMED = 64 * PAGE_ROWS
 """Works of one root."""
-RECALLED = 2_048
-"""Own verdicts of before this start that are looked at: what was accepted and never noted."""
-BURST = 8.0
-"""Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long before."""
 ROOT = "root"
 """The journal's kind of an own root; its slot: epoch and number."""
 
@@ -75,7 +69,9 @@ class Certifier(Service):
         self._shown: Claims = {}
         """Before and after somebody looked whether they are so (`judging/peer_audit.py`)."""
         self._policies: dict[Address, BoundedDict[bytes, Accepted]] = {}
-        self._most_steps = self._run.recipe.max_staleness + BURST
+        # Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long
+        # before.
+        self._most_steps = self._run.recipe.max_staleness + 8.0
         # A budget of policies: accepted files fill it, announced policies draw on it. So a trainer is not paid for
         # steps that there was no work for.
         self._steps = self._most_steps
@@ -240,7 +236,8 @@ class Certifier(Service):
     async def _recall(self) -> None:
         """What this validator had accepted when it ended, and had not noted."""
         found: list[tuple[Accepted, float | None]] = []
-        for raw, again in await self._journal.do(self._journal.pay.unnamed, self._own, RECALLED):
+        # Own verdicts of before this start that are looked at: what was accepted and never noted.
+        for raw, again in await self._journal.do(self._journal.pay.unnamed, self._own, 2_048):
             await trio.lowlevel.checkpoint()  # a signature each
             try:
                 verdict = self._context.board.opened(raw, VerdictIssued).message.verdict
@@ -263,8 +260,9 @@ class Certifier(Service):
         # Who is no member, a trainer as anybody, has no stake that answers for what it did.
         known = [each for each in wanted if members.is_member(each[0].node)]
         fit = [each for each in known if not members.is_evicted(each[0].node)]
-        for start in range(0, len(fit), AT_ONCE):
-            self.certified += await self._journal.do(self._named, fit[start : start + AT_ONCE], once)
+        at_once = 64  # works that are noted while others wait for the journal
+        for start in range(0, len(fit), at_once):
+            self.certified += await self._journal.do(self._named, fit[start : start + at_once], once)
 
     def _named(self, wanted: Sequence[tuple[Accepted, float | None]], once: bool) -> int:
         """In the journal's thread."""

@@ -32,16 +32,9 @@ LOOK_EVERY = 1.0
 """Seconds between two looks at what only time decides: silence, a lease, a turn."""
 PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
-TURN = 5.0
-"""Seconds that a standby leaves to each one before it to carry the validators' words."""
-HELD_WITH = 3
-"""The last part of a lease, in which it is held: so long, of an hour twenty minutes, a chain may be slow or silent
-before a standby may take the chair. Each hold costs gas, so it is not held sooner."""
 STALL_BATCHES = 8
 """Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand still: of
 one batch's files too many may be without a signal."""
-STALL_STEPS = 10
-"""Times the longest of the last steps, which it is given at least."""
 Lease = tuple[int, int]
 """(number of the term, end of the lease in unix seconds)."""
 
@@ -167,10 +160,11 @@ class Chairing(Service):
         # Files that were counted for an older policy say nothing of a leader that made one since.
         if term.ended or newest != policies.newest_step or len(accepted) < self._enough:
             return False
-        if not (heard := policies.heard_at(STALL_STEPS)) or newest >= spec.recipe.steps:
+        stall_steps = 10  # times the longest of the last steps, which it is given at least
+        if not (heard := policies.heard_at(stall_steps)) or newest >= spec.recipe.steps:
             return False
         longest = max((after - before for before, after in pairwise(heard)), default=0.0)
-        patience = max(spec.chair.stall_seconds, STALL_STEPS * longest)
+        patience = max(spec.chair.stall_seconds, stall_steps * longest)
         return self._context.clock.monotonic() - max(heard[-1], term.at) > patience
 
     @property
@@ -226,7 +220,9 @@ class Chairing(Service):
     async def _act(self, candidate: ChairCandidate) -> None:
         term, now = self._terms.now, self._context.time.now()
         if term.holder == self._context.key.address and not term.ended:
-            if now > term.until - self._terms.lease / HELD_WITH and candidate.holds():
+            # The last part of a lease, in which it is held: so long, of an hour twenty minutes, a chain may be slow or
+            # silent before a standby may take the chair. Each hold costs gas, so it is not held sooner.
+            if now > term.until - self._terms.lease / 3 and candidate.holds():
                 await self._chain.hold_chair(self._context.pool, *candidate.at())
                 await self._until_changed(term)
             if candidate.holds():
@@ -260,7 +256,8 @@ class Chairing(Service):
             return
         if self._complete is None or self._complete[0] != key:
             self._complete = key, self._context.clock.monotonic()
-        if self._context.clock.monotonic() - self._complete[1] >= place * TURN:
+        # Seconds that a standby leaves to each one before it to carry the validators' words.
+        if self._context.clock.monotonic() - self._complete[1] >= place * 5.0:
             await act()
             await self._until_changed(term)
 

@@ -25,8 +25,6 @@ from protocol.manifest import MAX_MANIFEST_BYTES, CheckpointCard, CheckpointFile
 from protocol.messages import CheckpointOffered
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds between two looks at what the learner wrote: another process, which tells nobody."""
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
 BEHIND = 4
@@ -65,7 +63,8 @@ class CheckpointServer(Service):
         return cls(place.context, place.store, spool, place.directory / "weights" / "offering")
 
     async def run(self) -> None:
-        await every(LOOK_EVERY, self.look)
+        # Seconds between two looks at what the learner wrote: another process, which tells nobody.
+        await every(1.0, self.look)
 
     async def look(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""

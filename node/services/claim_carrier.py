@@ -24,10 +24,6 @@ from protocol.upkeep import DAY, WEEK, Patience
 log = structlog.get_logger()
 TURN = 600
 """Seconds that each keeper before this one is given."""
-SILENT = 900.0
-"""Seconds without a word after which a node is away: it claims for itself as soon as it is back."""
-MOST = 8
-"""Claims of one look: a pool of thousands that has ended takes hours, and no other word of this node waits for it."""
 OWED = "owed"
 """The fact of whom nobody claims for: node -> (units that it was paid, since when), by the chain's time."""
 Owed = dict[bytes, tuple[int, int]]
@@ -56,7 +52,9 @@ class ClaimCarrier(ChainPoller):
             before = await self._known()
             owed = self._owed(table, before, seen.now)
             due = [name for name, (paid, since) in owed.items() if seen.now >= self._due(seen, name, paid, since)]
-            for name in due[:MOST]:
+            # Claims of one look: a pool of thousands that has ended takes hours, and no other word of this node waits
+            # for it.
+            for name in due[:8]:
                 owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
                 await self._journal.do(self._journal.remember, OWED, msgspec.msgpack.encode(owed))
@@ -80,7 +78,8 @@ class ClaimCarrier(ChainPoller):
 
     def _is_there(self, node: Address) -> bool:
         heard = self._context.board.heard.get(node)
-        return node == self._own or (heard is not None and self._context.clock.monotonic() - heard < SILENT)
+        # Seconds without a word after which a node is away: it claims for itself as soon as it is back.
+        return node == self._own or (heard is not None and self._context.clock.monotonic() - heard < 900.0)
 
     def _due(self, seen: PoolRecord, name: bytes, paid: int, since: int) -> int:
         """A member comes back, and claims when its time of the week comes; who has left does not."""

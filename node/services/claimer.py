@@ -34,12 +34,6 @@ from protocol.upkeep import WEEK, Patience, slot_began
 log = structlog.get_logger()
 EPOCHS_TOLD = 64
 """Epochs of ours whose pay the status tells, the newest."""
-WARN_EPOCHS = 3
-"""An escrow that lasts for fewer epochs like the last ones is told."""
-BOND_EVERY = 3600.0
-"""Seconds between two looks whether a validator has the bond of a case."""
-WARN_SHARE = 0.9
-"""A newest table that paid less of what waited for it is told."""
 SENDING = "claiming"
 """The journal's fact: the claim that may be on its way."""
 
@@ -113,9 +107,11 @@ class Warnings:
         waiting = certified * pool.reward_per_unit
         if not pool.stopped_at and pool.escrow < max(waiting, pool.reward_per_unit):
             told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
-        elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
+        # An escrow that lasts for fewer epochs like the last ones is told.
+        elif not pool.stopped_at and lasts is not None and lasts < 3:
             told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
-        if self.behind and self.worth(seen) < pool.reward_per_unit * WARN_SHARE:
+        # A newest table that paid less of what waited for it is told.
+        if self.behind and self.worth(seen) < pool.reward_per_unit * 0.9:
             told["worth"] = (
                 f"{self.behind:,} units of all nodes are owed that the pool cannot pay yet: "
                 f"of what waited its newest table paid {self.worth(seen) / pool.reward_per_unit:.0%}"
@@ -133,7 +129,7 @@ class Warnings:
     async def _lacking(self, seen: PoolRecord, provider: Address | None) -> str:
         """What this validator lacks to carry a slash; empty if nothing."""
         now = self._clock.monotonic()
-        if now >= self._bond[0] + BOND_EVERY:
+        if now >= self._bond[0] + 3600.0:  # seconds between two looks whether a validator has the bond of a case
             read = partial(read_bond, node=self._own, provider=provider, slash=seen.pool.slash_amount)
             bond = await self._chain.ask("read a bond", read)
             remedy = "; then ".join(bond.steps())

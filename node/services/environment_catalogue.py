@@ -34,7 +34,6 @@ log = structlog.get_logger()
 REPEAT_EVERY = 60.0
 """Seconds. The board forgets after four minutes what is not said again."""
 MOST_OWN = 16
-FETCH_SECONDS = 20.0
 MOST_SHOWN = 500
 
 
@@ -97,7 +96,7 @@ class EnvironmentCatalogue(Service):
         """The archive, and what its offer says otherwise. Raises NotOffered where nobody hands it over."""
         try:
             path = await self._context.blobs.fetch(
-                bytes.fromhex(entry.root), list(entry.publishers), max_size=MAX_BYTES, timeout=FETCH_SECONDS
+                bytes.fromhex(entry.root), list(entry.publishers), max_size=MAX_BYTES, timeout=20.0
             )
         except IntellectError as error:
             raise NotOffered(

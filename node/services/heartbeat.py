@@ -15,8 +15,6 @@ from protocol.messages import Heartbeat
 
 STARTING = 60.0
 """Seconds in which a node hears who is there."""
-FIRST_GAP = 2.0
-"""Seconds between the first two heartbeats, at most; doubled from one to the next while the node starts."""
 
 
 class HeartbeatSender(Service):
@@ -73,7 +71,8 @@ class HeartbeatSender(Service):
         if now - began >= STARTING:
             return heard
         named = heartbeat_interval(1 + table.present(), self._shortest)
-        return max(heard, min(named, FIRST_GAP * 2.0**self._count))
+        # Seconds between the first two heartbeats, at most; doubled from one to the next while the node starts.
+        return max(heard, min(named, 2.0 * 2.0**self._count))
 
     def message(self, interval: float) -> Heartbeat:
         """The heartbeat of this moment. interval: seconds until the next one."""

@@ -31,11 +31,6 @@ from protocol.table import MAX_HEAD_BYTES, EarningsTable, Owed, Share, TableHead
 log = structlog.get_logger()
 T = TypeVar("T")
 R = TypeVar("R", bound=PageRow)
-FETCH_TIMEOUT = 30.0
-QUEUE = 64
-"""Words of one author that wait for their blobs."""
-MOST = 262_144
-"""Leaves of one validator that a node keeps of its own works: a day of three a second."""
 HEARD = 16
 """Tables of one validator that are remembered: others are crowded out by its own."""
 
@@ -285,7 +280,8 @@ class PoolAccounting:
     ) -> None:
         """In the journal's thread."""
         said = signed.message.statement
-        self._journal.pay.take_leaves(signed.author, said.number, works, MOST)
+        # Leaves of one validator that a node keeps of its own works: a day of three a second.
+        self._journal.pay.take_leaves(signed.author, said.number, works, 262_144)
         if line is not None:
             self._journal.earned.note_line(said.epoch, signed.author, said.number, *line, signed.raw)
             self._journal.earned.note_root(said.epoch, signed.author, said.number, said.root, signed.raw, whole=False)
@@ -307,7 +303,7 @@ class PoolAccounting:
     async def fetch(self, root: bytes, size: int, holders: Sequence[Address], read: Callable[[bytes], T]) -> T:
         """A blob of at most this size, as `read` finds it, in a thread. Raises IntellectError or OSError."""
         others = list(dict.fromkeys(one for one in holders if one != self.context.key.address))
-        path = await self.context.blobs.fetch(root, others, max_size=size, timeout=FETCH_TIMEOUT)
+        path = await self.context.blobs.fetch(root, others, max_size=size, timeout=30.0)
         return await trio.to_thread.run_sync(lambda: read(path.read_bytes()))
 
 
@@ -324,7 +320,7 @@ async def by_author(
         if not of(signed.author):
             continue
         if (queue := queues.get(signed.author)) is None:
-            queue, words = trio.open_memory_channel[Signed[M]](QUEUE)
+            queue, words = trio.open_memory_channel[Signed[M]](64)  # words of one author that wait for their blobs
             queues[signed.author] = queue
             nursery.start_soon(_work_off, words, work)
         with suppress(trio.WouldBlock):  # it is said again

@@ -22,7 +22,6 @@ from protocol.errors import UNREADABLE
 
 log = structlog.get_logger()
 MAX_MARK = 4096
-SHARED_WITH_OTHERS = 0o077
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TASKS = 64
 """Tasks under a fence, as many as are known at a time."""
@@ -85,10 +84,11 @@ def read_mark(place: Path) -> Mark | None:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    shared_with_others = 0o077
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         # The place may be everybody's: a stranger's mark would tell this daemon that all is well.
-        if status.st_uid != os.getuid() or status.st_mode & SHARED_WITH_OTHERS:
+        if status.st_uid != os.getuid() or status.st_mode & shared_with_others:
             return None
         try:
             raw = file.read(MAX_MARK + 1)

@@ -16,8 +16,6 @@ from protocol.messages import Heartbeat, Judgement, LotsRevealed, Signed, Verdic
 from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome, work_id
 
-KEPT_WINDOWS = 64
-KEPT_VERDICTS = 4096
 NEAR_WINDOWS = 3
 OVERDUE_WINDOWS = 8
 """Windows of verdicts without the secret that decided their lots, after which their author is believed no more."""
@@ -62,9 +60,10 @@ class AuditLots:
         self._pool = pool
         self._policies = policies
         # A pool has at most 16 validators at a time.
-        self._pledged: BoundedDict[tuple[Address, int], _Pledged] = BoundedDict(16 * KEPT_WINDOWS)
+        kept_windows = 64
+        self._pledged: BoundedDict[tuple[Address, int], _Pledged] = BoundedDict(16 * kept_windows)
         self._verdicts: BoundedDict[tuple[Address, int], list[tuple[int, Signed[VerdictIssued]]]] = BoundedDict(
-            4 * KEPT_WINDOWS
+            4 * kept_windows
         )
         """With the groups of the work that each is about."""
         self._files: dict[int, dict[Address, dict[WorkId, int]]] = {}
@@ -138,7 +137,7 @@ class AuditLots:
         if (signed.author, window) not in self._verdicts:
             self._forget_verdicts()
         said = self._verdicts.setdefault((signed.author, window), [])
-        if len(said) < KEPT_VERDICTS:
+        if len(said) < 4096:
             said.append((groups, signed))
         return self._unrevealed(signed)
 

@@ -28,7 +28,6 @@ from protocol.messages import MalformedMessage
 log = structlog.get_logger()
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
 CATCH_UP_EVERY = 2.0
-CATCH_UP_TIMEOUT = 5.0
 SOON, MUCH = 0.2, 16
 """Seconds until the next question after an answer that brought so many messages: who was away lacks more than gossip
 loses, and whoever was asked may have been away, too."""
@@ -114,7 +113,7 @@ class CatchingUp:
         asked = msgspec.msgpack.encode(CatchUp([name[at : at + SHORT] for name in names[-MAX_KNOWN:]], at))
         try:
             answer = await self._wire.request(
-                peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=CATCH_UP_TIMEOUT
+                peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=5.0
             )
             missed = decode_msgpack(
                 answer, list[bytes], limit=2 * MAX_CATCH_UP_BYTES, error=MalformedMessage, what="bad catch-up"

@@ -42,15 +42,11 @@ SECONDS = 2.5
 """For 8.8e12 additions and multiplications and the line: 4.4e12 a second, if half a second of it is the line's."""
 PATIENCE = 30.0
 """Seconds after which a product is not waited for any longer."""
-WARM_SECONDS = 100.0
 SHOW_SECONDS = 60.0
-TURN_SECONDS = 240.0
-"""For one asker, from its first question to its last."""
 PAUSE = 600.0
 """Seconds between two challenges by one asker."""
 VALID = 24 * 3600.0
 """Seconds for which a trial says something: GPUs are given back."""
-MEMBERS = 4096
 MAX_REQUEST = 512
 NO, YES = b"n", b"y"
 
@@ -136,11 +132,12 @@ class Claims:
         self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
         self.prover = prover
-        self.trials: BoundedDict[Address, ClaimTrial] = BoundedDict(MEMBERS, refresh=True)
+        members = 4096
+        self.trials: BoundedDict[Address, ClaimTrial] = BoundedDict(members, refresh=True)
         """Of others, by this node."""
-        self.told: BoundedDict[Address, bool] = BoundedDict(MEMBERS, refresh=True)
+        self.told: BoundedDict[Address, bool] = BoundedDict(members, refresh=True)
         """What others say came of challenging this node."""
-        self._asked: BoundedDict[Address, float] = BoundedDict(MEMBERS, refresh=True)
+        self._asked: BoundedDict[Address, float] = BoundedDict(members, refresh=True)
         self._turn: AskerTurn | None = None
         network.serve(PROTOCOL, self._answer, max_request=MAX_REQUEST)
 
@@ -168,9 +165,9 @@ class Claims:
 
     # asking
 
-    async def challenge(self, member: Address) -> ClaimTrial | None:
+    async def challenge(self, member: Address, *, warm_seconds: float = 100.0) -> ClaimTrial | None:
         """None where the member takes no challenge now. Raises NetworkError where it cannot be asked."""
-        if await self._ask(member, IsReady(), 0, WARM_SECONDS) is None:
+        if await self._ask(member, IsReady(), 0, warm_seconds) is None:
             return None
         trial = await self._tried(member)
         self.trials[member] = trial
@@ -254,7 +251,7 @@ class Claims:
             return False
         self._asked[asker] = now
         # Before the prover warms up, which takes long: who asks meanwhile finds the turn taken.
-        self._turn = turn = AskerTurn(asker, now + TURN_SECONDS)
+        self._turn = turn = AskerTurn(asker, now + 240.0)  # for one asker, from its first question to its last
         try:
             await self.prover.warm()
         except IntellectError as error:

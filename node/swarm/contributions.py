@@ -20,7 +20,6 @@ from protocol.identity import Address
 KEPT, OPEN = 2048, 1024
 """Of each member: works whose decision is remembered, so that one that changes is not counted twice; works that
 somebody has judged and nothing has decided yet."""
-SHOWN = 50
 DECIDED = (FileState.ACCEPTED, FileState.REJECTED)
 
 
@@ -34,7 +33,7 @@ class Contributions:
         self.since = wall()
         self.members: dict[str, ContributionPart] = {}
         self.reasons: Counter[str] = Counter()
-        self.recent: deque[DecisionPart] = deque(maxlen=SHOWN)
+        self.recent: deque[DecisionPart] = deque(maxlen=50)
         self._states: dict[Address, BoundedDict[WorkId, FileState]] = {}
         self._open: dict[Address, BoundedDict[WorkId, None]] = {}
         self._told = 0

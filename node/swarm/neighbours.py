@@ -27,8 +27,6 @@ UNTOLD = 8.0
 """The same for one with links that does not hear the trainer: it may sit among others that are cut off, too."""
 BLIND = 2
 """Members of whom nothing was ever heard that are tried at once by a node that is among the living."""
-BARRED = 15.0
-"""Seconds until a member that could not be dialled is drawn again, doubled each time."""
 MOST_BARRED, MOST_BARRED_HEARD, MOST_BARRED_ALIVE = 3600.0, 600.0, 30.0
 """At most: of one that was never heard, of one that was, and of one that is alive."""
 
@@ -148,7 +146,8 @@ class Neighbours:
             return False
         most = MOST_BARRED_HEARD if member in self._heard else MOST_BARRED
         most = MOST_BARRED_ALIVE if self._alive and member in self._alive else most
-        return self._now < missed[1] + min(most, BARRED * 2.0 ** min(missed[0] - 1, 16))
+        # Seconds until a member that could not be dialled is drawn again, doubled each time.
+        return self._now < missed[1] + min(most, 15.0 * 2.0 ** min(missed[0] - 1, 16))
 
     def _rank(self, member: Address) -> bytes:
         return _drawn(self._own, member)

@@ -26,9 +26,6 @@ from protocol.run import RunSpec
 
 log = structlog.get_logger()
 RESTARTS_WITHOUT_PROGRESS = 5
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 30.0
-STOP_SECONDS = 15.0
 
 
 class _GivenUp(msgspec.Struct, frozen=True):
@@ -91,7 +88,13 @@ class SpoolProcess:
         self._asleep = False
         self._slept.tell()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        *,
+        first_pause: float = 0.1,
+        longest_pause: float = 30.0,
+    ) -> None:
         """Keep the child running until its work is done or `finish` is called.
 
         Raises TrainingError if it says that it cannot go on, or keeps dying without progress.
@@ -113,7 +116,7 @@ class SpoolProcess:
                 raise self._hopeless(failures, newest, status)
             self.restarts += 1
             log.warning(f"{self.name}.died", status=status, step=newest, failures=failures)
-            with trio.move_on_after(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)):
+            with trio.move_on_after(min(first_pause * 2 ** (failures - 1), longest_pause)):
                 await self._finishing.wait()
                 return
 
@@ -163,7 +166,7 @@ class SpoolProcess:
 
     async def _stop(self, process: ChildProcess) -> None:
         await close_stdin(process)
-        await trio.sleep(STOP_SECONDS)
+        await trio.sleep(15.0)
         kill_group(process.pid)
 
     def _raise_if_given_up(self) -> None:

@@ -17,8 +17,6 @@ from node.training.settings import TrainerSettings, endpoint
 RENDEZVOUS_ID = "intellect-node"
 PATIENCE_SECONDS = 30 * 86_400
 """How long machine 0 waits for the others, who may be switched on tomorrow."""
-DIAL_SECONDS = 5.0
-PAUSE_SECONDS = 0.5
 
 
 def arguments(settings: TrainerSettings) -> list[str]:
@@ -87,7 +85,13 @@ def _must_be_free(settings: TrainerSettings, port: int) -> None:
             ) from error
 
 
-def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], on_progress: Callable[[str], None]) -> None:
+def _find(
+    settings: TrainerSettings,
+    address: tuple[int, tuple[str, int]],
+    on_progress: Callable[[str], None],
+    *,
+    dial_seconds: float = 5.0,
+) -> None:
     """Until somebody listens there."""
     last = time.monotonic() + settings.rendezvous_seconds
     family, place = address
@@ -95,7 +99,7 @@ def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], on_pr
     while True:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connection:
-                connection.settimeout(DIAL_SECONDS)
+                connection.settimeout(dial_seconds)
                 connection.connect(place)
                 return
         except OSError as error:
@@ -105,7 +109,7 @@ def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], on_pr
         if not waited:
             on_progress(f"looks for machine 0 at {settings.rendezvous}")
             waited = True
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(0.5)
 
 
 def _unreachable(settings: TrainerSettings, why: str) -> TrainingError:

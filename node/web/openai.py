@@ -34,8 +34,6 @@ MAX_BODY = 4 << 20
 BODY_SECONDS = 30.0
 """That a client may take to send one."""
 MOST_STOPS, MAX_STOP = 16, 256
-MOST_TOP = 20
-"""Alternatives to a token."""
 MAX_MESSAGES = 1024
 DEFAULT_TOKENS = {True: 4096, False: 16}
 """Most tokens of an answer where the request does not say, by whether it is a chat: OpenAI's own for texts."""
@@ -548,10 +546,11 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 def _logprobs(body: dict[str, Any], *, chat: bool) -> int | None:
     """How many alternatives are told beside each token; None: not even its own."""
+    most_top = 20  # alternatives to a token
     if not chat:  # their number; some programs say false or true
         value = body.get("logprobs")
-        return None if value is False else 1 if value is True else _whole(body, "logprobs", 0, MOST_TOP)
-    top = _whole(body, "top_logprobs", 0, MOST_TOP)
+        return None if value is False else 1 if value is True else _whole(body, "logprobs", 0, most_top)
+    top = _whole(body, "top_logprobs", 0, most_top)
     if not _of(body, "logprobs", bool, False):
         if top:
             raise OpenAIRefused("top_logprobs is told with logprobs = true", "top_logprobs")

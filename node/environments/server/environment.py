@@ -32,9 +32,6 @@ from node.errors import Mistake, Mistakes
 
 AT_ONCE = 8
 """Episodes that a server is asked about side by side."""
-KEPT = 64
-"""Episodes that wait for their next turn."""
-_REMEMBERED = 1 << 12
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +84,7 @@ class ServerEnvironment(ListedProblems, Defaults):
         self.gave_up = 0
         self._lock = threading.Lock()
         self._open: dict[_Key, Episode] = {}
-        self._said: BoundedDict[_Key, ServerReply] = BoundedDict(_REMEMBERED)
+        self._said: BoundedDict[_Key, ServerReply] = BoundedDict(1 << 12)
 
     def _problem(self, row: _Row) -> Problem:
         before, prompt = read_prompt(row.prompt)
@@ -166,7 +163,8 @@ class ServerEnvironment(ListedProblems, Defaults):
             # Two threads may have played the same answers at once: one episode is enough.
             spare = [self._open.pop(key)] if key in self._open else []
             self._open[key] = episode
-            spare += [self._open.pop(next(iter(self._open))) for _ in range(len(self._open) - KEPT)]
+            # Episodes that wait for their next turn.
+            spare += [self._open.pop(next(iter(self._open))) for _ in range(len(self._open) - 64)]
         # Outside of the lock: a server may take its time to let go.
         for one in spare:
             one.close()

@@ -44,7 +44,6 @@ MAX_PASSAGE = 64 * 1024
 MAX_QUERY_WORDS = 32
 FOUND = 3
 _WORD = re.compile(rb"[a-z0-9\x80-\xff]+")
-_LOG_BITS = 16
 
 
 class Passage(msgspec.Struct, frozen=True):
@@ -63,7 +62,8 @@ def log2(numerator: int, denominator: int) -> int:
     whole = (numerator // denominator).bit_length() - 1
     mantissa = (numerator << 64) // (denominator << whole)
     found = whole
-    for _ in range(_LOG_BITS):
+    log_bits = 16
+    for _ in range(log_bits):
         mantissa = mantissa * mantissa >> 64
         found = found << 1 | (mantissa >> 65)
         mantissa >>= mantissa >> 65

@@ -47,14 +47,11 @@ CONNECT_SECONDS = 6.0
 UPGRADE_SECONDS = 3.0
 """For the handshake: where two calls missed each other, one came to a listener, and both ends are servers."""
 ACCEPT_SECONDS = 0.5
-LONGEST_WAIT = 2.0
-"""Half of a round trip that is believed."""
 AGAIN = (60.0, 3600.0)
 """Seconds until a hole is tried again: after a first failure, and at most."""
 FIRST = 2.0
 """Seconds in which who was called may find that it can dial the caller by its contacts."""
 MAX_OBSERVED = 8
-LOWEST_PORT = 1024
 MAX_FAILED = 1024
 
 
@@ -147,7 +144,7 @@ class Punching:
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)
                 if target is None:
                     return False
-                wait = min((trio.current_time() - asked_at) / 2, LONGEST_WAIT)
+                wait = min((trio.current_time() - asked_at) / 2, 2.0)  # half of a round trip that is believed
                 await wire.write(stream, HolePunch(type=HolePunch.SYNC))
             await trio.sleep(wait)
             if await self._meet(target, peer, client=False) or await self._accepted(peer):
@@ -249,13 +246,14 @@ class Punching:
 def chosen(told: Iterable[bytes], usable: Callable[[str], bool], *, private: bool) -> Place | None:
     """The first address of a stranger's list that may be dialled: TCP, by number, no port of the system's, and of the
     internet unless `private`. usable: whether this node could dial a host's family."""
+    lowest_port = 1024
     for raw in list(told)[:MAX_OBSERVED]:
         try:
             address = str(Multiaddr(raw))
         except (MultiaddrError, ValueError, LookupError):
             continue
         place, ip = place_of(address), ip_of(address)
-        if place is None or ip is None or place[1] < LOWEST_PORT or not usable(place[0]):
+        if place is None or ip is None or place[1] < lowest_port or not usable(place[0]):
             continue
         if may_call(ip, private=private):
             return place

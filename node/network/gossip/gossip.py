@@ -210,11 +210,8 @@ KIN = TProtocol("/intellect-node/meshsub/1")
 """The same, said between nodes of this program: so they know each other. A tree prunes what comes twice, a mesh wants
 several copies: pruned by four of ours, js-libp2p made four links again at once."""
 MAX_PACKET = 512 * 1024
-# As long as a dial: a peer that answers no stream request for so long is as good as gone.
-OPEN_SECONDS = 10.0
 # A stream that is cut is mostly a peer that restarts; one that is refused again and again is a peer without gossip.
 FIRST_RETRY, LAST_RETRY = 0.25, 8.0
-CLOSE_SECONDS = 3.0
 
 
 class GossipListener(Protocol):
@@ -361,7 +358,8 @@ class Gossip:
                 await self._close(stream)
 
     async def _open(self, peer: bytes) -> INetStream:
-        with trio.fail_after(OPEN_SECONDS):
+        # As long as a dial: a peer that answers no stream request for so long is as good as gone.
+        with trio.fail_after(10.0):
             return await self._host.new_stream(ID(peer), [KIN, MESHSUB])
 
     def _greet(self, peer: bytes, stream: INetStream) -> None:
@@ -379,8 +377,8 @@ class Gossip:
         await self._close(stream)
         return better
 
-    async def _close(self, stream: INetStream) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+    async def _close(self, stream: INetStream, *, close_seconds: float = 3.0) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + close_seconds):
             try:
                 await stream.reset()
             except Exception as error:

@@ -27,9 +27,6 @@ MAX_TURNS = 1024
 BACKOFF = 2
 """Seconds after a PRUNE before a new GRAFT, unless it is needed: our own nodes take that at any time, or a tree that is
 broken would not be mended for two seconds. Who asks for more is of another program, and gets it."""
-MOST_BACKOFF = 3600
-BRINGS = 0.5
-"""Merits of a link that is of use: a message in the last 35 s."""
 
 
 class Mesh:
@@ -59,7 +56,8 @@ class Mesh:
         others = filter(self._peers.is_other, self.links[topic])
         over = [link for link in others if self._peers.clock() - self._turns.get(link, 0.0) >= TURN]
         least = min(over, key=lambda link: self._peers.of(link).brought, default=None)
-        if least is None or self._peers.of(least).brought >= BRINGS:
+        # Merits of a link that is of use: a message in the last 35 s.
+        if least is None or self._peers.of(least).brought >= 0.5:
             return False
         self.prune(least, topic)
         return self.has_room(peer, topic)
@@ -89,7 +87,8 @@ class Mesh:
     def pruned(self, peer: bytes, prune: rpc_pb2.ControlPrune) -> None:
         """Peers that it names instead are not dialled: whom we dial, the chain says."""
         known = self._peers.of(peer)
-        wait = min(max(prune.backoff, BACKOFF), MOST_BACKOFF)
+        most_backoff = 3600
+        wait = min(max(prune.backoff, BACKOFF), most_backoff)
         known.backoff[prune.topicID] = self._peers.clock() + wait
         # Only a peer that asks for more than the usual pause is barred; ours can be grafted again when needed.
         if wait > BACKOFF:

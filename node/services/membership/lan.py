@@ -22,15 +22,12 @@ from node.services.base import Service
 from protocol.identity import Address
 
 log = structlog.get_logger()
-PAUSE = 0.25
-"""Seconds between two claims that are looked at."""
 AGAIN = 60.0
 """Until multicast is tried again where it failed, or only this machine was listened on."""
 SERVICE = "_p2p._udp.local."
 TEXT = b"dnsaddr="
 MAX_HEARD = 64
 """Contacts that wait to be looked at; of more, the newest are dropped."""
-ASK_MILLISECONDS = 1000
 
 
 @asynccontextmanager
@@ -59,7 +56,8 @@ class _Ear:
         if state_change is ServiceStateChange.Removed:
             return
         info = ServiceInfo(service_type, name)
-        if not info.request(zeroconf, ASK_MILLISECONDS):
+        ask_milliseconds = 1000
+        if not info.request(zeroconf, ask_milliseconds):
             return
         try:
             for contact in contacts_in(info.text or b""):
@@ -151,7 +149,7 @@ class Lan(Service):
         async with neighbourhood(own) as heard:
             async for text in heard:
                 self.hear(text)
-                await trio.sleep(PAUSE)
+                await trio.sleep(0.25)  # seconds between two claims that are looked at
 
     def hear(self, text: str) -> None:
         """Dial whom a claim names, if it may be a member in this network."""

@@ -24,8 +24,6 @@ from protocol.manifest import encode_manifest
 from protocol.seats import share
 
 log = structlog.get_logger()
-WAIT_SHARE = 0.25
-"""Of a round's seconds, after which a seat makes the steps that it has batches for: steps take time, too."""
 
 
 class ReplicaTrainer(RoundWorker):
@@ -66,7 +64,8 @@ class ReplicaTrainer(RoundWorker):
         are."""
         await self._forget(outer.round)
         first = (outer.round * self._seats + seat) * self._inner
-        self._ready, waits = 0, until - (1 - WAIT_SHARE) * self._rounds.rules.round_seconds
+        # Of a round's seconds, after which a seat makes the steps that it has batches for: steps take time, too.
+        self._ready, waits = 0, until - 0.75 * self._rounds.rules.round_seconds
         while self._ready < self._inner:
             changed = self._changed.next
             if self._is_past(outer.round):

@@ -42,9 +42,7 @@ from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_
 log = structlog.get_logger()
 LOOK_EVERY = 1.0
 """Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges."""
-GATHERERS = 4
 MOST_OPEN = 32
-REMEMBERED = 8192
 
 
 class TaskScheduler(Service):
@@ -65,8 +63,8 @@ class TaskScheduler(Service):
         if lessons is not None and lessons.wanted:
             self._askers.append(Teachers(self, lessons, run, context.blobs))
         self.own: dict[TaskId, Owned] = {}
-        self._asked: BoundedDict[WorkId, None] = BoundedDict(REMEMBERED)
-        self._limit = trio.CapacityLimiter(GATHERERS)
+        self._asked: BoundedDict[WorkId, None] = BoundedDict(8192)
+        self._limit = trio.CapacityLimiter(4)
         self._sequence = 0
         self._bell = Bell()
 

@@ -38,14 +38,9 @@ from protocol.messages import DIGEST, Judgement, VerdictRequested
 from protocol.rollout import MAX_FILE_BYTES, ReportHeader, ValidatorReport, decode
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 30.0
 PENDING = 256
 FETCHERS = 16
 """Files on their way at once: at 3 s each, four brought 1.3 a second, and a thousand workers make four."""
-JOINED_AT_ONCE = 4
-"""Of them in memory, each with its reports."""
-LOOK_EVERY = 1.0
-"""Seconds between two looks at a file whose time is over: what becomes of it only time decides."""
 REMEMBERED = 8192
 AGAIN = 4.0
 """Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further verdict."""
@@ -97,7 +92,7 @@ class Ingest:
         self._asked: set[WorkId] = set()
         self._asked_of: BoundedDict[Address, float] = BoundedDict(REMEMBERED, refresh=True)
         self._questions = TokenBucket(*QUESTIONS)
-        self._joining = trio.CapacityLimiter(JOINED_AT_ONCE)
+        self._joining = trio.CapacityLimiter(4)  # of them in memory, each with its reports
         self._looked_at: set[WorkId] = set()
         self._taken: set[WorkId] = set()
         self._lacking: dict[WorkId, Lacking] = {}
@@ -188,7 +183,8 @@ class Ingest:
         for work in self._open.values():
             due.append(work.at + (patience if work.id in self._asked else patience / 2))
         # What is late waits for a verdict, for a question that may be asked, or for room; what goes stale nobody tells.
-        return min((min(at - now, AGAIN) if at > now else LOOK_EVERY for at in due), default=math.inf)
+        # Seconds between two looks at a file whose time is over: what becomes of it only time decides.
+        return min((min(at - now, AGAIN) if at > now else 1.0 for at in due), default=math.inf)
 
     def _try_again(self, now: float) -> None:
         """What lacked values once more, if it may still train."""
@@ -236,7 +232,7 @@ class Ingest:
             work.commitment.file_root,
             [work.node, *holders],
             max_size=min(work.signed.message.size, MAX_FILE_BYTES),
-            timeout=FETCH_TIMEOUT,
+            timeout=30.0,
         )
         self._register.was_delivered(work)
         return path

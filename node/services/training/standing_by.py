@@ -31,8 +31,6 @@ FOLLOW_AGAIN = 1.0
 """Seconds before what could not be had of another trainer's step is asked for again."""
 PATIENCE = 5
 """Times in a row after which a standby goes on from a checkpoint instead, if one is offered."""
-FAR = 8
-"""Steps that a standby would rather replay than skip."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -87,7 +85,8 @@ class StandingBy:
             return False
         offer = self._adopting.best(newest)
         lost = self._policies.of_step(step + 1) is None and self._policies.newest_step > step
-        if not offer or not (self.is_stuck or lost or offer.message.step - newest > FAR):
+        # Steps that a standby would rather replay than skip.
+        if not offer or not (self.is_stuck or lost or offer.message.step - newest > 8):
             return await self._replay(step)
         if await self._adopting.adopt(offer):
             self._in_vain = 0

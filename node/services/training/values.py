@@ -40,13 +40,9 @@ log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
 HEDGE_SECONDS = 1.0
 """So long other reports may come behind the first one; longer where that took longer."""
-LOOK_TIMEOUT = 120.0
-LOOKS_WAITING = 8
-"""Files that wait for this node's own look; of further ones the groups that need it are not used."""
 LOT_AGREED, LOT_ALONE, LOT_REWARDS = 1 / 64, 1 / 4, 1 / 8
 """Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by themselves,
 which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %."""
-REMEMBERED = 4096
 DISTRUSTED = "distrusted_reports"
 REPORT_NAME = "own-report-{}.arrow"
 
@@ -79,7 +75,8 @@ class OwnLook:
 
     async def at(self, work: RegisteredWork, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
         """What this node finds in a file, and the rows of `groups`; None if it cannot look now."""
-        if self._broken or self._waiting >= LOOKS_WAITING:
+        # Files that wait for this node's own look; of further ones the groups that need it are not used.
+        if self._broken or self._waiting >= 8:
             return None
         commitment, report = work.commitment, self._scratch / REPORT_NAME.format(work.id.hex()[:16])
         order = msgspec.structs.replace(Inspect.of(commitment, path, report), groups=tuple(groups))
@@ -90,7 +87,7 @@ class OwnLook:
             await self._ready.wait()
             if self._broken:
                 return None
-            found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
+            found = await self._child.ask(order, timeout=120.0, policy=load)
             return found, await own_rows(found, self._context.run.spec.rollout)
         except IntellectError as error:
             log.warning("own_look.failed", work=work.id.hex()[:16], why=error.why)
@@ -131,7 +128,7 @@ class Values:
         self._hopeless = hopeless
         # Never told, and new at each start: no validator can know which files are recomputed here.
         self._secret = secrets.token_bytes(32)
-        self._alone: BoundedDict[WorkId, Address] = BoundedDict(REMEMBERED)
+        self._alone: BoundedDict[WorkId, Address] = BoundedDict(4096)
         self._strikes: Counter[Address] = Counter()
         self._unserved: Counter[Address] = Counter()
         self.distrusted: dict[Address, str] = {}

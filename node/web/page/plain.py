@@ -5,8 +5,6 @@ import unicodedata
 from typing import Any
 
 LONGEST = 200
-JITTER = 1.5
-"""Seconds by which a moment may seem to move."""
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 """Categories of characters that move, hide or turn what stands beside them."""
 
@@ -48,7 +46,7 @@ class Steady:
         if not isinstance(ago, int | float) or not math.isfinite(ago):
             return None
         at, before = now - ago, self._known.get(name)
-        if before is None or abs(at - before) > JITTER:
+        if before is None or abs(at - before) > 1.5:  # seconds by which a moment may seem to move
             self._known[name] = before = round(at)
         return before
 

@@ -21,8 +21,6 @@ MOST, FRESH = 800, 400
 """Points of a series, and how many of them are never merged."""
 THINNED = 650
 """Points that are left when there were too many: viewers get the whole series then, so not with every step."""
-INTERVAL = 10
-"""Seconds of one row of `load`."""
 STEP_COLUMNS = (
     "step", "at", "eval", "train", "told", "own", "rate", "seconds", "age", "entropy", "grad_norm", "mismatch",
     "error",
@@ -124,7 +122,7 @@ class Curves:
     def _feed_load(self, status: DaemonStatus, now: float) -> None:
         alive = [row for row in status.swarm if row.state in ("healthy", "unhealthy")]
         rate = sum(number(row.tokens_per_second) or 0 for row in alive if row.role == "worker")
-        at, step = int(now // INTERVAL), _step(status)
+        at, step = int(now // 10), _step(status)  # seconds of one row of `load`
         self.load.put(at, members=len(alive), rate=round(rate, 1), step=step)
 
     def _feed_held(self, status: DaemonStatus, now: float) -> None:
