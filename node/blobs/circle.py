@@ -111,6 +111,8 @@ class Circle:
 
 FIRST_BAN, LONGEST_BAN = 10.0, 3600.0
 """Seconds for wrong bytes. A lie is no accident: each piece was checked where it was written."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
+"""Seconds for bytes that did not come, which a busy machine or a bad line explains."""
 FORGIVEN_AFTER = 6 * 3600.0
 MAX_PEERS = 4096
 
@@ -142,8 +144,7 @@ class Reputation:
         """Record that it did not deliver."""
         record = self._record(peer, now)
         record.failures += 1
-        # Seconds for bytes that did not come, which a busy machine or a bad line explains.
-        record.until = max(record.until, now + min(10.0, 0.25 * 2.0 ** min(record.failures - 1, 16)))
+        record.until = max(record.until, now + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(record.failures - 1, 16)))
 
     def delivered(self, peer: Address) -> None:
         """Record good bytes: its failures (not its lies) are forgotten."""

@@ -39,7 +39,11 @@ Result = TypeVar("Result")
 SMALL = 64 * 1024
 """Bytes that are hashed and written in place; anything more goes to a thread."""
 MAX_THREADS = 4
+BUSY = 60.0
+"""Seconds for which the store waits where no more files may be open: whoever holds them is done by then, or never."""
 MAX_CACHED_INFOS = 16
+FORGET_AFTER = 7 * 24 * 3600.0
+"""Seconds after which an unfinished blob that nobody continued is dropped at the next start."""
 
 
 class BlobStore:
@@ -87,8 +91,7 @@ class BlobStore:
                     path.unlink(missing_ok=True)
                 continue
             info, changed = files.read_info(path), path.stat().st_mtime
-            # Seconds after which an unfinished blob that nobody continued is dropped at the next start.
-            if info is None or root in self.room.complete or time.time() - changed > 7 * 24 * 3600.0:
+            if info is None or root in self.room.complete or time.time() - changed > FORGET_AFTER:
                 files.remove(path)
             else:
                 left.append((changed, root, info.size))
@@ -254,9 +257,7 @@ class BlobStore:
 
     async def _in_thread(self, work: Callable[..., Result], *args: object, here: bool = False) -> Result:
         """here: not in a thread. Where no more files may be open, what is asked for waits, and is tried again."""
-        # Seconds for which the store waits where no more files may be open: whoever holds them is done by then, or
-        # never.
-        ends, pause = trio.current_time() + 60.0, 0.1
+        ends, pause = trio.current_time() + BUSY, 0.1
         while True:
             try:
                 return work(*args) if here else await trio.to_thread.run_sync(work, *args, limiter=self._limiter)

@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 MAX_PEERS = 1024
 """Of whom it is remembered how much they gave."""
+INFO_TIMEOUT = 20.0
 STAGGER = 0.3
 """Seconds between asking one source for the piece list and asking the next one, too."""
 TICK = 0.1
@@ -262,8 +263,8 @@ class Transfer:
         if source in contacts:
             contacts[source].seeking = False
 
-    async def _ask_info(self, source: Address, *, info_timeout: float = 20.0) -> None:
-        answer = await self.request(source, wire.AskInfo(self.root), wire.ANSWER_LIMIT, info_timeout)
+    async def _ask_info(self, source: Address) -> None:
+        answer = await self.request(source, wire.AskInfo(self.root), wire.ANSWER_LIMIT, INFO_TIMEOUT)
         said = msgspec.msgpack.decode(answer, type=wire.HaveInfo)
         # Raises unless the list hashes to the root, so nothing that follows depends on the source's honesty.
         info = decode_info(said.info, self.root)

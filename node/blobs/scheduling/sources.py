@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from node.blobs.scheduling.bitfield import Flags
 
 Peer = TypeVar("Peer", bound=Hashable)
+SPAN = 0.05
+"""Seconds over which a source's rate is measured, at least."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -86,7 +88,7 @@ class BlobSource(Generic[Peer]):
             self.counted_since = max(self.counted_since, flight.since)
         self.counted += size
         span = now - self.counted_since
-        if span < 0.05:  # seconds over which a source's rate is measured, at least
+        if span < SPAN:
             return
         rate = self.counted / span
         self.whole = 0.7 * self.whole + 0.3 * rate if self.whole else rate
