@@ -41,10 +41,6 @@ AGAIN_SECONDS = 30.0
 AHEAD = 16
 """Ballots beyond those that the others have reached, of which an author's words are kept. Going so far takes validators
 minutes."""
-PATIENT = 2
-"""The ballot from which a validator names no more what it accepted itself and too few named with it."""
-PROOFS = 2
-"""Signatures of one author that are kept in one ballot."""
 
 
 class Proposal(NamedTuple):
@@ -138,7 +134,7 @@ class Agreement:
             said[place] = None
         if proof and not word.closed:
             proofs = self._proofs.setdefault((author, word.ballot), {})
-            if len(proofs) < PROOFS:
+            if len(proofs) < 2:  # signatures of one author that are kept in one ballot
                 proofs[word.proposal] = proof
         if author != self._own:  # what it said itself binds it, wherever the others are
             self._forget_far(author, said)
@@ -256,7 +252,8 @@ class Agreement:
         known = {
             root: count + anything for root, count in named.items() if count + anything + silent >= self._bench.quorum
         }
-        mine = own.files if ballot < PATIENT else ()
+        # The ballot from which a validator names no more what it accepted itself and too few named with it.
+        mine = own.files if ballot < 2 else ()
         files = sorted(root for root, count in known.items() if count > self._bench.liars or root in mine)
         return own._replace(files=tuple(files[:MAX_CUT]))
 

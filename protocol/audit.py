@@ -159,13 +159,7 @@ class AuditLoad(msgspec.Struct, frozen=True):
 
     @property
     def is_calm(self) -> bool:
-        return self.backlog <= CALM_SECONDS
-
-
-BUSY_SHARE = 0.8
-"""Of its capacity that a validator plans with: the rest is for re-checks and for bad minutes."""
-CALM_SECONDS = 5.0
-"""Backlog below which a validator recomputes everything, whatever it has pledged."""
+        return self.backlog <= 5.0  # backlog below which a validator recomputes everything, whatever it has pledged
 
 
 def pledged_share(load: AuditLoad | None, groups: int, validators: int, spec: AuditSpec) -> float:
@@ -176,7 +170,8 @@ def pledged_share(load: AuditLoad | None, groups: int, validators: int, spec: Au
     needed = share_of_one(needed_share(groups, spec), validators)
     if load is None or load.arriving <= 0:
         return needed
-    return min(needed, BUSY_SHARE * load.capacity / load.arriving)
+    # Of its capacity that a validator plans with: the rest is for re-checks and for bad minutes.
+    return min(needed, 0.8 * load.capacity / load.arriving)
 
 
 def share_of_file(pledged: float, load: AuditLoad | None, verified: int, suspect: bool, spec: AuditSpec) -> float:
