@@ -19,8 +19,6 @@ from cli.output import SCHEMA_VERSION, clean, duration
 if TYPE_CHECKING:
     from node.progress import Event, Phase, ProgressRecord
 
-# Lines for a terminal that stalls; what is more is left out and counted.
-MOST_WAITING = 200
 ERASE = "\r\x1b[2K"
 
 
@@ -33,7 +31,8 @@ class JoinScreen:
         self._stream = stream
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._live = live
-        self._lines: queue.Queue[Text | None] = queue.Queue(MOST_WAITING)
+        # Lines for a terminal that stalls; what is more is left out and counted.
+        self._lines: queue.Queue[Text | None] = queue.Queue(200)
         self._status = Text()
         self._shown = False
         self.dropped = 0

@@ -88,7 +88,6 @@ def numbers(answer: dict[str, Any]) -> str:
 
 StepRecords = Sequence[dict[str, Any]]
 COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#c51b8a", "#8c6d31", "#17becf")
-AGES = 9
 LEARNER = (
     "wait", "load", "pack", "forward_backward", "optimizer", "inner", "exchange", "apply", "evaluate", "step",
     "publish", "checkpoint",
@@ -336,7 +335,7 @@ def _stack(axes: Any, panel: Panel, records: StepRecords) -> bool:
         parts = [name for name in LEARNER if name in found]
         names = [name for name in parts if name != "step" or found.isdisjoint(("forward_backward", "inner"))]
     else:
-        names = sorted(found, key=lambda n: (len(n), n))[:AGES]
+        names = sorted(found, key=lambda n: (len(n), n))[:9]
     totals = [sum(row[key].values()) if panel.kind == "shares" else 1.0 for row in rows]
     layers = [
         [row[key].get(name, 0.0) / (total or 1.0) for row, total in zip(rows, totals, strict=True)] for name in names

@@ -23,7 +23,6 @@ QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
 """Always in this order, and within 80 columns."""
 OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
 """Phases of a node that is not a member yet."""
-MOST_COMMANDS = 6
 CLOCK_REMEDY = "timedatectl set-ntp true"
 NOTHING_WRONG = "nothing that this node knows of"
 
@@ -168,7 +167,7 @@ def wanted(status: DaemonStatus) -> Lines:
     """The commands that bring what a node waits for before it can join, as it told them."""
     if status.node.phase is None or status.node.phase.name != "stake":
         return []
-    return [event.text for event in status.events if event.name == "do"][-MOST_COMMANDS:]
+    return [event.text for event in status.events if event.name == "do"][-6:]
 
 
 def end_of_run(status: DaemonStatus) -> Lines:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from node.weights.gguf import GgufPlan
     from node.weights.records import PolicyRecord
 
-MOST_STEPS = 1_000_000
-"""Steps that are tried to find the one at which a file without a record has the root that was given: about a second."""
 app = typer.Typer(
     no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, merge, serve."
 )
@@ -517,9 +515,11 @@ def _named(path: Path, weights: bytes, record: "PolicyRecord | None", root: str 
             "give the policy root that it must have with --root",
             RUN,
         )
-    step = find_step(wanted, weights, MOST_STEPS)
+    # Steps that are tried to find the one at which a file without a record has the root that was given: about a second.
+    most_steps = 1_000_000
+    step = find_step(wanted, weights, most_steps)
     if step is None:
-        why = f"its weights are not that policy at any step up to {MOST_STEPS:,}"
+        why = f"its weights are not that policy at any step up to {most_steps:,}"
         raise CommandError(f"{path} is another policy", why, "fetch it again", RUN)
     return step, wanted
 

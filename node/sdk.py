@@ -51,8 +51,6 @@ MAX_ANSWER = 8 << 20
 AS_IT_IS = {"Accept-Encoding": "identity"}
 TASK_SECONDS = 0.5
 """Seconds between two looks at a task, or at a member that joins."""
-# A policy of seven billion parameters is 15 GB: the one in use, the one that is fetched, and patches.
-QUOTA = 64 << 30
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -201,7 +199,8 @@ async def follow(
     pool: int | None = None,
     directory: str | Path,
     after: int = -1,
-    quota: int = QUOTA,
+    # A policy of seven billion parameters is 15 GB: the one in use, the one that is fetched, and patches.
+    quota: int = 64 << 30,
     gateways: Sequence[str] = (),
 ) -> AsyncGenerator[AsyncIterator[Policy]]:
     """The newest policy of a pool, then each newer one until the run's last, without joining: no key, no stake.

@@ -27,9 +27,6 @@ STRIKES = 3.0
 this task are heard no more for a while."""
 FORGIVEN_AFTER = 10.0
 """Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
-# Claims and results travel by different ways, so a result may come first; a bound, since anybody can say one.
-EARLY = 16
-"""Results of one node that may be heard before their claims."""
 
 PATIENCE_SECONDS = 3.0
 """That each node which should rather do a free shard has to claim it, before the next one may."""
@@ -149,7 +146,9 @@ class Leases:
         state = self._shards.get(shard)
         if state is None or node not in state.holders:
             early = self._unclaimed.setdefault(node, {})
-            if len(early) < EARLY:
+            # Claims and results travel by different ways, so a result may come first; a bound, since anybody can say
+            # one. Results of one node that may be heard before their claims.
+            if len(early) < 16:
                 early[shard] = work
             self._standing[work] = ResultStanding.UNCLAIMED
         elif state.result is not None or state.held is None or state.held.node != node:

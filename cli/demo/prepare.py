@@ -57,11 +57,8 @@ def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
     return run
 
 
-TOKEN = 10**18
 ROLES = ("trainer", "validator")
 """Of those whom a pool names."""
-# The lease outlasts a demo, so that it is a quorum's word of silence that ends the killed leader's term.
-CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS = 600, 20
 MEASURED = "--dtypes float32,bfloat16 --workers float32 --attentions sdpa --samples 128".split()
 """As the demo's run file was, with fewer samples."""
 
@@ -103,23 +100,24 @@ async def prepare(
     for note in await trio.to_thread.run_sync(notes_of, compiled, facts):
         view.say(f"note: {escape(note)}")
     named = {role: tuple(addresses[one.name] for one in cast(options) if one.role == role) for role in ROLES}
+    token = 10**18
     params = PoolParams(
         run_root=compiled.root,
         run_uri=about_run(compiled.spec),
         manager=addresses["trainer"],
-        reward_per_unit=TOKEN // 1000,
+        reward_per_unit=token // 1000,
         window=20,  # so short that a demo of a minute is paid while it runs
         epoch_seconds=10,
         # What a pool pays for at most per epoch, all nodes together: what a thousand GPUs make in an hour at 270
         # tokens/s.
         units_per_epoch=10**9,
-        slash_amount=100 * TOKEN,
+        slash_amount=100 * token,
         validators=named["validator"],
         threshold=quorum_of(options.validators),
     )
     # An account of the moment: on a devnet anybody is given coin and tokens.
     account = NodeKey.generate()
-    fund = 1000 * TOKEN
+    fund = 1000 * token
     await DevnetFaucet(chain.client).fund(account.address, coin=COIN_FOR_GAS, token=fund)
     pool = await chain.client.create_pool(params, key=account)
     await chain.client.fund_pool(pool, fund, key=account)
@@ -139,7 +137,8 @@ async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "Sequence[A
     manager = await trio.to_thread.run_sync(lambda: open_node_key(scene.state_dir("trainer")))
     # Its daemon, which would fund it, does not run yet, and this transaction needs gas.
     await DevnetFaucet(chain.client).fund(manager.address, coin=COIN_FOR_GAS)
-    await chain.client.seat_trainers(pool, trainers, CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS, key=manager)
+    # The lease outlasts a demo, so that it is a quorum's word of silence that ends the killed leader's term.
+    await chain.client.seat_trainers(pool, trainers, 600, 20, key=manager)
 
 
 async def teach_and_measure(

@@ -33,7 +33,6 @@ from protocol.errors import IntellectError
 ROOT = Path(__file__).resolve().parents[2]
 ASK_SECONDS = 1.0  # seconds between questions to a daemon
 CHURN_POLL = 0.1
-STALL = 600.0  # seconds without a new step after which something must be wrong
 PAY = 55.0  # seconds after it in which the first pay is waited for: an epoch, its window, a table, its delay, a claim
 
 
@@ -264,6 +263,7 @@ async def _watch_training(now: Callable[[str], Snapshot], view: DemoView) -> Non
     """Show the state of things until the run is done, every cheat has met its fate, and the others were paid."""
     newest, moved, done_at, told = -1, trio.current_time(), None, False
     fate = 20.0  # seconds that a cheat's case may still take after the last step
+    stall = 600.0  # seconds without a new step after which something must be wrong
     while True:
         snapshot = now("training" if newest >= 0 else "starting")
         view.show(snapshot)
@@ -279,10 +279,10 @@ async def _watch_training(now: Callable[[str], Snapshot], view: DemoView) -> Non
             if late > fate and not told:
                 told = True
                 view.say("the run is over; waiting for the first pay, which is claimed when an epoch's window is over")
-        elif clock - moved > STALL:
+        elif clock - moved > stall:
             raise CommandError(
                 "training stands still",
-                f"no new step for {STALL:.0f} s; the last was {newest}",
+                f"no new step for {stall:.0f} s; the last was {newest}",
                 "look at nodes/*/logs in the demo's directory",
                 RUN,
             )

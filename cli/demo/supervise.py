@@ -27,8 +27,6 @@ from node.processes.launch import ENGINE, LEARNER, launch
 MODULES = ("cli.main", "cli.join", "cli.joinview", "node.daemon", *ENGINE, *LEARNER)
 """What every participant of a demo imports."""
 LEASH = Path(__file__).with_name("leash.py")
-RESTARTS = 5  # per process; a process that dies more often has a reason that must be seen
-GRACE = 20.0  # seconds between SIGTERM and SIGKILL: a busy machine's daemon still has its chain to tell
 KILL_SECONDS = 10.0
 HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
 
@@ -74,8 +72,8 @@ class Supervisor:
         self,
         on_progress: Callable[[str], None],
         *,
-        restarts: int = RESTARTS,
-        grace: float = GRACE,
+        restarts: int = 5,  # per process; a process that dies more often has a reason that must be seen
+        grace: float = 20.0,  # seconds between SIGTERM and SIGKILL: a busy machine's daemon still has its chain to tell
         spawn: Spawn | None = None,
     ) -> None:
         self._told = on_progress

@@ -32,8 +32,6 @@ from node.audit.identity import applied, noise
 from node.training.state import F32, State
 from protocol.recipe import Recipe
 
-# Keeps the inverse finite where two groups have the same gradient; far below what rounding does.
-RIDGE = 1e-10
 EDGE = 0.1
 """Nats by which log-probabilities in bfloat16 may be off: tokens so near to where a loss clips may be clipped or not.
 More would take in all tokens under a clip of 0.2, and the test would tell nothing."""
@@ -170,7 +168,8 @@ def _fitted(rows: np.ndarray, target: np.ndarray, room: float) -> tuple[np.ndarr
     norms = np.linalg.norm(rows, axis=1)
     # On unit vectors, or large groups would drown the small ones in the inverse.
     units = rows / norms[:, None]
-    inverse = np.linalg.inv(units @ units.T + RIDGE * np.eye(len(rows)))
+    # Keeps the inverse finite where two groups have the same gradient; far below what rounding does.
+    inverse = np.linalg.inv(units @ units.T + 1e-10 * np.eye(len(rows)))
     dual = inverse @ units / norms[:, None]
     weights = dual @ target
     size = max(float(np.linalg.norm(target)), 1e-30)

@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # it takes a second, and most that is said of a chain needs n
     from web3 import Web3
 
 HOST = "127.0.0.1"
-ACCOUNTS = 4
 READY_SECONDS = 20.0
 STOP_SECONDS = 10.0
 RESTARTS_PER_MINUTE = 6
@@ -474,7 +473,7 @@ def _new_accounts() -> dict[str, object]:
 
     Account.enable_unaudited_hdwallet_features()
     _, words = Account.create_with_mnemonic()
-    paths = [f"m/44'/60'/0'/0/{index}" for index in range(ACCOUNTS)]
+    paths = [f"m/44'/60'/0'/0/{index}" for index in range(4)]
     keys = [Account.from_mnemonic(words, account_path=path) for path in paths]
     return {"mnemonic": words, "accounts": [{"address": key.address, "key": bytes(key.key).hex()} for key in keys]}
 
@@ -575,7 +574,6 @@ def _innermost(error: BaseException) -> BaseException:
 
 # Copies of a local chain's state: written whole, kept in turn, checked before they are loaded
 
-KEEP = 3
 MAX_STATE = 2 * 1024**3
 
 
@@ -601,7 +599,8 @@ class StateCopies:
         number = int(newest[0].stem.removeprefix("state-")) + 1 if newest else 1
         target = self._folder / f"state-{number:09d}.json"
         write_whole(target, data)
-        for old in [*self._copies()[KEEP:], *self._folder.glob(".state-*")]:  # and what a killed keeper left
+        # Three copies stay; what a killed keeper left goes, too.
+        for old in [*self._copies()[3:], *self._folder.glob(".state-*")]:
             old.unlink(missing_ok=True)
         return target
 

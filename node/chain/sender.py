@@ -57,11 +57,6 @@ UNASKED_RAISES = 5
 block takes is raised as often as the cap allows."""
 LONGEST_RAISE = 600.0
 """Seconds between two raises at most; they grow from `bump_after` by twos, since each variant may be mined."""
-# Another program with our key may be sending, too; it needs a moment to get its own through.
-NONCE_TRIES = 4
-FEE_TRIES = 4
-# Above the ten per cent that nodes ask of a replacement, also where their view of the fees is older than ours.
-UNDERPRICED_FACTOR = 1.5
 ENDPOINT_LAG = 15.0
 """Seconds that one endpoint, or one part of it, may be behind another."""
 log = structlog.get_logger()
@@ -234,7 +229,8 @@ class Sender:
     ) -> _Sent:
         """fields: complete; after a refusal the number is asked for anew."""
         tries = 0
-        for turn in range(NONCE_TRIES + FEE_TRIES):
+        nonce_tries = 4  # another program with our key may be sending, too; it needs a moment to get its own through
+        for turn in range(nonce_tries + 4):  # and four for the fee
             if turn:
                 fields["nonce"] = self._nonce(key.address)
             sent = _Sent(fields["nonce"], fields, [], patience)
@@ -242,13 +238,15 @@ class Sender:
                 self._put_out(sent, key, action, intent)
             except _NonceTaken:
                 tries += 1
-                if tries == NONCE_TRIES:
+                if tries == nonce_tries:
                     break
                 time.sleep(0.2 * tries)
                 continue
             except _Underpriced:
                 fees, most = self._fees(key.address, patience), self._most(key.address, patience)
-                fields = _raised({**fields, **fees}, most, UNDERPRICED_FACTOR)
+                # Above the ten per cent that nodes ask of a replacement, also where their view of the fees is older
+                # than ours.
+                fields = _raised({**fields, **fees}, most, 1.5)
                 continue
             return sent
         # Not for ever: behind this may be an endpoint that refuses whatever it is given.

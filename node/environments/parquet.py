@@ -24,7 +24,6 @@ CHILD = Path(__file__).with_name("parquet_child.py")
 MEMORY_BYTES = 2 * 1024**3
 """More than Arrow's library itself: for a page, what it unpacks to, and the rows of a batch."""
 LEAST_BYTES = 256 * 1024**2
-SILENT_SECONDS = 120.0
 _LENGTH = struct.Struct(">I")
 _MOST_WORDS = 4096
 Row = dict[str, Any]
@@ -71,10 +70,10 @@ class _Stream:
             raise ParquetError(f"a row of {length} bytes came")
         return bytes(self._take(length)) if length else None
 
-    def _take(self, count: int) -> bytearray:
+    def _take(self, count: int, *, silent_seconds: float = 120.0) -> bytearray:
         while len(self._read) < count:
-            if not self._waiting.select(SILENT_SECONDS):
-                raise ParquetError(f"it cannot be read within {SILENT_SECONDS:g} s")
+            if not self._waiting.select(silent_seconds):
+                raise ParquetError(f"it cannot be read within {silent_seconds:g} s")
             data = os.read(self._pipe.fileno(), 1 << 20)
             if not data:
                 raise ParquetError(f"it takes more than {MEMORY_BYTES} bytes of memory to read, or is damaged")

@@ -23,8 +23,6 @@ from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 from node.sandbox.runtime import child_environment
 
-DEADLINE_SECONDS = 20.0
-"""For each call. The slowest scorer takes a quarter of a second for the longest answer."""
 KEPT = 2
 """Children that wait for the next call. Threads that score at the same time have one each: none waits for another."""
 MOST_CHARACTERS = 1 << 20
@@ -35,7 +33,8 @@ class ScoringPool:
     """Blocks; for any thread. A child costs 0.2 s when there is none yet. needs: a package that its children import
     before anything is asked, outside of any deadline."""
 
-    def __init__(self, deadline: float = DEADLINE_SECONDS, needs: str = "") -> None:
+    # For each call. The slowest scorer takes a quarter of a second for the longest answer.
+    def __init__(self, deadline: float = 20.0, needs: str = "") -> None:
         self._deadline = deadline
         self._command = [sys.executable, "-P", "-m", "node.environments.scoring_pool", *([needs] if needs else [])]
         self._lock = threading.Lock()

@@ -15,9 +15,6 @@ from node.errors import NodeError
 from node.hardware.orders import HEADER_BYTES, READY, Multiply, Order, Show
 from protocol.freivalds import DIGEST_BYTES, Challenge
 
-# Challenges come in rounds: within one the child stays, between two its memory is wanted by others.
-IDLE_SECONDS = 120.0
-
 
 class MultiplierError(NodeError):
     """The child that multiplies did not start, did not answer in time, or answered something else."""
@@ -36,7 +33,8 @@ class Multiplier:
         try:
             while True:
                 self._used = trio.Event()
-                with trio.move_on_after(IDLE_SECONDS):
+                # Challenges come in rounds: within one the child stays, between two its memory is wanted by others.
+                with trio.move_on_after(120.0):
                     await self._used.wait()
                     continue
                 await self.stop()

@@ -23,7 +23,6 @@ from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
 FIRST_PAUSE = 0.1
-START_TRIES = 3
 REPEATS = 2
 """Of a request whose child ended while it may have been at work on it."""
 CALIBRATE = (
@@ -146,7 +145,7 @@ class EngineProcess:
                     self._starts -= 1  # the next one is no restart
                     continue
                 # Only a child that was never ready ends the service: one that was may have met what passes.
-                hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= START_TRIES
+                hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= 3  # it never started
                 if self.ready is None and hopeless:
                     raise
                 if self._worked or time.monotonic() - started > healthy_seconds:

@@ -26,8 +26,6 @@ LENGTH = 2
 TAG = 16
 LAST_NONCE = (1 << 64) - 2
 """Of one key; the number after it is reserved (Noise, 5.1)."""
-# Four messages of the largest kind: as much as one system call should bring.
-READ_AT_ONCE = 256 * 1024
 MAX_RUN = 32
 """Messages that are read without letting others run: as many as are here, else each takes four coroutines upwards."""
 
@@ -123,7 +121,8 @@ class NoiseSession(BaseSession, Prompt):
             await trio.lowlevel.checkpoint()
         ready = self._open(most)
         while not ready:
-            more = await self._source.read(READ_AT_ONCE)
+            # Four messages of the largest kind: as much as one system call should bring.
+            more = await self._source.read(256 * 1024)
             if not more and self._begun:
                 raise IncompleteReadError("the connection ended within a message")
             if not more:

@@ -21,8 +21,6 @@ log = structlog.get_logger(__name__)
 FIRST_DELAY = 0.5
 # Longer would be late for a member that comes back from a night's sleep; shorter is noise to a thousand nodes.
 LONGEST_DELAY = 30.0
-# A look costs a dictionary lookup, so a member that is apart can be looked at each second.
-CHECK_SECONDS = 1.0
 PING_SECONDS = 15.0
 """Of silence before a connection is pinged, by yamux: a request of our own for it was half of what a quiet node did."""
 MAX_DIALS = 32
@@ -165,7 +163,8 @@ class Redialer:
                     with trio.move_on_after(5.0):
                         await self._loss.wait()
                 else:
-                    await trio.sleep(min(CHECK_SECONDS, max(due - trio.current_time(), 0.0)))
+                    # A look costs a dictionary lookup, so a member that is apart can be looked at each second.
+                    await trio.sleep(min(1.0, max(due - trio.current_time(), 0.0)))
 
     def _patience(self, where: AddressSet) -> float:
         """Seconds before the first try: of two who learn of each other at once, one dials first."""

@@ -16,8 +16,6 @@ from node.inference.errors import ModelError
 from node.inference.model_files import read_json
 from protocol.run import RunSpec
 
-# Slow enough that one file on a busy machine does not change the class, quick enough for ten to do so.
-SMOOTHING = 0.7
 CACHE_BYTES = 4
 """Per number in the cache: the engines compute in fp32 on a CPU; a GPU engine's bf16 needs half of that."""
 
@@ -56,7 +54,9 @@ class CapacityGauge:
         if seconds <= 0 or output_tokens <= 0:
             return
         speed = output_tokens / seconds
-        self.speed = speed if self.speed is None else SMOOTHING * self.speed + (1 - SMOOTHING) * speed
+        # Slow enough that one file on a busy machine does not change the class, quick enough for ten to do so.
+        smoothing = 0.7
+        self.speed = speed if self.speed is None else smoothing * self.speed + (1 - smoothing) * speed
 
     @property
     def capacity(self) -> int:

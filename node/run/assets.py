@@ -26,10 +26,6 @@ from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, Asset, RunSpec, decode_run, encode_run
 
 log = structlog.get_logger()
-# Bytes a second for which one try is patient; a slower line needs several, each of which goes on where the last ended.
-SLOWEST_RATE = 100_000
-STALL_SECONDS = 60.0
-"""Without a byte of peers, after which the hub is asked, too."""
 Sources = Callable[[], Sequence[Address]]
 
 
@@ -43,7 +39,13 @@ class Run(msgspec.Struct, frozen=True):
 
 
 async def obtain_run(
-    root: bytes, blobs: Blobs, sources: Sources, directory: Path, *, use: HubUse = "never", stall: float = STALL_SECONDS
+    root: bytes,
+    blobs: Blobs,
+    sources: Sources,
+    directory: Path,
+    *,
+    use: HubUse = "never",
+    stall: float = 60.0,  # without a byte of peers, after which the hub is asked, too
 ) -> Run:
     """Fetch run `root` and its assets into `directory`, asking the members again until they have it. use, stall: when
     the hub is asked for what the run names there."""
@@ -180,7 +182,9 @@ async def _insist(
     Each try is short, so that the members who came in the meantime are asked too; what a try has fetched stays.
     """
     complained = False
-    patience = 2.0 + size / SLOWEST_RATE  # for the blob's description and the first piece
+    # Bytes a second for which one try is patient; a slower line needs several, each of which goes on where the last
+    # ended.
+    patience = 2.0 + size / 100_000  # for the blob's description and the first piece
     while True:
         holders = list(sources())
         try:

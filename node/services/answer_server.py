@@ -23,8 +23,6 @@ from node.services.workplace import Workplace
 from node.weights.policy_cache import HeldPolicy, PolicyCache
 from protocol.errors import IntellectError
 
-MOST = 16
-"""Answers under way: the engine's link has room for the node's own work beside them."""
 MAX_BODY = 8 << 20
 MAX_TOKENS = 1 << 20
 Sender = trio.MemorySendChannel[dict[str, Any]]
@@ -90,8 +88,9 @@ class AnswerServer(Service):
             return _refused(f"{self._rest.why}: no engine answers", 503)
         if (policy := self._policy_cache.newest) is None:
             return _refused("no policy is here yet", 503)
-        if self.under_way >= MOST:
-            return _refused(f"{MOST} answers are under way", 429)
+        most = 16  # answers under way: the engine's link has room for the node's own work beside them
+        if self.under_way >= most:
+            return _refused(f"{most} answers are under way", 429)
         return _Lines(partial(self._told, asked, policy))
 
     async def _told(self, asked: AnswerOrder, policy: HeldPolicy, send: Sender) -> None:

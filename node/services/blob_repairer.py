@@ -21,15 +21,10 @@ from protocol.blobs import MAX_BLOB_SIZE
 from protocol.errors import IntellectError
 
 log = structlog.get_logger()
-ROUND = 7 * 24 * 3600.0
-"""Seconds in which every blob is looked at once: 34 kB/s for 20 GiB."""
 RATE = (16 * 1024, 64 * 1024**2)
 """Bytes a second that are looked at, at least and at most."""
-RESTS = 60.0
-"""Seconds between two looks for what was not looked at for a round."""
 PATIENCE = (60.0, 20_000_000)
 """Seconds for which a damaged blob is asked for at least, and the bytes a second that a larger one has."""
-TRIES = 3
 
 
 class BlobRepairer(Service):
@@ -37,7 +32,10 @@ class BlobRepairer(Service):
 
     name = "blob-repairer"
 
-    def __init__(self, context: Context, proof: BlobProofs, *, every: float = ROUND, rests: float = RESTS) -> None:
+    # Every blob is looked at once in `every` seconds: 34 kB/s for 20 GiB. `rests`: between two looks for what was not.
+    def __init__(
+        self, context: Context, proof: BlobProofs, *, every: float = 7 * 24 * 3600.0, rests: float = 60.0
+    ) -> None:
         self._context = context
         self._proof = proof
         self._every, self._rests = every, rests
@@ -84,7 +82,7 @@ class BlobRepairer(Service):
     async def _fetch(self, root: bytes, size: int) -> None:
         context, why = self._context, "nobody else is here"
         seconds = PATIENCE[0] + size / PATIENCE[1]
-        for _ in range(TRIES):
+        for _ in range(3):
             try:
                 await context.blobs.fetch(root, context.membership.addresses(), max_size=size, timeout=seconds)
             except IntellectError as error:

@@ -16,7 +16,6 @@ from protocol.messages import Heartbeat, Judgement, LotsRevealed, Signed, Verdic
 from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome, work_id
 
-NEAR_WINDOWS = 3
 OVERDUE_WINDOWS = 8
 """Windows of verdicts without the secret that decided their lots, after which their author is believed no more."""
 
@@ -109,7 +108,7 @@ class AuditLots:
     def beat(self, signed: Signed[Heartbeat]) -> BrokenPromise | None:
         """Note a validator's pledges; two different ones for a window are a broken promise."""
         for pledge in signed.message.lots:
-            if abs(pledge.window - self.current_window) > NEAR_WINDOWS:
+            if abs(pledge.window - self.current_window) > 3:
                 continue  # nobody can crowd out others with pledges for ever
             known = self._pledged.get((signed.author, pledge.window))
             if known is None:

@@ -38,10 +38,6 @@ log = structlog.get_logger()
 PROTOCOL = "/intellect-node/matrix/1"
 GPU_HARDWARE = ("cuda", "hip", "rocm", "xpu")
 """How the names of engines' classes begin that say they compute on a GPU."""
-SECONDS = 2.5
-"""For 8.8e12 additions and multiplications and the line: 4.4e12 a second, if half a second of it is the line's."""
-PATIENCE = 30.0
-"""Seconds after which a product is not waited for any longer."""
 SHOW_SECONDS = 60.0
 PAUSE = 600.0
 """Seconds between two challenges by one asker."""
@@ -127,7 +123,8 @@ class Claims:
         prover: Prover | None = None,
         clock: Seconds = trio.current_time,
         size: int = MOST_SIZE,
-        seconds: float = SECONDS,
+        # For 8.8e12 additions and multiplications and the line: 4.4e12 a second, if half a second of it is the line's.
+        seconds: float = 2.5,
     ) -> None:
         self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
@@ -175,13 +172,14 @@ class Claims:
         await self._ask(member, TrialTold(trial.passed), 0, SHOW_SECONDS)
         return trial
 
-    async def _tried(self, member: Address) -> ClaimTrial:
+    async def _tried(self, member: Address, *, patience: float = 30.0) -> ClaimTrial:
         challenge, began = Challenge(secrets.token_bytes(SEED_BYTES), self._size), self._clock()
         try:
-            answer = await self._ask(member, Pose(challenge), self._size * DIGEST_BYTES, PATIENCE)
+            # Seconds after which a product is not waited for any longer.
+            answer = await self._ask(member, Pose(challenge), self._size * DIGEST_BYTES, patience)
         # Only this says something of its speed. A line that breaks is no trial, and raises.
         except RequestTimedOut:
-            return ClaimTrial(False, self._clock() - began, began, f"no product within {PATIENCE:g} s")
+            return ClaimTrial(False, self._clock() - began, began, f"no product within {patience:g} s")
         took = self._clock() - began
         if took > self._seconds:
             return ClaimTrial(False, took, began, f"the product took {took:.1f} s of {self._seconds:g}")

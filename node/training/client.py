@@ -25,7 +25,6 @@ from protocol.errors import UNREADABLE
 from protocol.run import RunSpec
 
 log = structlog.get_logger()
-RESTARTS_WITHOUT_PROGRESS = 5
 
 
 class _GivenUp(msgspec.Struct, frozen=True):
@@ -112,7 +111,7 @@ class SpoolProcess:
             newest = self._progress()
             # Progress begins the count anew: a run of weeks may lose its process many times.
             failures, progress = (1 if newest > progress else failures + 1), newest
-            if failures > RESTARTS_WITHOUT_PROGRESS:
+            if failures > 5:
                 raise self._hopeless(failures, newest, status)
             self.restarts += 1
             log.warning(f"{self.name}.died", status=status, step=newest, failures=failures)

@@ -19,7 +19,6 @@ from node.training.settings import TrainerSettings
 if TYPE_CHECKING:
     from node.training.world import World  # torch: whoever only reads the notes has no use for it
 
-LEAST_TOKENS = 1
 _NOTE = struct.Struct("<qqqq")
 _OWN = ("node_rank", "interface", "threads", "peak_tflops")
 """Settings of one machine alone, which make no pass larger or smaller."""
@@ -58,7 +57,7 @@ class MicroBatchLimit:
     def lower(self, step: int, phase: Phase, largest: int) -> int:
         """Less from `step` on, when the trainer has started again; returns it. largest: tokens of the largest pass that
         was tried: half of what was allowed may be more than there was."""
-        tokens = max(LEAST_TOKENS, min(self.at(step), largest) // 2)
+        tokens = max(1, min(self.at(step), largest) // 2)
         self._own.append(Note(step, tokens, self._digest, phase))
         write_whole(self._path, msgspec.json.encode(self._own))
         return tokens

@@ -15,11 +15,9 @@ from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings, endpoint
 
 RENDEZVOUS_ID = "intellect-node"
-PATIENCE_SECONDS = 30 * 86_400
-"""How long machine 0 waits for the others, who may be switched on tomorrow."""
 
 
-def arguments(settings: TrainerSettings) -> list[str]:
+def arguments(settings: TrainerSettings, *, patience_seconds: int = 30 * 86_400) -> list[str]:
     """torchrun's, up to the program: processes of this machine alone, or of several."""
     processes = f"--nproc-per-node={settings.world_size}"
     if settings.nodes == 1:
@@ -31,7 +29,8 @@ def arguments(settings: TrainerSettings) -> list[str]:
         "--rdzv-backend=static",  # c10d deals ranks by address, and rank 0 must be where the spool is
         f"--rdzv-endpoint={settings.rendezvous}",
         f"--rdzv-id={RENDEZVOUS_ID}",
-        f"--rdzv-conf=timeout={PATIENCE_SECONDS}",
+        # How long machine 0 waits for the others, who may be switched on tomorrow.
+        f"--rdzv-conf=timeout={patience_seconds}",
     ]
 
 

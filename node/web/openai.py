@@ -31,8 +31,6 @@ MOST = 64
 """Answers under way, of all clients together."""
 MAX_BODY = 4 << 20
 """Bytes of a request."""
-BODY_SECONDS = 30.0
-"""That a client may take to send one."""
 MOST_STOPS, MAX_STOP = 16, 256
 MAX_MESSAGES = 1024
 DEFAULT_TOKENS = {True: 4096, False: 16}
@@ -476,17 +474,17 @@ async def _until_gone(receive: Receive, scope: trio.CancelScope) -> None:
 # --- the fields of a request ---------------------------------------------------------------------
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request, *, body_seconds: float = 30.0) -> dict[str, Any]:
     """Raises Refused for one that is too long, comes too slowly, or is no JSON object."""
     data = bytearray()
-    with trio.move_on_after(BODY_SECONDS) as late:
+    with trio.move_on_after(body_seconds) as late:  # that a client may take to send one
         async with aclosing(request.stream()) as parts:
             async for part in parts:
                 data += part
                 if len(data) > MAX_BODY:
                     raise OpenAIRefused(f"the request is longer than {MAX_BODY} bytes", status=413)
     if late.cancelled_caught:
-        raise OpenAIRefused(f"the request did not come whole within {BODY_SECONDS:g} seconds", status=408)
+        raise OpenAIRefused(f"the request did not come whole within {body_seconds:g} seconds", status=408)
     try:
         found = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:

@@ -32,8 +32,6 @@ from node.environments.reasoning.table import FLOORS, VERSION, refusal
 from node.environments.scoring_pool import POOL
 
 PYTHON_VARIABLE = "INTELLECT_NODE_REASONING_GYM_PYTHON"
-DEADLINE_SECONDS = 5.0
-"""For each problem or answer."""
 _CHILD = Path(__file__).with_name("child.py")
 
 
@@ -42,7 +40,11 @@ class ReasoningGym:
     that has the package, by default the one that PYTHON_VARIABLE names, or else our own."""
 
     def __init__(
-        self, python: str | None = None, deadline: float = DEADLINE_SECONDS, *, start_seconds: float = 120.0
+        self,
+        python: str | None = None,
+        deadline: float = 5.0,  # for each problem or answer
+        *,
+        start_seconds: float = 120.0,
     ) -> None:
         self._python = python or os.environ.get(PYTHON_VARIABLE) or sys.executable
         self._deadline = deadline

@@ -42,7 +42,6 @@ SEARCH = "search"
 MAX_PASSAGES = 1_000_000
 MAX_PASSAGE = 64 * 1024
 MAX_QUERY_WORDS = 32
-FOUND = 3
 _WORD = re.compile(rb"[a-z0-9\x80-\xff]+")
 
 
@@ -85,7 +84,7 @@ class Corpus:
                 self._places[word].append((number, count))
         self._total = max(1, sum(self._lengths))
 
-    def best(self, query: str, count: int = FOUND) -> list[Passage]:
+    def best(self, query: str, count: int = 3) -> list[Passage]:
         """The passages that fit a query best, at most `count`; none that has none of its words."""
         scores: dict[int, int] = defaultdict(int)
         for word in list(dict.fromkeys(words(query)))[:MAX_QUERY_WORDS]:

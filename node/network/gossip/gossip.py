@@ -210,8 +210,6 @@ KIN = TProtocol("/intellect-node/meshsub/1")
 """The same, said between nodes of this program: so they know each other. A tree prunes what comes twice, a mesh wants
 several copies: pruned by four of ours, js-libp2p made four links again at once."""
 MAX_PACKET = 512 * 1024
-# A stream that is cut is mostly a peer that restarts; one that is refused again and again is a peer without gossip.
-FIRST_RETRY, LAST_RETRY = 0.25, 8.0
 
 
 class GossipListener(Protocol):
@@ -320,9 +318,11 @@ class Gossip:
         for line in told:
             line.flush()
 
-    async def _keep(self, peer: bytes, line: PeerQueue) -> None:
+    async def _keep(self, peer: bytes, line: PeerQueue, *, first_retry: float = 0.25, last_retry: float = 8.0) -> None:
         """A stream to a peer, opened anew while it is connected."""
-        wait = FIRST_RETRY
+        # A stream that is cut is mostly a peer that restarts; one that is refused again and again is a peer without
+        # gossip.
+        wait = first_retry
         try:
             with line.scope:
                 while True:
@@ -331,7 +331,7 @@ class Gossip:
                     if not self._still_connected(peer):
                         break
                     # A stream that held for a while has earned a quick return.
-                    wait = FIRST_RETRY if trio.current_time() - began > LAST_RETRY else min(2 * wait, LAST_RETRY)
+                    wait = first_retry if trio.current_time() - began > last_retry else min(2 * wait, last_retry)
                     await trio.sleep(wait)
         finally:
             del self._lines[peer]

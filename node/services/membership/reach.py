@@ -22,7 +22,6 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 
 log = structlog.get_logger()
-ASKED = 3
 AGAIN = (60.0, 900.0)
 """Seconds until the next round, where nobody could dial this node, and where most could."""
 MAX_REFUSED = 1024
@@ -90,7 +89,7 @@ class Reach(Service):
     async def ask_around(self) -> None:
         """One round, among those with a direct connection: what a relay sees is not where we are."""
         connected = sorted(self._network.connected() - self._network.relayed())
-        answers = [await self._look(one) for one in random.sample(connected, min(ASKED, len(connected)))]
+        answers = [await self._look(one) for one in random.sample(connected, min(3, len(connected)))]
         tries = [look for look in answers if look and look.reached is not None]
         self._notice([look.seen for look in answers if look and look.seen])
         if not tries:

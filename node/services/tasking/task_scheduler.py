@@ -42,7 +42,6 @@ from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_
 log = structlog.get_logger()
 LOOK_EVERY = 1.0
 """Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges."""
-MOST_OPEN = 32
 
 
 class TaskScheduler(Service):
@@ -117,8 +116,9 @@ class TaskScheduler(Service):
     async def offer(self, wish: TaskRequest) -> TaskId:
         """Begin a task. Raises TaskRefused, ProtocolError for what makes no sense, IntellectError for files that cannot
         be added."""
-        if sum(own.open for own in self.own.values()) >= MOST_OPEN:
-            raise TaskRefused("no further task", f"{MOST_OPEN} are open", "wait for one to end, or cancel one")
+        most_open = 32
+        if sum(own.open for own in self.own.values()) >= most_open:
+            raise TaskRefused("no further task", f"{most_open} are open", "wait for one to end, or cancel one")
         spec = wish.spec
         if spec.samples_asked and spec.weights is None:
             policy = self._policy(wish.policy)

@@ -246,8 +246,6 @@ def page_routes(
 # up); what it missed comes first. It is written to only when it has taken what was written before.
 PULSE = 5.0
 """Seconds after which a viewer hears that nothing has changed: one that hears nothing has lost us."""
-RETRY = 2000
-"""Milliseconds before a browser tries again."""
 # Each is a connection that stays; the listener's other 192 remain for those who come and go.
 MAX_VIEWERS = 64
 
@@ -312,8 +310,8 @@ class EventStream(Response):
                 nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
                 await self._tell(send)
 
-    async def _tell(self, send: Send) -> None:
-        await self._write(send, f"retry: {RETRY}\n".encode())
+    async def _tell(self, send: Send, *, retry: int = 2000) -> None:
+        await self._write(send, f"retry: {retry}\n".encode())  # milliseconds before a browser tries again
         while True:
             if self._feed.version > self._seen:
                 version = self._feed.version

@@ -4,12 +4,11 @@ import math
 import unicodedata
 from typing import Any
 
-LONGEST = 200
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 """Categories of characters that move, hide or turn what stands beside them."""
 
 
-def words(value: Any, longest: int = LONGEST) -> str:
+def words(value: Any, longest: int = 200) -> str:
     """Text of at most `longest` characters without anything invisible; empty for what is no text."""
     if not isinstance(value, str):
         return ""

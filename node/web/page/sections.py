@@ -25,8 +25,6 @@ from node.web.page.plain import number, table, words
 Ago = Callable[[str, Any], int | None]
 RECENT = 30
 """Verdicts, slashes and events that are shown."""
-# So that the event loop turns between two portions.
-AT_ONCE = 250
 EVENTS = dict.fromkeys(
     (
         "role",
@@ -66,8 +64,9 @@ def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
     counted = status.contributions.members if status.contributions else {}
     uses = status.uses.workers if status.uses else {}
     rows = status.swarm[:2000]  # rows of the table of members; the swarm may be larger, the page says so
-    for first in range(0, len(rows), AT_ONCE):
-        some = rows[first : first + AT_ONCE]
+    at_once = 250  # so that the event loop turns between two portions
+    for first in range(0, len(rows), at_once):
+        some = rows[first : first + at_once]
         yield {
             row.address: _member(row, counted.get(row.address, ContributionPart()), uses.get(row.address), ago)
             for row in some

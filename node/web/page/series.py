@@ -206,7 +206,6 @@ def _mean_of(column: tuple[float | None, ...]) -> float | None:
 # no more than itself.
 log = structlog.get_logger(__name__)
 
-PAGE_BYTES = 4096
 MAX_BYTES = 4 * 1024 * 1024
 """Of the file; what SQLite needs beside it while it writes is less."""
 FORMAT = 1
@@ -266,11 +265,12 @@ class SeriesFile:
         return found
 
     def _open(self) -> sqlite3.Connection:
+        page_bytes = 4096
         if self._db is None:
             db = sqlite3.connect(self._path, isolation_level="DEFERRED", check_same_thread=False)
-            db.execute(f"PRAGMA page_size={PAGE_BYTES}")
+            db.execute(f"PRAGMA page_size={page_bytes}")
             # SQLite itself keeps to it: a bug in thinning can then not fill a user's disk.
-            db.execute(f"PRAGMA max_page_count={MAX_BYTES // PAGE_BYTES}")
+            db.execute(f"PRAGMA max_page_count={MAX_BYTES // page_bytes}")
             # A power cut may lose the last points, which is no harm; the file itself stays sound.
             db.execute("PRAGMA synchronous=NORMAL")
             db.executescript(_SCHEMA)
