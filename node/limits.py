@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 CONTROL = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
-OPEN_FILES = 16_384
 
 
 class ProcessMemory(NamedTuple):
@@ -40,7 +39,7 @@ def memory() -> ProcessMemory:
     return ProcessMemory(total, free)
 
 
-def allow_open_files(most: int = OPEN_FILES) -> int:
+def allow_open_files(most: int = 16_384) -> int:
     """Let this process and its children have as many open files as the system lets it choose, `most` at most. Shells
     and service managers begin with 1,024 for the sake of old programs; a member of a large pool holds more. Returns how
     many there may be now."""

@@ -32,8 +32,6 @@ PHASES = (
 """In the order in which a node goes through them. From `working` on it does what it came for."""
 MOST_EVENTS = 100
 TROUBLE = "trouble"
-AGAIN = 600.0
-"""Seconds after which a trouble that lasts is told again."""
 
 Text = str | Callable[[], str]
 """What a phase waits for; a function where that changes while it lasts."""
@@ -124,7 +122,7 @@ class ProgressRecord:
     def trouble(self, text: str) -> None:
         """Tell of what should not be; the same trouble over and over, by turns with others too, every ten minutes."""
         told = self._troubles.get(text)
-        if told is None or self._clock() - told >= AGAIN:
+        if told is None or self._clock() - told >= 600.0:  # seconds after which a trouble that lasts is told again
             self._troubles[text] = self._clock()
             self.tell(TROUBLE, text)
 

@@ -38,7 +38,6 @@ WINDOW = 1 << 17
 """Elements that are handed out together: 256 KiB, which stay in the processor's cache, and never more than a piece."""
 # 128 GiB of bf16: as large as a blob may be.
 MAX_ELEMENTS = 1 << 36
-HEADER_BYTES = 4 + 8 + 1
 _MAGIC = b"IND\x02"
 _HEADER = struct.Struct("<4sQB")
 _COUNT = struct.Struct("<I")
@@ -117,7 +116,8 @@ def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0
 
 def max_patch_bytes(count: int) -> int:
     """The most bytes that a patch for `count` elements can have: raw everywhere, no stream compressed."""
-    return HEADER_BYTES + 2 * count + 32 * (-(-count // CHUNK))
+    header_bytes = 4 + 8 + 1
+    return header_bytes + 2 * count + 32 * (-(-count // CHUNK))
 
 
 def _header(reader: PackedReader, count: int) -> bool:

@@ -22,14 +22,7 @@ CLASH_SECONDS = 5.0
 # Who could hold more would reserve a task's end, and let it wait for the slowest.
 MOST_HELD = 2
 """Shards of one task that one node may hold at a time: the one at hand, and the next."""
-STRIKES = 3.0
-"""Leases of one node that ran out, or results of it that were refused, since its last accepted one; then its claims in
-this task are heard no more for a while."""
-FORGIVEN_AFTER = 10.0
-"""Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
 
-PATIENCE_SECONDS = 3.0
-"""That each node which should rather do a free shard has to claim it, before the next one may."""
 
 WorkId = bytes
 
@@ -134,7 +127,9 @@ class Leases:
     def _struck(self, node: Address, now: float) -> float:
         """The strikes of a node that are not forgiven."""
         strikes, at = self._strikes.get(node, (0.0, now))
-        return strikes if now - at < FORGIVEN_AFTER * self.spec.lease_seconds else 0.0
+        # Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a
+        # task.
+        return strikes if now - at < 10.0 * self.spec.lease_seconds else 0.0
 
     # results
 
@@ -235,7 +230,8 @@ class Leases:
             return None
         # Free shards among which a node looks for one to claim: those that suit it best.
         for shard, since in islice(self._free(own, now, alive), 8):
-            if now >= since + PATIENCE_SECONDS * rank(self.task, shard, own, others):
+            # That each node which should rather do a free shard has to claim it, before the next one may.
+            if now >= since + 3.0 * rank(self.task, shard, own, others):
                 return shard
         return None
 
@@ -252,7 +248,9 @@ class Leases:
 
     def is_barred(self, node: Address, now: float) -> bool:
         """Whether its claims are not heard at this time."""
-        return self._struck(node, now) >= STRIKES
+        # Leases of one node that ran out, or results of it that were refused, since its last accepted one; then its
+        # claims in this task are heard no more for a while.
+        return self._struck(node, now) >= 3.0
 
     @staticmethod
     def _holds(state: _Shard, node: Address, now: float) -> bool:

@@ -33,7 +33,6 @@ from protocol.errors import IntellectError
 ROOT = Path(__file__).resolve().parents[2]
 ASK_SECONDS = 1.0  # seconds between questions to a daemon
 CHURN_POLL = 0.1
-PAY = 55.0  # seconds after it in which the first pay is waited for: an epoch, its window, a table, its delay, a claim
 
 
 async def run_demo(options: DemoOptions, view: DemoView) -> dict[str, Any]:
@@ -274,7 +273,8 @@ async def _watch_training(now: Callable[[str], Snapshot], view: DemoView) -> Non
             done_at = clock if done_at is None else done_at
             late = clock - done_at
             known = late > fate or all(_fate_is_sealed(row, snapshot) for row in snapshot.cheats)
-            if known and (snapshot.all_paid or late > PAY):
+            # seconds after it in which the first pay is waited for: an epoch, its window, a table, its delay, a claim
+            if known and (snapshot.all_paid or late > 55.0):
                 return
             if late > fate and not told:
                 told = True

@@ -29,8 +29,6 @@ REFUSED = 4e-6
 """Honest files that each of the cuts may refuse: of five, 2 in 10^5 together; a sixth is of models with experts."""
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
 """TOPLOC's cuts are never below these."""
-LEAST_ROUTING = 1e-3
-"""The margin of experts is never below: so much is a rounding in float32 that none of a few hundred samples met."""
 # Of so few samples the largest says little about the next one.
 MARGIN = 1.5
 WIDER = 2.0
@@ -135,7 +133,8 @@ def _routing_cut(run: RunSpec, samples: Sequence[SampleStatistics]) -> float:
     worst = np.array([sample.routing for sample in samples if sample.routing is not None], dtype=np.float64)
     if not worst.size:
         return Cuts().routing
-    return _neat(max(LEAST_ROUTING, rarely_exceeded(worst, REFUSED / run.rollout.samples_per_file)))
+    # The margin of experts is never below: so much is a rounding in float32 that none of a few hundred samples met.
+    return _neat(max(1e-3, rarely_exceeded(worst, REFUSED / run.rollout.samples_per_file)))
 
 
 def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:

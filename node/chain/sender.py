@@ -52,9 +52,6 @@ from node.chain.witnesses import Witnesses
 from protocol.identity import Address, NodeKey
 from protocol.upkeep import Patience
 
-UNASKED_RAISES = 5
-"""Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One that no
-block takes is raised as often as the cap allows."""
 LONGEST_RAISE = 600.0
 """Seconds between two raises at most; they grow from `bump_after` by twos, since each variant may be mined."""
 ENDPOINT_LAG = 15.0
@@ -415,7 +412,9 @@ class Sender:
         if time.monotonic() < again_at:
             return
         price = price_now(self._web3)
-        if price.base <= sent.fields["maxFeePerGas"] and raised >= UNASKED_RAISES:
+        # Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One
+        # that no block takes is raised as often as the cap allows.
+        if price.base <= sent.fields["maxFeePerGas"] and raised >= 5:
             return
         better = _raised(sent.fields, self._most(key.address, sent.patience, price))
         # The cap cut it: what pays less than a real raise is refused, and would only be noise.

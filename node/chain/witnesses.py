@@ -24,8 +24,6 @@ from node.chain.errors import EndpointsDisagree, RpcUnreachable, WrongChain
 from node.chain.refusals import EndpointRefused, RefusalKind
 from node.chain.rpc import EXPECTED
 
-AGREED_FOR = 3600.0
-"""Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is new."""
 RECONSIDERED = (1.0, 2.0, 4.0)
 """Seconds before two that disagree are asked again: one may be a block behind the other."""
 BEHIND, FUTURE = 120.0, 60.0
@@ -83,7 +81,9 @@ class Witnesses:
         if not self.several:
             return view()
         known, at = self._agreed.get(about, (None, 0.0))
-        if known is not None and self._clock() < at + AGREED_FOR:
+        # Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is
+        # new.
+        if known is not None and self._clock() < at + 3600.0:
             try:
                 if key(answer := view()) == known:
                     return answer

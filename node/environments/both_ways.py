@@ -12,8 +12,6 @@ from node.environments.base import Problem
 from node.environments.dataset import DatasetEnvironment
 from node.environments.mathematics.reading import read
 
-PROGRAMS_LOOKED_AT = 8
-"""Rows: a program runs for seconds, and each test of a row runs it again."""
 _MATHEMATICS = ("verifiable_math", "marked_math")
 _PROGRAMS = ("prime_rl_code", "verifiable_code")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -57,7 +55,8 @@ def _spread(environment: DatasetEnvironment) -> Iterator[Problem]:
     for number in range(0, min(environment.size, step * looked_at), step):
         problem = environment.problem(number)
         programs += problem.task in _PROGRAMS
-        if problem.task not in _PROGRAMS or programs <= PROGRAMS_LOOKED_AT:
+        # Rows: a program runs for seconds, and each test of a row runs it again.
+        if problem.task not in _PROGRAMS or programs <= 8:
             yield problem
 
 

@@ -23,8 +23,6 @@ from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 from node.sandbox.runtime import child_environment
 
-KEPT = 2
-"""Children that wait for the next call. Threads that score at the same time have one each: none waits for another."""
 MOST_CHARACTERS = 1 << 20
 """Of the calls that are sent together: sending costs milliseconds on a busy machine, and one call may be long."""
 
@@ -99,7 +97,9 @@ class ScoringPool:
 
     def _give_back(self, child: LineChild) -> None:
         with self._lock:
-            if len(self._idle) < KEPT:
+            # Children that wait for the next call. Threads that score at the same time have one each: none waits for
+            # another.
+            if len(self._idle) < 2:
                 self._idle.append(child)
                 return
         # Outside of the lock: closing waits for the process to end.

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 SILENT = 5.0
 """Seconds without a word and without work after which a child hangs."""
-SILENT_AT_WORK = 60.0
-"""The same for one that uses the processor: something may hold the interpreter's lock."""
 STANDING = 30.0
 """Seconds without a beat and without work, while the engine has something to do that is no load; also without a first
 word, which comes after the imports."""
@@ -78,7 +76,8 @@ class Watchdog:
 
     def _silence(self, now: float, cpu: float | None) -> str:
         working = self._heard.rate(now, cpu) >= IDLE_SHARE
-        idle, busy = (SILENT, SILENT_AT_WORK) if self._spoke else (STANDING, STANDING_AT_WORK)
+        # The same for one that uses the processor: something may hold the interpreter's lock.
+        idle, busy = (SILENT, 60.0) if self._spoke else (STANDING, STANDING_AT_WORK)
         return _beyond("it says nothing", now - self._heard.at, busy if working else idle)
 
     def _standstill(self, now: float, cpu: float | None) -> str:

@@ -31,14 +31,6 @@ LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.1, 0.5
 """Between two looks at the paths, while something goes by them in bulk and while nothing does."""
 LOSSY = 0.004
 """Share of segments that are sent again."""
-HOLD_SECONDS, HOLD_TRIPS = 2.0, 12
-"""After a queue was seen, so long and so many round trips loss counts for nothing: it may be of that queue, as a first
-overshoot is, and what was lost of one window is sent again over several round trips."""
-FRESH = 2
-"""Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two seconds."""
-NEAR = 0.001
-"""Seconds of a round trip below which no lane is opened: at LOSSY one connection carries 200 Mbit/s there, and what is
-sent again on a loopback is late, for want of a processor, and not lost."""
 DIAL_SECONDS = 10.0
 PAUSE = 30.0
 """After lanes could not be opened."""
@@ -65,14 +57,19 @@ class PathWatch:
         self._quiet += LOOK_SECONDS
         fades = 0.98  # what is left of the segments counted when the next look adds its own
         if _queues([now for was, now in pairs if now.segments > was.segments]):
-            self._forget(hold=max(HOLD_SECONDS, HOLD_TRIPS * trip))
+            # After a queue was seen, so long and so many round trips loss counts for nothing: it may be of that queue,
+            # as a first overshoot is, and what was lost of one window is sent again over several round trips.
+            self._forget(hold=max(2.0, 12 * trip))
         # A queue that has just gone leaves losses of its own behind: these say nothing of the path.
         elif self._hold <= 0:
             self._sent, self._again = fades * self._sent + sent, fades * self._again + again
             # What one window lost is one event, however many looks it takes to be sent again.
             if again and self._quiet >= trip:
                 self._fresh, self._quiet = self._fresh + 1, 0.0
-        return self._fresh >= FRESH and self._again > LOSSY * self._sent and trip >= NEAR
+        # Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two
+        # seconds. Seconds of a round trip below which no lane is opened: at LOSSY one connection carries 200 Mbit/s
+        # there, and what is sent again on a loopback is late, for want of a processor, and not lost.
+        return self._fresh >= 2 and self._again > LOSSY * self._sent and trip >= 0.001
 
     @property
     def step(self) -> int:

@@ -24,8 +24,6 @@ from node.network.sockets import LeanSocket, Prompt, Tcp, prompt, unbuffered
 
 LENGTH = 2
 TAG = 16
-LAST_NONCE = (1 << 64) - 2
-"""Of one key; the number after it is reserved (Noise, 5.1)."""
 MAX_RUN = 32
 """Messages that are read without letting others run: as many as are here, else each takes four coroutines upwards."""
 
@@ -50,7 +48,7 @@ class Cipher:
         return self._aead.decrypt(self._next_nonce(), sealed, None)
 
     def _next_nonce(self) -> bytes:
-        if self.number > LAST_NONCE:
+        if self.number > (1 << 64) - 2:  # of one key; the number after it is reserved (Noise, 5.1)
             raise NoiseBroken("all numbers of this session are used up")
         # Noise writes the nonce little-endian here, and lengths big-endian (12.3).
         nonce = bytes(4) + self.number.to_bytes(8, "little")

@@ -45,7 +45,8 @@ class KeptStreams(Generic[S]):
         idle = self._idle.get((peer, protocol))
         given_up: list[S] = []
         # The oldest are on the left: they are given up from there, while the freshest on the right is used first.
-        while idle and idle[0][0] < now - IDLE_SECONDS:
+        # After which a stream is not used any more: well before the other side closes it (wire: KEEP_SECONDS).
+        while idle and idle[0][0] < now - 10.0:
             given_up.append(idle.popleft()[1])
         while idle:
             stream = idle.pop()[1]
@@ -60,7 +61,7 @@ class KeptStreams(Generic[S]):
         idle = self._idle.get(place, deque[tuple[float, S]]())
         idle.append((now, stream))
         self._idle[place] = idle
-        return [idle.popleft()[1]] if len(idle) > MOST_KEPT else []
+        return [idle.popleft()[1]] if len(idle) > 8 else []  # idle streams of one peer and protocol
 
 
 BULK = 128 * 1024
@@ -289,11 +290,7 @@ async def _finish(stream: INetStream, clean: bool, *, close_seconds: float = 3.0
             log.debug("network.stream_close_failed", error=repr(error))
 
 
-MOST_KEPT = 8
-"""Idle streams of one peer and protocol."""
 MAX_PLACES = 1024
-IDLE_SECONDS = 10.0
-"""After which a stream is not used any more: well before the other side closes it (wire: KEEP_SECONDS)."""
 
 
 # Requests and responses on one stream, one after the other, with bounds before allocation.

@@ -10,10 +10,6 @@ from collections import deque
 import trio
 
 TURN_SECONDS = 0.025
-LEAST_TURN = 4 * 1024
-"""Bytes. 33 ms at 1 Mbit/s; less would be mostly headers and wake-ups."""
-NEWS_TURNS = 4
-"""Turns of news after which bulk that waits has one: a fifth of the line at least."""
 SPAN = 0.1
 """Seconds over which the line's rate is measured, at least."""
 
@@ -49,7 +45,8 @@ class Turns:
         self._pass_on(most)
 
     def _pass_on(self, most: int) -> None:
-        bulk_is_due = self._bulk and (not self._news or self._ahead >= NEWS_TURNS * most > 0)
+        # Turns of news after which bulk that waits has one: a fifth of the line at least.
+        bulk_is_due = self._bulk and (not self._news or self._ahead >= 4 * most > 0)
         queue = self._bulk if bulk_is_due else self._news
         self.held = bool(queue)
         if queue:
@@ -92,7 +89,8 @@ class LinePace:
             self._restart(now, full=False)
 
     def _turn(self, now: float) -> int:
-        return int(min(self._most, max(LEAST_TURN, self._bytes / (now - self._since) * TURN_SECONDS)))
+        # Bytes. 33 ms at 1 Mbit/s; less would be mostly headers and wake-ups.
+        return int(min(self._most, max(4 * 1024, self._bytes / (now - self._since) * TURN_SECONDS)))
 
     def _restart(self, now: float, *, full: bool) -> None:
         self._since, self._from_full, self._bytes = now, full, 0

@@ -14,8 +14,6 @@ from node.preflight.finding import CheckFinding, PreflightFailed, failure, ok, w
 from node.units import size_of
 from protocol.run import RunSpec
 
-IMAGES = 7
-"""Of a policy, for which a capped disk has room: four in the store, and three while one is built."""
 GIB = 2**30
 Wrong = tuple[str, str]
 """What is wrong, and what to do."""
@@ -108,7 +106,8 @@ def _of_run(config: NodeConfig, role: str, hardware: Hardware, run: RunSpec) -> 
     if guest.gpu_memory and hardware.gpus and guest.gpu_memory < gpu:
         what = f"[guest] gpu_memory = {guest.gpu_memory / GIB:.1f} GiB: the run needs at least {gpu / GIB:.1f}"
         yield what, f'set gpu_memory = "{gpu / GIB + 0.05:.1f} GiB" or more, or join another pool'
-    least = DISK_FIXED + IMAGES * weights
+    # Of a policy, for which a capped disk has room: four in the store, and three while one is built.
+    least = DISK_FIXED + 7 * weights
     if guest.disk and guest.disk < least:
         what = f"[guest] disk = {size_of(guest.disk)}: the run needs at least {size_of(least)}"
         yield what, f'set disk = "{-(-least // 10**8) / 10:.1f} GB" or more, or join another pool'

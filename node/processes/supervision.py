@@ -14,8 +14,6 @@ import structlog
 import trio
 
 log = structlog.get_logger()
-LOOK_EVERY = 2.0
-"""Seconds between two looks at what the daemon does."""
 MOST_TEXT = 200
 """Characters of a status line."""
 
@@ -29,7 +27,9 @@ class Supervision:
         self._watchdog = _watchdog_seconds(environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", ""))
         self._last = ""
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED, look_every: float = 2.0
+    ) -> None:
         """Say that the daemon is ready, then that it lives and what it does, until cancelled."""
         self._send("READY=1", *self._news())
         task_status.started()
@@ -37,7 +37,8 @@ class Supervision:
             return
         alive = ("WATCHDOG=1",) if self._watchdog else ()
         # Half of the watchdog's time, as sd_watchdog_enabled(3) says: one late turn is forgiven.
-        pause = min(self._watchdog / 2, LOOK_EVERY) if self._watchdog else LOOK_EVERY
+        # Seconds between two looks at what the daemon does.
+        pause = min(self._watchdog / 2, look_every) if self._watchdog else look_every
         while True:
             self._send(*alive, *self._news())
             await trio.sleep(pause)

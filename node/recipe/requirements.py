@@ -29,14 +29,11 @@ def spent(run: RunSpec, seconds: float, tokens: int) -> str | None:
     return None
 
 
-LEAST_BARREN = 10
-"""Batches without signal that are looked at before a run is given up, however few steps it has left."""
-
-
 def hopeless(run: RunSpec, step: int, barren: int, most: float = math.inf) -> str | None:
     """Why a run is given up whose last `barren` batches had no signal, in words; None while it is not: after as many in
     a row as it has steps left. step: the newest policy; most: batches that can be made with one policy."""
-    if barren < min(max(run.recipe.steps - step, LEAST_BARREN), most):
+    # Batches without signal that are looked at before a run is given up, however few steps it has left.
+    if barren < min(max(run.recipe.steps - step, 10), most):
         return None
     return (
         f"no group of the last {barren} batches had a signal: all answers to a problem got the same reward; "

@@ -32,9 +32,6 @@ LOOK_EVERY = 1.0
 """Seconds between two looks at what only time decides: silence, a lease, a turn."""
 PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
-STALL_BATCHES = 8
-"""Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand still: of
-one batch's files too many may be without a signal."""
 Lease = tuple[int, int]
 """(number of the term, end of the lease in unix seconds)."""
 
@@ -169,7 +166,9 @@ class Chairing(Service):
 
     @property
     def _enough(self) -> int:
-        return STALL_BATCHES * self._context.run.spec.rollout.files_per_step
+        # Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand
+        # still: of one batch's files too many may be without a signal.
+        return 8 * self._context.run.spec.rollout.files_per_step
 
     async def _count_accepted(self) -> None:
         state = self._context.state

@@ -27,8 +27,6 @@ from protocol.messages import CheckpointOffered
 log = structlog.get_logger()
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
-BEHIND = 4
-"""Policies that come while an auditor, which does one audit after the other, fetches what the next one takes."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -76,7 +74,9 @@ class CheckpointServer(Service):
         for step in sorted(self._gone):
             # What is audited is replayed from the last one before it.
             later = min((at for at, size in self._offered.items() if size and at > step), default=newest + 1)
-            if later <= newest - BEHIND:
+            # Policies that come while an auditor, which does one audit after the other, fetches what the next one
+            # takes.
+            if later <= newest - 4:
                 self._let_go(step)
         for step in kept:
             if step not in self._offered:

@@ -31,8 +31,6 @@ from protocol.errors import UNREADABLE, IntellectError
 from protocol.messages import MAX_ABOUT, EnvironmentPublished
 
 log = structlog.get_logger()
-REPEAT_EVERY = 60.0
-"""Seconds. The board forgets after four minutes what is not said again."""
 MOST_OWN = 16
 MOST_SHOWN = 500
 
@@ -70,7 +68,7 @@ class EnvironmentCatalogue(Service):
         while True:
             for one in list(self.own.values()):
                 await self._say(one)
-            await trio.sleep(REPEAT_EVERY)
+            await trio.sleep(60.0)  # seconds. The board forgets after four minutes what is not said again.
 
     def entries(self) -> list[CatalogueEntry]:
         return entries(self._context.facts.standing(EnvironmentPublished), self.reviews)

@@ -31,13 +31,9 @@ from protocol.table import MAX_HEAD_BYTES, EarningsTable, Owed, Share, TableHead
 log = structlog.get_logger()
 T = TypeVar("T")
 R = TypeVar("R", bound=PageRow)
-HEARD = 16
-"""Tables of one validator that are remembered: others are crowded out by its own."""
 
 
 RETRY_PAUSE, PAUSES = 5.0, (1.0, 300.0)
-ANEW_SECONDS = 120.0
-"""After which the chain is asked again whatever is told: an event comes once its block counts, not before."""
 
 
 class PoolRecord(msgspec.Struct, frozen=True):
@@ -121,7 +117,8 @@ class PoolAccounting:
             now = self.ledger.now() or (await self.chain.block()).timestamp
             # A table that has waited long enough counts without an event.
             counts = seen is not None and seen.waiting is not None and now >= seen.waiting.counts_at
-            if seen is None or counts or told != self._told or clock >= self._asked_at + ANEW_SECONDS:
+            # After which the chain is asked again whatever is told: an event comes once its block counts, not before.
+            if seen is None or counts or told != self._told or clock >= self._asked_at + 120.0:
                 posted, waiting = (
                     await self.chain.earnings(self.context.pool),
                     await self.chain.waiting(self.context.pool),
@@ -139,7 +136,8 @@ class PoolAccounting:
 
     async def listen(self) -> None:
         async for signed in self.context.facts.subscribe(EarningsVote):
-            said = self._signed.setdefault(signed.author, BoundedDict(HEARD, refresh=True))
+            # Tables of one validator that are remembered: others are crowded out by its own.
+            said = self._signed.setdefault(signed.author, BoundedDict(16, refresh=True))
             # Several, since the table on chain may be an older one than the last that was signed.
             said[signed.message.earnings.root] = signed.message
 

@@ -23,8 +23,6 @@ from protocol.errors import UNREADABLE
 log = structlog.get_logger()
 MAX_MARK = 4096
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-TASKS = 64
-"""Tasks under a fence, as many as are known at a time."""
 
 
 class TwinError(NodeError):
@@ -58,7 +56,8 @@ class Fence(msgspec.Struct, frozen=True):
         return task in self.tasks if task is not None else step <= self.step
 
     def with_more(self, step: int, tasks: tuple[bytes, ...]) -> "Fence":
-        return Fence(max(self.step, step), tuple(dict.fromkeys((*self.tasks, *tasks)))[-TASKS:])
+        # Tasks under a fence, as many as are known at a time.
+        return Fence(max(self.step, step), tuple(dict.fromkeys((*self.tasks, *tasks)))[-64:])
 
 
 def mark_place(directory: Path, pool: str) -> Path:

@@ -23,9 +23,6 @@ from protocol.seats import share
 
 KEPT = 8192
 """Accepted works that no manifest has named yet."""
-IN_A_ROW, BATCHES = 4, 3
-"""Due works of one worker that a trainer passes over, and in so many batches, with none of its works used in between,
-until validators say that it drops that worker."""
 MOST_MARGIN = 30.0
 MOST_WORKERS = 16384
 """As many as a table of members has, and so the latest of those that come and go."""
@@ -229,7 +226,9 @@ class BatchUsage(_Counted):
         return {
             node: f"{len(one.works)} of {node} in a row"
             for node, one in self._passed.items()
-            if len(one.works) >= IN_A_ROW and len(one.batches) >= BATCHES
+            # Due works of one worker that a trainer passes over, and in so many batches, with none of its works used in
+            # between, until validators say that it drops that worker.
+            if len(one.works) >= 4 and len(one.batches) >= 3
         }
 
     def begin_term(self) -> None:

@@ -17,9 +17,6 @@ from node.swarm.vote_set import FileState, VoteSet
 from protocol.checks import reason_name
 from protocol.identity import Address
 
-KEPT, OPEN = 2048, 1024
-"""Of each member: works whose decision is remembered, so that one that changes is not counted twice; works that
-somebody has judged and nothing has decided yet."""
 DECIDED = (FileState.ACCEPTED, FileState.REJECTED)
 
 
@@ -43,9 +40,11 @@ class Contributions:
         work = self._register.get(id)
         if work is None:
             return
-        states = self._states.setdefault(work.node, BoundedDict(KEPT))
+        # Of each member: works whose decision is remembered, so that one that changes is not counted twice; works that
+        # somebody has judged and nothing has decided yet.
+        states = self._states.setdefault(work.node, BoundedDict(2048))
         before, state = states.get(id), self._vote_set.state(id)
-        waiting = self._open.setdefault(work.node, BoundedDict(OPEN))
+        waiting = self._open.setdefault(work.node, BoundedDict(1024))
         if state in DECIDED:
             waiting.pop(id, None)
         elif before is None:

@@ -21,8 +21,6 @@ from protocol.identity import Address
 PROTOCOL = "/intellect-node/dialback/2"
 REACHED, MISSED, UNTRIED = b"y", b"n", b"?"
 DIAL_SECONDS = 5.0
-PAUSE = 30.0
-"""Seconds between two tries for one asker."""
 MAX_ADDRESS = 100
 Dial = Callable[[str, int], Awaitable[bool]]
 
@@ -66,7 +64,9 @@ class DialBack:
         claimed, source = place_of(request.decode("ascii", "replace")), place_of(seen)
         return await self._verdict(asker, claimed, source) + seen.encode()[:MAX_ADDRESS]
 
-    async def _verdict(self, asker: Address, claimed: Place | None, source: Place | None) -> bytes:
+    async def _verdict(
+        self, asker: Address, claimed: Place | None, source: Place | None, *, pause: float = 30.0
+    ) -> bytes:
         if claimed is None or source is None:
             return UNTRIED
         if not may_call(claimed[0], private=True):
@@ -77,7 +77,7 @@ class DialBack:
             if claimed not in self._announced(asker):
                 return UNTRIED
         now = self._clock()
-        if now - self._tried.get(asker, -PAUSE) < PAUSE:
+        if now - self._tried.get(asker, -pause) < pause:  # seconds between two tries for one asker
             return UNTRIED
         # Before the dial, which takes seconds: each question meanwhile would make another one.
         self._tried[asker] = now

@@ -19,8 +19,6 @@ from protocol.liveness import MISSED_DEAD, heartbeat_interval
 from protocol.messages import Heartbeat, M, Message, PolicyAnnounced, Signed, ValidatorBatch, of_kind, with_carried
 
 KEPT_STEPS = 32
-PER_STEP = 2
-"""Announcements of one step: two show a fork, more would show nothing new."""
 MAX_MESSAGES = 4096
 """Messages that are kept of all authors, heartbeats and announcements aside: those are few by themselves."""
 MAX_AGE = 240.0
@@ -215,7 +213,8 @@ class MessageStore:
             case PolicyAnnounced():
                 steps = self._policies(author)
                 old = len(steps) >= KEPT_STEPS and message.step < min(steps)
-                return not old and len(steps.get(message.step, ())) < PER_STEP
+                # Announcements of one step: two show a fork, more would show nothing new.
+                return not old and len(steps.get(message.step, ())) < 2
             case _:
                 return kept.direct or self.many(author, type(message)) < COUNTS[type(message)].kept
 

@@ -3,7 +3,9 @@
 import pytest
 
 from node.blobs.headway import BlobProgress, describe, fraction
-from node.progress import AGAIN, MOST_EVENTS, ProgressRecord
+from node.progress import MOST_EVENTS, ProgressRecord
+
+AGAIN = 600.0
 
 
 class Clock:

@@ -16,8 +16,6 @@ from node.network.packets import packet
 DIGEST_PEERS = 3
 MAX_NAMED = 1000
 """Message ids that are looked at in one IHAVE or IWANT."""
-MISSING_BY_MEMBER, MISSING_BY_STRANGER = 512, 32
-"""Unknown messages that one peer may name between two ticks."""
 
 
 class Digests:
@@ -36,7 +34,7 @@ class Digests:
     def told(self, peer: bytes, have: rpc_pb2.ControlIHave) -> None:
         """Missing messages are asked for at the next tick: until then most come by themselves."""
         known = self._peers.of(peer)
-        most = MISSING_BY_MEMBER if self._peers.is_member(peer) else MISSING_BY_STRANGER
+        most = 512 if self._peers.is_member(peer) else 32  # unknown messages that one peer may name between two ticks
         self._learn_form(peer, known, have)
         for name in specified(have.messageIDs[:MAX_NAMED], known.form):
             if known.named < most and self._heard.first(name) is None:

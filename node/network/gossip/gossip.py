@@ -114,10 +114,6 @@ class PeerQueue:
         self._news.set()
 
 
-PIECES_AT_ONCE = 8
-"""Pieces that are worked off without letting others run."""
-PIECE_BYTES = 2048
-"""Of a packet: one that is longer counts for more pieces."""
 HEARD = (400.0, 2000.0)
 """Pieces of one peer, per second and in a burst. Who says more is heard later: a message that came before costs no
 signature, and no other budget."""
@@ -177,11 +173,12 @@ class Inbox:
 
     def _work(self) -> None:
         """Some pieces; `_behind` says whether more are here."""
+        pieces_at_once = 8  # pieces that are worked off without letting others run
         try:
-            room = PIECES_AT_ONCE
+            room = pieces_at_once
             while room > 0 and (count := next(self._pieces)):
                 room -= count
-            self._budget.charge(PIECES_AT_ONCE - room)
+            self._budget.charge(pieces_at_once - room)
             if room <= 0:
                 self._behind.set()
             elif self._behind.is_set():
@@ -197,7 +194,7 @@ class Inbox:
             while not (data := self._stream.read_now()):
                 yield 0
             for packet in cutter.cut(data):
-                count = 1 + len(packet) // PIECE_BYTES
+                count = 1 + len(packet) // 2048  # of a packet: one that is longer counts for more pieces
                 for _ in self._hear(packet):
                     yield count
                     count = 1

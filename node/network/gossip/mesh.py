@@ -16,11 +16,7 @@ from node.network.gossip.peers import GossipPeers
 FIRST_LINKS = 3
 """Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""
 LEAST_LINKS = 1
-MOST_LINKS = 16
 MOST_LINKS_OF_STRANGERS = 4
-MOST_LINKS_OF_OTHERS = 4
-"""Of members that run another program: such links are not pruned for what others bring too, so whoever holds them may
-hand on nothing."""
 TURN = 60.0
 """Seconds for which such a link is kept, whatever it brings."""
 MAX_TURNS = 1024
@@ -42,12 +38,15 @@ class Mesh:
         """Strangers hold few links, other programs some, and our own members are never turned away for them."""
         links = self.links[topic]
         members = [link for link in links if self._peers.is_member(link)]
+        most_links = 16
         if not self._peers.is_member(peer):
-            return len(links) - len(members) < MOST_LINKS_OF_STRANGERS and len(links) < MOST_LINKS
+            return len(links) - len(members) < MOST_LINKS_OF_STRANGERS and len(links) < most_links
         others = sum(map(self._peers.is_other, members))
-        may = self._peers.of(peer).kin or others < MOST_LINKS_OF_OTHERS
+        # Of members that run another program: such links are not pruned for what others bring too, so whoever holds
+        # them may hand on nothing.
+        may = self._peers.of(peer).kin or others < 4
         # Strangers' places are never given to members, nor members' to strangers: neither can crowd out the other.
-        return may and len(members) < MOST_LINKS - MOST_LINKS_OF_STRANGERS
+        return may and len(members) < most_links - MOST_LINKS_OF_STRANGERS
 
     def _makes_room(self, peer: bytes, topic: str) -> bool:
         """One of the other programs' links whose turn is over, and which brings nothing, gives way to another."""

@@ -51,8 +51,6 @@ PAUSES = (1.0, 15.0)
 """Seconds between two looks: a fortieth of the window, within these."""
 ROOTS_EACH = 64
 """Roots of one validator and epoch that are read."""
-MISSES = 3
-"""Roots named by one table that cannot be had or are of no use, before the rest of it is not looked at."""
 
 
 class _Mine(msgspec.Struct):
@@ -389,7 +387,8 @@ class EarningsTabler(ChainPoller):
         log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
         misses = 0
         for raw in table.sources:
-            if misses >= MISSES:
+            # Roots named by one table that cannot be had or are of no use, before the rest of it is not looked at.
+            if misses >= 3:
                 break
             try:
                 signed = of_kind(open_envelope(self._context.domain, self._pool, raw), EpochRootSigned)

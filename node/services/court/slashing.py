@@ -56,8 +56,6 @@ from protocol.statements import Earnings, EpochRoot, Rechecked, Verdict, Verdict
 log = structlog.get_logger()
 TURN_SECONDS = 1.0
 PENDING = 1024
-STEP_PATIENCE = 60.0
-"""Seconds that others are given to audit a step that a quorum found bad, before the stake is touched."""
 REFUSED, ROOTS = 8192, 256
 """Works that one validator spoke against, and roots and tables that it signed, which are remembered."""
 
@@ -283,7 +281,8 @@ class Slashing:
             one = next(iter(said.values()))
             if context.membership.is_evicted(one.trainer):
                 return
-            patient = context.clock.monotonic() - began < STEP_PATIENCE
+            # Seconds that others are given to audit a step that a quorum found bad, before the stake is touched.
+            patient = context.clock.monotonic() - began < 60.0
             # An auditor that finds the step good must have had the time to say so.
             awaited = patient and not said.keys() >= set(context.state.vote_set.active_validators())
             reason, proof = _proof_of(said)

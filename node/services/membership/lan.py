@@ -22,8 +22,6 @@ from node.services.base import Service
 from protocol.identity import Address
 
 log = structlog.get_logger()
-AGAIN = 60.0
-"""Until multicast is tried again where it failed, or only this machine was listened on."""
 SERVICE = "_p2p._udp.local."
 TEXT = b"dnsaddr="
 MAX_HEARD = 64
@@ -134,7 +132,8 @@ class Lan(Service):
                     await self._listen(own)
             except (OSError, ZeroconfError) as error:  # the library's own: on a busy machine its thread comes too late
                 log.info("lan.no_multicast", why=repr(error))
-            await trio.sleep(AGAIN)
+            # Until multicast is tried again where it failed, or only this machine was listened on.
+            await trio.sleep(60.0)
 
     def status(self) -> dict[str, Any]:
         return {"node": {"lan": len(self.found)}}

@@ -20,9 +20,6 @@ from node.training.spool import Spool
 from node.training.watch import SpoolWatch
 
 log = structlog.get_logger()
-TAKES_BACK = 32
-"""Policies that a standby may take back, which could not replay them. Who is further behind does not lead: its turn
-would cost more than waiting for another trainer."""
 
 
 class Leading:
@@ -83,7 +80,9 @@ class Leading:
             return None  # nothing was heard of the run yet
         if self.returning.gives_up:
             return self._ready_after(newest) if behind <= REPEATED else None
-        if behind > TAKES_BACK or (behind > 0 and self._others.gets_beyond(newest)):
+        # Policies that a standby may take back, which could not replay them. Who is further behind does not lead: its
+        # turn would cost more than waiting for another trainer.
+        if behind > 32 or (behind > 0 and self._others.gets_beyond(newest)):
             return None
         return self._ready_after(newest)
 

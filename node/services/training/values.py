@@ -37,12 +37,6 @@ from protocol.statements import VerdictOutcome
 from protocol.values import report_fault, rows_differ
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 30.0
-HEDGE_SECONDS = 1.0
-"""So long other reports may come behind the first one; longer where that took longer."""
-LOT_AGREED, LOT_ALONE, LOT_REWARDS = 1 / 64, 1 / 4, 1 / 8
-"""Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by themselves,
-which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %."""
 DISTRUSTED = "distrusted_reports"
 REPORT_NAME = "own-report-{}.arrow"
 
@@ -195,14 +189,16 @@ class Values:
             said = max(votes[author].report_size for author in authors)  # one that says too little spoils nobody's
             limit = min(said, self._rollout.most_report_bytes)
             try:
-                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=FETCH_TIMEOUT)
+                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=30.0)
             except IntellectError as error:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
             seconds = self._context.clock.monotonic() - began
             # Once one report is here the others get as long again: a file must not wait for whoever serves none.
             nursery.cancel_scope.deadline = min(
-                nursery.cancel_scope.deadline, trio.current_time() + max(HEDGE_SECONDS, seconds)
+                # So long other reports may come behind the first one; longer where that took longer.
+                nursery.cancel_scope.deadline,
+                trio.current_time() + max(1.0, seconds),
             )
 
         async with trio.open_nursery() as nursery:
@@ -234,11 +230,13 @@ class Values:
     ) -> Rows | None:
         """Groups that are recomputed here because they must be, or by lot; None if that shows that the file must not be
         used."""
-        lot = LOT_ALONE if self._context.quorum == 1 else LOT_AGREED
+        # Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by
+        # themselves, which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %.
+        lot = 1 / 4 if self._context.quorum == 1 else 1 / 64
         # The whole file then: recomputing only what is in doubt would never find two that lie alike.
         if draws_file(self._secret, work.id, lot):
             wanted = sorted({*wanted, *(group for rows in reports.values() for group in rows)})
-        if self._look is None or not (wanted or draws_file(self._secret, work.id, LOT_REWARDS)):
+        if self._look is None or not (wanted or draws_file(self._secret, work.id, 1 / 8)):
             return {}
         looked = await self._look.at(work, path, wanted)
         if looked is None:

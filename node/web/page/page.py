@@ -108,10 +108,6 @@ def _ending(name: str) -> str:
 EVALUATIONS = "spool/eval"
 # The trainer writes it itself, but a page must not depend on how large.
 MAX_BYTES = 1 << 20
-SHOWN = 6
-"""Answers of an evaluation."""
-LONGEST = 600
-"""Characters of a problem, and of an answer."""
 
 
 class RolloutSamples:
@@ -142,16 +138,17 @@ class RolloutSamples:
                 told = msgspec.json.decode(file.read(MAX_BYTES), type=list[dict[str, Any]])
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return []
+        longest = 600  # characters of a problem, and of an answer
         return [
             {
-                "problem": words(one.get("prompt"), LONGEST),
-                "answer": words(one.get("answer"), LONGEST),
+                "problem": words(one.get("prompt"), longest),
+                "answer": words(one.get("answer"), longest),
                 "reward": number(one.get("reward")),
                 "length": number(one.get("length")),
                 "target": number(one.get("target")),
                 "finished": bool(one.get("finished")),
             }
-            for one in told[:SHOWN]
+            for one in told[:6]  # answers of an evaluation
         ]
 
 

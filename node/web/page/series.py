@@ -19,8 +19,6 @@ from node.web.page.plain import number
 
 MOST, FRESH = 800, 400
 """Points of a series, and how many of them are never merged."""
-THINNED = 650
-"""Points that are left when there were too many: viewers get the whole series then, so not with every step."""
 STEP_COLUMNS = (
     "step", "at", "eval", "train", "told", "own", "rate", "seconds", "age", "entropy", "grad_norm", "mismatch",
     "error",
@@ -97,7 +95,8 @@ class Series:
 
     def _bound(self) -> None:
         if len(self._points) > MOST:
-            self._points = {point.x: point.values for point in thin(self.points, THINNED, FRESH)}
+            # Points that are left when there were too many: viewers get the whole series then, so not with every step.
+            self._points = {point.x: point.values for point in thin(self.points, 650, FRESH)}
             self.whole = True
 
 

@@ -16,8 +16,10 @@ from node.chain.client import ChainClient
 from node.chain.errors import ChainError, EndpointsDisagree, Reverted, TransactionUnconfirmed
 from node.chain.follower import RolledBack
 from node.chain.sender import SendLimits
-from node.chain.witnesses import AGREED_FOR, Witnesses, out_of_time
+from node.chain.witnesses import Witnesses, out_of_time
 from tests.node.chain.test_follower import following, nothing_more, take
+
+AGREED_FOR = 3600.0
 
 LIMITS = SendLimits(poll=0.02, bump_after=0.3, give_up=2.0, lag=0.2)
 CALL, BLOCK = "eth_call", "eth_getBlockByNumber"

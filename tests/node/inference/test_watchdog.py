@@ -2,14 +2,9 @@
 
 import pytest
 
-from node.inference.watchdog import (
-    LOADING,
-    SILENT,
-    SILENT_AT_WORK,
-    STANDING,
-    STANDING_AT_WORK,
-    Watchdog,
-)
+from node.inference.watchdog import LOADING, SILENT, STANDING, STANDING_AT_WORK, Watchdog
+
+SILENT_AT_WORK = 60.0
 
 
 def until_it_barks(dog: Watchdog, *, cpu: float, hears: bool, busy: str = "", start: float = 0.0) -> float:

@@ -11,7 +11,7 @@ import trio.testing
 
 from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
-from node.services.chairing import STALL_BATCHES, Chairing, LeadFrom
+from node.services.chairing import Chairing, LeadFrom
 from node.services.context import Context
 from node.swarm.facts import Facts, TermMoved, WorkTouched
 from node.swarm.terms import LeaderTerms
@@ -25,6 +25,8 @@ from protocol.run import RunError
 from protocol.sections import ChairRules
 from protocol.statements import Domain, TermSilent, VerdictOutcome, sign, signer_of, work_id
 from tests.attacks.validators.court import court_run
+
+STALL_BATCHES = 8
 
 A, B, C, V, W = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
 DOMAIN = Domain(31337, A.address)

@@ -687,7 +687,7 @@ async def test_a_hostile_table_costs_the_others_little_and_delays_no_pay(
         assert world.paid() == world.accepted, "200 seconds after the window's end at most"
         own = len(VALIDATORS[1:])
         assert world.blobs.fetched.count(info.root) <= own * (1 if what in ("another pool's", "not in order") else 16)
-        assert len(world.blobs.sought) <= own * 16 * earnings_tabler.MISSES
+        assert len(world.blobs.sought) <= own * 16 * 3
         nursery.cancel_scope.cancel()
 
 
