@@ -30,7 +30,6 @@ PHASES = (
     "draining",
 )
 """In the order in which a node goes through them. From `working` on it does what it came for."""
-MOST_EVENTS = 100
 TROUBLE = "trouble"
 
 Text = str | Callable[[], str]
@@ -74,13 +73,16 @@ class ProgressRecord:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         doing: Text = "working",
+        *,
+        most_events: int = 100,
     ) -> None:
+        self._most_events = most_events
         self._clock, self._wall = clock, wall
         self._name, self._fraction = PHASES[0], _unknown
         self._text: Callable[[], str] = _text("opening the node's directory and its key")
         self._began = self._since = clock()
         self._events: list[tuple[int, Event]] = []
-        self._troubles: BoundedDict[str, float] = BoundedDict(MOST_EVENTS)
+        self._troubles: BoundedDict[str, float] = BoundedDict(most_events)
         self.phases: list[FinishedPhase] = []
         self.told = 0
         self.doing = _text(doing)
@@ -116,7 +118,7 @@ class ProgressRecord:
         """Put an event on record. When there are too many, the oldest of the most frequent kind is forgotten."""
         self._events.append((self.told, Event(round(self._wall(), 3), name, text)))
         self.told += 1
-        if len(self._events) > MOST_EVENTS:
+        if len(self._events) > self._most_events:
             self._forget_one()
 
     def trouble(self, text: str) -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:  # it takes a second, and most that is said of a chain needs n
 HOST = "127.0.0.1"
 READY_SECONDS = 20.0
 STOP_SECONDS = 10.0
-RESTARTS_PER_MINUTE = 6
 log = structlog.get_logger()
 
 
@@ -154,7 +153,9 @@ class Devnet:
         cache: Path,
         options: DevnetOptions | None = None,
         publish: Path | None = None,
+        restarts_per_minute: int = 6,
     ) -> None:
+        self._restarts_per_minute = restarts_per_minute
         self.directory = directory.resolve()
         self.options = options or DevnetOptions()
         self._cache = cache
@@ -163,7 +164,7 @@ class Devnet:
         self._child: subprocess.Popen[bytes] | None = None
         self._papers = _Papers(self.directory)
         self._state = StateCopies(self.directory / "state")
-        self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
+        self._restarts: deque[float] = deque(maxlen=restarts_per_minute)
         self._lock: FileLock | None = None
 
     @property
@@ -341,7 +342,7 @@ class Devnet:
 
     def _revive(self, binary: Path) -> None:
         now = time.monotonic()
-        if len(self._restarts) == RESTARTS_PER_MINUTE and now - self._restarts[0] < 60:
+        if len(self._restarts) == self._restarts_per_minute and now - self._restarts[0] < 60:
             raise DevnetError("the local chain keeps dying", "anvil ended again and again", "look into anvil.log")
         self._restarts.append(now)
         record = self._papers.record()

@@ -32,8 +32,6 @@ from protocol.errors import IntellectError
 HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 1.0
 """Seconds between two looks at the newest block; the second on a chain of one's own, which nobody pays for by the
 question."""
-PACE = 0.05
-"""Seconds between two questions for history: a newcomer is one of many that an endpoint serves."""
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
 AGAIN = 32
@@ -163,7 +161,10 @@ class EventFollower:
         poll: float = HEAD_SECONDS,
         capacity: int = 256,
         patience: float = LAG_PATIENCE,
+        pace: float = 0.05,
     ) -> None:
+        # Seconds between two questions for history: a newcomer is one of many that an endpoint serves.
+        self._pace = pace
         self.healthy = False
         self.block: Block | None = None
         self.unanswered = False
@@ -243,7 +244,7 @@ class EventFollower:
                 await trio.sleep(backoff)
                 continue
             backoff = self._poll
-            await trio.sleep(PACE if behind else self._poll)
+            await trio.sleep(self._pace if behind else self._poll)
 
     async def _newest(self) -> Block:
         """The newest block; one in the future is taken from whoever says so only if the others do."""
@@ -277,7 +278,7 @@ class EventFollower:
             if not await self._read_chunk(store, first, last, latest):
                 return True
             first = last + 1
-            await trio.sleep(PACE)
+            await trio.sleep(self._pace)
         last = min(first + self._client.log_blocks - 1, target)
         if not await self._read_chunk(store, first, last, latest):
             return True
@@ -344,7 +345,7 @@ class EventFollower:
                 await self._take_back(store, kept, remembered)
                 return
             self._seconded, first = end, end + 1
-            await trio.sleep(PACE)
+            await trio.sleep(self._pace)
         self._look_back_at = time.monotonic() + LOOK_BACK
 
     @property

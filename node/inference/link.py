@@ -42,8 +42,6 @@ from node.processes.forkserver import ChildProcess
 PING_EVERY = 1.0
 CANCEL_GRACE = 120.0
 """Seconds in which a request that was cancelled must be answered: what it is at may have to end first."""
-LAST_WORD = 0.5
-"""Seconds in which what a child said before it ended may still be read, and its end be known."""
 _REMEDY = "the node restarts it"
 Told = Callable[[RequestProgress | SaidToken], None]
 
@@ -65,7 +63,9 @@ class _Awaited:
 class ChildLink:
     """The way to a running child."""
 
-    def __init__(self, process: ChildProcess) -> None:
+    def __init__(self, process: ChildProcess, *, last_word: float = 0.5) -> None:
+        # Seconds in which what a child said before it ended may still be read, and its end be known.
+        self._last_word = last_word
         self._process = process
         self._numbers = itertools.count(1)
         self._awaited: dict[int, _Awaited] = {}
@@ -227,12 +227,12 @@ class ChildLink:
 
     async def _notice_exit(self) -> None:
         await self._process.wait()
-        await trio.sleep(LAST_WORD)
+        await trio.sleep(self._last_word)
         await self._gone("it ended")
 
     async def _gone(self, why: str) -> None:
         """Its pipes are closed, or it ended: mostly both."""
-        with trio.move_on_after(LAST_WORD):
+        with trio.move_on_after(self._last_word):
             await self._process.wait()
         status = self._process.poll()
         self._break("the engine stopped", why if status is None else f"exit status {status}")

@@ -10,13 +10,6 @@ from dataclasses import dataclass
 
 SILENT = 5.0
 """Seconds without a word and without work after which a child hangs."""
-STANDING = 30.0
-"""Seconds without a beat and without work, while the engine has something to do that is no load; also without a first
-word, which comes after the imports."""
-STANDING_AT_WORK = 600.0
-"""The longest that a single prefill or load may take, and the imports."""
-IDLE_SHARE = 0.02
-"""Of one processor: whoever uses less does not work."""
 LOADING = "loading"
 """What an engine is busy with that may wait for a disk."""
 
@@ -39,7 +32,14 @@ class _Since:
 class Watchdog:
     """One child's. now: seconds of a clock that never goes back."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(
+        self, now: float, *, standing: float = 30.0, standing_at_work: float = 600.0, idle_share: float = 0.02
+    ) -> None:
+        # Seconds without a beat and without work, while the engine has something to do that is no load; also without a
+        # first word, which comes after the imports.
+        self._standing = standing
+        self._standing_at_work = standing_at_work  # the longest that a single prefill or load may take, and the imports
+        self._idle_share = idle_share  # of one processor: whoever uses less does not work
         self._heard = _Since(now)
         self._beat = _Since(now)
         self._looked = now
@@ -75,16 +75,16 @@ class Watchdog:
         return self._silence(now, cpu) or self._standstill(now, cpu)
 
     def _silence(self, now: float, cpu: float | None) -> str:
-        working = self._heard.rate(now, cpu) >= IDLE_SHARE
+        working = self._heard.rate(now, cpu) >= self._idle_share
         # The same for one that uses the processor: something may hold the interpreter's lock.
-        idle, busy = (SILENT, 60.0) if self._spoke else (STANDING, STANDING_AT_WORK)
+        idle, busy = (SILENT, 60.0) if self._spoke else (self._standing, self._standing_at_work)
         return _beyond("it says nothing", now - self._heard.at, busy if working else idle)
 
     def _standstill(self, now: float, cpu: float | None) -> str:
         if not self._busy:
             return ""
-        working = self._beat.rate(now, cpu) >= IDLE_SHARE or self._busy == LOADING
-        bound = STANDING_AT_WORK if working else STANDING
+        working = self._beat.rate(now, cpu) >= self._idle_share or self._busy == LOADING
+        bound = self._standing_at_work if working else self._standing
         return _beyond(f"it stands still while {self._busy}", now - self._beat.at, bound)
 
 

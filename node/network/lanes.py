@@ -31,9 +31,6 @@ LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.1, 0.5
 """Between two looks at the paths, while something goes by them in bulk and while nothing does."""
 LOSSY = 0.004
 """Share of segments that are sent again."""
-DIAL_SECONDS = 10.0
-PAUSE = 30.0
-"""After lanes could not be opened."""
 
 
 class PathWatch:
@@ -101,7 +98,9 @@ def _queues(active: list[Tcp]) -> bool:
 class Lanes:
     """Opens lanes, and closes those that it has opened once nothing goes by them."""
 
-    def __init__(self, links: Links, requests: Requests) -> None:
+    def __init__(self, links: Links, requests: Requests, *, dial_seconds: float = 10.0, pause: float = 30.0) -> None:
+        self._dial_seconds = dial_seconds
+        self._pause = pause  # after lanes could not be opened
         self._links = links
         self._requests = requests
         self._watched: dict[ID, PathWatch] = {}
@@ -186,11 +185,11 @@ class Lanes:
 
     async def _dial(self, peer: ID, place: Multiaddr, watch: PathWatch) -> None:
         try:
-            with trio.fail_after(DIAL_SECONDS):
+            with trio.fail_after(self._dial_seconds):
                 self._opened[await self._links.dial_beside(peer, place)] = trio.current_time()
         except Exception as error:  # the library's own are many
             log.debug("network.no_lane", peer=str(peer), error=repr(error))
-            watch.retry_at = trio.current_time() + PAUSE
+            watch.retry_at = trio.current_time() + self._pause
         finally:
             watch.dialling -= 1
             watch.dialled.set()
@@ -202,13 +201,13 @@ class Lanes:
         before = len(self._links.direct().get(peer, ()))
         try:
             if member is not None:
-                with trio.move_on_after(DIAL_SECONDS):
+                with trio.move_on_after(self._dial_seconds):
                     await self._requests.ask(member, PROTOCOL, b"", 1)
         except NetworkError as error:
             log.debug("network.no_lane", peer=member, error=repr(error))
         finally:
             if len(self._links.direct().get(peer, ())) <= before:
-                watch.retry_at = trio.current_time() + PAUSE / 10
+                watch.retry_at = trio.current_time() + self._pause / 10
             watch.opening = False
 
     async def _asked(self, asker: Address, request: bytes) -> bytes:

@@ -10,8 +10,6 @@ from collections import deque
 import trio
 
 TURN_SECONDS = 0.025
-SPAN = 0.1
-"""Seconds over which the line's rate is measured, at least."""
 
 
 class Turns:
@@ -57,7 +55,8 @@ class LinePace:
     """turn: bytes that may be written at once. The line's rate is what it took between two moments at which it took no
     more, or, as a lower bound, what it took in a while in which it always took more. The clock is an argument."""
 
-    def __init__(self, first: int, most: int) -> None:
+    def __init__(self, first: int, most: int, *, span: float = 0.1) -> None:
+        self._span = span  # seconds over which the line's rate is measured, at least
         self.turn = first
         self._most = most
         self._since = self._last = float("-inf")
@@ -74,7 +73,7 @@ class LinePace:
     def full(self, now: float) -> None:
         """The line takes no more at once."""
         self._waits = True
-        if self._from_full and now - self._since >= SPAN:
+        if self._from_full and now - self._since >= self._span:
             self.turn = self._turn(now)
             self._restart(now, full=True)
         elif not self._from_full:
@@ -84,7 +83,7 @@ class LinePace:
         """A write ended."""
         self._bytes += size
         self._last = now
-        if not self._waits and now - self._since >= 2 * SPAN:
+        if not self._waits and now - self._since >= 2 * self._span:
             self.turn = max(self.turn, self._turn(now))
             self._restart(now, full=False)
 

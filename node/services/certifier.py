@@ -33,8 +33,6 @@ log = structlog.get_logger()
 ROUND_SECONDS = 4.0
 """Seconds between two rounds, or a tenth of the epoch where that is less: nobody needs a root before the epoch is
 over."""
-WAITING = 512
-"""Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided."""
 MOST_NAMED = 64 * PAGE_ROWS
 """Works of one root."""
 ROOT = "root"
@@ -58,7 +56,9 @@ class Certifier(Service):
 
     name = "certifier"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, waiting: int = 512) -> None:
+        # Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided.
+        self._waiting = waiting
         self._context = context
         self._own = context.key.address
         self._journal = context.journal
@@ -117,12 +117,12 @@ class Certifier(Service):
     def shown(self, claims: Sequence[WorkVerdict]) -> None:
         """Nothing speaks against these."""
         for claim in claims:
-            self._shown.setdefault(claim.validator, BoundedDict(WAITING))[claim.work.id] = claim
+            self._shown.setdefault(claim.validator, BoundedDict(self._waiting))[claim.work.id] = claim
 
     # what is heard
 
     def _wait_for(self, work: RegisteredWork) -> None:
-        self._files.setdefault(work.node, BoundedDict(WAITING))[work.id] = work
+        self._files.setdefault(work.node, BoundedDict(self._waiting))[work.id] = work
 
     def _close(self, work: RegisteredWork) -> None:
         """It will never be decided any more; what was is a leaf already."""
@@ -141,7 +141,7 @@ class Certifier(Service):
             checked = len(unpack_groups(message.checked, groups) or ())
             statement = of_judgement(self._run, author, message.verdict, checked, groups)
             if statement.units:
-                waiting = self._verdicts.setdefault(author, BoundedDict(WAITING))
+                waiting = self._verdicts.setdefault(author, BoundedDict(self._waiting))
                 # The outcome is kept beside the statement, as the pool may decide otherwise than this validator said.
                 waiting.setdefault(message.verdict.work, (message.verdict.outcome == VerdictOutcome.ACCEPT, statement))
 
@@ -151,7 +151,7 @@ class Certifier(Service):
         async for policy in self._context.facts.subscribe(PolicyFollowed):
             step, root, author = policy.step, policy.root, policy.author
             if step > 0 and policy_units(self._run):
-                waiting = self._policies.setdefault(author, BoundedDict(WAITING))
+                waiting = self._policies.setdefault(author, BoundedDict(self._waiting))
                 waiting[root] = of_policy(self._run, self._context.pool, author, step, root, policy.message.epoch)
 
     # what counts
@@ -184,7 +184,7 @@ class Certifier(Service):
                     reported = accepts and validator != self._own and work.task is None
                     waiting = self._claims if reported else self._shown
                     claim = WorkVerdict(validator, work, statement, self._context.time.now())
-                    waiting.setdefault(validator, BoundedDict(WAITING))[id] = claim
+                    waiting.setdefault(validator, BoundedDict(self._waiting))[id] = claim
 
     def _to_be_paid(self) -> list[WorkVerdict]:
         """Of validators that are believed; not what they judged in a window in which they said what is not so. One that

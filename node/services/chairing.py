@@ -28,10 +28,6 @@ from protocol.messages import LeaderSilent, StepVerdict
 from protocol.statements import TermSilent, Verdict, VerdictOutcome, WorkCommitment, sign
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds between two looks at what only time decides: silence, a lease, a turn."""
-PAUSE = 2.0
-"""Seconds before a transaction that failed is tried again."""
 Lease = tuple[int, int]
 """(number of the term, end of the lease in unix seconds)."""
 
@@ -75,7 +71,17 @@ class Chairing(Service):
 
     name = "chair"
 
-    def __init__(self, context: Context, chain: OnChain, candidate: ChairCandidate | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        chain: OnChain,
+        candidate: ChairCandidate | None = None,
+        *,
+        look_every: float = 1.0,
+        pause: float = 2.0,
+    ) -> None:
+        self._look_every = look_every  # seconds between two looks at what only time decides: silence, a lease, a turn
+        self._pause = pause  # seconds before a transaction that failed is tried again
         self._candidate = candidate
         self._context = context
         self._chain = chain
@@ -90,7 +96,7 @@ class Chairing(Service):
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(every, LOOK_EVERY, self._sign)
+            nursery.start_soon(every, self._look_every, self._sign)
             if self._candidate is not None:
                 nursery.start_soon(self._act_always, self._candidate)
             nursery.start_soon(self._count_accepted)
@@ -199,7 +205,7 @@ class Chairing(Service):
 
     async def _act_always(self, candidate: ChairCandidate) -> None:
         kinds = (LeaderSilent, StepVerdict, LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone)
-        await self._context.on_news(partial(self._try_to_act, candidate), *kinds, within=LOOK_EVERY)
+        await self._context.on_news(partial(self._try_to_act, candidate), *kinds, within=self._look_every)
 
     async def _try_to_act(self, candidate: ChairCandidate) -> None:
         if not self._terms.seated or self._context.key.address not in self._terms.trainers:
@@ -211,10 +217,10 @@ class Chairing(Service):
             if error.name == "ValidatorUnfit":  # one spoils the others' signatures
                 self._unfit |= {one for one in self._context.membership.validators if one in error.args_.values()}
             log.info("chair.refused", why=error.why)
-            await trio.sleep(PAUSE)
+            await trio.sleep(self._pause)
         except IntellectError as error:
             log.warning("chair.not_reached", why=error.why)
-            await trio.sleep(PAUSE)
+            await trio.sleep(self._pause)
 
     async def _act(self, candidate: ChairCandidate) -> None:
         term, now = self._terms.now, self._context.time.now()
@@ -306,4 +312,6 @@ class Chairing(Service):
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""
         # Until its event is read the term looks as before, and the next look would send the transaction again.
-        await self._context.until(lambda: self._terms.now != term, TermBegan, TermMoved, Undone, seconds=4 * PAUSE)
+        await self._context.until(
+            lambda: self._terms.now != term, TermBegan, TermMoved, Undone, seconds=4 * self._pause
+        )

@@ -32,8 +32,6 @@ from protocol.table import TableHead
 from protocol.upkeep import WEEK, Patience, slot_began
 
 log = structlog.get_logger()
-EPOCHS_TOLD = 64
-"""Epochs of ours whose pay the status tells, the newest."""
 SENDING = "claiming"
 """The journal's fact: the claim that may be on its way."""
 
@@ -204,7 +202,8 @@ class Claimer(ChainPoller):
     name = "claimer"
     trouble = "pay.not_claimed"
 
-    def __init__(self, books: PoolAccounting, *, gathers: bool = True) -> None:
+    def __init__(self, books: PoolAccounting, *, gathers: bool = True, epochs_told: int = 64) -> None:
+        self._epochs_told = epochs_told  # epochs of ours whose pay the status tells, the newest
         super().__init__(books)
         self.gathering = Gathering(books, gathers)
         self._progress = self._context.progress
@@ -253,7 +252,7 @@ class Claimer(ChainPoller):
             unclear_wei=str(account.unclear * price),
             units=_units(account),
             table_epoch=seen.posted.epoch if seen else None,
-            epochs=self._epochs()[-EPOCHS_TOLD:],
+            epochs=self._epochs()[-self._epochs_told :],
             warnings=list(self._warnings.told.values()),
             escrow_wei=str(seen.pool.escrow) if seen else None,
             escrow_epochs=seen.lasts if seen else None,
@@ -374,7 +373,7 @@ class Claimer(ChainPoller):
         waits = seen.waiting.epoch if seen.waiting else -1
         given = (self._own, pool.threshold, posted, earned)
         self._tabled, sums = await journal.do(
-            lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.sums(*given)),
+            lambda: (journal.pay.tabled(self._epochs_told), journal.pay.sums(*given)),
         )
         self._waiting = sums.certified
         allowed = 0

@@ -39,9 +39,6 @@ from protocol.messages import Heartbeat, Message, RolloutCommitted, RoundVote, S
 from protocol.statements import work_id
 
 log = structlog.get_logger()
-AT_ONCE = 24
-"""Members that are asked at a time."""
-ASK_AGAIN = 5.0
 BEATS_HEARD, BEATS_SAID, BEATS_SILENT = 2.5, 1.5, 3.0
 """Of the intervals between this key's heartbeats: for which it is listened, for which nothing but heartbeats is said,
 and after which another daemon that was heard is gone."""
@@ -53,7 +50,11 @@ class Continuity(Service):
 
     name = "continuity"
 
-    def __init__(self, context: Context, network: Network, *, vouch: bool = False) -> None:
+    def __init__(
+        self, context: Context, network: Network, *, vouch: bool = False, at_once: int = 24, ask_again: float = 5.0
+    ) -> None:
+        self._at_once = at_once  # members that are asked at a time
+        self._ask_again = ask_again
         self._context = context
         self._network = network
         self._journal = context.journal
@@ -140,7 +141,7 @@ class Continuity(Service):
         while not over:
             over = self._context.clock.monotonic() >= until
             # Gossip brings nobody its own words: they come with what is asked for.
-            await self._context.board.catching_up.now(AT_ONCE)
+            await self._context.board.catching_up.now(self._at_once)
             self._end_if_living()
             if (other := self._ear.fresh(self._pen.generation)) is not None:
                 raise self._ended(other)
@@ -224,7 +225,7 @@ class Continuity(Service):
                 if await self._amiss([one for one in words if _name(one) not in self._heard]):
                     silent_since = self._context.clock.monotonic()
         self._answered.clear()
-        with trio.move_on_after(2 * ASK_AGAIN):
+        with trio.move_on_after(2 * self._ask_again):
             await self._ask_members()
         await self._adopt()
         await self._close_fence()
@@ -245,7 +246,7 @@ class Continuity(Service):
     async def _ask_always(self) -> None:
         while True:
             await self._ask_members()
-            await trio.sleep(ASK_AGAIN)
+            await trio.sleep(self._ask_again)
 
     async def _ask_members(self) -> None:
         """Each that has not answered yet: who uses work first."""
@@ -253,7 +254,7 @@ class Continuity(Service):
         near = sorted(self._network.connected(), key=lambda one: one not in membership.validators)
         named = dict.fromkeys((*who_uses_work(membership), *filter(membership.is_member, near)))
         asked = [one for one in (named or membership.addresses()) if one not in self._answered | {membership.own}]
-        limiter = trio.CapacityLimiter(AT_ONCE)
+        limiter = trio.CapacityLimiter(self._at_once)
         async with trio.open_nursery() as nursery:
             for peer in asked[:64]:  # members that are asked in one round: trainers and validators first
                 nursery.start_soon(self._ask, peer, limiter)

@@ -16,9 +16,6 @@ from protocol.messages import Heartbeat, Judgement, LotsRevealed, Signed, Verdic
 from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome, work_id
 
-OVERDUE_WINDOWS = 8
-"""Windows of verdicts without the secret that decided their lots, after which their author is believed no more."""
-
 
 class BrokenPromise(msgspec.Struct, frozen=True):
     """A validator whose lot was not kept. evidence: the envelopes that show it, all signed by the validator."""
@@ -52,7 +49,9 @@ class _Pledged(msgspec.Struct):
 class AuditLots:
     """Pledges, verdicts and reveals of one pool's validators. policies: the clock of windows."""
 
-    def __init__(self, run: RunSpec, pool: int, policies: PolicyIndex) -> None:
+    def __init__(self, run: RunSpec, pool: int, policies: PolicyIndex, *, overdue_windows: int = 8) -> None:
+        # Windows of verdicts without the secret that decided their lots, after which their author is believed no more.
+        self._overdue_windows = overdue_windows
         self._audit = run.audit
         self._groups, self._seats = run.groups_per_file, run.seats
         self._staleness = run.recipe.max_staleness
@@ -142,7 +141,7 @@ class AuditLots:
 
     def _forget_verdicts(self) -> None:
         """Of windows so old that their secret, which was never told, has had consequences."""
-        oldest = self.current_window - 2 * OVERDUE_WINDOWS
+        oldest = self.current_window - 2 * self._overdue_windows
         for author, window in [one for one in self._verdicts if one[1] < oldest]:
             del self._verdicts[author, window]
 
@@ -158,14 +157,14 @@ class AuditLots:
 
     def _unrevealed(self, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Whether the author keeps its secrets to itself for good."""
-        due = (self._policies.newest_step - self._staleness) // self._audit.window - OVERDUE_WINDOWS
+        due = (self._policies.newest_step - self._staleness) // self._audit.window - self._overdue_windows
         # A pledge by which no verdict was given hides nothing.
         kept = [
             known
             for (validator, window), known in self._pledged.items()
             if validator == signed.author and window <= due and known.used and not known.revealed
         ]
-        if len(kept) < OVERDUE_WINDOWS:
+        if len(kept) < self._overdue_windows:
             return None
         return self._break(signed.author, f"it did not reveal the lots of {len(kept)} windows", kept[0].raw, signed.raw)
 

@@ -38,11 +38,6 @@ log = structlog.get_logger()
 PROTOCOL = "/intellect-node/matrix/1"
 GPU_HARDWARE = ("cuda", "hip", "rocm", "xpu")
 """How the names of engines' classes begin that say they compute on a GPU."""
-SHOW_SECONDS = 60.0
-PAUSE = 600.0
-"""Seconds between two challenges by one asker."""
-VALID = 24 * 3600.0
-"""Seconds for which a trial says something: GPUs are given back."""
 MAX_REQUEST = 512
 NO, YES = b"n", b"y"
 
@@ -125,7 +120,14 @@ class Claims:
         size: int = MOST_SIZE,
         # For 8.8e12 additions and multiplications and the line: 4.4e12 a second, if half a second of it is the line's.
         seconds: float = 2.5,
+        *,
+        show_seconds: float = 60.0,
+        pause: float = 600.0,
+        valid: float = 24 * 3600.0,
     ) -> None:
+        self._show_seconds = show_seconds
+        self._pause = pause  # seconds between two challenges by one asker
+        self._valid = valid  # seconds for which a trial says something: GPUs are given back
         self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
         self.prover = prover
@@ -141,7 +143,7 @@ class Claims:
     def confirmed(self, member: Address) -> bool:
         """Whether this node has seen it multiply like a GPU, lately."""
         trial = self.trials.get(member)
-        return trial is not None and trial.passed and self._clock() - trial.at < VALID
+        return trial is not None and trial.passed and self._clock() - trial.at < self._valid
 
     def counts_as(self, member: Address, engine: str) -> str:
         """gpu or cpu: what this node takes a member for that computes with this class; empty of who says none."""
@@ -152,7 +154,7 @@ class Claims:
     def due(self, member: Address) -> bool:
         """Whether it is time to challenge it: never tried, tried in vain a while ago, or so long ago that it lapses."""
         trial = self.trials.get(member)
-        return trial is None or self._clock() - trial.at > (VALID / 2 if trial.passed else 2 * PAUSE)
+        return trial is None or self._clock() - trial.at > (self._valid / 2 if trial.passed else 2 * self._pause)
 
     @property
     def believed(self) -> bool:
@@ -169,7 +171,7 @@ class Claims:
         trial = await self._tried(member)
         self.trials[member] = trial
         log.info("claim.tried", peer=member, passed=trial.passed, seconds=round(trial.seconds, 2), why=trial.why)
-        await self._ask(member, TrialTold(trial.passed), 0, SHOW_SECONDS)
+        await self._ask(member, TrialTold(trial.passed), 0, self._show_seconds)
         return trial
 
     async def _tried(self, member: Address, *, patience: float = 30.0) -> ClaimTrial:
@@ -194,7 +196,7 @@ class Claims:
         digests = decode_digests(answer or b"", challenge.size)
         # Drawn only now that the digests bind the product: rows known before could be computed alone.
         asked = chosen_rows(challenge.size, secrets.token_bytes(32))
-        shown = await self._ask(member, ShowRows(asked), 4 * challenge.size * ROWS, SHOW_SECONDS)
+        shown = await self._ask(member, ShowRows(asked), 4 * challenge.size * ROWS, self._show_seconds)
         rows, secret = decode_rows(shown or b"", challenge.size, ROWS), secrets.token_bytes(32)
         await trio.to_thread.run_sync(check_product, challenge, digests, asked, rows, secret)
 
@@ -245,7 +247,7 @@ class Claims:
         """Whether this node is now ready for a challenge by `asker`."""
         now = self._clock()
         busy = self._turn is not None and now <= self._turn.until
-        if self.prover is None or busy or now - self._asked.get(asker, -PAUSE) < PAUSE:
+        if self.prover is None or busy or now - self._asked.get(asker, -self._pause) < self._pause:
             return False
         self._asked[asker] = now
         # Before the prover warms up, which takes long: who asks meanwhile finds the turn taken.

@@ -34,11 +34,6 @@ MAX_ANSWER = 1 << 20
 ANSWER_EVERY = 10.0
 """Seconds between two answers to one asker."""
 MAX_ASKERS = 1024
-KEPT = 8192
-"""Own words that are kept until they were looked at; two boards' full."""
-RISES = 2
-"""Times that another daemon's heartbeats must have risen, as far apart as they say, before it is one that lives. What a
-dead one left comes once or twice more, on slow ways."""
 
 
 class OwnAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -82,10 +77,14 @@ class _Heard(msgspec.Struct):
 class OwnEar:
     """Hears words with this node's key that this process did not say. clock: monotonic seconds; wall: unix seconds."""
 
-    def __init__(self, clock: Seconds, wall: Seconds) -> None:
+    def __init__(self, clock: Seconds, wall: Seconds, *, kept: int = 8192, rises: int = 2) -> None:
+        self._kept = kept  # own words that are kept until they were looked at; two boards' full
+        # Times that another daemon's heartbeats must have risen, as far apart as they say, before it is one that lives.
+        # What a dead one left comes once or twice more, on slow ways.
+        self._rises = rises
         self._clock, self._wall = clock, wall
         self._opened = wall()
-        self._words: BoundedDict[bytes, Signed[Message]] = BoundedDict(KEPT)
+        self._words: BoundedDict[bytes, Signed[Message]] = BoundedDict(kept)
         self._generations: BoundedDict[int, _Heard] = BoundedDict(16)
         self.news = trio.Event()
         self.heard_at = -1.0
@@ -100,7 +99,7 @@ class OwnEar:
 
     def take(self) -> list[Signed[Message]]:
         """What was heard since the last time, oldest first."""
-        words, self._words = list(self._words.values()), BoundedDict(KEPT)
+        words, self._words = list(self._words.values()), BoundedDict(self._kept)
         return words
 
     def forget(self) -> None:
@@ -135,11 +134,11 @@ class OwnEar:
 
     def living(self) -> int | None:
         """A generation whose heartbeats go on; None where none do."""
-        return next((one for one, heard in self._generations.items() if heard.rises >= RISES), None)
+        return next((one for one, heard in self._generations.items() if heard.rises >= self._rises), None)
 
     def rising(self) -> bool:
         """Whether one may be living: another heartbeat will tell."""
-        return any(heard.rises == RISES - 1 for heard in self._generations.values())
+        return any(heard.rises == self._rises - 1 for heard in self._generations.values())
 
     def _beat(self, beat: Heartbeat) -> None:
         now = self._clock()

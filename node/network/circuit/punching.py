@@ -41,9 +41,6 @@ log = structlog.get_logger(__name__)
 DCUTR = "/libp2p/dcutr"
 TRIES = 3
 """On one stream, and in a minute with one peer."""
-ANSWER_SECONDS = 10.0
-CONNECT_SECONDS = 6.0
-"""For one try: long enough for a system to send its first packet thrice."""
 UPGRADE_SECONDS = 3.0
 """For the handshake: where two calls missed each other, one came to a listener, and both ends are servers."""
 ACCEPT_SECONDS = 0.5
@@ -66,7 +63,11 @@ class Punching:
         address_of: Callable[[bytes], Address | None],
         *,
         private: bool,
+        answer_seconds: float = 10.0,
+        connect_seconds: float = 6.0,
     ) -> None:
+        self._answer_seconds = answer_seconds
+        self._connect_seconds = connect_seconds  # for one try: long enough for a system to send its first packet thrice
         self.failed: BoundedDict[Address, float] = BoundedDict(MAX_FAILED, refresh=True)
         """Members to whom no hole could be made, and since when on trio's clock."""
         self._seen_at = seen_at
@@ -139,7 +140,7 @@ class Punching:
             if not self._tries.take(peer, 1, trio.current_time()):
                 return False
             asked_at = trio.current_time()
-            with trio.fail_after(ANSWER_SECONDS):
+            with trio.fail_after(self._answer_seconds):
                 await wire.write(stream, self._where())
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)
                 if target is None:
@@ -170,7 +171,7 @@ class Punching:
 
     async def _follow(self, stream: YamuxStream, peer: ID) -> bool:
         for _ in range(TRIES):
-            with trio.fail_after(CONNECT_SECONDS + ANSWER_SECONDS):
+            with trio.fail_after(self._connect_seconds + self._answer_seconds):
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)
                 if target is None or not self._tries.take(peer, 1, trio.current_time()):
                     return False
@@ -217,7 +218,7 @@ class Punching:
         source = self._source(target[0])
         if source is None:
             return False
-        with trio.move_on_after(CONNECT_SECONDS):
+        with trio.move_on_after(self._connect_seconds):
             try:
                 stream = await sockets.connect_from(source, *target)
                 with trio.fail_after(UPGRADE_SECONDS):

@@ -54,7 +54,6 @@ from protocol.messages import (
 from protocol.statements import Earnings, EpochRoot, Rechecked, Verdict, VerdictOutcome, WorkCommitment, work_id
 
 log = structlog.get_logger()
-TURN_SECONDS = 1.0
 PENDING = 1024
 REFUSED, ROOTS = 8192, 256
 """Works that one validator spoke against, and roots and tables that it signed, which are remembered."""
@@ -69,7 +68,8 @@ class OnChainCourt(Protocol):
 class Slashing:
     """Executes verdicts until cancelled."""
 
-    def __init__(self, context: Context, court: OnChainCourt) -> None:
+    def __init__(self, context: Context, court: OnChainCourt, *, turn_seconds: float = 1.0) -> None:
+        self._turn_seconds = turn_seconds
         self._context = context
         self._court = court
         self._register = context.state.register
@@ -108,7 +108,7 @@ class Slashing:
                     nursery.start_soon(self._execute, verdict)
                 # What is pending ripens by what others say; a fork is told to nobody.
                 self._news = trio.Event()
-                with trio.move_on_after(TURN_SECONDS):
+                with trio.move_on_after(self._turn_seconds):
                     await self._news.wait()
 
     # what a key signed against itself
@@ -292,7 +292,7 @@ class Slashing:
                 bad = one.statement.commitment(one.trainer)
                 if await self._carry(one.trainer, partial(self._file_case, bad, one.word, reason, proof)):
                     return
-            await trio.sleep(TURN_SECONDS)
+            await trio.sleep(self._turn_seconds)
 
     async def _carry(self, node: Address, case: "Callable[[set[Any]], Case | None]") -> bool:
         """Whether it is done, by this node or another; not if there is nothing to show any more. case: asked anew

@@ -35,7 +35,6 @@ from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 60.0
 
 
 class Rounds(Service):
@@ -45,8 +44,16 @@ class Rounds(Service):
     name = "rounds"
 
     def __init__(
-        self, context: Context, process: TrainerProcess, spool: Spool, jobs: JobDirectory, *, learns: bool = True
+        self,
+        context: Context,
+        process: TrainerProcess,
+        spool: Spool,
+        jobs: JobDirectory,
+        *,
+        learns: bool = True,
+        fetch_timeout: float = 60.0,
     ) -> None:
+        self._fetch_timeout = fetch_timeout
         spec = context.run.spec
         assert spec.diloco is not None  # a run of this kind was checked for it
         self._context, self.process, self.spool, self._learns = context, process, spool, learns
@@ -216,7 +223,9 @@ class Rounds(Service):
     async def _jump(self, round_: int, proposal: Proposal) -> None:
         """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
         members = self._context.membership.addresses()
-        path = await self._context.blobs.fetch(proposal.state, members, max_size=proposal.size, timeout=FETCH_TIMEOUT)
+        path = await self._context.blobs.fetch(
+            proposal.state, members, max_size=proposal.size, timeout=self._fetch_timeout
+        )
         await trio.to_thread.run_sync(self.files.adopt, path, round_, proposal.outer)
         log.info("round.fetched", round=round_)
         self._context.progress.tell("outer", f"the outer state of round {round_} came from other members")
@@ -247,7 +256,7 @@ class Rounds(Service):
         info = await self._context.blobs.add(image)
         image.unlink(missing_ok=True)
         # Of the own store, which nobody else need be asked for: the shelf works with the store's file.
-        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
+        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=self._fetch_timeout)
         root, run = policy_root(round_, described.tensors), self._context.run.root
         manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
         self._context.policy_cache.put(HeldPolicy(round_, root, path, manifest))

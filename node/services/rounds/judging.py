@@ -46,8 +46,6 @@ from protocol.seats import weight
 from protocol.statements import VerdictOutcome
 
 log = structlog.get_logger()
-CLAIM_SECONDS = 6.0
-"""So long the heartbeat that claims a seat may come after the contribution: the two travel by themselves."""
 
 
 Place = tuple[bytes, int]
@@ -60,7 +58,11 @@ class ContributionJudge:
 
     engine_name = "learner"
 
-    def __init__(self, context: Context, rounds: Rounds, batches: Batches | None = None) -> None:
+    def __init__(
+        self, context: Context, rounds: Rounds, batches: Batches | None = None, *, claim_seconds: float = 6.0
+    ) -> None:
+        # So long the heartbeat that claims a seat may come after the contribution: the two travel by themselves.
+        self._claim_seconds = claim_seconds
         self._context, self._rounds, self._batches = context, rounds, batches
         self._seen: BoundedDict[bytes, tuple[Place, str, int, Address]] = BoundedDict(512)
         """Contribution -> (round, path, seat, node)."""
@@ -185,7 +187,7 @@ class ContributionJudge:
 
         with trio.move_on_after(self._context.run.spec.audit.delivery_seconds) as patience:
             await self._changed.until(lambda: not is_open() or all(w.round < self._rounds.newest for w in works))
-            patience.deadline = min(patience.deadline, began + CLAIM_SECONDS)
+            patience.deadline = min(patience.deadline, began + self._claim_seconds)
             await self._changed.until(lambda: not is_open())
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
@@ -202,7 +204,7 @@ class ContributionJudge:
         return None
 
     async def _hear_claim(self, node: Address, seat: int) -> None:
-        with trio.move_on_after(CLAIM_SECONDS):
+        with trio.move_on_after(self._claim_seconds):
             await self._changed.until(lambda: seat in self._claims.get(node, ()))
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:

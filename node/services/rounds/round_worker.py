@@ -24,8 +24,6 @@ from protocol.errors import IntellectError
 from protocol.seats import choose
 
 log = structlog.get_logger()
-KEPT = 4
-"""Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and after."""
 
 
 class RoundWorker(Service):
@@ -35,8 +33,13 @@ class RoundWorker(Service):
     blobs_a_round = 1
     """What a replay of this node's contribution may ask for."""
 
-    def __init__(self, context: Context, rounds: Rounds, store: PolicyPins, rest: GuestRest | None = None) -> None:
+    def __init__(
+        self, context: Context, rounds: Rounds, store: PolicyPins, rest: GuestRest | None = None, *, kept: int = 4
+    ) -> None:
         """store: from which others are served."""
+        # Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and
+        # after.
+        self._kept = kept
         self._rest = rest or GuestRest()
         self._context, self._rounds, self._pins = context, rounds, store
         self.seat, self._said = -1, 0
@@ -47,7 +50,7 @@ class RoundWorker(Service):
         """Of what a round's steps or their contribution wait for."""
         rounds.moved.follow(self._changed.tell)
         self._rest.changed.follow(self._changed.tell)
-        self._served: BoundedDict[bytes, None] = BoundedDict(KEPT * self.blobs_a_round)
+        self._served: BoundedDict[bytes, None] = BoundedDict(kept * self.blobs_a_round)
 
     async def run(self) -> None:
         await self.works.count()
@@ -180,7 +183,7 @@ class RoundWorker(Service):
         info = await self._context.blobs.add(path)
         if info.root in self._served:
             return
-        if len(self._served) == KEPT * self.blobs_a_round:
+        if len(self._served) == self._kept * self.blobs_a_round:
             # `BoundedDict` lets the oldest go with the next one, but not its pin.
             self._pins.unpin(next(iter(self._served)))
         self._served[info.root] = None

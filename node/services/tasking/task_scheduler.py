@@ -40,8 +40,6 @@ from protocol.messages import TaskOffered, VerdictRequested
 from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges."""
 
 
 class TaskScheduler(Service):
@@ -51,8 +49,16 @@ class TaskScheduler(Service):
     name = "task-scheduler"
 
     def __init__(
-        self, context: Context, directory: Path, labels: LabelQueue | None = None, lessons: TeacherQueue | None = None
+        self,
+        context: Context,
+        directory: Path,
+        labels: LabelQueue | None = None,
+        lessons: TeacherQueue | None = None,
+        *,
+        look_every: float = 1.0,
     ) -> None:
+        # Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges.
+        self._look_every = look_every
         self._context = context
         self._directory = directory
         run = context.run.spec
@@ -87,7 +93,7 @@ class TaskScheduler(Service):
                     except (IntellectError, OSError) as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
                 await self._ask_for_training()
-                await self._bell.wait(LOOK_EVERY)
+                await self._bell.wait(self._look_every)
 
     async def _hear_verdicts(self) -> None:
         async for touched in self._context.facts.subscribe(WorkTouched):
@@ -283,7 +289,7 @@ class TaskScheduler(Service):
             self._bell.ring()
         except (IntellectError, OSError) as error:  # somebody may have it later; a full disk passes
             log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=shard, why=str(error))
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(self._look_every)
         finally:
             own.busy.discard(shard)
 

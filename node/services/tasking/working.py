@@ -33,7 +33,6 @@ from protocol.messages import TaskClaimed
 from protocol.tasks import TaskId, admits_engine
 
 log = structlog.get_logger()
-REMIND_EVERY = 30.0
 
 
 class TaskWork(Service):
@@ -42,8 +41,16 @@ class TaskWork(Service):
     name = "task-worker"
 
     def __init__(
-        self, context: Context, engine: EngineChild, stock: TaskInputs, scratch: Path, rest: GuestRest | None = None
+        self,
+        context: Context,
+        engine: EngineChild,
+        stock: TaskInputs,
+        scratch: Path,
+        rest: GuestRest | None = None,
+        *,
+        remind_every: float = 30.0,
     ) -> None:
+        self._remind_every = remind_every
         self._context = context
         self._own = context.key.address
         self._book = context.state.tasks
@@ -69,7 +76,7 @@ class TaskWork(Service):
             found = None if self._rest.why else await self._find()
             if found is None:
                 # Seconds until a shard is looked for though nothing was heard: leases end, and who holds one may die.
-                await self._bell.wait(REMIND_EVERY if self._rest.why else 1.0)
+                await self._bell.wait(self._remind_every if self._rest.why else 1.0)
                 continue
             try:
                 await self._take(*found)
@@ -203,7 +210,7 @@ class TaskWork(Service):
             task = self._book.find(id)
             if task is None or not task.open or shard in task.gathered:
                 del self._committed[id, shard]
-            elif now - at > REMIND_EVERY and said < most_reminders:
+            elif now - at > self._remind_every and said < most_reminders:
                 said += 1
                 self._committed[id, shard] = now
                 raw = await journal.do(journal.said, "commitment", slot_name(id, shard))

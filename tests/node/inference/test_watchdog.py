@@ -2,7 +2,10 @@
 
 import pytest
 
-from node.inference.watchdog import LOADING, SILENT, STANDING, STANDING_AT_WORK, Watchdog
+from node.inference.watchdog import LOADING, SILENT, Watchdog
+
+STANDING = 30.0
+STANDING_AT_WORK = 600.0
 
 SILENT_AT_WORK = 60.0
 

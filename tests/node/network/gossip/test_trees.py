@@ -84,7 +84,7 @@ def warm(swarm: Swarm, rounds: int = 3) -> None:
     for number in range(rounds):
         for name in list(swarm.nodes):
             swarm.publish(name, b"warm %d" % number)
-        swarm.ticks(2 * mesh.BACKOFF + 2)
+        swarm.ticks(2 * 2 + 2)
 
 
 @pytest.mark.parametrize("size", [2, 3, 12, 30])
@@ -299,12 +299,12 @@ def test_of_another_programs_links_one_that_brings_nothing_gives_way_and_one_tha
     swarm = Mixed(others=5)
     *silent, honest = swarm.others
     assert swarm.links == set(silent)
-    swarm.wait(mesh.TURN)
+    swarm.wait(60.0)
     swarm.node.control(honest, GRAFT)
     assert honest in swarm.links and len(swarm.links) == len(silent)
     waiting = (set(silent) - swarm.links).pop()
     for number in range(3):
-        swarm.wait(mesh.TURN / 2)
+        swarm.wait(60.0 / 2)
         swarm.brings(honest, number)
     for peer in (waiting, *silent):
         swarm.node.control(peer, GRAFT)
@@ -314,7 +314,7 @@ def test_of_another_programs_links_one_that_brings_nothing_gives_way_and_one_tha
 def test_who_leaves_its_place_and_takes_it_again_begins_no_new_turn() -> None:
     swarm = Mixed(others=5)
     *silent, honest = swarm.others
-    swarm.wait(mesh.TURN - 1)
+    swarm.wait(60.0 - 1)
     for peer in silent:
         swarm.node.gone(peer)
         swarm.node.opened(peer, kin=False)
