@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import bounds
+
 ROOT = Path(__file__).resolve().parent.parent
 MOST_METHODS = 25
 WIRED = ("node/services", "node/daemon.py", "node/member.py")
@@ -317,3 +319,18 @@ def test_a_planted_number_is_counted() -> None:
     """The control."""
     source = "A = 1\nB: float = 2.0\nC, D = 8 << 20, -A\nE = (1, 2)\nF = 'text'\nG = True\n\ndef f():\n    H = 3\n"
     assert named_numbers(ast.parse(source)) == ["A", "B", "C", "D"]
+
+
+def test_the_page_of_bounds_says_what_the_code_says() -> None:
+    assert bounds.PAGE.read_text(encoding="utf-8") == bounds.page(), "python scripts/bounds.py"
+
+
+def test_a_bound_is_listed_however_it_is_written() -> None:
+    """The control."""
+    module = ast.parse("MAX_A = 1 << 4\n_MAX_B: int = 2\nMAX_C, MOST = 3, 4\nMAXIMAL = 5\nMAX_D = MAX_A * 2\n")
+    assert [*bounds.bounds_of(module)] == [
+        ("MAX_A", "1 << 4"),
+        ("_MAX_B", "2"),
+        ("MAX_C", "3"),
+        ("MAX_D", "MAX_A * 2"),
+    ]
