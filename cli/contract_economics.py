@@ -11,12 +11,13 @@ from rich.table import Table
 
 from cli.options import Sets
 from cli.output import AsJson, console, ether, print_json
+from node.units import TOKEN
 
 if TYPE_CHECKING:
     from protocol.economics import Balance, EconomicTerms, Posts
     from protocol.run import RunSpec
 
-TOKEN, GWEI = 10**18, 10**9
+GWEI = 10**9
 EXAMPLE = (
     "Examples:  intellect-node contract economics --run run.toml   |   "
     "intellect-node contract economics --run run.toml --slash 50 --checked 0.1 --json"

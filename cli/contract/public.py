@@ -15,6 +15,7 @@ import msgspec
 from cli.contract.plan import PlanFile, address_of
 from cli.contract.values import eth
 from cli.output import duration, ether, quiet_logs
+from node.units import DAY
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 
@@ -30,7 +31,6 @@ GAS = {
 """What a command takes, its approvals with it; `tests/cli/test_public_pool.py` sends them all."""
 PLAIN_BYTES = 400
 """Of a signed transaction that is no deployment."""
-DAY = 86_400
 
 
 class RoadPart(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from cli.pools import about_run
 from cli.run import notes_of
 from cli.run_template import render_run, with_real_paths
 from node.state.files import write_whole
+from node.units import TOKEN
 
 if TYPE_CHECKING:
     from node.run.file import RunFile
@@ -100,24 +101,23 @@ async def prepare(
     for note in await trio.to_thread.run_sync(notes_of, compiled, facts):
         view.say(f"note: {escape(note)}")
     named = {role: tuple(addresses[one.name] for one in cast(options) if one.role == role) for role in ROLES}
-    token = 10**18
     params = PoolParams(
         run_root=compiled.root,
         run_uri=about_run(compiled.spec),
         manager=addresses["trainer"],
-        reward_per_unit=token // 1000,
+        reward_per_unit=TOKEN // 1000,
         window=20,  # so short that a demo of a minute is paid while it runs
         epoch_seconds=10,
         # What a pool pays for at most per epoch, all nodes together: what a thousand GPUs make in an hour at 270
         # tokens/s.
         units_per_epoch=10**9,
-        slash_amount=100 * token,
+        slash_amount=100 * TOKEN,
         validators=named["validator"],
         threshold=quorum_of(options.validators),
     )
     # An account of the moment: on a devnet anybody is given coin and tokens.
     account = NodeKey.generate()
-    fund = 1000 * token
+    fund = 1000 * TOKEN
     await DevnetFaucet(chain.client).fund(account.address, coin=COIN_FOR_GAS, token=fund)
     pool = await chain.client.create_pool(params, key=account)
     await chain.client.fund_pool(pool, fund, key=account)

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from node.inference.architectures import expert_width, routing_of
 from node.inference.errors import EngineError
+from node.units import GIB
 
-GIB = 1 << 30
 SIZES = {"float32": 4, "bfloat16": 2}
 """Bytes of a number, by type."""
 CONTEXT = GIB // 2

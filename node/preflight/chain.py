@@ -25,6 +25,7 @@ from node.config import NodeConfig
 from node.errors import KeyError_
 from node.preflight.finding import CheckFinding, failure, ok, warning
 from node.state.keystore import claimed_address, read_keystore
+from node.units import DAY
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 from protocol.identity import Address, InvalidIdentity, parse_address
@@ -181,7 +182,6 @@ def against_peers(offsets: Sequence[float]) -> CheckFinding | None:
 
 # Whether the chain lets this node in: its pool, its registration, the stake that answers for it, and its gas
 
-DAY = 86_400
 JOIN_GAS = 500_000
 """What joining and leaving may take, on the safe side: an account is asked for twice the present fee."""
 DAYS = 7

@@ -11,10 +11,9 @@ from node.guest.settings import GuestSettings
 from node.hardware import Hardware
 from node.platforms import lacking
 from node.preflight.finding import CheckFinding, PreflightFailed, failure, ok, worst
-from node.units import size_of
+from node.units import GIB, size_of
 from protocol.run import RunSpec
 
-GIB = 2**30
 Wrong = tuple[str, str]
 """What is wrong, and what to do."""
 

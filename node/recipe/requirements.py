@@ -6,6 +6,7 @@ from statistics import fmean
 
 from node.errors import ConfigError
 from node.hardware import Hardware
+from node.units import GIB
 from protocol.run import RunSpec
 
 EVALUATIONS = 10
@@ -39,9 +40,6 @@ def hopeless(run: RunSpec, step: int, barren: int, most: float = math.inf) -> st
         f"no group of the last {barren} batches had a signal: all answers to a problem got the same reward; "
         "take easier or harder problems, larger groups, or another start model"
     )
-
-
-GIB = 2**30
 
 
 def shortfalls(run: RunSpec, role: str, hardware: Hardware) -> list[str]:

@@ -21,7 +21,8 @@ from node.inference.room import FULL_TOKENS, LEAST_TOKENS, needed
 from node.inference.room import plan as divided
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings, read_settings
-from node.training.sizing import GIB, KNOWN, DecoderShape, RankMemory, engine_size, held_beside, memory_of_a_rank
+from node.training.sizing import KNOWN, DecoderShape, RankMemory, engine_size, held_beside, memory_of_a_rank
+from node.units import GIB
 from protocol.lora import Lora
 from protocol.recipe import Recipe
 from protocol.run import RunSections

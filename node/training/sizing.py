@@ -18,10 +18,10 @@ from node.inference.room import ModelSize
 from node.inference.weight_files import has_own_head
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
+from node.units import GIB
 from protocol.lora import Lora
 from protocol.recipe import Recipe
 
-GIB = 1 << 30
 RESERVE_SHARE = 0.1
 RESERVE = 3 * GIB // 4
 """Bytes that libraries take of a GPU (CUDA's context, NCCL's buffers), or of a process on a CPU."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from node.inference.errors import EngineError, ModelError
 from node.inference.model_files import TIED
-from node.inference.room import GIB, SIZES, ModelSize, NoRoom
+from node.inference.room import SIZES, ModelSize, NoRoom
 from node.inference.settings import EngineSettings
 from node.inference.weight_files import has_own_head
+from node.units import GIB
 
 MOST_AT_ONCE = 256
 """Sequences that are decoded together; more wait."""
