@@ -71,12 +71,7 @@ POOL = 1
 TICK = 900
 """Seconds of virtual time between two blocks in which nothing was sent."""
 CHAIR_LEASE, CHAIR_GRACE = HOUR, 20
-POLLS = {
-    "certifier.ROUND_SECONDS": 1800.0,
-    "court.earnings_tabler.PAUSES": (300.0, 300.0),
-    "pool_accounting.PAUSES": (1800.0, 1800.0),
-    "chairing.LOOK_EVERY": 60.0,
-}
+SLOW: dict[str, Any] = {"round_seconds": 1800.0, "pauses": ((1800.0, 1800.0), (300.0, 300.0))}
 FILES_EVERY = 6 * HOUR
 NIGHT = 8 * HOUR
 NIGHTLY = 5
@@ -298,7 +293,7 @@ class Play:
     """A pool of workers, validators and trainers; what they send is the product's to decide."""
 
     def __init__(self, folder: Path, chain: Chain, trainers: tuple[NodeKey, ...]) -> None:
-        self.chain, self.world = chain, World(folder, epoch=HOUR, window=WINDOW)
+        self.chain, self.world = chain, World(folder, epoch=HOUR, window=WINDOW, **SLOW)
         self.world.chain, self.world.gathers = chain, True  # type: ignore[assignment]
         self.world.gossip.age = MAX_AGE
         for key in trainers:
@@ -424,7 +419,8 @@ class Seats:
         candidate: Any = SimpleNamespace(
             holds=lambda: True, ready=lambda: LeadFrom(self._step() + 1, root), at=lambda: (self._step(), root)
         )
-        return Chairing(context, Door(self.chain, key), None if key in self.validators else candidate)
+        mine = None if key in self.validators else candidate
+        return Chairing(context, Door(self.chain, key), mine, look_every=60.0)
 
     async def _live(self, key: NodeKey) -> None:
         """A trainer that is away whenever it leads at noon, for some hours."""
@@ -471,8 +467,6 @@ def played(workers: int, weeks: int, away: int | None) -> list[tuple[float, str,
         names["DOMAIN"] = Domain(CHAIN_ID, chain.contracts.addresses.swarm)
         stack.enter_context(patch.multiple(earners, **names))
         stack.enter_context(patch("trio.to_thread.run_sync", inline))
-        for name, value in POLLS.items():
-            stack.enter_context(patch(f"node.services.{name}", value))
         if away is None:
             main: Any = Play(Path(folder), chain, trainers).run
             given = weeks

@@ -39,8 +39,6 @@ AGAIN = 32
 MAX_BACKOFF = 30.0
 LAG_PATIENCE = 20.0
 """Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
-LOOK_BACK = 300.0
-"""Seconds between two looks by two endpoints at what one alone has told, which may have kept something back."""
 GRACE = 60.0
 """Seconds of the chain's time after the end of a lease in which its renewal may still come."""
 log = structlog.get_logger()
@@ -162,7 +160,12 @@ class EventFollower:
         capacity: int = 256,
         patience: float = LAG_PATIENCE,
         pace: float = 0.05,
+        again: int = AGAIN,
+        look_back: float = 300.0,
     ) -> None:
+        self._again = again
+        # Between two looks by two endpoints at what one alone has told, which may have kept something back.
+        self._look_back_every = look_back
         # Seconds between two questions for history: a newcomer is one of many that an endpoint serves.
         self._pace = pace
         self.healthy = False
@@ -190,7 +193,7 @@ class EventFollower:
         """Block and index of the logs of the last AGAIN blocks and more, and the hash of the block."""
         self._seconded = client.profile.deployed_block - 1
         """The last block up to which two endpoints have told the same logs."""
-        self._look_back_at = time.monotonic() + LOOK_BACK
+        self._look_back_at = time.monotonic() + self._look_back_every
         self._done: bytes | None = None
         """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
@@ -261,7 +264,7 @@ class EventFollower:
             return False
         forward = self._see(latest)
         # First: events of replaced blocks must be taken back before any later one is told.
-        sure = forward and self._sure >= 0 and latest.number - self._sure < AGAIN // 2
+        sure = forward and self._sure >= 0 and latest.number - self._sure < self._again // 2
         if not sure and not await self._undo_replaced(store, latest):
             return False
         first = self._cursor[0] + 1 if self._cursor else self._client.profile.deployed_block
@@ -290,7 +293,7 @@ class EventFollower:
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
         end = self._seen.get(last) or await self._client.block(last)
         # In several questions where an endpoint gives few blocks at once: else a machine that lags loses events there.
-        again = first - AGAIN if last > latest.number - KEPT_BLOCKS else first
+        again = first - self._again if last > latest.number - KEPT_BLOCKS else first
         again = max(self._client.profile.deployed_block, again)
         everything = self._pool is None
         found = await self._client.logs(again, last, self._topics, everything=everything)
@@ -332,7 +335,7 @@ class EventFollower:
         """Whether the endpoint in use has kept events back. What is found missing is read anew, from before it."""
         if self._cursor is None:
             return
-        first, last = self._seconded + 1, self._cursor[0] - AGAIN
+        first, last = self._seconded + 1, self._cursor[0] - self._again
         while first <= last:
             end = min(first + self._client.log_blocks - 1, last)
             found = await self._client.logs(first, end, self._topics, everything=self._pool is None, agreed=True)
@@ -346,7 +349,7 @@ class EventFollower:
                 return
             self._seconded, first = end, end + 1
             await trio.sleep(self._pace)
-        self._look_back_at = time.monotonic() + LOOK_BACK
+        self._look_back_at = time.monotonic() + self._look_back_every
 
     @property
     def _topics(self) -> list[str | None]:
@@ -373,7 +376,7 @@ class EventFollower:
     def _seen_until(self, first: int, target: int) -> int:
         """The last block to read, near the newest one: the last up to `target` that was the newest itself at a look, so
         that nobody has to be asked for it."""
-        if target - first >= AGAIN or len(self._seen) < 2:
+        if target - first >= self._again or len(self._seen) < 2:
             return target
         return max((number for number in self._seen if number <= target), default=first - 1)
 
@@ -384,7 +387,7 @@ class EventFollower:
         if key is None or self._pool is None:
             return
         block = (await self._client.standing(self._pool, key.address)).joined_block
-        if not 0 < block < latest.number - AGAIN:
+        if not 0 < block < latest.number - self._again:
             return
         topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(self._pool).hex()]
         if not any(entry.block == block for entry in await self._client.logs(block, block, topics)):

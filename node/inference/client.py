@@ -7,7 +7,7 @@ policy first; callers hear of it only when that has failed twice.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +22,6 @@ from node.processes.forkserver import Anew, ChildProcess, Starter, kill_group
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
-FIRST_PAUSE = 0.1
-REPEATS = 2
-"""Of a request whose child ended while it may have been at work on it."""
 CALIBRATE = (
     "compute as the run admits (--engine, --engine-command), or have this machine measured: intellect-node calibrate "
     "export --run FILE here, calibrate look here and on the others' machines, calibrate merge by the run's owner, who "
@@ -63,7 +60,13 @@ class EngineProcess:
         *,
         starter: Starter | None = None,
         env: Mapping[str, str] | None = None,
+        link: Callable[[ChildProcess], ChildLink] = ChildLink,
+        first_pause: float = 0.1,
+        repeats: int = 2,
     ) -> None:
+        self._make_link = link
+        self._first_pause = first_pause
+        self._repeats = repeats  # of a request whose child ended while it may have been at work on it
         self._command = list(command)
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
@@ -152,7 +155,7 @@ class EngineProcess:
                     failures = 0
                 failures += 1
                 log.warning("engine.crashed", what=error.what, why=error.why, failures=failures)
-            await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), longest_pause))
+            await trio.sleep(min(self._first_pause * 2 ** min(failures - 1, 10), longest_pause))
 
     def sleep(self) -> None:
         """End the child, so that its memory is free, and start none until `wake`."""
@@ -197,7 +200,7 @@ class EngineProcess:
             except EngineCrashed as crash:
                 blamed, ends = blamed + (not crash.blameless), ends + 1
                 # Children that may end while a request is with them, whoever's fault it is.
-                if blamed > REPEATS or ends >= 10:
+                if blamed > self._repeats or ends >= 10:
                     raise
                 log.info("engine.repeats", request=type(request).__name__, why=crash.why)
 
@@ -215,7 +218,7 @@ class EngineProcess:
         self._worked = False
         process = self._process = await self._spawn()
         self._starts += 1
-        link, objection = ChildLink(process), None
+        link, objection = self._make_link(process), None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.run)

@@ -39,9 +39,6 @@ from node.inference.wire import (
 )
 from node.processes.forkserver import ChildProcess
 
-PING_EVERY = 1.0
-CANCEL_GRACE = 120.0
-"""Seconds in which a request that was cancelled must be answered: what it is at may have to end first."""
 _REMEDY = "the node restarts it"
 Told = Callable[[RequestProgress | SaidToken], None]
 
@@ -63,7 +60,18 @@ class _Awaited:
 class ChildLink:
     """The way to a running child."""
 
-    def __init__(self, process: ChildProcess, *, last_word: float = 0.5) -> None:
+    def __init__(
+        self,
+        process: ChildProcess,
+        *,
+        last_word: float = 0.5,
+        ping_every: float = 1.0,
+        silent: float = 5.0,
+        cancel_grace: float = 120.0,
+    ) -> None:
+        self._ping_every = ping_every
+        # Seconds in which a request that was cancelled must be answered: what it is at may have to end first.
+        self._cancel_grace = cancel_grace
         # Seconds in which what a child said before it ended may still be read, and its end be known.
         self._last_word = last_word
         self._process = process
@@ -73,7 +81,7 @@ class ChildLink:
         self._loading = trio.Lock()
         self._out, self._frames = trio.open_memory_channel[bytes](4 * MOST_REQUESTS)
         self._buffer = bytearray()
-        self._dog = Watchdog(time.monotonic())
+        self._dog = Watchdog(time.monotonic(), silent=silent)
         self.ended = trio.Event()
         self._why: EngineCrashed | None = None
         self._during: tuple[int, ...] | None = None
@@ -211,7 +219,7 @@ class ChildLink:
         """Ping, and judge what comes back."""
         while self._why is None:
             self._say(Ping())
-            await trio.sleep(PING_EVERY)
+            await trio.sleep(self._ping_every)
             used, now = None, time.monotonic()
             if self._dog.doubts(now):
                 # In a thread: psutil reads /proc of every process of the machine for this.
@@ -222,8 +230,8 @@ class ChildLink:
 
     def _overdue(self) -> str:
         oldest = min(self._cancelled.values(), default=None)
-        late = oldest is not None and time.monotonic() - oldest > CANCEL_GRACE
-        return f"a request that was cancelled does not end in {CANCEL_GRACE:g} s" if late else ""
+        late = oldest is not None and time.monotonic() - oldest > self._cancel_grace
+        return f"a request that was cancelled does not end in {self._cancel_grace:g} s" if late else ""
 
     async def _notice_exit(self) -> None:
         await self._process.wait()

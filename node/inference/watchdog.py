@@ -8,8 +8,6 @@ prefill: that uses the processor, or a load: that says so. Beyond the last bound
 
 from dataclasses import dataclass
 
-SILENT = 5.0
-"""Seconds without a word and without work after which a child hangs."""
 LOADING = "loading"
 """What an engine is busy with that may wait for a disk."""
 
@@ -33,11 +31,18 @@ class Watchdog:
     """One child's. now: seconds of a clock that never goes back."""
 
     def __init__(
-        self, now: float, *, standing: float = 30.0, standing_at_work: float = 600.0, idle_share: float = 0.02
+        self,
+        now: float,
+        *,
+        silent: float = 5.0,
+        standing: float = 30.0,
+        standing_at_work: float = 600.0,
+        idle_share: float = 0.02,
     ) -> None:
         # Seconds without a beat and without work, while the engine has something to do that is no load; also without a
         # first word, which comes after the imports.
         self._standing = standing
+        self._silent = silent  # seconds without a word and without work after which a child hangs
         self._standing_at_work = standing_at_work  # the longest that a single prefill or load may take, and the imports
         self._idle_share = idle_share  # of one processor: whoever uses less does not work
         self._heard = _Since(now)
@@ -77,7 +82,7 @@ class Watchdog:
     def _silence(self, now: float, cpu: float | None) -> str:
         working = self._heard.rate(now, cpu) >= self._idle_share
         # The same for one that uses the processor: something may hold the interpreter's lock.
-        idle, busy = (SILENT, 60.0) if self._spoke else (self._standing, self._standing_at_work)
+        idle, busy = (self._silent, 60.0) if self._spoke else (self._standing, self._standing_at_work)
         return _beyond("it says nothing", now - self._heard.at, busy if working else idle)
 
     def _standstill(self, now: float, cpu: float | None) -> str:

@@ -30,9 +30,6 @@ from protocol.pages import PAGE_ROWS
 from protocol.statements import EpochRoot, VerdictOutcome, sign, work_id
 
 log = structlog.get_logger()
-ROUND_SECONDS = 4.0
-"""Seconds between two rounds, or a tenth of the epoch where that is less: nobody needs a root before the epoch is
-over."""
 MOST_NAMED = 64 * PAGE_ROWS
 """Works of one root."""
 ROOT = "root"
@@ -56,9 +53,11 @@ class Certifier(Service):
 
     name = "certifier"
 
-    def __init__(self, context: Context, *, waiting: int = 512) -> None:
+    def __init__(self, context: Context, *, waiting: int = 512, round_seconds: float = 4.0) -> None:
         # Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided.
         self._waiting = waiting
+        # Between two rounds, or a tenth of the epoch where that is less: nobody needs a root before the epoch is over.
+        self._round_seconds = min(round_seconds, context.time.epoch_seconds / 10)
         self._context = context
         self._own = context.key.address
         self._journal = context.journal
@@ -97,7 +96,7 @@ class Certifier(Service):
             while True:
                 await self.decide()
                 await self.root()
-                await trio.sleep(min(ROUND_SECONDS, self._context.time.epoch_seconds / 10))
+                await trio.sleep(self._round_seconds)
 
     async def decide(self) -> None:
         """Note everything that has come to count since the last time."""

@@ -22,8 +22,6 @@ from protocol.table import EarningsTable
 from protocol.upkeep import DAY, WEEK, Patience
 
 log = structlog.get_logger()
-TURN = 600
-"""Seconds that each keeper before this one is given."""
 OWED = "owed"
 """The fact of whom nobody claims for: node -> (units that it was paid, since when), by the chain's time."""
 Owed = dict[bytes, tuple[int, int]]
@@ -35,8 +33,10 @@ class ClaimCarrier(ChainPoller):
     name = "claim-carrier"
     trouble = "pay.not_brought"
 
-    def __init__(self, books: PoolAccounting) -> None:
+    # turn: seconds that each keeper before this one is given.
+    def __init__(self, books: PoolAccounting, *, day: int = DAY, week: int = WEEK, turn: int = 600) -> None:
         super().__init__(books)
+        self._day, self._week, self._turn = day, week, turn
         self.brought = 0
 
     @classmethod
@@ -84,13 +84,13 @@ class ClaimCarrier(ChainPoller):
     def _due(self, seen: PoolRecord, name: bytes, paid: int, since: int) -> int:
         """A member comes back, and claims when its time of the week comes; who has left does not."""
         comes = not seen.pool.ended and self._context.membership.is_member(address_from_bytes(name))
-        return since + (WEEK if comes else DAY) + self._wait(name, paid)
+        return since + (self._week if comes else self._day) + self._wait(name, paid)
 
     def _wait(self, name: bytes, claimed: int) -> int:
         """Seconds that others act first; by what was paid, so that it is another one's turn each time."""
         case = name + claimed.to_bytes(8)
         others = [one for one in self._context.state.vote_set.active_validators() if one != self._own]
-        return TURN * sum(place(case, one) < place(case, self._own) for one in others)
+        return self._turn * sum(place(case, one) < place(case, self._own) for one in others)
 
     async def _bring(self, node: Address, seen: PoolRecord) -> int:
         """What the node was paid by then."""
@@ -101,7 +101,7 @@ class ClaimCarrier(ChainPoller):
             return claimed
         try:
             # Begun anew by each look: another's claim waits for as long as gas is dear.
-            patience = Patience(seen.now, seen.now + DAY)
+            patience = Patience(seen.now, seen.now + self._day)
             await self._chain.claim(self._pool, node, share.units, share.proof, patience=patience)
         except (Reverted, FeeTooHigh) as error:  # its size allows no more yet, its case is open, or gas is dear
             log.info("pay.not_brought", node=node, why=error.why)

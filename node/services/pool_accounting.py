@@ -33,17 +33,18 @@ T = TypeVar("T")
 R = TypeVar("R", bound=PageRow)
 
 
-RETRY_PAUSE, PAUSES = 5.0, (1.0, 300.0)
+RETRY_PAUSE = 5.0
 
 
 class PoolRecord(msgspec.Struct, frozen=True):
     """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings that
-    counts; waiting: the one that does not yet."""
+    counts; waiting: the one that does not yet; pauses: seconds between two looks, at least and at most."""
 
     pool: PoolInfo
     now: int
     posted: PostedEarnings
     waiting: WaitingEarnings | None = None
+    pauses: tuple[float, float] = (1.0, 300.0)
 
     @property
     def first(self) -> int:
@@ -82,15 +83,18 @@ class PoolRecord(msgspec.Struct, frozen=True):
 
     @property
     def pause(self) -> float:
-        """Seconds until a node looks again at what it earned: a quarter of an epoch, within PAUSES."""
-        return min(max(self.pool.epoch_seconds / 4, PAUSES[0]), PAUSES[1])
+        """Seconds until a node looks again at what it earned: a quarter of an epoch, within `pauses`."""
+        return min(max(self.pool.epoch_seconds / 4, self.pauses[0]), self.pauses[1])
 
 
 class PoolAccounting:
     """A pool's contract, its events, and its tables by root, found among what validators signed. One per node."""
 
-    def __init__(self, context: Context, chain: ChainClient, ledger: Ledger) -> None:
+    def __init__(
+        self, context: Context, chain: ChainClient, ledger: Ledger, *, pauses: tuple[float, float] = (1.0, 300.0)
+    ) -> None:
         self.context = context
+        self._pauses = pauses
         self.chain = chain
         self.ledger = ledger
         self._journal = context.journal
@@ -123,7 +127,7 @@ class PoolAccounting:
                     await self.chain.earnings(self.context.pool),
                     await self.chain.waiting(self.context.pool),
                 )
-                seen = PoolRecord(await self.chain.pool(self.context.pool), 0, posted, waiting)
+                seen = PoolRecord(await self.chain.pool(self.context.pool), 0, posted, waiting, self._pauses)
                 self._asked_at, self._told = clock, told
             # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
             self.context.time.saw(now)

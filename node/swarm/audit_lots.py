@@ -47,7 +47,13 @@ class _Pledged(msgspec.Struct):
 
 
 class AuditLots:
-    """Pledges, verdicts and reveals of one pool's validators. policies: the clock of windows."""
+    """Pledges, verdicts and reveals of one pool's validators. policies: the clock of windows.
+
+    A validator recomputes some groups, drawn by lot. Workers must not know which, or they cheat elsewhere; the others
+    must be able to tell afterwards that the lot was kept, or a validator saves its work. So it pledges the hash of a
+    secret and a rate before a window begins, draws by the secret, and reveals it when the window's verdicts are said.
+    A public beacon would need no pledge, and would tell workers in time. Who never reveals cannot be convicted of a
+    broken lot, so after some windows it is believed no more."""
 
     def __init__(self, run: RunSpec, pool: int, policies: PolicyIndex, *, overdue_windows: int = 8) -> None:
         # Windows of verdicts without the secret that decided their lots, after which their author is believed no more.

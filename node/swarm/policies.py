@@ -18,6 +18,7 @@ from node.swarm.terms import LeaderTerms
 from protocol.identity import Address
 from protocol.messages import PolicyAnnounced, Signed
 
+KNOWN = 4096
 COMPARED = 512
 """Steps whose signed announcement is kept, to be shown beside another one."""
 GRACE_SECONDS = 10.0
@@ -55,7 +56,7 @@ class PolicyIndex:
         self._terms = terms
         self._reached = reached
         self._own = own
-        self._known: BoundedDict[bytes, KnownPolicy] = BoundedDict(4096)
+        self._known: BoundedDict[bytes, KnownPolicy] = BoundedDict(KNOWN)
         self._by_root: BoundedDict[bytes, PolicyFollowed] = BoundedDict(COMPARED)
         self._by_step: BoundedDict[int, PolicyFollowed] = BoundedDict(COMPARED)
         self._taken_back: BoundedDict[bytes, PolicyFollowed] = BoundedDict(COMPARED)

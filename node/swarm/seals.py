@@ -23,8 +23,12 @@ WITHHELD = 1024
 """Windows of validators that are not paid for, the newest; and works of one window whose verdict one took back."""
 TURNED = 64
 """Windows in which one validator took verdicts back, the newest."""
+SEALS = 4096
+"""Works that one validator has sealed a verdict on and that are remembered. It loses its pay for those forgotten."""
 SEAL_SECONDS = 3.0
 """So long a verdict that the quorum has sealed waits for slower validators."""
+OPENING_GRACE = 5.0
+"""Seconds that a verdict may travel after its time to be shown."""
 UNOPENED, UNOPENED_SECONDS = 4, 600.0
 """Seals of this time that a validator may leave unopened. One that has seen others' verdicts could show its own only
 where they agree: with more it is neither awaited nor paid. A restart with many seals costs an honest one ten minutes'
@@ -62,14 +66,7 @@ class Seals:
         patience: float,
         windows: AuditLots,
         clock: Callable[[], float],
-        *,
-        seals: int = 4096,
-        opening_grace: float = 5.0,
     ) -> None:
-        # Works that one validator has sealed a verdict on and that are remembered. It loses its pay for those
-        # forgotten.
-        self._seals = seals
-        self._opening_grace = opening_grace  # seconds that a verdict may travel after its time to be shown
         self._windows = windows
         self._withheld: BoundedDict[tuple[Address, int], None] = BoundedDict(WITHHELD)
         self._turned: dict[Address, BoundedDict[int, BoundedDict[WorkId, None]]] = {}
@@ -80,7 +77,7 @@ class Seals:
         self._is_one = is_one
         self._clock = clock
         self._patience = patience
-        self._opening = patience + opening_grace
+        self._opening = patience + OPENING_GRACE
         self._sealers: dict[Address, _Sealer] = {}
         self._moment = -math.inf
         register.follow_closed(self._close)
@@ -111,7 +108,7 @@ class Seals:
     def _sealed(self, author: Address, id: WorkId, seal: bytes) -> bool:
         """Note a seal; False if there was one. The first of a work counts: another one for the same work fits nothing
         that its author will show."""
-        sealer = self._sealers.setdefault(author, _Sealer(BoundedDict(self._seals), BoundedDict(self._seals)))
+        sealer = self._sealers.setdefault(author, _Sealer(BoundedDict(SEALS), BoundedDict(SEALS)))
         known = sealer.seals.get(id)
         if known is None:
             sealer.seals[id] = _Seal(seal, self._next_moment())
@@ -172,7 +169,7 @@ class Seals:
             sealer.unopened.popitem(last=False)
         # Oldest first, so the fifth tells whether more than four are overdue, however many there are.
         overdue = list(islice(sealer.unopened.values(), UNOPENED + 1))
-        full = len(sealer.unopened) >= self._seals  # newer ones would push out those that are overdue
+        full = len(sealer.unopened) >= SEALS  # newer ones would push out those that are overdue
         return full or (len(overdue) > UNOPENED and now - overdue[-1] > self._opening)
 
     def is_behind(self, validator: Address) -> bool:
@@ -191,7 +188,7 @@ class Seals:
         spoken = self._vote_set.has_spoken(id)
         ways = (one.seals[id] for author, one in self._sealers.items() if author in spoken and id in one.seals)
         shown = sorted(way.shown for way in ways)[self._quorum() - 1 :]
-        return max(shown[0], sealed_at) + SEAL_SECONDS + self._opening_grace if shown else sealed_at + self._opening
+        return max(shown[0], sealed_at) + SEAL_SECONDS + OPENING_GRACE if shown else sealed_at + self._opening
 
     def was_sealed(self, id: WorkId, validator: Address) -> bool:
         """Whether a validator is paid for its verdict on a work, as far as seals go: it sealed before anybody's was

@@ -16,6 +16,9 @@ from protocol.identity import Address
 from protocol.messages import LotsRevealed, Signed, StepVerdict
 from protocol.statements import VerdictOutcome
 
+KEPT = 512
+"""Statements that are remembered."""
+
 
 class _Judged(msgspec.Struct, gc=False):
     """What is known of one statement. by: the verdicts of its auditors; owing: those who drew it and said nothing."""
@@ -36,7 +39,7 @@ class StepVotes:
     def __init__(self, lots: AuditLots, is_party: Callable[[Address, Address], bool]) -> None:
         self._lots = lots
         self._is_party = is_party
-        self._judged: BoundedDict[bytes, _Judged] = BoundedDict(512)  # statements that are remembered
+        self._judged: BoundedDict[bytes, _Judged] = BoundedDict(KEPT)
         self._last: Signed[StepVerdict] | None = None
         self.verdicts = 0
 

@@ -44,6 +44,12 @@ def beside(name: str) -> Any:
 driver = beside("driver")
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_BODY_BYTES = 64 << 20
+MOST_EPISODES, MOST_EACH = 1024, 128
+"""Sockets at the same time, each with one rollout of the package: of all, and of one address. A member keeps 72. A
+proxy on this machine has many members behind it, so it bounds them itself."""
+IDLE_SECONDS = 600.0
+TOGETHER = 16
+"""Rollouts that are begun at the same time to read the prompts of all tasks."""
 OPENED, CLOSED = "<call>", "</call>"
 OWN_TROUBLE, ANSWERS_FAULT = "SESSION_ERROR", "EXECUTION_ERROR"
 """OpenEnv's codes: nobody's reward follows from the first; the answer that caused the second is worth nothing."""
@@ -132,7 +138,7 @@ class RolloutServer:
 
     async def rows(self, name: str) -> list[dict]:
         """A row of `server` for each task: its prompt is what the package asks first."""
-        gate = asyncio.Semaphore(16)  # rollouts that are begun at the same time to read the prompts of all tasks
+        gate = asyncio.Semaphore(TOGETHER)
 
         async def row(task: int) -> dict:
             async with gate:
@@ -145,21 +151,18 @@ class RolloutServer:
 
         return list(await asyncio.gather(*map(row, range(self._tasks))))
 
-    async def socket(self, request: web.Request, *, idle_seconds: float = 600.0) -> web.WebSocketResponse:
+    async def socket(self, request: web.Request) -> web.WebSocketResponse:
         link = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False)
         await link.prepare(request)
         address = request.remote or ""
-        # Sockets at the same time, each with one rollout of the package: of all, and of one address. A member keeps 72.
-        # A proxy on this machine has many members behind it, so it bounds them itself.
-        most_episodes = 1024
-        most = most_episodes if is_loopback(address) else 128
-        if self._open.total() >= most_episodes or self._open[address] >= most:
+        most = MOST_EPISODES if is_loopback(address) else MOST_EACH
+        if self._open.total() >= MOST_EPISODES or self._open[address] >= most:
             await link.send_json(trouble_of(Trouble("CAPACITY_REACHED", "too many episodes are open")))
             return link
         self._open[address] += 1
         rollout: PackageRollout | None = None
         try:
-            while (message := await link.receive(idle_seconds)).type is WSMsgType.TEXT:
+            while (message := await link.receive(IDLE_SECONDS)).type is WSMsgType.TEXT:
                 try:
                     kind, data = asked_for(message.data)
                     if kind == "reset":

@@ -47,7 +47,6 @@ from protocol.statements import Domain, Earnings, EpochRoot, Verdict, sign, sign
 from protocol.table import MAX_HEAD_BYTES, EarningsTable, decode_head, encode_head, table_after
 
 log = structlog.get_logger()
-PAUSES = (1.0, 15.0)
 """Seconds between two looks: a fortieth of the window, within these."""
 ROOTS_EACH = 64
 """Roots of one validator and epoch that are read."""
@@ -66,8 +65,9 @@ class EarningsTabler(ChainPoller):
     name = "earnings-tabler"
     trouble = "earnings.interrupted"
 
-    def __init__(self, books: PoolAccounting) -> None:
+    def __init__(self, books: PoolAccounting, *, pauses: tuple[float, float] = (1.0, 15.0)) -> None:
         super().__init__(books)
+        self._pauses = pauses
         context = books.context
         self._bench = OfficeTerm({})
         self._left_at: dict[int, int] = {}
@@ -91,7 +91,7 @@ class EarningsTabler(ChainPoller):
         """The last one that this node signed. None of before its start: a journal that was lost knows none of them."""
         self._doubted = b""
         """The root of the waiting table that was told to be another one than this node's."""
-        self._pause = PAUSES[0]
+        self._pause = pauses[0]
         self._next_try = 0.0
         self.waiting = ""
         self.posted = 0
@@ -177,7 +177,7 @@ class EarningsTabler(ChainPoller):
     async def look(self, seen: PoolRecord) -> float:
         """One look at what is to be tabled, signed, compared, carried."""
         pool, first = seen.pool, seen.first
-        self._pause = min(max(pool.window / 40, PAUSES[0]), PAUSES[1])
+        self._pause = min(max(pool.window / 40, self._pauses[0]), self._pauses[1])
         if not self._is_one_time(pool):
             self.waiting = "the pool's judges are not those of the newest event: endpoints are at different blocks"
             return self._pause

@@ -31,6 +31,9 @@ from protocol.pretraining import Diloco
 from protocol.rounds import parts_of
 
 log = structlog.get_logger()
+FETCH_TIMEOUT = 60.0
+REMEMBERED = 256
+"""Rounds whose root is kept."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -75,7 +78,7 @@ class Adding:
         self.shapes: Shapes = {}
         self._parts: list[Shapes] = []
         self.most_bytes = 0
-        self.roots: BoundedDict[int, bytes] = BoundedDict(256)  # rounds whose root is kept
+        self.roots: BoundedDict[int, bytes] = BoundedDict(REMEMBERED)
 
     def heed_model(self, shapes: dict[str, Any]) -> None:
         """What a round exchanges, fragment by fragment."""
@@ -99,7 +102,7 @@ class Adding:
     async def _fetch(self, root: bytes, paths: dict[bytes, Path]) -> None:
         members, most = self._context.membership.addresses(), self.most_bytes
         try:
-            paths[root] = await self._context.blobs.fetch(root, members, max_size=most, timeout=60.0)
+            paths[root] = await self._context.blobs.fetch(root, members, max_size=most, timeout=FETCH_TIMEOUT)
         except IntellectError as error:
             log.info("contribution.unavailable", root=root.hex()[:16], why=error.why)
 

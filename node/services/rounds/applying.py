@@ -35,6 +35,14 @@ from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 
 log = structlog.get_logger()
+FETCH_TIMEOUT = 60.0
+PAUSE = 1.0
+CATCH_UP = 10.0
+"""Seconds, at most, in which a node that begins hears how far the others are."""
+HEARD_WITHIN = 1.0
+"""Seconds until a heartbeat that was heard stands in the table of members."""
+REMEMBERED = 256
+"""Rounds whose figures are kept."""
 
 
 class Rounds(Service):
@@ -44,16 +52,8 @@ class Rounds(Service):
     name = "rounds"
 
     def __init__(
-        self,
-        context: Context,
-        process: TrainerProcess,
-        spool: Spool,
-        jobs: JobDirectory,
-        *,
-        learns: bool = True,
-        fetch_timeout: float = 60.0,
+        self, context: Context, process: TrainerProcess, spool: Spool, jobs: JobDirectory, *, learns: bool = True
     ) -> None:
-        self._fetch_timeout = fetch_timeout
         spec = context.run.spec
         assert spec.diloco is not None  # a run of this kind was checked for it
         self._context, self.process, self.spool, self._learns = context, process, spool, learns
@@ -70,11 +70,10 @@ class Rounds(Service):
         self.files = OuterFiles(spool.root / "rounds")
         self.outer: Outer | None = None
         self.before: Outer | None = None
-        remembered = 256  # rounds whose figures are kept
-        self.figures: BoundedDict[int, Figures] = BoundedDict(remembered)
-        self.included: BoundedDict[bytes, int] = BoundedDict(remembered * 16)
+        self.figures: BoundedDict[int, Figures] = BoundedDict(REMEMBERED)
+        self.included: BoundedDict[bytes, int] = BoundedDict(REMEMBERED * 16)
         """Contribution -> the round in whose cut it stands."""
-        self.norms: BoundedDict[bytes, float] = BoundedDict(remembered * 16)
+        self.norms: BoundedDict[bytes, float] = BoundedDict(REMEMBERED * 16)
         """Of contributions that this node looked at."""
         self.caught_up = trio.Event()
 
@@ -117,10 +116,10 @@ class Rounds(Service):
     async def _catch_up(self) -> None:
         """Hear first how far the others are: a newcomer is told the oldest cuts first, and would make states that are
         history."""
-        with trio.move_on_after(10.0):  # seconds, at most, in which a node that begins hears how far the others are
+        with trio.move_on_after(CATCH_UP):
             while not self._has_heard():
                 heard = self.votes.heard.next
-                with trio.move_on_after(1.0):  # seconds until a heartbeat that was heard stands in the table of members
+                with trio.move_on_after(HEARD_WITHIN):
                     await heard.wait()
         self.caught_up.set()
 
@@ -195,7 +194,7 @@ class Rounds(Service):
             why = in_words(error)
             log.warning("round.not_applied", round=own, why=why)
             self._context.progress.trouble(f"round {own} is not applied yet: {why}")
-            await trio.sleep(1.0)
+            await trio.sleep(PAUSE)
         return True
 
     async def _apply(self, proposal: Proposal) -> None:
@@ -223,9 +222,7 @@ class Rounds(Service):
     async def _jump(self, round_: int, proposal: Proposal) -> None:
         """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
         members = self._context.membership.addresses()
-        path = await self._context.blobs.fetch(
-            proposal.state, members, max_size=proposal.size, timeout=self._fetch_timeout
-        )
+        path = await self._context.blobs.fetch(proposal.state, members, max_size=proposal.size, timeout=FETCH_TIMEOUT)
         await trio.to_thread.run_sync(self.files.adopt, path, round_, proposal.outer)
         log.info("round.fetched", round=round_)
         self._context.progress.tell("outer", f"the outer state of round {round_} came from other members")
@@ -256,7 +253,7 @@ class Rounds(Service):
         info = await self._context.blobs.add(image)
         image.unlink(missing_ok=True)
         # Of the own store, which nobody else need be asked for: the shelf works with the store's file.
-        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=self._fetch_timeout)
+        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
         root, run = policy_root(round_, described.tensors), self._context.run.root
         manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
         self._context.policy_cache.put(HeldPolicy(round_, root, path, manifest))

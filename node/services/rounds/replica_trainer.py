@@ -27,7 +27,13 @@ log = structlog.get_logger()
 
 
 class ReplicaTrainer(RoundWorker):
-    """One per trainer."""
+    """One per trainer.
+
+    Several trainers learn from the same stream of files, and no group may be learnt from twice. A leader that deals
+    would be one machine on which all wait, and a first come, first served needs a word that all hear in time. So the
+    round's outer state, which everybody has, deals: a file is one trainer's by a hash of both (`protocol.seats.share`).
+    What a slow one leaves over the next round deals anew. Validators deal in the same way, so they know whose it was.
+    """
 
     name = "replica-trainer"
 

@@ -27,7 +27,16 @@ IDLE_ROUNDS = 8
 
 
 class RoundCloser(Service):
-    """One per validator."""
+    """One per validator.
+
+    Who closes a round? A leader would be one machine on which all wait. "In is what a quorum of lists names" needs
+    none, but who heard two of three lists and who heard all three add different things, and their states part for ever.
+    So validators agree, by `protocol.agreement` (ADR 040): this service says a word once its own clock allows it,
+    whoever has spoken, and says it again, because boards forget and a liar's word may reach one alone. What it signed
+    before a restart binds it: its journal is read before it says anything of a round.
+
+    A round is over when all who claimed a seat have contributed, or its seconds are. A peer that one waited for in vain
+    keeps nobody waiting for the next `IDLE_ROUNDS`."""
 
     name = "round-closer"
 

@@ -43,7 +43,12 @@ log = structlog.get_logger()
 
 
 class TaskScheduler(Service):
-    """directory: of the tasks' folders; labels, lessons: what waits for judges, and for the teacher. own: the tasks of
+    """Task queues usually have a server that hands out work and counts leases. Here any node of the pool does a shard,
+    and each knows from the board which are free (`protocol.leases`): the owner hands out nothing. It offers, says the
+    offer again while shards are open, and gathers results that the pool's own validators accepted, as they judge any
+    file. So a task needs no trust in its owner, and a restart nothing but its directory.
+
+    directory: of the tasks' folders; labels, lessons: what waits for judges, and for the teacher. own: the tasks of
     this node."""
 
     name = "task-scheduler"

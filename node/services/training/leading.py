@@ -23,7 +23,12 @@ log = structlog.get_logger()
 
 
 class Leading:
-    """The candidate of one chair. chain: None at a desk, where nobody else leads; chair: None then."""
+    """The candidate of one chair. chain: None at a desk, where nobody else leads; chair: None then.
+
+    A leader and a standby are the same program: what differs is where batches come from (`StandingBy`: the leader's
+    manifests; else this trainer's own pool), and who may publish. So a take-over hands nothing over. The former leader
+    cuts its spool back to what the new term begins with and stands by, in the same way as after a restart (ADR 031).
+    What it knows here is asked before each policy and never kept: terms come and are taken back with the chain."""
 
     def __init__(
         self,

@@ -37,6 +37,16 @@ from protocol.statements import VerdictOutcome
 from protocol.values import report_fault, rows_differ
 
 log = structlog.get_logger()
+FETCH_TIMEOUT = 30.0
+HEDGE_SECONDS = 1.0
+"""So long other reports may come behind the first one; longer where that took longer."""
+LOOK_TIMEOUT = 120.0
+LOOKS_WAITING = 8
+"""Files that wait for this node's own look; of further ones the groups that need it are not used."""
+LOT_AGREED, LOT_ALONE, LOT_REWARDS = 1 / 64, 1 / 4, 1 / 8
+"""Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by themselves,
+which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %."""
+REMEMBERED = 4096
 DISTRUSTED = "distrusted_reports"
 REPORT_NAME = "own-report-{}.arrow"
 
@@ -69,8 +79,7 @@ class OwnLook:
 
     async def at(self, work: RegisteredWork, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
         """What this node finds in a file, and the rows of `groups`; None if it cannot look now."""
-        # Files that wait for this node's own look; of further ones the groups that need it are not used.
-        if self._broken or self._waiting >= 8:
+        if self._broken or self._waiting >= LOOKS_WAITING:
             return None
         commitment, report = work.commitment, self._scratch / REPORT_NAME.format(work.id.hex()[:16])
         order = msgspec.structs.replace(Inspect.of(commitment, path, report), groups=tuple(groups))
@@ -81,7 +90,7 @@ class OwnLook:
             await self._ready.wait()
             if self._broken:
                 return None
-            found = await self._child.ask(order, timeout=120.0, policy=load)
+            found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
             return found, await own_rows(found, self._context.run.spec.rollout)
         except IntellectError as error:
             log.warning("own_look.failed", work=work.id.hex()[:16], why=error.why)
@@ -122,7 +131,7 @@ class Values:
         self._hopeless = hopeless
         # Never told, and new at each start: no validator can know which files are recomputed here.
         self._secret = secrets.token_bytes(32)
-        self._alone: BoundedDict[WorkId, Address] = BoundedDict(4096)
+        self._alone: BoundedDict[WorkId, Address] = BoundedDict(REMEMBERED)
         self._strikes: Counter[Address] = Counter()
         self._unserved: Counter[Address] = Counter()
         self.distrusted: dict[Address, str] = {}
@@ -189,16 +198,14 @@ class Values:
             said = max(votes[author].report_size for author in authors)  # one that says too little spoils nobody's
             limit = min(said, self._rollout.most_report_bytes)
             try:
-                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=30.0)
+                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=FETCH_TIMEOUT)
             except IntellectError as error:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
             seconds = self._context.clock.monotonic() - began
             # Once one report is here the others get as long again: a file must not wait for whoever serves none.
             nursery.cancel_scope.deadline = min(
-                # So long other reports may come behind the first one; longer where that took longer.
-                nursery.cancel_scope.deadline,
-                trio.current_time() + max(1.0, seconds),
+                nursery.cancel_scope.deadline, trio.current_time() + max(HEDGE_SECONDS, seconds)
             )
 
         async with trio.open_nursery() as nursery:
@@ -230,13 +237,11 @@ class Values:
     ) -> Rows | None:
         """Groups that are recomputed here because they must be, or by lot; None if that shows that the file must not be
         used."""
-        # Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by
-        # themselves, which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %.
-        lot = 1 / 4 if self._context.quorum == 1 else 1 / 64
+        lot = LOT_ALONE if self._context.quorum == 1 else LOT_AGREED
         # The whole file then: recomputing only what is in doubt would never find two that lie alike.
         if draws_file(self._secret, work.id, lot):
             wanted = sorted({*wanted, *(group for rows in reports.values() for group in rows)})
-        if self._look is None or not (wanted or draws_file(self._secret, work.id, 1 / 8)):
+        if self._look is None or not (wanted or draws_file(self._secret, work.id, LOT_REWARDS)):
             return {}
         looked = await self._look.at(work, path, wanted)
         if looked is None:

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 import trio
 
-from node import light_client
-from node.light_client import LightClient, PolicySnapshot
+from node.light_client import LightClient, PolicySnapshot, Waits
 from node.weights.errors import PolicyUnknown
 from protocol.blobs import describe
 from protocol.policy import encode_manifest
@@ -19,8 +18,9 @@ from tests.node.weights.test_weights import announce
 class Guest(LightClient):
     """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
 
-    def __init__(self, peer: Peer, steps: int) -> None:
+    def __init__(self, peer: Peer, steps: int, heard: float = 60.0) -> None:
         self._pool, self._peer, self._steps = 7, peer, steps
+        self._waits = Waits(look=0.01, silence=0.05, heard=heard)
 
     @asynccontextmanager
     async def _visiting(self, *, newest: bool):
@@ -32,12 +32,6 @@ class Guest(LightClient):
 
     async def _visit(self, member, run, policy):
         return PolicySnapshot(policy, self._peer.key.address, run, {})
-
-
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch) -> None:
-    monkeypatch.setattr(light_client, "LOOK", 0.01)
-    monkeypatch.setattr(light_client, "FIRST_SILENCE", 0.05)
 
 
 async def test_policies_end_after_the_last_step_of_the_run(run, origin, peer) -> None:
@@ -95,9 +89,8 @@ async def test_a_newest_policy_that_cannot_be_one_is_not_waited_for(run, origin,
         await guest.fetch()
 
 
-async def test_a_pool_that_says_nothing_is_told(origin, peer, monkeypatch) -> None:
-    monkeypatch.setattr(light_client, "HEARD_WITHIN", 0.1)
-    guest = Guest(peer("guest", origin().key.address), steps=9)
+async def test_a_pool_that_says_nothing_is_told(origin, peer) -> None:
+    guest = Guest(peer("guest", origin().key.address), steps=9, heard=0.1)
     silence = pytest.RaisesExc(PolicyUnknown, match="no policy")
     with trio.fail_after(5), pytest.RaisesGroup(silence, flatten_subgroups=True):
         async with guest.following() as visits:
