@@ -51,8 +51,8 @@ from node.chain.errors import translate
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import call_of
 from node.progress import ProgressRecord
-from node.services.chairing import Chairing, LeadFrom
 from node.services.context import Context
+from node.services.leader_lease import LeaderLease, LeadFrom
 from node.services.membership.participant import LeaseRenewal, needs_no_join
 from node.swarm.facts import Facts, TermMoved
 from node.swarm.message_store import MAX_AGE
@@ -379,7 +379,7 @@ class Seats:
     def _step(self) -> int:
         return int(trio.current_time()) // 600
 
-    def _service(self, key: NodeKey) -> Chairing:
+    def _service(self, key: NodeKey) -> LeaderLease:
         terms = LeaderTerms(self.trainers[0].address, trio.current_time)
         for event in self.chain.told:
             self._apply(terms, event)
@@ -420,7 +420,7 @@ class Seats:
             holds=lambda: True, ready=lambda: LeadFrom(self._step() + 1, root), at=lambda: (self._step(), root)
         )
         mine = None if key in self.validators else candidate
-        return Chairing(context, Door(self.chain, key), mine, look_every=60.0)
+        return LeaderLease(context, Door(self.chain, key), mine, look_every=60.0)
 
     async def _live(self, key: NodeKey) -> None:
         """A trainer that is away whenever it leads at noon, for some hours."""

@@ -119,12 +119,12 @@ def fetch(
     with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)
         room = int(quota * 1e9)
-        visitor = LightClient(
+        client = LightClient(
             profile, number, directory, quota=room, sources=sources, alone=only_http, report=view.report
         )
 
         def fetch_to(place: "Place") -> "Fetched":
-            return _fetch_to(visitor, step, place, view, int(shard * 1e9), as_json)
+            return _fetch_to(client, step, place, view, int(shard * 1e9), as_json)
 
         if follow:
             follow_newest(out, fetch_to, lambda text: typer.echo(clean(text, 400), err=True))
@@ -133,7 +133,7 @@ def fetch(
 
 
 def _fetch_to(
-    visitor: "LightClient", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
+    client: "LightClient", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
 ) -> "Fetched":
     """One visit, and the model where `place` wants it."""
     import trio
@@ -142,7 +142,7 @@ def _fetch_to(
     from node.weights.export import export_model
     from node.weights.records import PolicyRecord
 
-    visit = trio.run(visitor.fetch, step)
+    visit = trio.run(client.fetch, step)
     policy, bars = visit.policy, view.bars
     fetched = Fetched(policy.step, policy.step >= visit.run.recipe.steps)
     # After the fetch: only then is it known which step the newest is.

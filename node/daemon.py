@@ -57,7 +57,6 @@ from node.services.auditing.step_auditor import StepAuditor
 from node.services.base import Service, ServiceManager
 from node.services.blob_repairer import BlobRepairer
 from node.services.certifier import Certifier
-from node.services.chairing import Chairing
 from node.services.checkpoint_server import CheckpointServer
 from node.services.claim_carrier import ClaimCarrier
 from node.services.claimer import Claimer
@@ -74,6 +73,7 @@ from node.services.hardware_prover import HardwareProver
 from node.services.heartbeat import HeartbeatSender
 from node.services.judging.judge import Validator
 from node.services.jury import VoteCounter
+from node.services.leader_lease import LeaderLease
 from node.services.leaf_reader import LeafReader
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
@@ -137,7 +137,7 @@ ROLES: dict[Role, Services] = {
         EarningsTabler,
         *PAID,
         ClaimCarrier,
-        Chairing,
+        LeaderLease,
     ),
     "trainer": (
         *EVERYBODY,

@@ -231,9 +231,9 @@ async def _follow(
     number = profile.pool if pool is None else pool
     if number is None:
         raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
-    visitor = LightClient(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
+    client = LightClient(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
     with _plain():
-        async with visitor.following(after) as visits:
+        async with client.following(after) as visits:
             yield _Policies(visits)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from node.chain.endpoints import Endpoints
 
 OVER = 3
-"""Exit status of the visitor where the run is over."""
+"""Exit status of the child where the run is over."""
 
 
 def refuse_early(config: NodeConfig) -> None:
@@ -214,13 +214,13 @@ def _check_run(profile: NetworkProfile, pool: "PoolInfo") -> None:
 
     if not alone(5.0):  # for threads that asked the chain and are about to end
         return  # as after every other outcome than one: the daemon meets an ended run again, and says it
-    visitor = os.fork()
-    if visitor == 0:
+    child = os.fork()
+    if child == 0:
         # The alarm's default action ends the process: nothing in it has to cooperate for that.
         signal.alarm(20)  # for the visit to the members, its imports included
         # Not sys.exit: the exit handlers belong to the parent, and would run twice.
         os._exit(_look(profile, pool))
-    _, status = os.waitpid(visitor, 0)
+    _, status = os.waitpid(child, 0)
     # Every other outcome, an alarm included, lets the node go on.
     if os.waitstatus_to_exitcode(status) == OVER:
         what = f"the run of pool {pool.id} is over, by its trainer's word: there is no work in it"

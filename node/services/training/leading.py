@@ -6,8 +6,8 @@ import msgspec
 import structlog
 import trio
 
-from node.services.chairing import Chairing, LeadFrom, OnChain
 from node.services.context import Context
+from node.services.leader_lease import LeaderLease, LeadFrom, OnChain
 from node.services.training.groups import Groups
 from node.services.training.record import Record
 from node.services.training.returning import REPEATED, Returning
@@ -44,7 +44,7 @@ class Leading:
         self._policies, self._terms = context.state.policies, context.membership.terms
         self._term = 0
         self.returning = Returning(context, spool)
-        self.chair = Chairing(context, chain, self) if chain is not None else None
+        self.chair = LeaderLease(context, chain, self) if chain is not None else None
 
     def leads(self, step: int) -> bool:
         """Whether policy `step` is this trainer's to make and publish."""

@@ -13,7 +13,7 @@ import trio
 from node import light_client, sdk
 from node.chain.profile import load_profile
 from node.weights.errors import PolicyUnknown
-from tests.node.weights.test_visitor import Guest
+from tests.node.weights.test_light_client import Guest
 
 STEPS = 2
 

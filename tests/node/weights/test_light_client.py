@@ -1,4 +1,4 @@
-"""A visitor's policies: when they end, and when it gives up instead of waiting for ever."""
+"""A light client's policies: when they end, and when it gives up instead of waiting for ever."""
 
 from contextlib import asynccontextmanager
 from types import SimpleNamespace

@@ -66,7 +66,7 @@ class ChairCandidate(Protocol):
         ...
 
 
-class Chairing(Service):
+class LeaderLease(Service):
     """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear."""
 
     name = "chair"
