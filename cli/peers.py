@@ -31,7 +31,7 @@ def command(
 
     direct; relayed: another member carries it; punched: directly, though neither can be dialled.
     With --json, "path" tells of direct connections: how many, congestion control, round trips in ms, share lost.
-    Members do not say which version they run.
+    With --full and --json each says which version of the program it runs.
     """
     import msgspec
 
@@ -66,7 +66,8 @@ def whole(member: "MemberPart", status: "DaemonStatus") -> list[str]:
     told = "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS[1:], cells, strict=True) if cell)
     told_of = member.contacts or [member.contact]
     contacts = [f"  {clean(each, 300)}" for each in told_of[:4] if each]  # as many as a member may name of itself
-    return [clean(member.address, 64), f"  {told}", *contacts]
+    version = f"  version {clean(member.version, 40)}" if member.version else ""
+    return [clean(member.address, 64), f"  {told}{version}", *contacts]
 
 
 def _cells(member: "MemberPart", status: "DaemonStatus") -> tuple[Text, ...]:

@@ -302,6 +302,20 @@ def _amounts(pay: PayPart) -> Lines:
 # what is wrong
 
 
+def _versions(status: DaemonStatus) -> Lines:
+    """Members with whom this node may not agree on what work is worth."""
+    from protocol.versions import understand
+
+    own = status.node.version
+    others = {one.address: one.version for one in status.swarm if understand(own, one.version) is False}
+    if not others:
+        return []
+    named = ", ".join(sorted({clean(version, 40) for version in others.values()})[:3])
+    who = "a member runs" if len(others) == 1 else f"{len(others)} members run"
+    what = f"{who} {named}, more than one minor version from this node's {own}"
+    return [f"{what}: each may refuse what the other says; update whoever is behind"]
+
+
 def troubles(status: DaemonStatus, now: float) -> Lines:
     """Everything that its owner should look at, the worst first."""
     from node.config import program_version
@@ -315,6 +329,7 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
     lines += list(_endpoints(status))
     if status.node.version not in ("", program_version()):
         lines.append(f"it runs {clean(status.node.version, 40)}, and {program_version()} is installed: start it again")
+    lines += _versions(status)
     lines += _clock(status)
     audit = status.audit
     if audit and not audit.trainer.trusted:

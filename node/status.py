@@ -172,6 +172,7 @@ class StatusPage:
             path=None if path is None else PathPart(**msgspec.structs.asdict(path)),
             hardware=beat.engine.partition("/")[0] if beat else "",
             counts_as=self._counts_as(member) if beat and not own else "",
+            version=beat.version if beat else "",
             clock_ahead_seconds=None if own else _clock_ahead(member, now),
         )
 

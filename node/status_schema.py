@@ -264,6 +264,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     contact: str = ""
     hardware: str = ""
     counts_as: str = ""
+    version: str = ""
 
 
 class WorkPart(msgspec.Struct, frozen=True):

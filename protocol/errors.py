@@ -24,6 +24,11 @@ class IntellectError(Exception):
         self.remedy = remedy
 
 
+class OwnFailure(IntellectError):
+    """What this machine lacks or lost: memory, a device, its disk. Whoever makes a word about somebody else's work of
+    an error asks for this one first: it says nothing of the work."""
+
+
 class ProtocolError(IntellectError):
     """Bytes or statements that break the protocol's rules."""
 

@@ -46,6 +46,7 @@ MAX_CONTACT = 160
 MAX_CONTACTS_EACH = 4
 """Of one node: its contact and the further ones."""
 MAX_GATEWAY = 300
+MAX_VERSION = 40
 MAX_DETAIL = 300
 # Of this window and the next ones: a pledge must be known before its window's first policy exists.
 MAX_PLEDGES = 4
@@ -100,7 +101,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     all along, not only at the end: every page draws a curve of it);
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
     pledges for this window and the next ones. Of a run that pre-trains: seat: whose rows it learns from, -1 for none;
-    outer: the state root with which its round (policy_step) begins, 32 bytes or none.
+    outer: the state root with which its round (policy_step) begins, 32 bytes or none. version: of its program, as a
+    package names it; nothing is decided by it.
 
     What the trainer's queue lacks is not said. Workers see that no policy comes; a number with stale groups and groups
     without signal in it would tell them less.
@@ -123,6 +125,7 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     also: tuple[str, ...] = ()
     seat: int = -1
     outer: bytes = b""
+    version: str = ""
 
     @property
     def number(self) -> tuple[int, int]:
@@ -147,7 +150,7 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
             return "the seat or the outer state's root is out of bounds"
         if max(len(self.state), len(self.role)) > 64 or len(self.engine) > MAX_CLASS:
             return "a text is too long"
-        if len(self.contact) > MAX_CONTACT or len(self.gateway) > MAX_GATEWAY:
+        if len(self.contact) > MAX_CONTACT or len(self.gateway) > MAX_GATEWAY or len(self.version) > MAX_VERSION:
             return "a text is too long"
         # Others wait some of these intervals before they call a node dead: a long one would be a way to live for ever.
         return None if 0.1 <= self.interval <= 3600 else "the interval is out of bounds"

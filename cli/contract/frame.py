@@ -326,7 +326,8 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
 
 
 async def _warn_of_other_code(chain: "ChainClient") -> None:
-    """Only told: who has a stake in an older deployment takes it out with this program."""
+    """Only told: who has a stake in an older deployment takes it out with this program. What puts tokens in is refused
+    (`approve_steps`)."""
     from node.chain.errors import OtherContracts
 
     await chain.connect()

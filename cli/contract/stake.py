@@ -118,7 +118,9 @@ async def bond_steps(chain: "ChainClient", me: "Address", provider: "Address", a
 
 
 async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address", amount: int) -> "list[SimulatedStep]":
-    """Let a contract take `amount` of my tokens, unless it may already."""
+    """Let a contract take `amount` of my tokens, unless it may already. Raises OtherContracts: what is put into a
+    contract of somebody else's may never come out."""
+    chain.require_own_code()
     allowed = await chain.ask("read an allowance", lambda c: c.allowance(me, spender))
     # The exact amount, never an unlimited one: what is approved can be taken, should that contract be wrong.
     return [step("approve tokens", chain.contracts.approve(spender, amount))] if allowed < amount else []

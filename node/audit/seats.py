@@ -84,7 +84,9 @@ def _manifest(spool: Spool, run: RunSpec, outer: OuterStateFile, header: Contrib
         # At a desk there are no verdicts, so every work counts as accepted.
         if why := broken_rule(outer.root, header.seat, seats, batches, used, lambda work: True):
             raise MalformedManifest("bad batch manifest", why)
-    except (ProtocolError, OSError, ValueError) as error:
+    except OSError as error:
+        return AuditFinding("manifest", Says.UNDECIDED, f"a part of it is not here: {error}")
+    except (ProtocolError, ValueError) as error:
         # ValueError is zip's: the header names more batches than a round has.
         return AuditFinding("manifest", Says.BROKEN, getattr(error, "why", str(error)))
     works = len({work.file_root for one in batches for work in one.works})

@@ -1,7 +1,7 @@
 """What can go wrong with blobs, as values with a cause and a remedy."""
 
 from node.network.errors import NetworkError
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 
 
 class GatewayError(IntellectError):
@@ -35,7 +35,7 @@ class BlobUnavailable(NetworkError):
 
 
 class BlobTooLarge(NetworkError):
-    """The blob is bigger than the caller (or the store) allows."""
+    """The blob is bigger than the caller allows."""
 
     def __init__(self, root: bytes, size: int, limit: int) -> None:
         super().__init__(
@@ -44,14 +44,14 @@ class BlobTooLarge(NetworkError):
         self.root, self.limit = root, limit
 
 
-class StoreFull(NetworkError):
+class StoreFull(NetworkError, OwnFailure):
     """The blob store's quota or its disk is exhausted, and nothing unpinned is left to evict."""
 
     def __init__(self, why: str) -> None:
         super().__init__("the blob store is full", why, "free disk space, or raise the store's quota")
 
 
-class StoreFailed(NetworkError):
+class StoreFailed(NetworkError, OwnFailure):
     """The blob store's disk does not work."""
 
     def __init__(self, why: str, remedy: str = "check the disk and the permissions of the state folder") -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from node.blobs.errors import BlobTooLarge, StoreFull
+from node.blobs.errors import StoreFull
 
 log = structlog.get_logger(__name__)
 
@@ -87,9 +87,9 @@ class Room:
 
     def make(self, root: bytes, size: int, *, on_disk: bool = False) -> None:
         """Evict until `size` more bytes fit the quota and the disk. on_disk: the disk holds them already. Raises
-        BlobTooLarge, StoreFull."""
+        StoreFull."""
         if size > self.quota:
-            raise BlobTooLarge(root, size, self.quota)
+            raise StoreFull(f"its whole quota is {self.quota} bytes, and {size} are needed")
         # Everything that others rely on is pinned; what can go goes before a fetch is refused.
         while self.used + size > self.quota:
             victim = self._victim()

@@ -202,7 +202,7 @@ class BlobStore:
         return files.read_info(self._partial / root.hex()) if root in self.room.partial else None
 
     async def open_partial(self, info: BlobInfo) -> Partial:
-        """Start or resume a blob; hashes what is there. Raises StoreFull, BlobTooLarge."""
+        """Start or resume a blob; hashes what is there. Raises StoreFull."""
         root, room = info.root, self.room
         if root not in room.partial:
             # All of it is reserved before the first piece: two fetches must not each count on the same free room.

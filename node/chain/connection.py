@@ -80,6 +80,7 @@ class Connection:
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}", tells=tells)
         self._checked = False
         self.other_code: tuple[str, ...] = ()
+        self.astray: tuple[str, ...] = ()
         """Contracts that have other code than this program's, once they were looked at."""
         self._sender = Sender(
             self._web3,
@@ -172,34 +173,33 @@ class Connection:
         except EXPECTED as error:
             # What does not have the form of the ABI is no riddle where the contracts are known to be others.
             if self.other_code and isinstance(error, BadFunctionCallOutput):
-                raise OtherContracts(self.other_code, self.profile.name) from error
+                raise OtherContracts(self.other_code, self.profile.name, self.astray) from error
             raise translate(error, action) from error
 
     def _check_contracts(self) -> None:
         if self.profile.deployed:
             found = self._witnesses.agreed("look at the contracts", CALL, self._codes)
-            if missing := [slot for slot, ours in found.items() if ours is None]:
+            if missing := [slot for slot, ours in found.ours.items() if ours is None]:
                 raise NotDeployed(missing, self.profile.chain_id)
-            self.other_code = tuple(slot for slot, ours in found.items() if not ours)
+            self.other_code = tuple(slot for slot, ours in found.ours.items() if not ours)
+            self.astray = found.astray
         self._checked = True
 
-    def _codes(self) -> dict[str, bool | None]:
-        """Which contracts have the code that this program knows: one question about all, else one about each, for
-        endpoints that run no program of ours."""
+    def _codes(self) -> codes.Found:
+        """Which contracts have the code that this program knows, and are tied to each other: one question about all,
+        else one about each, for endpoints that run no program of ours."""
         try:
             return codes.look(self._contracts)
         except (RpcUnreachable, *EXPECTED) as error:
             if isinstance(error, RpcUnreachable) and not error.refused:
                 raise
             logger.info("chain.contracts_asked_one_by_one", why=str(error)[:200])
-        places = self._contracts.places()
-        found = at_once(*(partial(self._contracts.code, address) for address in places.values()))
-        return {slot: codes.is_ours(slot, code) if code else None for slot, code in zip(places, found, strict=True)}
+        return codes.answered(self._contracts, at_once(*codes.questions(self._contracts)))
 
     def require_own_code(self) -> None:
         """Before a stake answers here, once the contracts were looked at. Raises OtherContracts."""
-        if self.other_code:
-            raise OtherContracts(self.other_code, self.profile.name)
+        if self.other_code or self.astray:
+            raise OtherContracts(self.other_code, self.profile.name, self.astray)
 
     async def _write(
         self,
@@ -237,6 +237,7 @@ class Connection:
         if owner is None:
             return  # the write that follows says so
         allowed = await self._read("read an allowance", lambda: self._contracts.allowance(owner.address, spender))
+        self.require_own_code()
         # Exactly the amount and not without end: a contract that were wrong could take no more than this.
         if allowed < amount:
             await self._write("approve tokens", self._contracts.approve(spender, amount), key)

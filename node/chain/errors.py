@@ -77,15 +77,24 @@ class NotDeployed(ChainError):
 
 
 class OtherContracts(ChainError):
-    """The contracts have other code than this program was made for. slots: which of them."""
+    """The contracts are not this program's, or not one deployment. slots: which of them have other code; astray: ties
+    that lead to others than the profile names, as `swarm.vault`."""
 
-    def __init__(self, slots: Sequence[str], network: str) -> None:
-        super().__init__(
-            "the contracts are of another version, or of somebody else's making",
-            f"{', '.join(slots)} of the network {network} do not have the code of this program's contracts",
-            "use the version of this program that they were deployed with, or the profile of a newer deployment; what "
-            f"they are tells: intellect-node contract source --out source.json --verify --network {network}",
-        )
+    def __init__(self, slots: Sequence[str], network: str, astray: Sequence[str] = ()) -> None:
+        source = f"intellect-node contract source --out source.json --verify --network {network}"
+        if slots:
+            super().__init__(
+                "the contracts are of another version, or of somebody else's making",
+                f"{', '.join(slots)} of the network {network} do not have the code of this program's contracts",
+                "use the version of this program that they were deployed with, or the profile of a newer deployment; "
+                f"what they are tells: {source}",
+            )
+        else:
+            super().__init__(
+                "the contracts of this profile do not belong together",
+                f"of the network {network}, {', '.join(astray)} on the chain is another address than in the profile",
+                "use the profile that the pool's opener gives; a stake that is put in here can be out of reach",
+            )
 
 
 class InsufficientFunds(ChainError):

@@ -113,12 +113,13 @@ def check_witnesses(profile: NetworkProfile, serving: int | None = None) -> Chec
     )
 
 
-def check_contracts(profile: NetworkProfile, other: Sequence[str]) -> CheckFinding:
-    """Pure. other: contracts that have other code than this program's."""
-    if other:
-        error = OtherContracts(other, profile.name)
-        return failure("contracts", f"{error.what}: {error.why}", error.remedy, other=list(other))
-    return ok("contracts", "their code is that of this program's contracts, but for what was set at their birth")
+def check_contracts(profile: NetworkProfile, other: Sequence[str], astray: Sequence[str]) -> CheckFinding:
+    """Pure. other: contracts that have other code than this program's; astray: ties to others than the profile's."""
+    if other or astray:
+        error = OtherContracts(other, profile.name, astray)
+        about = f"{error.what}: {error.why}"
+        return failure("contracts", about, error.remedy, other=list(other), astray=list(astray))
+    return ok("contracts", "they have the code of this program's contracts, and each knows the others of the profile")
 
 
 def _logs_from(line: SerialConnection, url: str, profile: NetworkProfile, head: int) -> int:

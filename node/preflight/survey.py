@@ -182,7 +182,7 @@ class PreflightSurvey:
             self._add(failure("pool", "neither --pool nor the network profile names a pool", "give --pool N"))
             return
         pool = await chain.pool(number, agreed=True)
-        self._add(check_contracts(chain.profile, chain.other_code))
+        self._add(check_contracts(chain.profile, chain.other_code, chain.astray))
         self._add(check_pool(pool, await chain.earnings(number)))
         role = self._role(pool)
         if role is None:

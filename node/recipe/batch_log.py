@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
-from node.state.files import write_whole
+from node.state.files import read_if_there, write_whole
 from protocol.errors import UNREADABLE
+
+log = structlog.get_logger()
 
 
 class BatchEntry(msgspec.Struct, frozen=True):
@@ -38,10 +41,12 @@ class BatchLog:
         write_whole(self._path(entry.step), msgspec.json.encode(entry))
 
     def read(self, step: int) -> BatchEntry | None:
-        """None if there is none (or it was made by another version of the program)."""
+        """None if there is none, or it is damaged, which is told. Raises OSError where it cannot be read."""
+        data = read_if_there(self._path(step))
         try:
-            return msgspec.json.decode(self._path(step).read_bytes(), type=BatchEntry)
-        except (OSError, *UNREADABLE):
+            return msgspec.json.decode(data, type=BatchEntry) if data is not None else None
+        except UNREADABLE as error:
+            log.warning("batch.entry_damaged", path=str(self._path(step)), why=str(error))
             return None
 
     def settled(self, before: int) -> set[str]:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import trio
 
+from node.config import program_version
 from node.services.base import Service, ServiceManager
 from node.services.context import Context
 from node.services.workplace import Workplace
@@ -17,7 +18,7 @@ from protocol.messages import Heartbeat
 class HeartbeatSender(Service):
     """shortest: seconds between two heartbeats in a small swarm; contacts: where others reach this node now, the best
     first; pen: has the number of this start, higher than of all before, and says when heartbeats may be said. Without
-    one the clock has the number."""
+    one the clock has the number; version: of this program."""
 
     name = "heartbeat"
 
@@ -29,6 +30,7 @@ class HeartbeatSender(Service):
         contacts: Callable[[], tuple[str, ...]],
         shortest: float,
         pen: Pen | None = None,
+        version: str = "",
     ) -> None:
         self._context = context
         self._manager = manager
@@ -37,12 +39,13 @@ class HeartbeatSender(Service):
         self._shortest = shortest
         # Of two starts the later one must have the higher number, also after a lost journal.
         self._pen = pen or Pen(generation=int(context.clock.wall()))
+        self._version = version
         self._count = 0
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         own = (place.context, place.manager, place.role, place.member.network.contacts, place.config.heartbeat)
-        return cls(*own, place.context.journal.pen)
+        return cls(*own, place.context.journal.pen, await trio.to_thread.run_sync(program_version))
 
     def status(self) -> dict[str, Any]:
         """The offset that peers see: this clock minus theirs."""
@@ -87,5 +90,6 @@ class HeartbeatSender(Service):
             contact=contact,
             interval=interval,
             also=tuple(also),
+            version=self._version,
             **fields,
         )

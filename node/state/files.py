@@ -44,6 +44,14 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
     sync_directory(path.parent)
 
 
+def read_if_there(path: Path) -> bytes | None:
+    """None where there is no such file. Raises OSError for one that is there and cannot be read: that is no absence."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
 def mapped(path: Path) -> memoryview:
     """The bytes of a file, paged in as they are looked at; the mapping ends with the last view of it."""
     with path.open("rb") as file:

@@ -11,6 +11,7 @@ The safetensors storage that is used here keeps names, offsets and shapes in the
 unpickled.
 """
 
+import errno
 import math
 import os
 import shutil
@@ -200,7 +201,8 @@ class Checkpoints:
     # Reading
 
     def _check(self, path: Path) -> CheckpointState | None:
-        """None if it is not whole."""
+        """None if it is not whole. Raises TrainingError where it cannot be read now: who takes that for damage deletes
+        a checkpoint for want of a free descriptor."""
         try:
             raw = (path / "state.json").read_bytes()
             # The version before the rest: a file of another one may not decode, and what does not is deleted as broken.
@@ -210,8 +212,17 @@ class Checkpoints:
             state = msgspec.json.decode(raw, type=CheckpointState)
             # `_plain`: a name from state.json must not lead out of the directory.
             sound = all(_digest(path / _plain(name)) == digest for name, digest in state.files.items())
+        except OSError as error:
+            # A part that is not there, or that the disk has lost.
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
+                return None
+            raise TrainingError(
+                f"the checkpoint {path.name} cannot be read",
+                f"{error.filename or path}: {error.strerror}",
+                "see who may read it, and how many files may be open; it is whole as far as anybody knows",
+            ) from error
         # JSON that is no object has no `get`; DecodeError of msgspec is a ValueError.
-        except (OSError, ValueError, AttributeError):
+        except (ValueError, AttributeError):
             return None
         # A file too many is unsound as well: torch's reader would take its tensors.
         if not sound or set(state.files) != set(os.listdir(path)) - {"state.json"}:

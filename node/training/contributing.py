@@ -25,6 +25,7 @@ from node.inference.torch_engine import build_model
 from node.state.files import mapped, whole_file, write_whole
 from node.training.inner import Inner, Tensors
 from node.training.length import without_length
+from node.training.lowering import MicroBatchLimit
 from node.training.outer import OuterStateFile, Take, state_file
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
@@ -43,6 +44,12 @@ COPY = "copy/"
 what the round before sent, whose outcome the round's steps do not see yet, by how much these steps changed it."""
 
 
+def newest_of(spool: Spool, world: World) -> int:
+    """The newest policy, -1 before the first; all ranks ask. Other machines than the first rank's have none."""
+    # One more, so that nothing negative is sent.
+    return int.from_bytes(world.share((spool.newest_step() + 1).to_bytes(8, "little")), "little") - 1
+
+
 class Contributing:
     """One run on one spool. Who derives from it says what an inner step is."""
 
@@ -53,7 +60,11 @@ class Contributing:
     def __init__(self, spool: Spool, run: RunSpec, settings: TrainerSettings, world: World) -> None:
         if run.diloco is None:
             raise ValueError("a run without [diloco]")
-        self._spool, self._run, self._settings, self._world = spool, run, settings, world
+        self._limit = MicroBatchLimit(spool.lowered_path, settings, world)
+        # For as long as this process lives: the arithmetic that a contribution names has the size of its passes in it.
+        self._spool, self._run, self._world = spool, run, world
+        most = self._limit.at(max(0, newest_of(spool, world)))
+        self._settings = msgspec.structs.replace(settings, micro_batch_tokens=most)
         self._rules, self._form = run.diloco, form_of(run.diloco)
         self._root = blake3(without_length(run)).digest()
         self._seconds: dict[str, float] = {}

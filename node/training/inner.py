@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from node.training.decay import decay_groups
 from node.training.errors import TrainingError
+from node.training.memory import during
 from node.training.settings import TrainerSettings
 from node.training.sharding import decoder_layers, fill, placed, whole
 from node.training.text import Rows, TextModel, packed_rows
@@ -41,6 +42,11 @@ class Inner:
     def __init__(self, settings: TrainerSettings | None, world: World | None) -> None:
         self._settings, self._world = settings or TrainerSettings(), world or World()
         self._updates = 0
+
+    @property
+    def divisible(self) -> int:
+        """Tokens of the largest pass of late that a smaller `micro_batch_tokens` would make smaller; 0: none."""
+        raise NotImplementedError
 
     def _new_optimizers(self) -> list[torch.optim.Optimizer]:
         """Such as have made no step yet."""
@@ -147,7 +153,12 @@ class InnerLearner(Inner):
         self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
         self._layers = {id(one) for layer in decoder_layers(model) for one in layer.parameters() if one.ndim == 2}
         self._total = run.recipe.steps * self._rounds.round_steps
+        self._divisible = 0
         self.optimizers = self._new_optimizers()
+
+    @property
+    def divisible(self) -> int:
+        return self._divisible
 
     def _new_optimizers(self) -> list[torch.optim.Optimizer]:
         recipe, muon = self._recipe, self._text.optimizer == "muon"
@@ -172,8 +183,9 @@ class InnerLearner(Inner):
     def step(self, rows: Rows, step: int) -> tuple[float, float]:
         """(mean cross-entropy before the step, norm of the gradient) of inner step `step`, counted over all rounds.
 
-        Raises TrainingError where a number is not finite.
+        Raises TrainingError where a number is not finite, and where memory runs out.
         """
+        settings = self._settings
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         tokens = rows.shape[0] * (rows.shape[1] - 1)
@@ -182,15 +194,18 @@ class InnerLearner(Inner):
             batch = packed_rows(part, self._end, self._world.device)
             # A rank without rows makes its pass, too, and counts nothing: without it the others could not gather
             # the weights of a layer.
-            loss, parts = self._whole(batch, self._world.size * bool(len(part)) / tokens, self._text.z_loss)
-            loss.backward()  # FSDP averages over ranks; the scale already counts all tokens
+            with during("forward", settings, step):
+                loss, parts = self._whole(batch, self._world.size * bool(len(part)) / tokens, self._text.z_loss)
+            with during("backward", settings, step):
+                loss.backward()  # FSDP averages over ranks; the scale already counts all tokens
             sums += parts if len(part) else 0
-        norm = self._clipped(step)
         rate = self._text.rate(step, self._total)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
+        with during("optimizer", settings, step):
+            norm = self._clipped(step)
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
         self._updates += 1
         return self._world.sums([float(sums[0])])[0] / tokens, norm
 
@@ -199,7 +214,8 @@ class InnerLearner(Inner):
         """Mean cross-entropy, nats per token."""
         total = 0.0
         for part in self._passes(rows):
-            _, parts = self._whole(packed_rows(part, self._end, self._world.device), 1.0, 0.0)
+            with during("forward", self._settings):
+                _, parts = self._whole(packed_rows(part, self._end, self._world.device), 1.0, 0.0)
             total += float(parts[0]) if len(part) else 0.0
         return self._world.sums([total])[0] / (rows.shape[0] * (rows.shape[1] - 1))
 
@@ -207,6 +223,8 @@ class InnerLearner(Inner):
         """This rank's rows, a micro-batch at a time; as many on every rank, some of them empty."""
         world, most = self._world, max(1, self._settings.micro_batch_tokens // (rows.shape[1] - 1))
         count = -(-len(rows) // (world.size * most))
+        largest = -(-len(rows) // (count * world.size))
+        self._divisible = largest * (rows.shape[1] - 1) if largest > 1 else 0
         return iter(np.array_split(rows, count * world.size)[world.rank :: world.size])
 
     def _clipped(self, step: int) -> float:

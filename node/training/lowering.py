@@ -13,12 +13,15 @@ import msgspec
 from blake3 import blake3
 
 from node.state.files import write_whole
-from node.training.memory import PASSES, WHERE, Phase
+from node.training.memory import PASSES, WHERE, OutOfMemory, Phase
+from node.training.program import tell
 from node.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from node.training.world import World  # torch: whoever only reads the notes has no use for it
 
+AGAIN = 75
+"""Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""
 _NOTE = struct.Struct("<qqqq")
 _OWN = ("node_rank", "interface", "threads", "peak_tflops")
 """Settings of one machine alone, which make no pass larger or smaller."""
@@ -53,6 +56,17 @@ class MicroBatchLimit:
         # The lowest of all ranks' notes: memory runs out on one of them, and all make the same passes.
         known = (note.tokens for note in self._notes if note.step <= step and note.settings == self._digest)
         return min(known, default=self._setting)
+
+    def begin_again(self, error: OutOfMemory, step: int, largest: int) -> None:
+        """Where memory ran out in a pass and smaller ones may help, all ranks start again with them. largest: tokens of
+        the largest pass that a smaller limit divides, 0 where none does. Raises SystemExit then; comes back where
+        another try would be the same."""
+        if not error.of_a_pass or not largest:
+            return
+        event = {"event": "training.memory_ran_out", "step": step, "phase": error.phase, "why": error.why}
+        tell({**event, "micro_batch_tokens": self.lower(step, error.phase, largest)})
+        # A new process: what CUDA's allocator holds after an out-of-memory cannot be given back.
+        raise SystemExit(AGAIN) from error
 
     def lower(self, step: int, phase: Phase, largest: int) -> int:
         """Less from `step` on, when the trainer has started again; returns it. largest: tokens of the largest pass that

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from node.inference.errors import lost_its_device, ran_out
-from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
+from protocol.errors import OwnFailure
 
 Phase = Literal["load", "forward", "backward", "optimizer", "publish", "evaluation"]
 PASSES: tuple[Phase, ...] = ("forward", "backward")
@@ -35,7 +35,7 @@ _SAVING: dict[str, tuple[str, ...]] = {
 }
 
 
-class OutOfMemory(TrainingError):
+class OutOfMemory(OwnFailure):
     """Memory ran out in a phase."""
 
     def __init__(self, phase: Phase, what: str, why: str, remedy: str) -> None:
@@ -48,7 +48,7 @@ class OutOfMemory(TrainingError):
         return self.phase in PASSES
 
 
-class DeviceLost(TrainingError):
+class DeviceLost(OwnFailure):
     """A device broke off: what is on it is gone, and no call of this process reaches it again."""
 
 
@@ -75,7 +75,9 @@ def _advice(phase: Phase, settings: TrainerSettings) -> str:
     on = [f"turn on trainer.{name}" for name in _SAVING[phase] if not getattr(settings, name)]
     if phase in PASSES:
         lower = f"lower trainer.micro_batch_tokens (now {settings.micro_batch_tokens})"
-        return "; or ".join([lower, *on, "let samples be shorter (rollout.max_output_tokens)"])
+        return "; or ".join(
+            [lower, *on, "let sequences be shorter (rollout.max_output_tokens, or pretraining.sequence)"]
+        )
     if phase == "evaluation":
         return f"set trainer.evaluation_device to cpu; or {_OTHERS}"
     wider = [] if phase == "publish" else [_WIDER.format(settings.world_size)]

@@ -24,7 +24,7 @@ from node.training.outer import OuterStateFile, state_size, strangers_state
 from node.training.pretrainer import Pretrainer, RoundTrainer
 from node.training.seats import Seats
 from protocol.contribution import Contribution, ContributionHeader
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.exchange import F32, ContributionError
 from protocol.rounds import state_root
 
@@ -57,10 +57,14 @@ class AsAsked(RoundTrainer):
                 time.sleep(1.0)
 
     def answer(self, job: Job) -> JobFailure:
-        """A job that fails is over, too: the daemon says why, and asks for the next."""
+        """A job that fails is over, too: the daemon says why, and asks for the next. What this process is of no use for
+        any more is raised."""
         self._seconds = {}
         try:
-            return JobFailure(self._do(job))
+            with self._smaller_passes():
+                return JobFailure(self._do(job))
+        except OwnFailure:
+            raise
         except IntellectError as error:
             return JobFailure({}, error.what, error.why, error.remedy)
         except OSError as error:

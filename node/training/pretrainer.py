@@ -18,6 +18,8 @@ Killed at any time, it goes on with the seat that was at work, and the same numb
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,11 @@ from blake3 import blake3
 
 from node.inference.start_weights import StartWeights
 from node.state.files import mapped, whole_file, write_whole
-from node.training.contributing import Contributing
+from node.training.contributing import Contributing, newest_of
 from node.training.errors import TrainingError
 from node.training.image import stream_image
 from node.training.inner import InnerLearner
+from node.training.memory import OutOfMemory, during
 from node.training.outer import MOMENTUM, OuterStateFile, apply_round, outer_shapes, write_state
 from node.training.performance import measured
 from node.training.settings import TrainerSettings
@@ -62,15 +65,25 @@ class RoundTrainer(Contributing):
 
     def train(self) -> None:
         """Work until the last round's outer state is published. Raises TrainingError, also where the disk is full: what
-        was whole before is still there, and it goes on from that."""
+        was whole before is still there, and it goes on from that. SystemExit where smaller passes are to be tried."""
         try:
-            self._train()
+            with self._smaller_passes():
+                self._train()
         except OSError as error:
             raise TrainingError(
                 "pre-training cannot write its files",
                 f"{error.filename or self._spool.root}: {error.strerror or error}",
                 "free space there, or see who may write; then go on with --resume",
             ) from error
+
+    @contextmanager
+    def _smaller_passes(self) -> Iterator[None]:
+        """Memory that runs out in a pass ends the process; the next one makes smaller ones."""
+        try:
+            yield
+        except OutOfMemory as error:
+            self._limit.begin_again(error, max(0, self._spool.newest_step()), self._learner.divisible)
+            raise
 
     def _train(self) -> None:
         peers, round_ = peers_of(self._spool, self._run), self._start()
@@ -88,11 +101,10 @@ class RoundTrainer(Contributing):
 
     def _start(self) -> int:
         """The newest round that is published and whose outer state is here; or the start model's, as round 0."""
-        # The first rank has the word: other machines have no policies. One more, so that nothing negative is sent.
-        newest = int.from_bytes(self._world.share((self._spool.newest_step() + 1).to_bytes(8, "little")), "little")
-        if newest:
-            OuterStateFile(self._outer_path(newest - 1)).check()
-            return newest - 1
+        newest = newest_of(self._spool, self._world)
+        if newest >= 0:
+            OuterStateFile(self._outer_path(newest)).check()
+            return newest
         self._begin()
         self._publish(0, {})
         return 0
@@ -165,7 +177,7 @@ class RoundTrainer(Contributing):
         if round_ % self._run.evaluation.every == 0 or round_ == self._run.recipe.steps:
             with self._timed("evaluate"):
                 metrics |= self._evaluate()
-        with self._timed("publish"):
+        with self._timed("publish"), during("publish", self._settings, round_):
             bf16 = ((name, torch.from_numpy(values).to(torch.bfloat16)) for name, values in self._learner.weights())
             # Gathering needs every rank, writing one.
             if not self._world.first:
@@ -215,7 +227,7 @@ class Pretrainer(RoundTrainer):
         super().__init__(spool, run, settings, world)
         self._text = run.pretraining
         self._data = TextData(run, self._root, spool.assets)
-        self._learner = InnerLearner(self._new_model(), run, self._data.end, settings, world)
+        self._learner = InnerLearner(self._new_model(), run, self._data.end, self._settings, world)
         if self._rules.fragments > len(self._learner.shapes):
             why = f"the model has {len(self._learner.shapes)} tensors"
             raise TrainingError(f"diloco.fragments = {self._rules.fragments} leaves rounds nothing", why, "give fewer")

@@ -49,6 +49,10 @@ class SeatLearner(Inner):
     def rate(self, step: int) -> float:
         return self._learner.learning_rate(step)
 
+    @property
+    def divisible(self) -> int:
+        return self._learner.divisible
+
 
 class Seats(RoundTrainer):
     """A run that learns from rollouts."""
@@ -61,11 +65,11 @@ class Seats(RoundTrainer):
         rollout, assets = run.rollout, spool.assets
         most, inner = rollout.max_output_tokens, self._rules.inner_steps
         learner = Learner(
-            self._new_model(), run.recipe, rollout.temperature, settings, world, most, assets, inner_steps=inner
+            self._new_model(), run.recipe, rollout.temperature, self._settings, world, most, assets, inner_steps=inner
         )
         if learner.beside.needs_reference:
             learner.beside.set_reference(self._new_model(), StartWeights(assets / "model"))
-        self._learner = SeatLearner(learner, settings, world)
+        self._learner = SeatLearner(learner, self._settings, world)
         self._batch = rollout.prompts_per_step * rollout.group_size
         self._peers = peers_of(spool, run)
         self._learnt: dict[str, int] = {}

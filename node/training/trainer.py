@@ -50,7 +50,7 @@ from node.training.image import Image, stream_image
 from node.training.learner import Learner
 from node.training.length import without_length
 from node.training.lora import StartAdapter, given
-from node.training.lowering import MicroBatchLimit
+from node.training.lowering import AGAIN, MicroBatchLimit
 from node.training.meeting import meet, open_store
 from node.training.memory import DeviceLost, OutOfMemory, during
 from node.training.performance import measured
@@ -69,8 +69,6 @@ from protocol.policy import policy_root
 from protocol.run import MODEL, RunSpec, decode_run
 from protocol.sections import TEACHER
 
-AGAIN = 75
-"""Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""
 PARTS = ("wait", "load", "forward_backward", "optimizer", "publish")
 
 
@@ -161,13 +159,8 @@ class SpoolTrainer:
         try:
             metrics = self._learner.step(batch.rows, step, watch)
         except OutOfMemory as error:
-            if not error.of_a_pass or not self._learner.divisible:
-                raise
-            event = {"event": "training.memory_ran_out", "step": step, "phase": error.phase, "why": error.why}
-            lowered = self._limit.lower(step, error.phase, self._learner.divisible)
-            tell({**event, "micro_batch_tokens": lowered})
-            # A new process: what CUDA's allocator holds after an out-of-memory cannot be given back.
-            raise SystemExit(AGAIN) from error
+            self._limit.begin_again(error, step, self._learner.divisible)
+            raise
         return metrics | ({"micro_batch_tokens": limit} if limit < self._settings.micro_batch_tokens else {})
 
     def _stopwatch(self) -> Stopwatch:

@@ -270,3 +270,18 @@ def test_a_daemon_of_the_machine_s_service_manager_is_found_by_its_state_directo
     (runtime / f"intellect-node-{os.getuid()}").rename(runtime / f"intellect-node-{1 << 20}")
     monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
     assert main(["status", "--state-dir", str(daemon)]) == 5, "somebody else may have put it there"
+
+
+def test_members_of_a_version_that_this_one_does_not_understand_are_told(
+    daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(version: str) -> str:
+        monkeypatch.setitem(STATUS, "node", {**STATUS["node"], "version": "0.2.0"})
+        monkeypatch.setitem(STATUS, "swarm", [{**STATUS["swarm"][0], "version": version}])
+        assert main(["status"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "a member runs" not in shown("0.3.1")
+    assert "a member runs 0.4.1, more than one minor version from this node's 0.2.0" in shown("0.4.1")
+    assert main(["peers", "--state-dir", str(daemon), "--full"]) == 0
+    assert "version 0.4.1" in capsys.readouterr().out

@@ -26,7 +26,7 @@ from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.vote_set import FileState
 from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import Address
 
 log = structlog.get_logger()
@@ -243,7 +243,10 @@ class Fetching:
         fault = fault or await self._lasting(self._register.gap, work, self._audit.delivery_seconds)
         if fault:
             return CommittedFile(work, fault=fault)
-        path = await self.deliver(work)
+        try:
+            path = await self.deliver(work)
+        except OwnFailure:  # its judge asks for it once more, and knows what to do then
+            return CommittedFile(work)
         if path is None:
             fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
         return CommittedFile(work, path=path, fault=fault)
@@ -256,8 +259,9 @@ class Fetching:
         return find(work)
 
     async def deliver(self, work: RegisteredWork) -> Path | None:
-        """The file, from its worker or whoever has it; None if nobody hands it over in time."""
-        root, limit = work.commitment.file_root, work.most_bytes
+        """The file, from its worker or whoever has it; None if nobody hands it over in time. Raises OwnFailure where
+        that time is over and this machine could not take it."""
+        root, limit, own = work.commitment.file_root, work.most_bytes, None
         with trio.move_on_after(self._patience(work)):
             while True:
                 try:
@@ -268,8 +272,11 @@ class Fetching:
                     self._owing.discard(work.node)
                     return path
                 except IntellectError as error:
+                    own = error if isinstance(error, OwnFailure) else None
                     log.info("rollout.unavailable", node=work.node, why=error.why)
                 await trio.sleep(FETCH_PAUSE)
+        if own is not None:
+            raise own
         self._owing.add(work.node)
         return None
 

@@ -240,12 +240,12 @@ class Validator(Service):
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
         if work.is_recomputed:
-            path = candidate.path or await self._fetching.deliver(work)
+            path = candidate.path or await _here(self._fetching.deliver(work))
             await self._judge_recomputed(work, path, candidate.recheck)
             return
         started = self._context.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
-        path = candidate.path or await self._fetching.deliver(work)
+        path = candidate.path or await _here(self._fetching.deliver(work))
         if path is None:
             raise OwnTrouble("the file cannot be had for a second look")
         found = await self._inspect(work, path, lot)
@@ -293,10 +293,10 @@ class Validator(Service):
 
     async def _look_at_groups(self, work: RegisteredWork, groups: tuple[int, ...]) -> tuple[Inspected, Rows] | None:
         """What this node finds in some groups, for its own knowledge; None if it cannot look now."""
-        path = await self._fetching.deliver(work)
-        if path is None:
-            return None
         try:
+            path = await _here(self._fetching.deliver(work))
+            if path is None:
+                return None
             found = await self._ask(work, path, groups, f"peer-{work.id.hex()[:16]}.arrow")
         except OwnTrouble as trouble:
             log.info("peer_audit.not_made", why=str(trouble))

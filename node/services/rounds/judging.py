@@ -38,7 +38,7 @@ from node.training.jobs import Check
 from protocol.checks import Reason
 from protocol.disputes import UNDECIDED
 from protocol.earnings import contribution_units
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.exchange import ContributionError
 from protocol.identity import Address, parse_address
 from protocol.rounds import state_root
@@ -119,6 +119,8 @@ class ContributionJudge:
             if self._batches is not None:
                 try:
                     batches = await self._made(self._batches, order, found, Path(folder), make_all="batches" in lacks)
+                except OwnFailure:  # the peer has no part in it
+                    raise
                 except IntellectError as error:
                     return found | {"unusable": error.why}
             for which in lacks:
@@ -191,13 +193,16 @@ class ContributionJudge:
             await self._changed.until(lambda: not is_open())
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
-        """A file that a peer owes, from it or another validator; None if nobody hands it over in time."""
+        """A file that a peer owes, from it or another validator; None if nobody hands it over in time. Raises
+        OwnFailure."""
         context, seconds = self._context, self._context.run.spec.audit.delivery_seconds
         others = [one for one in context.state.validators() if one != context.key.address]
         with trio.move_on_after(seconds):
             while True:
                 try:
                     return await context.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
+                except OwnFailure:
+                    raise
                 except IntellectError as error:
                     log.info("state.unavailable", node=node, why=error.why)
                 await trio.sleep(1.0)

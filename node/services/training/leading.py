@@ -6,6 +6,7 @@ import msgspec
 import structlog
 import trio
 
+from node.errors import StateError
 from node.services.context import Context
 from node.services.leader_lease import LeaderLease, LeadFrom, OnChain
 from node.services.training.groups import Groups
@@ -13,7 +14,7 @@ from node.services.training.record import Record
 from node.services.training.returning import REPEATED, Returning
 from node.services.training.stage_timings import StageTimings
 from node.services.training.standing_by import StandingBy
-from node.state.files import write_whole
+from node.state.files import read_if_there, write_whole
 from node.swarm.facts import TermBegan, Undone
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
@@ -163,15 +164,21 @@ class Leading:
         return self._spool.root / "term"
 
     def _known(self) -> int:
-        """The newest term whose first policy this spool has heeded."""
+        """The newest term whose first policy this spool has heeded. Raises StateError, OSError: taken for none, what a
+        later term decided long ago would be cut once more."""
+        data = read_if_there(self._path)
         try:
-            return int(self._path.read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return 0
+            return int(data.decode("ascii")) if data is not None else 0
+        except ValueError as error:
+            raise StateError(
+                "which term this trainer has followed cannot be read",
+                f"{self._path} is damaged: {str(error)[:100]}",
+                "put it back from a copy of the state directory; without one, write the present term's number into it "
+                "(intellect-node contract chair show)",
+            ) from error
 
     async def _remember(self) -> None:
         self._term = self._terms.now.number
-        # Whole: an empty file would read as term 0, and what a later term decided long ago would be cut once more.
         await trio.to_thread.run_sync(write_whole, self._path, f"{self._term}\n".encode())
 
 

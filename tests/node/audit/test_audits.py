@@ -32,6 +32,7 @@ from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import join_world, leave_world
 from protocol.blobs import describe
 from protocol.checks import Reason
+from protocol.errors import OwnFailure
 from protocol.identity import address_bytes, address_from_bytes
 from protocol.manifest import Arithmetic, decode_composed, encode_manifest
 from protocol.rollout import (
@@ -278,6 +279,20 @@ def test_a_cheat_is_seen_in_its_step_and_in_no_other(
     assert found[test] is Says.BROKEN and found["replay"] is Says.BROKEN
     far = trained.audit(1, TrainerSettings(micro_batch_tokens=64, packing=False))
     assert said(far)[test] is Says.BROKEN, "another class sees it, too"
+
+
+@pytest.mark.parametrize("error", ["CUDA out of memory.", "CUDA error: an illegal memory access was encountered"])
+def test_an_auditor_whose_memory_or_device_fails_says_nothing_of_the_step(
+    trained: Desk, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """The control is every other test here: what a step cannot be learnt from for is broken."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(OwnFailure):
+        trained.audit(0)
 
 
 @pytest.mark.parametrize("honest", [True, False])

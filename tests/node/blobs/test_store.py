@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.blobs.errors import BlobTooLarge, BlobUnavailable, StoreFull
+from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.store import BlobStore
 from protocol.blobs import describe
 
@@ -97,7 +97,7 @@ async def test_the_quota_evicts_what_was_used_longest_ago_and_never_a_pinned_blo
     assert not store.has(two)
     with pytest.raises(BlobUnavailable):
         store.path(two)
-    with pytest.raises(BlobTooLarge):
+    with pytest.raises(StoreFull):
         await store.add(bytes(351))
 
 

@@ -1,16 +1,21 @@
 """The contracts on chain have the code of the checked-in artifacts, whatever their constructors filled in."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+import trio
 
+from cli.contract.stake import approve_steps
 from contracts import codes
 from contracts.bindings import Contracts
 from node.chain.client import ChainClient
 from node.chain.errors import EndpointsDisagree, NotDeployed, OtherContracts
+from node.chain.rpc import FallbackProvider
 from node.preflight.chain import check_contracts
+from tests.node.chain.chains import CHAIN_ID, with_contracts
 
 SLOTS = [slot for slot in Contracts.SLOTS if slot != "token"]
 
@@ -41,7 +46,7 @@ async def test_what_was_deployed_has_our_code_though_its_immutables_are_its_own(
         _, code = code_of(chain_rpc, chain, slot)
         assert bytes(code) != wanted and places, "the control: byte for byte it is not"
         assert codes.is_ours(slot, bytes(code))
-    assert check_contracts(chain.profile, chain.other_code).level == "ok"
+    assert check_contracts(chain.profile, chain.other_code, chain.astray).level == "ok"
 
 
 @pytest.mark.parametrize("slot", SLOTS)
@@ -64,7 +69,7 @@ async def test_a_contract_with_other_code_is_named_and_what_to_do(
     with pytest.raises(OtherContracts, match=f"^{slot} of the network|{slot}") as caught:
         chain.require_own_code()
     assert "contract source" in caught.value.remedy and "--verify" in caught.value.remedy
-    finding = check_contracts(chain.profile, chain.other_code)
+    finding = check_contracts(chain.profile, chain.other_code, chain.astray)
     assert finding.level == "failure" and slot in finding.what
 
 
@@ -114,6 +119,43 @@ async def test_an_endpoint_that_hides_other_code_is_contradicted(fresh: Any, cha
     await of_three.connect()
     with pytest.raises(OtherContracts):
         of_three.require_own_code()
+
+
+@pytest.mark.parametrize("programs", [True, False], ids=["one question", "one by one"])
+async def test_a_profile_that_names_a_contract_of_another_deployment_is_refused_though_its_code_is_ours(
+    fresh: Any, meddler: Any, people: Any, connect: Callable[..., ChainClient], programs: bool
+) -> None:
+    """Whoever gives the profile has a vault of its own, with the same code: a stake that is put there is its."""
+    if not programs:
+        meddler.rule = lambda request: (
+            {"error": {"code": -32602, "message": "missing value for required argument: to"}}
+            if request["method"] == "eth_call" and "to" not in request["params"][0]
+            else None
+        )
+    own = fresh(meddled=True, honest=0)
+    profile, url = own.profile, people.client.profile.rpc_urls[0]
+    provider = FallbackProvider([url], CHAIN_ID)
+    try:
+        others = await trio.to_thread.run_sync(
+            partial(with_contracts, provider, url, "anvil_setBalance", min_window=10)
+        )
+    finally:
+        provider.close()
+    for slot in Contracts.SLOTS:
+        mixed = msgspec.structs.replace(profile.contracts, **{slot: getattr(others.contracts, slot)})
+        chain = connect(msgspec.structs.replace(profile, contracts=mixed), people.node)
+        await chain.connect()
+        assert chain.other_code == (), "the control: its code is ours"
+        ties = {f"{one}.{slot}" for one, known in codes.TIES.items() if slot in known}
+        assert ties <= set(chain.astray)
+        with pytest.raises(OtherContracts, match="do not belong together"):
+            chain.require_own_code()
+        assert check_contracts(chain.profile, (), chain.astray).level == "failure"
+        for put_in in (chain.bond(people.node.address, 1), approve_steps(chain, people.node.address, mixed.vault, 1)):
+            with pytest.raises(OtherContracts):
+                await put_in
+    await own.connect()
+    assert own.astray == ()
 
 
 async def test_where_there_is_no_code_that_is_told_as_before(fresh: Any, chain_rpc: Any) -> None:

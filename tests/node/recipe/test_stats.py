@@ -1,5 +1,9 @@
-import pytest
+from pathlib import Path
 
+import pytest
+import structlog
+
+from node.recipe.batch_log import BatchEntry, BatchLog
 from node.recipe.pool import PoolSample, Selection
 from node.recipe.stats import describe
 
@@ -26,3 +30,19 @@ def test_a_length_target_is_missed_by_its_distance(make_group) -> None:
 
 def test_an_empty_batch_has_numbers_too() -> None:
     assert describe(Selection(0, ()), waiting=0, stale=0)["reward_mean"] == 0.0
+
+
+def test_an_entry_of_a_batch_that_is_damaged_is_told_and_one_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    entries = BatchLog(tmp_path)
+    assert entries.read(3) is None
+    entries.write(BatchEntry(3, {}, ["a"]))
+    assert entries.settled(4) == {"a"}
+    path = next((tmp_path / "stats").iterdir())
+    path.write_bytes(b"{")
+    with structlog.testing.capture_logs() as told:
+        assert entries.read(3) is None
+    assert [one["event"] for one in told] == ["batch.entry_damaged"]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError):
+        entries.read(3)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.state.files import own_directory, whole_file, write_whole
+from node.state.files import own_directory, read_if_there, whole_file, write_whole
 
 
 def test_a_file_appears_whole_and_replaces_the_one_before(tmp_path: Path) -> None:
@@ -67,3 +67,10 @@ def test_a_directory_that_somebody_else_made_is_none_of_ours(tmp_path: Path, mon
     monkeypatch.setattr(os, "getuid", lambda: (tmp_path / "a").stat().st_uid + 1)
     with pytest.raises(PermissionError, match="b belongs to somebody else"):
         own_directory(tmp_path / "a" / "b")
+
+
+def test_what_is_not_there_is_nothing_and_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"1")
+    assert (read_if_there(tmp_path / "there"), read_if_there(tmp_path / "absent")) == (b"1", None)
+    with pytest.raises(OSError):
+        read_if_there(tmp_path)

@@ -12,7 +12,6 @@ import torch
 from node.inference.engine import FinishedSequence
 from node.inference.torch_engine import TorchEngine
 from node.training.batch import BatchRow
-from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.memory import OutOfMemory, during
 from node.training.micro_batch import packed, padded
@@ -324,7 +323,7 @@ def test_running_out_of_memory_names_the_setting(kind: str, make_learner: Callab
         torch.empty(1 << 60)
 
     learner.policy.register_forward_pre_hook(starve)
-    with pytest.raises(TrainingError, match="memory ran out in the forward pass of step 4") as caught:
+    with pytest.raises(OutOfMemory, match="memory ran out in the forward pass of step 4") as caught:
         learner.step(made_up_rows(), 4)
     assert "trainer.micro_batch_tokens (now 16384)" in caught.value.remedy
     assert "activation_checkpointing" in caught.value.remedy

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from node.bounded_dict import BoundedDict
 from node.changes import Changes
@@ -15,6 +16,7 @@ from node.inference.wire import Inspect
 from node.services.rounds.judging import ContributionJudge
 from node.training.contributing import COPY, blob_root
 from node.training.jobs import Check, Job, JobFailure, Publish, StartRound, Train
+from node.training.memory import DeviceLost
 from node.training.outer import OuterStateFile, apply_round, write_state
 from node.training.peer import TextPeer
 from node.training.settings import TrainerSettings
@@ -154,6 +156,24 @@ def test_a_job_that_cannot_be_done_is_answered_and_the_next_one_is_done(bench: B
     answer = bench.peer.answer(Check(7, str(bench.paths[0])))
     assert answer.what and isinstance(answer, JobFailure)
     bench.ask(Publish(0, {}))
+
+
+@pytest.mark.parametrize("error", ["CUDA out of memory.", "CUDA error: an illegal memory access was encountered"])
+def test_a_validator_whose_device_fails_says_nothing_of_the_file(
+    bench: Bench, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers that steps come to nothing from are the file's fault; these are the validator's own."""
+    job = Check(0, str(bench.paths[0]), (), replay=True)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError(error)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "backward", fail)
+        with pytest.raises((SystemExit, DeviceLost)):
+            bench.peer.answer(job)
+    bench.peer._spool.lowered_path.unlink(missing_ok=True)
+    assert bench.ask(job)["equal"], "the control"
 
 
 class KeptBench(Bench):

@@ -4,19 +4,26 @@ everybody."""
 import math
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from blake3 import blake3
 
 from node.errors import RunFileError
+from node.state.files import write_whole
+from node.training import inner, pretrainer, trainer
 from node.training.errors import TrainingError
 from node.training.inner import InnerLearner
+from node.training.lowering import AGAIN, in_words, read_notes
+from node.training.memory import WHERE
 from node.training.outer import OuterStateFile, apply_round
 from node.training.pretrainer import Pretrainer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
+from node.training.text import TextModel
 from node.training.world import World
 from protocol.contribution import Contribution, ContributionHeader, Expected, decode_contribution
 from protocol.exchange import form_of
@@ -220,6 +227,66 @@ def test_rows_cut_into_smaller_passes_learn_the_same(tmp_path: Path) -> None:
         Pretrainer(spool, run.spec, TrainerSettings(micro_batch_tokens=tokens), World()).train()
         losses.append(records(spool)[1]["eval_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def starve(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Memory runs out in a forward pass of more than so many rows."""
+    real = inner.packed_rows
+
+    def packed(part: Any, *given: Any) -> Any:
+        batch = real(part, *given)
+        if len(part) > rows:
+            monkeypatch.setattr(TextModel, "forward", no_memory)
+        return batch
+
+    def no_memory(*_: Any) -> None:
+        monkeypatch.setattr(TextModel, "forward", forward)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    forward = TextModel.forward
+    monkeypatch.setattr(inner, "packed_rows", packed)
+
+
+def test_where_memory_runs_out_rounds_go_on_in_smaller_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = compiled(tmp_path, steps=1)
+    spool, plain = spool_of(run, tmp_path / "starved"), spool_of(run, tmp_path / "plain")
+    train(run.spec, plain)
+    starve(monkeypatch, rows=4)
+    with pytest.raises(SystemExit) as ended:
+        trainer._train(spool)
+    assert ended.value.code == AGAIN and "training.memory_ran_out" in capfd.readouterr().err
+    (note,) = read_notes(spool.lowered_path)
+    assert (note.phase, note.tokens) == ("forward", 64), "half of the pass, not of what was allowed"
+    assert "in the forward pass of step 0" in in_words(spool.lowered_path, TrainerSettings())
+    trainer._train(spool)
+    assert records(spool)[1]["eval_loss"] == pytest.approx(records(plain)[1]["eval_loss"], rel=1e-4)
+    assert records(spool)[1]["computed_by"] != records(plain)[1]["computed_by"], "who replays it makes the same passes"
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "publish"])
+def test_memory_that_runs_out_in_rounds_is_told_by_phase(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: dict[str, tuple[Any, str]] = {
+        "forward": (TextModel, "forward"),
+        "backward": (torch.Tensor, "backward"),
+        "optimizer": (torch.optim.AdamW, "step"),
+        "publish": (pretrainer, "stream_image"),
+    }
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    run = compiled(tmp_path, steps=1)
+    spool = spool_of(run, tmp_path / "spool")
+    # One row a pass: nothing is left to make smaller.
+    write_whole(spool.settings_path, msgspec.json.encode({"micro_batch_tokens": 16}))
+    monkeypatch.setattr(*places[phase], fail)
+    with pytest.raises(TrainingError, match=WHERE[phase]) as caught:
+        trainer._train(spool)
+    assert not spool.lowered_path.exists() and "Tried to allocate 20.00 GiB" in caught.value.why
 
 
 def test_a_damaged_state_is_not_trained_on(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The trainer: it learns, and a crash at any write changes nothing of what it publishes."""
 
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import torch
 import trio
 
 from node.state import files
-from node.training import arithmetic, learner, trainer
+from node.training import arithmetic, checkpoint, learner, trainer
 from node.training.batch import Batch, BatchHeader, BatchRow, decode_batch, encode_batch
 from node.training.checkpoint import Checkpoints, identity
 from node.training.client import TrainerProcess
@@ -249,6 +250,25 @@ def test_a_checkpoint_in_which_a_bit_has_flipped_gives_way_to_the_one_before_and
     assert state is not None and state.step == 1
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "checkpoint.damaged" in line]
     assert "step-000002" in told
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
+    make_learner: Callable[..., Learner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, make_learner(), "model", World(), keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, {})
+        checkpoints.wait()
+
+    def fail(path: Path) -> str:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_digest", fail)
+        with pytest.raises(TrainingError, match="cannot be read"):
+            Checkpoints(tmp_path, make_learner(), "model", World(), keep=2).load_newest()
+    state = Checkpoints(tmp_path, make_learner(), "model", World(), keep=2).load_newest()
+    assert state is not None and state.step == 2
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_kept(

@@ -20,12 +20,12 @@ from protocol.identity import Address
 from tests.attacks.validators.court import Court, ReportingEngine, Trouble
 
 
-async def judged(court: Court) -> FileState:
+async def judged(court: Court, seconds: float = 25) -> FileState:
     """What becomes of one honest file."""
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         work = await court.commit()
-        await trio.sleep(25)
+        await trio.sleep(seconds)
         state = court.trainer.jury.state.vote_set.state(work)
         nursery.cancel_scope.cancel()
     return state
@@ -45,6 +45,21 @@ async def test_a_store_that_is_full_for_a_moment_ends_no_validator(tmp_path: Pat
     court.blobs.add = full  # type: ignore[method-assign]
     assert await judged(court) is FileState.ACCEPTED
     assert not list(tmp_path.rglob("report-*"))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["its own disk", "nobody hands it over"])
+async def test_a_validator_that_has_no_room_for_a_file_rejects_nobody(
+    tmp_path: Path, autojump_clock: Any, own: bool
+) -> None:
+    court = Court([Validator], engine=lambda _, bad: ReportingEngine(bad), scratch=tmp_path, quorum=1)
+
+    async def fetch(root: bytes, sources: Sequence[Address], **_: Any) -> Path:
+        await trio.sleep(1)
+        raise StoreFull("all of it is pinned") if own else Trouble("no such blob", "nobody has it", "wait")
+
+    court.blobs.fetch = fetch  # type: ignore[method-assign]
+    assert await judged(court, 200) is (FileState.OPEN if own else FileState.REJECTED)
+    assert court.validators[0].outcomes["withheld"] == own
 
 
 async def test_a_file_that_made_room_while_it_waited_is_fetched_again(tmp_path: Path, autojump_clock: Any) -> None:
