@@ -11,8 +11,7 @@ from node.changes import Changes
 from node.clock import Clock
 from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
-from node.services.judging.queue import URGENT
-from node.services.judging.records import CLASSES_REMEMBERED, REMEMBERED, WorkerRecords
+from node.services.judging.records import WorkerRecords
 from node.services.pool_accounting import PoolAccounting
 from node.services.rounds.judging import ContributionJudge
 from node.services.training import ingest as intake_module
@@ -36,6 +35,10 @@ from tests.attacks.validators.court import (
     Validator,
     court_run,
 )
+
+URGENT = 256
+REMEMBERED = 2048
+CLASSES_REMEMBERED = 8
 
 HEARD = 16
 KEPT = 2048
