@@ -40,12 +40,8 @@ from protocol.identity import Address, parse_address
 from tests.node.services.earners import PRICE, Node, World, inline, provider_of
 
 HOUR, DAY = 3600, 86_400
-POLLS = {
-    "certifier.ROUND_SECONDS": 900.0,
-    "court.earnings_tabler.PAUSES": (900.0, 900.0),
-    "pool_accounting.PAUSES": (900.0, 900.0),
-}
-"""A quarter of an epoch: the figures do not depend on them, and the play takes seconds."""
+SLOW: dict[str, Any] = {"round_seconds": 900.0, "pauses": ((900.0, 900.0), (900.0, 900.0))}
+"""A quarter of an epoch: the figures do not depend on it, and the play takes seconds."""
 NIGHT_LIVE, WORK_LIVE = 40.0, 25.0
 LIVE_PRICE = 10**15
 """wei, as a demo's pool pays for a unit."""
@@ -56,7 +52,7 @@ class Play:
     """One world, and one worker of which it is about."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.dice, self.world = random.Random(seed), World(folder, epoch=HOUR, window=DAY)
+        self.dice, self.world = random.Random(seed), World(folder, epoch=HOUR, window=DAY, **SLOW)
         self.world.gossip.age = MAX_AGE
         self.worker, self.other = self.world.workers[0], self.world.workers[2]
         self.made = self.certified = self.number = 0
@@ -171,14 +167,7 @@ async def leaving(folder: Path, how: str) -> dict[str, Any]:
 def played(play: Any, *arguments: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder, patch("trio.to_thread.run_sync", inline):
         clock = trio.testing.MockClock(autojump_threshold=0)
-        for name, value in POLLS.items():
-            place, _, attribute = f"node.services.{name}".rpartition(".")
-            patcher = patch(f"{place}.{attribute}", value)
-            patcher.start()
-        try:
-            return trio.run(play, Path(folder), *arguments, clock=clock)
-        finally:
-            patch.stopall()
+        return trio.run(play, Path(folder), *arguments, clock=clock)
 
 
 # live

@@ -28,9 +28,10 @@ from node.training.learner import Learner
 from node.training.performance import measured, peak_flops
 from node.training.planner import GpuCard, PlannedMachine, TrainingWork, plan
 from node.training.settings import TrainerSettings
-from node.training.sizing import GIB, DecoderShape
+from node.training.sizing import DecoderShape
 from node.training.trainer import Stopwatch
 from node.training.world import join_world, leave_world
+from node.units import GIB
 from protocol.recipe import preset
 
 SHAPES = {  # hidden, layers, heads, key heads, intermediate, vocabulary

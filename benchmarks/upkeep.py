@@ -51,8 +51,8 @@ from node.chain.errors import translate
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import call_of
 from node.progress import ProgressRecord
-from node.services.chairing import Chairing, LeadFrom
 from node.services.context import Context
+from node.services.leader_lease import LeaderLease, LeadFrom
 from node.services.membership.participant import LeaseRenewal, needs_no_join
 from node.swarm.facts import Facts, TermMoved
 from node.swarm.message_store import MAX_AGE
@@ -71,12 +71,7 @@ POOL = 1
 TICK = 900
 """Seconds of virtual time between two blocks in which nothing was sent."""
 CHAIR_LEASE, CHAIR_GRACE = HOUR, 20
-POLLS = {
-    "certifier.ROUND_SECONDS": 1800.0,
-    "court.earnings_tabler.PAUSES": (300.0, 300.0),
-    "pool_accounting.PAUSES": (1800.0, 1800.0),
-    "chairing.LOOK_EVERY": 60.0,
-}
+SLOW: dict[str, Any] = {"round_seconds": 1800.0, "pauses": ((1800.0, 1800.0), (300.0, 300.0))}
 FILES_EVERY = 6 * HOUR
 NIGHT = 8 * HOUR
 NIGHTLY = 5
@@ -298,7 +293,7 @@ class Play:
     """A pool of workers, validators and trainers; what they send is the product's to decide."""
 
     def __init__(self, folder: Path, chain: Chain, trainers: tuple[NodeKey, ...]) -> None:
-        self.chain, self.world = chain, World(folder, epoch=HOUR, window=WINDOW)
+        self.chain, self.world = chain, World(folder, epoch=HOUR, window=WINDOW, **SLOW)
         self.world.chain, self.world.gathers = chain, True  # type: ignore[assignment]
         self.world.gossip.age = MAX_AGE
         for key in trainers:
@@ -384,7 +379,7 @@ class Seats:
     def _step(self) -> int:
         return int(trio.current_time()) // 600
 
-    def _service(self, key: NodeKey) -> Chairing:
+    def _service(self, key: NodeKey) -> LeaderLease:
         terms = LeaderTerms(self.trainers[0].address, trio.current_time)
         for event in self.chain.told:
             self._apply(terms, event)
@@ -424,7 +419,8 @@ class Seats:
         candidate: Any = SimpleNamespace(
             holds=lambda: True, ready=lambda: LeadFrom(self._step() + 1, root), at=lambda: (self._step(), root)
         )
-        return Chairing(context, Door(self.chain, key), None if key in self.validators else candidate)
+        mine = None if key in self.validators else candidate
+        return LeaderLease(context, Door(self.chain, key), mine, look_every=60.0)
 
     async def _live(self, key: NodeKey) -> None:
         """A trainer that is away whenever it leads at noon, for some hours."""
@@ -472,8 +468,6 @@ def played(workers: int, weeks: int, away: int | None, days: int = 7) -> list[tu
         names["DOMAIN"] = Domain(CHAIN_ID, chain.contracts.addresses.swarm)
         stack.enter_context(patch.multiple(earners, **names))
         stack.enter_context(patch("trio.to_thread.run_sync", inline))
-        for name, value in POLLS.items():
-            stack.enter_context(patch(f"node.services.{name}", value))
         if away is None:
             main: Any = Play(Path(folder), chain, trainers).run
             given = weeks

@@ -26,8 +26,6 @@ EXAMPLES = (
     "|   intellect-node audit step 12 --state-dir nodes/worker-1   |   "
     "intellect-node audit answer answer.json --model Qwen/Qwen3-0.6B"
 )
-ROOT_DIGITS = 64
-AUDIT_SECONDS = 1200.0
 
 
 def command(
@@ -185,7 +183,7 @@ def _audit_in_swarm(step: int, state_dir: Path, as_json: bool) -> None:
     from node.audit.findings import Audit
 
     with _telling(as_json):
-        told = ask(socket_of(state_dir), "POST", f"/audit/step/{step}", timeout=AUDIT_SECONDS)
+        told = ask(socket_of(state_dir), "POST", f"/audit/step/{step}", timeout=1200.0)
     if as_json:
         print_json(told)
     elif told["audit"] is not None:
@@ -219,7 +217,7 @@ def _from_state(file: str, state_dir: Path, policy: Path | None) -> "SelfAudit":
     state = StateFiles(state_dir)
     spec, assets = state.run()
     # A file here may have 64 characters in its name, too: then the file is meant.
-    path = state.blob(file) if len(file) == ROOT_DIGITS and not Path(file).exists() else Path(file)
+    path = state.blob(file) if len(file) == 64 and not Path(file).exists() else Path(file)
     named = named_policy(path, spec)
     with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
         if policy is None and named:

@@ -59,8 +59,6 @@ RunOut = Annotated[Path | None, typer.Option(help="Where to write the run file w
 Plot = Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")]
 FileOut = Annotated[Path, typer.Option(help="Directory for the file.")]
 
-SECONDS_BETWEEN_LINES = 10.0
-
 
 @app.callback(invoke_without_command=True)
 def command(
@@ -312,7 +310,8 @@ class _Lines:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if done in (0, total) or now - self._last >= SECONDS_BETWEEN_LINES:
+        seconds_between_lines = 10.0
+        if done in (0, total) or now - self._last >= seconds_between_lines:
             self._last = now
             self._out.print(f"{stage}: {done} of {total}")
 

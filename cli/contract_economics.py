@@ -11,14 +11,13 @@ from rich.table import Table
 
 from cli.options import Sets
 from cli.output import AsJson, console, ether, print_json
+from node.units import TOKEN
 
 if TYPE_CHECKING:
     from protocol.economics import Balance, EconomicTerms, Posts
     from protocol.run import RunSpec
 
-TOKEN, GWEI = 10**18, 10**9
-BASE_STAKE, STAKE_PER_NODE = 0.0, 100.0
-"""Tokens, as `contract deploy` sets them where nobody says otherwise; what a network asks: `contract params`."""
+GWEI = 10**9
 EXAMPLE = (
     "Examples:  intellect-node contract economics --run run.toml   |   "
     "intellect-node contract economics --run run.toml --slash 50 --checked 0.1 --json"
@@ -66,7 +65,8 @@ def economics(
     file = load_run_file(run or OWN_RUN, sets or ())
     kind = EnvironmentSpec(name=file.environment.name if file.environment else "mix")  # costs do not depend on it
     spec = RunSpec(name=file.name, environment=kind, rollout=file.rollout, audit=file.audit, pay=file.pay)
-    stake = BASE_STAKE + STAKE_PER_NODE * nodes if bonded is None else bonded
+    # Tokens, as `contract deploy` sets them where nobody says otherwise; what a network asks: `contract params`.
+    stake = 100.0 * nodes if bonded is None else bonded
     taken = min(slash, stake / nodes)  # all of them may cheat at once, and a stake is lost only once
     terms = terms_of(spec, round(reward * TOKEN / 1000), round(taken * TOKEN), workers, tokens, saving)
     share = needed_share(terms.groups_per_window, spec.audit) if checked is None else checked

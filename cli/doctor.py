@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from node.preflight.finding import CheckFinding
     from node.preflight.survey import Scope
 
-LOG_BYTES = 256 * 1024
-"""Of the end of each log file."""
 LOGS = ("daemon.jsonl", "daemon.jsonl.1")
 GONE = "[removed]"
 _SECRETS = r"pass(?:word|wd|phrase)?|secret|private[_-]?key|api[_-]?key|mnemonic|credential|authorization|bearer"
@@ -83,16 +81,17 @@ def _status(config: "NodeConfig") -> dict[str, str]:
 def _logs(directory: Path) -> dict[str, str]:
     """The end of each log, from a whole line on."""
     found: dict[str, str] = {}
+    log_bytes = 256 * 1024  # of the end of each log file
     for name in LOGS:
         try:
             with (directory / "logs" / name).open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
-                log.seek(max(size - LOG_BYTES, 0))
-                text = log.read(LOG_BYTES).decode(errors="replace")
+                log.seek(max(size - log_bytes, 0))
+                text = log.read(log_bytes).decode(errors="replace")
         except OSError:
             continue
         # The first line is cut somewhere, perhaps within a secret that no pattern would know by half.
-        found[name] = text if size <= LOG_BYTES else text.partition("\n")[2]
+        found[name] = text if size <= log_bytes else text.partition("\n")[2]
     return found
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from node.environments.package.check import PackageFinding, PackageReport
     from node.run.packages import KnownPackage
 
-SHOWN = 20
 app = typer.Typer(no_args_is_help=True, help="Environments: write one, check it, publish it, see which there are.")
 Package = Annotated[str, typer.Argument(help="A .py module, a directory, a .tar, or the root of one known here.")]
 
@@ -333,12 +332,13 @@ def _show(known: "KnownPackage", report: "PackageReport", seed: str) -> None:
             ("scorer failed", f"{report.faults} times, which is the floor" if report.faults else "never"),
         ]
     )
-    for one in report.findings[:SHOWN]:
+    shown = 20
+    for one in report.findings[:shown]:
         out.print(f"[red]row {one.row}:[/] {escape(clean(one.what, 500))}; {escape(one.remedy)}", soft_wrap=True)
     for one in report.warnings:
         out.print(f"[yellow]row {one.row}:[/] {escape(clean(one.what, 500))}; {escape(one.remedy)}", soft_wrap=True)
-    if len(report.findings) > SHOWN:
-        out.print(f"and {len(report.findings) - SHOWN} more (--json shows them)")
+    if len(report.findings) > shown:
+        out.print(f"and {len(report.findings) - shown} more (--json shows them)")
     if report.good:
         out.print("[green]fit for a run[/]")
 

@@ -27,8 +27,6 @@ EXAMPLES = (
     "intellect-node eval runs/my-run@0 runs/my-run@20 runs/my-run@40 --run my-run.toml --draws 4   |   "
     "intellect-node eval models/start --adapter runs/a@40 --adapter peft/b --run my-run.toml"
 )
-# Pairs grow with the square: 32 make 496, which is more than anybody reads.
-MOST_MODELS = 32
 
 
 def command(
@@ -65,8 +63,9 @@ def command(
     from cli.run_directory import trainer_settings
 
     adapters = adapters or []
-    if (count := len(models) + len(adapters)) > MOST_MODELS:
-        raise CommandError(f"{count} models", f"at most {MOST_MODELS} are compared", "name fewer", USAGE)
+    most_models = 32  # pairs grow with the square: 32 make 496, which is more than anybody reads
+    if (count := len(models) + len(adapters)) > most_models:
+        raise CommandError(f"{count} models", f"at most {most_models} are compared", "name fewer", USAGE)
     if adapters and len(models) > 1:
         why = "adapters belong to one, which would not be known"
         raise CommandError(f"{len(models)} models beside adapters", why, "name the adapters' model alone", USAGE)

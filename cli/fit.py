@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 
 STEP = 32
 """Tokens to which limits are rounded up."""
-MOST_COUNTED = 20_000
-"""Prompts and answers that are tokenised, the longest in characters; all of most data sets."""
-FEW_HELD_BACK = 64
-MOST_LEFT_OUT = 0.1
-"""Share of prompts that are left out because they are too long for the model."""
-BARE_ANSWER = 512
-"""Tokens in which a chat model thinks and answers."""
 BEHIND_MARK = 'Think step by step, and end with the result alone behind "####".'
 IN_BOX = "Think step by step, and put the final answer into \\boxed{}."
 
@@ -143,7 +136,8 @@ def _fit_rows(fit: Fit, files: Sequence[Path], model: Path, said: Mapping[str, A
 
 def _fit_share(fit: Fit, rows: "DatasetRows") -> None:
     count = len(rows.training) + len(rows.held_back)
-    share = 0.05 if count * 0.05 >= FEW_HELD_BACK else round(min(0.3, FEW_HELD_BACK / count), 2)
+    few_held_back = 64
+    share = 0.05 if count * 0.05 >= few_held_back else round(min(0.3, few_held_back / count), 2)
     fit.arguments["held_back_share"] = (share, f"of {count:,} problems, for evaluation; never trained on")
 
 
@@ -185,14 +179,16 @@ def _fit_lengths(
     if worked * 2 > len(answers):
         output, why = _rounded(2 * most), f"twice what 99 of 100 worked answers have: {most}"
     elif fit.chat:
-        output, why = BARE_ANSWER, "the truths are bare, so that a chat model has room to think"
+        # Tokens in which a chat model thinks and answers.
+        output, why = 512, "the truths are bare, so that a chat model has room to think"
     else:
         output, why = max(16, _rounded(2 * most, 16)), f"twice what 99 of 100 truths have: {most}"
     prompt, reason = _rounded(longest), f"the longest of {len(prompts):,} prompts has {longest}"
     if positions and prompt + output > positions:
         room = positions * 3 // 4 // STEP * STEP
         long = sum(length > room for length in prompts)
-        if prompt > room and 0 < long <= len(prompts) * MOST_LEFT_OUT:
+        # Share of prompts that are left out because they are too long for the model.
+        if prompt > room and 0 < long <= len(prompts) * 0.1:
             fit.arguments["long_prompts"] = ("skip", f"{long:,} prompts are longer, up to {longest} tokens")
             prompt, reason = room, f"the model has {positions} positions, and answers need some"
         if prompt <= room:  # else most prompts are too long for this model, of which `run validate` has a note
@@ -202,7 +198,8 @@ def _fit_lengths(
 
 def _lengths(texts: Sequence[str], tokenizer: "LocalTokenizer") -> list[int]:
     """In tokens, ascending; of many texts those of the longest."""
-    longest = sorted(texts, key=len)[-MOST_COUNTED:]
+    # Prompts and answers that are tokenised, the longest in characters; all of most data sets.
+    longest = sorted(texts, key=len)[-20_000:]
     return sorted(map(len, tokenizer.encode_all(longest)))
 
 

@@ -261,9 +261,6 @@ MACHINE = (CONFIGURATION,)
 if TYPE_CHECKING:
     from node.status_schema import DaemonStatus
 
-LONGEST_START, SETTLING = 120.0, 20.0
-"""Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""
-ASK_SECONDS = 0.1
 UNDER_WAY = ("policy", "first-contribution", "working", "leaving")
 """Phases of a node that has its run and its engine, or needs none any more."""
 START_LOG = "start.log"
@@ -349,6 +346,8 @@ def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Callable[[str], None]) -> "DaemonStatus":
     """The daemon's word once it is under way, or after a while. It is ended if it never answers."""
     began, first, told = time.monotonic(), None, ""
+    # Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet.
+    longest_start = 120.0
     while process.poll() is None:
         now = time.monotonic()
         status = _status(directory, process.pid)
@@ -358,14 +357,14 @@ def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Ca
             if phase != told:
                 say(f"  - {phase}")
                 told = phase
-            if _is_under_way(status) or now - first > SETTLING:
+            if _is_under_way(status) or now - first > 20.0:
                 return status
-        elif now - began > LONGEST_START:
+        elif now - began > longest_start:
             process.terminate()
             raise CommandError(
-                "the daemon does not answer", f"nothing came within {LONGEST_START:g} s", f"read {log}", CONFIGURATION
+                "the daemon does not answer", f"nothing came within {longest_start:g} s", f"read {log}", CONFIGURATION
             )
-        time.sleep(ASK_SECONDS)
+        time.sleep(0.1)
     raise _failed(process.returncode, log)
 
 

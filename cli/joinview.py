@@ -19,9 +19,6 @@ from cli.output import SCHEMA_VERSION, clean, duration
 if TYPE_CHECKING:
     from node.progress import Event, Phase, ProgressRecord
 
-# Lines for a terminal that stalls; what is more is left out and counted.
-MOST_WAITING = 200
-CLOSE_SECONDS = 1.0
 ERASE = "\r\x1b[2K"
 
 
@@ -34,7 +31,8 @@ class JoinScreen:
         self._stream = stream
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._live = live
-        self._lines: queue.Queue[Text | None] = queue.Queue(MOST_WAITING)
+        # Lines for a terminal that stalls; what is more is left out and counted.
+        self._lines: queue.Queue[Text | None] = queue.Queue(200)
         self._status = Text()
         self._shown = False
         self.dropped = 0
@@ -56,14 +54,14 @@ class JoinScreen:
         if self._live and self._lines.empty():
             self.line(Text())
 
-    def close(self) -> None:
+    def close(self, *, close_seconds: float = 1.0) -> None:
         """Write what waits, for two seconds at most, and take the last line away."""
         self._status = Text()
         try:
-            self._lines.put(None, timeout=CLOSE_SECONDS)
+            self._lines.put(None, timeout=close_seconds)
         except queue.Full:  # stalled to the end
             return
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(close_seconds)
 
     def _write(self) -> None:
         try:
@@ -87,7 +85,6 @@ class JoinScreen:
         self._stream.flush()
 
 
-EVERY = 0.25
 LONGEST = 600
 SPINNER = "|/-\\"
 STYLES = {"accepted": "green", "claimed": "green", "refused": "red", "slashed": "bold red", "trouble": "yellow"}
@@ -110,7 +107,7 @@ class _View:
         try:
             while True:
                 self.look(progress)
-                await trio.sleep(EVERY)
+                await trio.sleep(0.25)
         finally:
             self.look(progress)
             self._screen.close()

@@ -10,8 +10,6 @@ from rich.console import RenderableType
 
 from cli.output import console
 
-EVERY = 2.0
-"""Seconds between two pictures."""
 # Ctrl-D among them: without line input the terminal makes no end of file of it.
 QUIT = "qQ\x03\x04"
 
@@ -19,7 +17,7 @@ Wait = Callable[[float], str]
 """Waits so many seconds at most for a key, and returns it; nothing where none was pressed."""
 
 
-def watch_until_quit(draw: Callable[[], RenderableType], every: float = EVERY) -> None:
+def watch_until_quit(draw: Callable[[], RenderableType], every: float = 2.0) -> None:  # seconds between two pictures
     """Draw until q or Ctrl-C; anything else that is pressed draws at once."""
     out = console()
     if not (out.is_terminal and sys.stdin.isatty()):

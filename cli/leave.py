@@ -30,8 +30,6 @@ EXAMPLES = (
 )
 OWN_PROVIDER, OWN_PASSWORD = "provider-key.json", "password"
 """Where a node that set itself up on a devnet keeps its provider's key, and the password that `join` made."""
-LOOK_EVERY = 2.0
-"""Seconds between two looks at a daemon that waits for its pay."""
 
 
 def command(
@@ -242,7 +240,7 @@ def _leave_when_paid(directory: Path, say: Callable[[str], None]) -> None:
         if status is not None and status.leaving is not None and status.leaving.doing != told:
             told = status.leaving.doing
             say(f"  {told}")
-        time.sleep(LOOK_EVERY)
+        time.sleep(2.0)  # seconds between two looks at a daemon that waits for its pay
     if StateFiles(directory).fact("leaving"):
         raise CommandError(
             "the node has not left yet",

@@ -19,8 +19,6 @@ from cli.places import StateDir, chosen_directory
 
 # A line without an end, as of a damaged file, is read in such pieces.
 MAX_LINE = 1 << 20
-LINE_SECONDS = 0.25
-"""Seconds between two looks for new lines."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 Event = dict[str, Any]
@@ -70,7 +68,7 @@ class Follower:
         """Without end; `sleep` is called when there is nothing new."""
         while True:
             yield from self.new()
-            sleep(LINE_SECONDS)
+            sleep(0.25)  # seconds between two looks for new lines
 
     def new(self) -> Iterator[Event]:
         """What was written since the last look."""
@@ -143,7 +141,6 @@ EXAMPLES = (
     "intellect-node logs --state-dir ~/nodes/a -f --json | jq .event"
 )
 HEAD = ("timestamp", "level", "event", "exception")
-MOST_OF_A_VALUE, MOST_OF_A_TRACEBACK = 300, 40
 
 
 class LogLevel(StrEnum):
@@ -197,11 +194,13 @@ def rendered(event: dict[str, Any]) -> list[str]:
     head = [time, f"{clean(str(event.get('level', '')), 8):<8}", clean(str(event.get("event", "")), 500)]
     fields = [f"{clean(name, 40)}={_value(value)}" for name, value in event.items() if name not in HEAD]
     first = " ".join(part for part in head if part.strip())
-    trace = str(event.get("exception") or "").splitlines()[-MOST_OF_A_TRACEBACK:]
+    most_of_a_traceback = 40
+    trace = str(event.get("exception") or "").splitlines()[-most_of_a_traceback:]
     return ["  ".join([first, " ".join(fields)]).rstrip(), *(f"    {clean(line, 500)}" for line in trace)]
 
 
 def _value(value: Any) -> str:
-    text = clean(str(value), MOST_OF_A_VALUE)
+    most_of_a_value = 300
+    text = clean(str(value), most_of_a_value)
     # Quoted, so that one field's words cannot pass for another's.
     return repr(text) if " " in text else text

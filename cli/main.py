@@ -59,10 +59,6 @@ from cli.output import print_error
 from node.places import check_words
 
 HELP = ("-h", "--help")
-WIDTH = 76
-"""Characters of a line of an example: longer ones go on behind a backslash, so that they can be copied."""
-MANY = 6
-"""Options of a command from which on they are shown in panels."""
 COMMANDS = {
     "Run a node": "demo join doctor pause resume stop leave service keys state config",
     "Look": "status peers contributions logs report answers eval audit chat serve api",
@@ -102,7 +98,7 @@ def _arrange(command: Any) -> None:
     _name_value(command.get_help_option(typer.Context(command, help_option_names=list(HELP))))
     _examples_first(command)
     options = [one for one in command.params if one.param_type_name == "option"]
-    if len(options) >= MANY:
+    if len(options) >= 6:  # so many are shown in panels
         for option in options:
             option.rich_help_panel = getattr(option, "rich_help_panel", None) or _PANEL_OF_OPTION.get(option.name)
         command.params.sort(key=_place)
@@ -161,7 +157,8 @@ def folded(example: str) -> list[str]:
     """An example as indented lines that a shell reads as one."""
     lines, line = [], "  "
     for word in _words(example):
-        if len(line) + len(word) > WIDTH and line.strip():
+        # Characters of a line of an example: longer ones go on behind a backslash, so that they can be copied.
+        if len(line) + len(word) > 76 and line.strip():
             lines.append(line + "\\")
             line = "      "
         line += word + " "

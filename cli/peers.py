@@ -20,8 +20,6 @@ EXAMPLES = (
     "intellect-node peers --json | jq '.peers[] | select(.connected)'"
 )
 COLUMNS = ("member", "role", "state", "step", "tokens/s", "heard", "connected")
-# As many as a member may name of itself.
-MOST_CONTACTS = 4
 
 
 def command(
@@ -67,7 +65,7 @@ def whole(member: "MemberPart", status: "DaemonStatus") -> list[str]:
     cells = [cell.plain for cell in _cells(member, status)[1:]]
     told = "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS[1:], cells, strict=True) if cell)
     told_of = member.contacts or [member.contact]
-    contacts = [f"  {clean(each, 300)}" for each in told_of[:MOST_CONTACTS] if each]
+    contacts = [f"  {clean(each, 300)}" for each in told_of[:4] if each]  # as many as a member may name of itself
     version = f"  version {clean(member.version, 40)}" if member.version else ""
     return [clean(member.address, 64), f"  {told}{version}", *contacts]
 

@@ -12,9 +12,6 @@ from cli.errors import USAGE, CommandError
 from node.state.locks import FileLock
 from node.status_schema import DaemonStatus
 
-LEAST_FREE = 256 * 1024 * 1024
-"""Bytes below which a daemon would not start again (`node.state.directory`)."""
-
 
 def trouble_of(status: DaemonStatus) -> str | None:
     """In a sentence with its remedy; None where all is well."""
@@ -30,7 +27,7 @@ def trouble_of(status: DaemonStatus) -> str | None:
         )
     except OSError as error:
         return f"the state directory {place} cannot be looked at: {error.strerror}"
-    if free < LEAST_FREE:
+    if free < 256 * 1024 * 1024:  # bytes below which a daemon would not start again (`node.state.directory`)
         return f"the disk of {place} is full: {free // 2**20} MiB are free; log lines are lost, then the journal fails"
     return None
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from protocol.identity import NodeKey
     from protocol.run import RunSpec
 
-ABOUT_BYTES = 200
-
 
 def about_run(spec: "RunSpec") -> str:
     """A run in one line, for those who choose a pool. The opener's word: only the run's root is proof."""
@@ -22,7 +20,8 @@ def about_run(spec: "RunSpec") -> str:
     engines = ", ".join(spec.verification.admitted)
     text = f"{spec.name}: {spec.environment.name}, model of {weights / 1e6:,.1f} MB; workers: {machine}, {engines}"
     # The contract bounds bytes; a cut may go through a character, which is then left out.
-    return text.encode()[:ABOUT_BYTES].decode(errors="ignore")
+    about_bytes = 200
+    return text.encode()[:about_bytes].decode(errors="ignore")
 
 
 def devnet_account(profile: "NetworkProfile", network: str) -> "NodeKey":

@@ -27,7 +27,6 @@ ANSWERS_EXAMPLES = (
 DIRECTORIES = ("spool/eval", "nodes/trainer/spool/eval", "eval")
 # What a trainer keeps of an evaluation is far less; a file of another origin is not read whole.
 MAX_BYTES = 1 << 20
-MOST_LINE = 2000
 
 
 def answers(
@@ -50,10 +49,11 @@ def answers(
         return
     out = console()
     out.print(f"step {chosen}, {len(answers)} answers (steps {min(steps)} to {max(steps)} are on record)")
+    most_line = 2000
     for one in answers:
         out.print()
         for name in ("prompt", "answer"):
-            lines = [clean(line, MOST_LINE) for line in str(one.get(name)).splitlines()]
+            lines = [clean(line, most_line) for line in str(one.get(name)).splitlines()]
             out.print("\n  ".join([f"{name}: {lines[0] if lines else ''}", *lines[1:]]), markup=False, soft_wrap=True)
         out.print(numbers(one), markup=False)
 
@@ -88,8 +88,6 @@ def numbers(answer: dict[str, Any]) -> str:
 
 StepRecords = Sequence[dict[str, Any]]
 COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#c51b8a", "#8c6d31", "#17becf")
-FADED = 0.35
-AGES = 9
 LEARNER = (
     "wait", "load", "pack", "forward_backward", "optimizer", "inner", "exchange", "apply", "evaluate", "step",
     "publish", "checkpoint",
@@ -305,7 +303,7 @@ def _line(axes: Any, points: list[tuple[float, float]], colour: str, style: str,
         marker = "." if len(points) < 20 else ""  # few points: what lies between them was not measured
         axes.plot(steps, values, color=colour, linestyle=style, linewidth=1.4, marker=marker, label=label or None)
         return
-    axes.plot(steps, values, color=colour, linestyle=style, linewidth=0.8, alpha=FADED)
+    axes.plot(steps, values, color=colour, linestyle=style, linewidth=0.8, alpha=0.35)
     mean = running_mean(points, 10)
     axes.plot([x for x, _ in mean], [y for _, y in mean], color=colour, linestyle=style, linewidth=1.8, label=label)
 
@@ -337,7 +335,7 @@ def _stack(axes: Any, panel: Panel, records: StepRecords) -> bool:
         parts = [name for name in LEARNER if name in found]
         names = [name for name in parts if name != "step" or found.isdisjoint(("forward_backward", "inner"))]
     else:
-        names = sorted(found, key=lambda n: (len(n), n))[:AGES]
+        names = sorted(found, key=lambda n: (len(n), n))[:9]
     totals = [sum(row[key].values()) if panel.kind == "shares" else 1.0 for row in rows]
     layers = [
         [row[key].get(name, 0.0) / (total or 1.0) for row, total in zip(rows, totals, strict=True)] for name in names

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from node.run.problems import PartFacts, RunFacts
     from protocol.run import RunSpec
 
-MOST_PLACES = 3
-"""Of mistakes of one kind, beside the worst."""
 _MEASURED = ("verification.decision.honest.", "verification.decision.cheating.", "verification.decision.crossed.")
 app = typer.Typer(help="Run files: write one, check it, see what it means.", no_args_is_help=True)
 
@@ -133,11 +131,12 @@ def _places(others: "Sequence[Mistake]", count: int) -> str:
     """'; and 138 more like it, the worst here: line 2, line 3, line 4'."""
     if count < 2:
         return ""
-    named = ", ".join(clean(one.place.rpartition(", ")[2], 60) for one in others[:MOST_PLACES])
+    most_places = 3  # of mistakes of one kind, beside the worst
+    named = ", ".join(clean(one.place.rpartition(", ")[2], 60) for one in others[:most_places])
     return (
         f"; and {count - 1} more like it"
         + (f": {named}" if named else "")
-        + (" ..." if count - 1 > MOST_PLACES else "")
+        + (" ..." if count - 1 > most_places else "")
     )
 
 

@@ -237,7 +237,7 @@ def engines_of(
     from node.config import NodeConfig
     from node.inference.client import EngineProcess
     from node.training.planning import only
-    from node.training.sizing import GIB
+    from node.units import GIB
 
     own = NodeConfig.engine_program()
     # Another program has words of its own, and what an owner said of ours stands.

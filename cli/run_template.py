@@ -234,15 +234,17 @@ silence_seconds = 20.0          # without a heartbeat of who leads, until a stan
 stall_seconds = 3600.0          # without a policy of who leads, though enough is accepted; longer than a step takes
 """
 
-LEAST_RATE, MOST_RATE, OF_PARAMETERS, FALL = 1e-7, 3e-4, 6e5, 0.55
-
 
 def rate_for(parameters: int) -> float:
     """A learning rate that suits a model of this size, to one digit: 3e-4 for the demo's 0.6 million, which learns with
     it; 2e-5 for 135 million (SmolLM2: 0.33 -> 0.51 in ten steps, and at 3e-4 -> 0.11 in four); 2e-6 for 7 billion, as
     published recipes have. A power law between; LoRA takes ten times as much."""
-    rate = MOST_RATE * (OF_PARAMETERS / max(parameters, 1)) ** FALL
-    return float(f"{min(MOST_RATE, max(LEAST_RATE, rate)):.0e}")
+    most_rate = 3e-4
+    of_parameters = 6e5
+    fall = 0.55
+    rate = most_rate * (of_parameters / max(parameters, 1)) ** fall
+    least_rate = 1e-7
+    return float(f"{min(most_rate, max(least_rate, rate)):.0e}")
 
 
 SMALL: dict[str, object] = {
@@ -252,7 +254,6 @@ SMALL: dict[str, object] = {
     "recipe": "dppo", "extra": ""
 }  # fmt: skip
 """A small model."""
-TINY_PARAMETERS = 5_000_000
 TINY: dict[str, object] = {
     "recipe": "intellect2", "prompts_per_step": 96, "extra": "clip_high = 0.28\n",
 }  # fmt: skip
@@ -364,7 +365,8 @@ def template(
     """The text of a new run file. kind: a key of KINDS; package: an environment's, instead of its name; server:
     an address, of class witnessed; fit: what follows from model and data."""
     values, chat = KINDS[kind] | ({"recipe": recipe} if recipe else {}), fit.chat
-    if kind == "small" and not recipe and 0 < fit.parameters < TINY_PARAMETERS:
+    tiny_parameters = 5_000_000
+    if kind == "small" and not recipe and 0 < fit.parameters < tiny_parameters:
         values = values | TINY
     values = values | {name: value for name, (value, _) in fit.numbers.items()}
     why: dict[str, str] = {"why_rate": ""}

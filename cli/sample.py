@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from node.run.file import CompiledRun
     from protocol.run import RunSpec
 
-SHOWN = 3
 MOST_TEXT = 1200
 """Characters of an answer that is shown."""
 
@@ -65,7 +64,7 @@ def told(run: "RunSpec", answered: "Sequence[EvaluatedAnswer]", decode: Any, sec
     found["step_seconds"] = rollouts * found["tokens"] / found["tokens_per_second"]
     found["texts"] = [
         {"prompt": one.problem.prompt, "answer": text, "reward": one.reward}
-        for one, text in list(zip(answered, texts, strict=True))[:SHOWN]
+        for one, text in list(zip(answered, texts, strict=True))[:3]
     ]
     return found | {"follows": _follows(run, found)}
 

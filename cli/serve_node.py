@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from node.inference.answering import AnswerQuestion, Likelihood
     from node.inference.tokenizer import LocalTokenizer
 
-AT_ONCE = 16
-"""Answers that a node is asked for; the others wait here."""
-SECONDS = 900.0
 MAX_LINE = 64 << 20
 
 
@@ -59,7 +56,7 @@ class NodeAnswerer:
     def __init__(self, control: Path, tokenizer: "LocalTokenizer", positions: int) -> None:
         self._control = control
         self.tokenizer, self.positions = tokenizer, positions
-        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._room = threading.BoundedSemaphore(16)  # answers that a node is asked for; the others wait here
 
     def call(self) -> CancellableQuestion:
         return CancellableQuestion()
@@ -103,10 +100,12 @@ class NodeAnswerer:
         beside = [{int(token): value for token, value in one.items()} for one in line["top"]]
         return [Likelihood(*pair) for pair in zip(line["logprobs"], beside, strict=True)]
 
-    def _lines(self, body: dict[str, Any], call: CancellableQuestion, own: CancellableQuestion) -> Any:
+    def _lines(
+        self, body: dict[str, Any], call: CancellableQuestion, own: CancellableQuestion, *, seconds: float = 900.0
+    ) -> Any:
         """What the node says, line by line, up to its last word."""
         with self._room, socket.socket(socket.AF_UNIX) as way:
-            way.settimeout(SECONDS)
+            way.settimeout(seconds)
             try:
                 way.connect(str(self._control))
                 for one in dict.fromkeys((call, own)):

@@ -12,6 +12,7 @@ from cli.errors import RUN, USAGE, CommandError
 from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 from node.state.files import whole_file, write_whole
+from node.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,7 +142,6 @@ EPILOG = (
     "intellect-node run size my-run.toml --trainer micro_batch_tokens=4096 --json"
 )
 COUNTS = (1, 2, 4, 8)
-GIB = 1 << 30
 
 
 def command(

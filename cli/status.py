@@ -23,11 +23,6 @@ QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
 """Always in this order, and within 80 columns."""
 OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
 """Phases of a node that is not a member yet."""
-TROUBLE_LASTS = 600.0
-"""Seconds for which trouble that is over is still told."""
-MOST_COMMANDS = 6
-CLOCK_SLACK = 15.0
-"""Seconds that a clock may be off without a word."""
 CLOCK_REMEDY = "timedatectl set-ntp true"
 NOTHING_WRONG = "nothing that this node knows of"
 
@@ -172,7 +167,7 @@ def wanted(status: DaemonStatus) -> Lines:
     """The commands that bring what a node waits for before it can join, as it told them."""
     if status.node.phase is None or status.node.phase.name != "stake":
         return []
-    return [event.text for event in status.events if event.name == "do"][-MOST_COMMANDS:]
+    return [event.text for event in status.events if event.name == "do"][-6:]
 
 
 def end_of_run(status: DaemonStatus) -> Lines:
@@ -368,7 +363,7 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
     lines += [
         f"{duration(max(now - event.at, 0))} ago: {event.text}"
         for event in status.events
-        if event.name == "trouble" and now - event.at < TROUBLE_LASTS
+        if event.name == "trouble" and now - event.at < 600.0  # seconds for which trouble that is over is still told
     ][-3:]
     return lines
 
@@ -377,7 +372,8 @@ def _clock(status: DaemonStatus) -> Iterator[str]:
     from protocol.liveness import AHEAD
 
     clock = status.node.clock
-    if clock and clock.ahead_seconds is not None and abs(clock.ahead_seconds) > CLOCK_SLACK:
+    # Seconds that a clock may be off without a word.
+    if clock and clock.ahead_seconds is not None and abs(clock.ahead_seconds) > 15.0:
         off, way = abs(clock.ahead_seconds), "ahead of" if clock.ahead_seconds > 0 else "behind"
         unheard = ", who do not believe what it says" if clock.ahead_seconds > AHEAD else ""
         yield f"this clock is {duration(off)} {way} most of {_count(clock.peers, 'peer')}{unheard}: {CLOCK_REMEDY}"
@@ -394,7 +390,6 @@ EXAMPLES = (
     "Examples:  intellect-node status   |   intellect-node status --json | jq .daemons[].run.step   |   "
     "intellect-node status --state-dir ~/nodes/a --watch"
 )
-MOST_OF_A_LINE = 500
 
 
 def command(
@@ -464,11 +459,12 @@ def _answers(status: "DaemonStatus") -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
+    most_of_a_line = 500
     for question, lines in answers(status, place=trouble_of(status)):
         bad = question == QUESTIONS[-1] and lines != [NOTHING_WRONG]
         for number, line in enumerate(lines):
             name = "" if number else f"  {question}"
-            grid.add_row(name, Text(clean(line, MOST_OF_A_LINE), style="red" if bad else ""))
+            grid.add_row(name, Text(clean(line, most_of_a_line), style="red" if bad else ""))
     return grid
 
 

@@ -19,7 +19,6 @@ EXAMPLES = (
 )
 PATIENCE, AFTER_CUT, AFTER_KILL = 30.0, 5.0, 5.0
 """Seconds for draining, after the second signal, and after SIGKILL."""
-ASK_SECONDS, TELL_EVERY = 0.1, 5.0
 
 
 def command(
@@ -122,7 +121,7 @@ def _guardian_of(pid: int) -> int | None:
         return None
 
 
-def _is_gone(directory: Path, seconds: float, say: Callable[[str], None]) -> bool:
+def _is_gone(directory: Path, seconds: float, say: Callable[[str], None], *, tell_every: float = 5.0) -> bool:
     """Whether nobody holds the directory any more, within so many seconds."""
     # the lock is asked, not the number of the process, which another process may have by then
     began = told = time.monotonic()
@@ -130,8 +129,8 @@ def _is_gone(directory: Path, seconds: float, say: Callable[[str], None]) -> boo
         now = time.monotonic()
         if now - began >= seconds:
             return False
-        if now - told >= TELL_EVERY:
+        if now - told >= tell_every:
             told = now
             say(f"  draining, {duration(now - began)} of {duration(seconds)} at most")
-        time.sleep(ASK_SECONDS)
+        time.sleep(0.1)
     return True

@@ -31,8 +31,6 @@ EXAMPLES = (
     "intellect-node train --run examples/pretrain.toml --peers 4"
 )
 HIGHEST_LEVEL = 8
-SILENCE = 20.0
-"""Seconds after which one wants to know what it is doing, where there is no bar to look at."""
 
 
 def command(
@@ -285,7 +283,9 @@ class TrainJsonView(TrainView):
 class ProgressView(TrainView):
     """A bar with the step's main numbers; plain lines where there is no terminal."""
 
-    def __init__(self, out: IO[str], compiled: "CompiledRun") -> None:
+    def __init__(self, out: IO[str], compiled: "CompiledRun", *, silence: float = 20.0) -> None:
+        # Seconds after which one wants to know what it is doing, where there is no bar to look at.
+        self._silence = silence
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -302,7 +302,7 @@ class ProgressView(TrainView):
         )
         self._task = self._progress.add_task(compiled.spec.name, total=self._total, numbers="starting")
         self._numbers = ""
-        self._said_at = -SILENCE
+        self._said_at = -silence
 
     def __enter__(self) -> "ProgressView":
         if self._live:
@@ -333,7 +333,7 @@ class ProgressView(TrainView):
         """Beside the numbers; without a terminal only where nothing else was said in a while."""
         if self._live:
             self._progress.update(self._task, numbers=f"{self._numbers}  [dim]{text}[/]".strip())
-        elif time.monotonic() - self._said_at >= SILENCE:
+        elif time.monotonic() - self._said_at >= self._silence:
             self._say(f"  {text}")
 
     def _say(self, line: str) -> None:

@@ -18,7 +18,6 @@ RANK_EXAMPLES = (
     "Examples:  intellect-node trainer rank --rdzv-endpoint 10.0.0.1:29500 --nnodes 2 --node-rank 1   |   "
     "intellect-node trainer rank --rdzv-endpoint gpu0:29500 --nnodes 4 --node-rank 3 --trainer world_size=8 --json"
 )
-LOOK_SECONDS = 0.5
 app = typer.Typer(help="A trainer that spans machines.", no_args_is_help=True)
 
 
@@ -111,7 +110,7 @@ class TrainerView:
 
         name, newest = None, spool.newest_step()
         while True:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(0.5)
             found, step = await trio.to_thread.run_sync(spool.run_name), spool.newest_step()
             if found != name:
                 self._say(f"the run is {clean(str(found))}", event="run", run=found)

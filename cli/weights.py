@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from node.weights.policy_cache import HeldPolicy
     from node.weights.records import PolicyRecord
 
-MOST_STEPS = 1_000_000
-"""Steps that are tried to find the one at which a file without a record has the root that was given: about a second."""
 app = typer.Typer(
     no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, merge, serve."
 )
@@ -123,12 +121,12 @@ def fetch(
     with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)
         room = int(quota * 1e9)
-        visitor = LightClient(
+        client = LightClient(
             profile, number, directory, quota=room, sources=sources, alone=only_http, report=view.report
         )
 
         def fetch_to(place: "Place") -> "Fetched":
-            return _fetch_to(visitor, step, place, view, int(shard * 1e9), as_json)
+            return _fetch_to(client, step, place, view, int(shard * 1e9), as_json)
 
         if follow:
             follow_newest(out, fetch_to, lambda text: typer.echo(clean(text, 400), err=True))
@@ -137,7 +135,7 @@ def fetch(
 
 
 def _fetch_to(
-    visitor: "LightClient", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
+    client: "LightClient", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
 ) -> "Fetched":
     """One visit, and the model where `place` wants it."""
     import trio
@@ -146,7 +144,7 @@ def _fetch_to(
     from node.weights.export import export_model
     from node.weights.records import PolicyRecord
 
-    visit = trio.run(visitor.fetch, step)
+    visit = trio.run(client.fetch, step)
     policy, bars = visit.policy, view.bars
     fetched = Fetched(policy.step, policy.step >= visit.run.recipe.steps)
     # After the fetch: only then is it known which step the newest is.
@@ -530,9 +528,11 @@ def _named(path: Path, weights: bytes, record: "PolicyRecord | None", root: str 
             "give the policy root that it must have with --root",
             RUN,
         )
-    step = find_step(wanted, weights, MOST_STEPS)
+    # Steps that are tried to find the one at which a file without a record has the root that was given: about a second.
+    most_steps = 1_000_000
+    step = find_step(wanted, weights, most_steps)
     if step is None:
-        why = f"its weights are not that policy at any step up to {MOST_STEPS:,}"
+        why = f"its weights are not that policy at any step up to {most_steps:,}"
         raise CommandError(f"{path} is another policy", why, "fetch it again", RUN)
     return step, wanted
 

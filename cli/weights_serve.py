@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from node.blobs.store import BlobStore
 
 NEWEST = "newest"
-KEPT = 2
-"""Models that stay: who opened the one before may still be reading it."""
-PAUSE = 15.0
-"""Seconds between two looks for a newer policy."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -60,7 +56,7 @@ def follow(
             point_to(out, found.step)
             if found.last:
                 return
-        sleep(PAUSE)
+        sleep(15.0)  # seconds between two looks for a newer policy
 
 
 def model_of(out: Path, step: int) -> Path:
@@ -83,7 +79,7 @@ def point_to(out: Path, step: int) -> None:
     link.symlink_to(model_of(out, step).name)
     os.replace(link, out / NEWEST)
     # After the link has moved: nobody is led to what is deleted here.
-    for old in models(out)[:-KEPT]:
+    for old in models(out)[:-2]:  # models that stay: who opened the one before may still be reading it
         # A run that begins anew may write a step that sorts before those of its former life.
         if old != model_of(out, step):
             shutil.rmtree(old)

@@ -23,6 +23,7 @@ from pydantic_settings import (
 from node.errors import ConfigError
 from node.guest.settings import GuestSettings, read_guest
 from node.places import OURS, default_home
+from node.units import TOKEN
 
 Role = Literal["trainer", "worker", "validator", "auto"]
 RelayOffer = Literal["auto", "off", "on"]
@@ -30,7 +31,6 @@ LanChoice = Literal["auto", "off", "on"]
 EngineName = Literal["auto", "torch", "vllm"]
 HubUse = Literal["late", "first", "never"]
 ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
-WEI = 10**18
 DISK_FIXED = 448 * 1024**2
 """Bytes of a state directory beside blobs: logs, journal, what was read of the chain."""
 MAX_SOCKET_PATH = 100
@@ -104,7 +104,7 @@ class NodeConfig(BaseSettings):
     auto_setup: bool = True
     """on a local devnet: fund, stake and register this node when it is not yet"""
     # Of a devnet's node alone, which stakes by itself; elsewhere the owner says how much.
-    stake: int = 100 * WEI
+    stake: int = 100 * TOKEN
     units: int = 1
     store_quota: int = 20 * 1024**3
     upload_limit: float = Field(default=0, ge=0)

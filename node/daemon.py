@@ -57,7 +57,6 @@ from node.services.auditing.step_auditor import StepAuditor
 from node.services.base import Service, ServiceManager
 from node.services.blob_repairer import BlobRepairer
 from node.services.certifier import Certifier
-from node.services.chairing import Chairing
 from node.services.checkpoint_server import CheckpointServer
 from node.services.claim_carrier import ClaimCarrier
 from node.services.claimer import Claimer
@@ -74,6 +73,7 @@ from node.services.hardware_prover import HardwareProver
 from node.services.heartbeat import HeartbeatSender
 from node.services.judging.judge import Validator
 from node.services.jury import VoteCounter
+from node.services.leader_lease import LeaderLease
 from node.services.leaf_reader import LeafReader
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
@@ -109,11 +109,6 @@ from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
 
 log = structlog.get_logger()
-LEAVE_DEADLINE = 6.0
-LOOK_AGAIN = 2.0
-"""Seconds until a chain that did not answer is asked again whether this node is out."""
-ONE_SIGNAL = 0.5
-"""Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (
@@ -142,7 +137,7 @@ ROLES: dict[Role, Services] = {
         EarningsTabler,
         *PAID,
         ClaimCarrier,
-        Chairing,
+        LeaderLease,
     ),
     "trainer": (
         *EVERYBODY,
@@ -287,7 +282,9 @@ class Daemon:
             async for number in signals:
                 if scope.cancel_called:
                     # A terminal sends Ctrl-C to the whole group, and the guardian hands it on: both are one wish.
-                    if trio.current_time() - draining_since < ONE_SIGNAL:
+                    # Seconds within which a second signal is the first one again: a manager tells a whole group, and so
+                    # a guardian too.
+                    if trio.current_time() - draining_since < 0.5:
                         continue
                     # A second Ctrl-C: the owner does not want to wait, and the outbox has what was promised.
                     os._exit(130)
@@ -625,7 +622,7 @@ class Daemon:
         if membership.evicted.is_set() or not (seated or self.manager.left.is_set()):
             return
         # Shielded: this runs in the drain, when everything around it is cancelled already.
-        with trio.move_on_after(LEAVE_DEADLINE, shield=True):
+        with trio.move_on_after(6.0, shield=True):
             try:
                 await chain.leave(pool)
                 await trio.to_thread.run_sync(forget, directory)
@@ -647,7 +644,7 @@ async def until_evicted(membership: Membership, chain: ChainClient, pool: int) -
             membership.pardoned()
         except IntellectError as error:
             log.warning("pool.eviction_unknown", why=error.why)
-            await trio.sleep(LOOK_AGAIN)
+            await trio.sleep(2.0)  # seconds until a chain that did not answer is asked again whether this node is out
 
 
 def _compiled(config: NodeConfig) -> CompiledRun:

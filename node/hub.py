@@ -39,7 +39,6 @@ PUSHED = ("*.safetensors", "*.safetensors.index.json", "*.gguf", "Modelfile", "a
 """Of a repository what a push replaces as a whole: weights of before would be loaded beside those of now."""
 SPARE = 256 << 20
 """Bytes of disk that are left over."""
-MOST_FILES = 100_000
 MAX_HEADER = 25_000_000
 """Bytes of the header of a file of weights, as the client has it."""
 _REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?"
@@ -177,9 +176,10 @@ def look(name: Name) -> RepositoryListing:
             f"name the commit: {msgspec.structs.replace(name, revision=str(info.sha))}",
         )
     card = info.card_data.to_dict() if info.card_data else {}
+    most_files = 100_000
     files = {
         one.rfilename: HubFile(one.size or 0, one.lfs.sha256 if one.lfs else one.blob_id or "")
-        for one in (info.siblings or ())[:MOST_FILES]
+        for one in (info.siblings or ())[:most_files]
     }
     licence, configs = card.get("license"), card.get("configs")
     listing = RepositoryListing(

@@ -35,17 +35,20 @@ from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
 log = structlog.get_logger()
-HEARD_WITHIN = 60.0
-MEMBERS_WITHIN = 20.0
-# For a tokenizer or a configuration: megabytes at most, from members that may be slow and far.
-ASSET_TIMEOUT = 600.0
-ASK_AGAIN = 30.0
-LIST_EVERY = 2.0
-LOOK = 1.0
-"""Seconds for which a newer policy is waited for, before it is asked whether one may still come."""
-FIRST_SILENCE = 1.5
-"""Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
 MODEL = "model/"
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Seconds. heard: in which something must be heard; look: for which a newer policy is waited for, before it is
+    asked whether one may still come; silence: without a newer announcement, after which the newest one heard of is
+    taken for the newest there is; asset: for a tokenizer or a configuration, megabytes at most, from members that may
+    be slow and far; listing: between two questions to each source of a list."""
+
+    heard: float = 60.0
+    look: float = 1.0
+    silence: float = 1.5
+    asset: float = 600.0
+    listing: float = 2.0
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
@@ -74,6 +77,7 @@ class LightClient:
     alone: and no member is asked at all, for announcements neither."""
 
     _alone = False
+    _waits = Waits()
     _silence = ""
     """Of gateways: why they show no policy that counts."""
 
@@ -87,7 +91,9 @@ class LightClient:
         sources: Sequence[HttpSource] = (),
         alone: bool = False,
         report: Report = lambda _: None,
+        waits: Waits | None = None,
     ) -> None:
+        self._waits = waits or Waits()
         self._profile = profile
         self._pool = pool
         self._directory = directory
@@ -120,11 +126,12 @@ class LightClient:
             async def tell() -> None:
                 known, told = after, ExitStack()
                 if self._alone:  # what one gateway shows another one may contradict, before any of it counts
-                    with trio.move_on_after(HEARD_WITHIN):
+                    with trio.move_on_after(self._waits.heard):
                         await self._listed.wait()
-                        await trio.sleep(LOOK)  # what was read last is on the board, and its readers come to it now
+                        # What was read last is on the board, and its readers come to it now.
+                        await trio.sleep(self._waits.look)
                 while known < run.recipe.steps:
-                    policy = await _soon(policy_cache, known)
+                    policy = await self._soon(policy_cache, known)
                     if policy is None:
                         await self._heard(follower)
                         continue
@@ -213,7 +220,7 @@ class LightClient:
     async def _ask_who_leads(self, chain: ChainClient, terms: LeaderTerms) -> None:
         """A visit may be longer than a term."""
         while True:
-            await trio.sleep(ASK_AGAIN)
+            await trio.sleep(30.0)
             try:
                 await terms.ask_who_leads(chain, self._pool)
             except ChainError as error:
@@ -233,7 +240,7 @@ class LightClient:
                 except SourceFailed as error:
                     self._silence = f"{error.what}: {error.why}"
             self._listed.set()
-            await trio.sleep(LIST_EVERY)
+            await trio.sleep(self._waits.listing)
 
     async def _visit(
         self, member: Participant, run: RunSpec, follower: PolicyFollower, policy: HeldPolicy
@@ -246,7 +253,7 @@ class LightClient:
     async def _members(self, chain: ChainClient) -> list[bindings.MemberRecord]:
         """Those who are in; a pool or a local chain that has just started may need a moment to show them."""
         members: list[bindings.MemberRecord] = []
-        with trio.move_on_after(MEMBERS_WITHIN):
+        with trio.move_on_after(20.0):
             while True:
                 members = [one for one in await chain.members(self._pool) if not (one.evicted or one.left)]
                 if members:
@@ -280,12 +287,12 @@ class LightClient:
 
     async def _run(self, member: Participant, root: bytes) -> RunSpec:
         sources = member.membership.addresses()
-        path = await member.blobs.fetch(root, sources, max_size=MAX_RUN_BYTES, timeout=HEARD_WITHIN)
+        path = await member.blobs.fetch(root, sources, max_size=MAX_RUN_BYTES, timeout=self._waits.heard)
         return decode_run(await trio.to_thread.run_sync(path.read_bytes))
 
     async def _heard(self, follower: PolicyFollower, step: int | None = None) -> None:
         """Wait for an announcement: of that step, or of any. Raises PolicyUnknown where there is none that counts."""
-        with trio.move_on_after(HEARD_WITHIN):
+        with trio.move_on_after(self._waits.heard):
             if self._alone:  # what one gateway shows another one may contradict, before any of it counts
                 await self._listed.wait()
             while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110 - no event
@@ -294,18 +301,18 @@ class LightClient:
         if follower.newest_step < 0:
             raise PolicyUnknown(
                 "no policy was announced",
-                self._silence or f"none of pool {self._pool}'s members repeated one within {HEARD_WITHIN:g} s",
+                self._silence or f"none of pool {self._pool}'s members repeated one within {self._waits.heard:g} s",
                 "ask other gateways" if self._alone else "is anybody of them running? try again later",
             )
 
     async def _wanted(self, follower: PolicyFollower, policy_cache: PolicyCache, step: int | None) -> HeldPolicy:
         await self._heard(follower, step)
         if step is None:
-            await trio.sleep(FIRST_SILENCE)
+            await trio.sleep(self._waits.silence)
             return await self._newest(follower, policy_cache)
         root = follower.root_of(step)
         # An hour: an old step may be gigabytes from one member that still has it.
-        held = await follower.get(root, ASSET_TIMEOUT * 6) if root else None
+        held = await follower.get(root, self._waits.asset * 6) if root else None
         if held is None:
             known = follower.steps
             raise PolicyUnknown(
@@ -318,7 +325,7 @@ class LightClient:
     async def _newest(self, follower: PolicyFollower, policy_cache: PolicyCache) -> HeldPolicy:
         """The newest policy, or one that overtook it on its way."""
         heard = follower.newest_step
-        while (policy := await _soon(policy_cache, heard - 1)) is None:
+        while (policy := await self._soon(policy_cache, heard - 1)) is None:
             await self._heard(follower)
             newest = follower.newest_step
             if why := follower.refusal(newest):
@@ -337,9 +344,15 @@ class LightClient:
         for asset in wanted:
             sources = member.membership.addresses()
             root = bytes.fromhex(asset.root)
-            path = await member.blobs.fetch(root, sources, max_size=asset.size, timeout=ASSET_TIMEOUT)
+            path = await member.blobs.fetch(root, sources, max_size=asset.size, timeout=self._waits.asset)
             found[asset.path.removeprefix(MODEL)] = path
         return found
+
+    async def _soon(self, policy_cache: PolicyCache, known: int) -> HeldPolicy | None:
+        """A policy that is newer than step `known`; None if none comes soon."""
+        with trio.move_on_after(self._waits.look):
+            return await policy_cache.newer_than(known)
+        return None
 
 
 def _refuse_contradiction(follower: PolicyFollower) -> None:
@@ -347,10 +360,3 @@ def _refuse_contradiction(follower: PolicyFollower) -> None:
         raise PolicyUnknown(
             "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
         )
-
-
-async def _soon(policy_cache: PolicyCache, known: int) -> HeldPolicy | None:
-    """A policy that is newer than step `known`; None if none comes within LOOK."""
-    with trio.move_on_after(LOOK):
-        return await policy_cache.newer_than(known)
-    return None

@@ -13,9 +13,6 @@ from typing import NamedTuple
 
 CONTROL = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
-OPEN_FILES = 16_384
-MOST_DEEP = 64
-"""Groups inside groups that are looked at."""
 
 
 class ProcessMemory(NamedTuple):
@@ -42,7 +39,7 @@ def memory() -> ProcessMemory:
     return ProcessMemory(total, free)
 
 
-def allow_open_files(most: int = OPEN_FILES) -> int:
+def allow_open_files(most: int = 16_384) -> int:
     """Let this process and its children have as many open files as the system lets it choose, `most` at most. Shells
     and service managers begin with 1,024 for the sake of old programs; a member of a large pool holds more. Returns how
     many there may be now."""
@@ -108,7 +105,8 @@ def _groups(control: Path, own: Path, controller: str) -> Iterator[Path]:
 
 
 def _up(root: Path, path: str) -> Iterator[Path]:
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")][:MOST_DEEP]
+    # Groups inside groups that are looked at.
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")][:64]
     for depth in range(len(parts), -1, -1):
         group = root.joinpath(*parts[:depth])
         if group.is_dir():

@@ -14,8 +14,6 @@ import structlog
 LOG_NAME = "daemon.jsonl"
 LOG_BYTES = 20 * 1024 * 1024
 LOG_FILES = 5
-AGAIN = 60.0
-"""Older files that are kept beside the one that is written: daemon.jsonl.1 is the newest of them."""
 
 
 def log_files(directory: Path) -> list[Path]:
@@ -80,7 +78,8 @@ class Sparing(logging.Filter):
         self._told = float("-inf")
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.created - self._told < AGAIN:
+        # Older files that are kept beside the one that is written: daemon.jsonl.1 is the newest of them.
+        if record.created - self._told < 60.0:
             return False
         self._told, record.exc_info = record.created, None
         return True

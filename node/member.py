@@ -181,15 +181,8 @@ def announced_gateways(membership: Membership, *, private: bool) -> list[HttpSou
     return found
 
 
-# The one door through which the node obtains blobs: its store, HTTP sources of the user's choice, the swarm, and last
-# the gateways that members announce in their signed heartbeats (for a node that peers cannot reach).
-# Whatever one way brought stays in the store's partial file, and the next way goes on from there.
-PATIENCE = 30.0
-"""Seconds of a turn: of the peers, then of the announced gateways."""
 MAX_GATEWAYS = 4
 """Announced gateways asked in one turn, chosen anew each time."""
-LAST_CHANCE = 10.0
-"""Seconds that the announced gateways have at least, however long the swarm has tried."""
 
 
 class BlobSwarm(Protocol):
@@ -201,7 +194,11 @@ class BlobSwarm(Protocol):
 
 
 class BlobFetcher:
-    """first: asked before the swarm; announced: gateways of the members, asked after it."""
+    """The one door through which the node obtains blobs: its store, HTTP sources of the user's choice, the swarm, and
+    last the gateways that members announce in their signed heartbeats (for a node that peers cannot reach). Whatever
+    one way brought stays in the store's partial file, and the next way goes on from there.
+
+    first: asked before the swarm; announced: gateways of the members, asked after it."""
 
     def __init__(
         self,
@@ -234,19 +231,28 @@ class BlobFetcher:
                 return path or await self._by_swarm(root, sources, max_size, deadline, priority)
 
     async def _by_swarm(
-        self, root: bytes, sources: Sequence[Address], max_size: int, deadline: float, priority: int
+        self,
+        root: bytes,
+        sources: Sequence[Address],
+        max_size: int,
+        deadline: float,
+        priority: int,
+        *,
+        patience: float = 30.0,
     ) -> Path:
         """From peers; where members announce gateways both take turns, so that none can stall the others."""
         while True:
             gateways = _some(self._announced())
-            turn = min(deadline, trio.current_time() + PATIENCE) if gateways else deadline
+            # Seconds of a turn: of the peers, then of the announced gateways.
+            turn = min(deadline, trio.current_time() + patience) if gateways else deadline
             # Not zero: a timeout of zero would look for nothing at all.
             left = max(turn - trio.current_time(), 0.1)
             try:
                 return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left, priority=priority)
             except NetworkError:
                 now = trio.current_time()
-                ends = now + min(PATIENCE, max(deadline - now, LAST_CHANCE))
+                # Seconds that the announced gateways have at least, however long the swarm has tried.
+                ends = now + min(patience, max(deadline - now, 10.0))
                 path = await self._by_http(root, gateways, max_size, ends)
                 if path is not None:
                     return path

@@ -30,11 +30,7 @@ PHASES = (
     "draining",
 )
 """In the order in which a node goes through them. From `working` on it does what it came for."""
-MOST_EVENTS = 100
 TROUBLE = "trouble"
-AGAIN = 600.0
-"""Seconds after which a trouble that lasts is told again."""
-MOST_PHASES = 64
 
 Text = str | Callable[[], str]
 """What a phase waits for; a function where that changes while it lasts."""
@@ -77,13 +73,16 @@ class ProgressRecord:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         doing: Text = "working",
+        *,
+        most_events: int = 100,
     ) -> None:
+        self._most_events = most_events
         self._clock, self._wall = clock, wall
         self._name, self._fraction = PHASES[0], _unknown
         self._text: Callable[[], str] = _text("opening the node's directory and its key")
         self._began = self._since = clock()
         self._events: list[tuple[int, Event]] = []
-        self._troubles: BoundedDict[str, float] = BoundedDict(MOST_EVENTS)
+        self._troubles: BoundedDict[str, float] = BoundedDict(most_events)
         self.phases: list[FinishedPhase] = []
         self.told = 0
         self.doing = _text(doing)
@@ -107,9 +106,10 @@ class ProgressRecord:
 
     def enter(self, name: str, text: Text, progress: Fraction | None = None) -> None:
         """Begin a phase; the one of before is over. Of the present phase: it goes on, and waits for something else."""
+        most_phases = 64
         if name != self._name:
             now = self._clock()
-            self.phases = [*self.phases, FinishedPhase(self._name, round(now - self._since, 2))][-MOST_PHASES:]
+            self.phases = [*self.phases, FinishedPhase(self._name, round(now - self._since, 2))][-most_phases:]
             self._name, self._since = name, now
         self._text = _text(text)
         self._fraction = progress or _unknown
@@ -118,13 +118,13 @@ class ProgressRecord:
         """Put an event on record. When there are too many, the oldest of the most frequent kind is forgotten."""
         self._events.append((self.told, Event(round(self._wall(), 3), name, text)))
         self.told += 1
-        if len(self._events) > MOST_EVENTS:
+        if len(self._events) > self._most_events:
             self._forget_one()
 
     def trouble(self, text: str) -> None:
         """Tell of what should not be; the same trouble over and over, by turns with others too, every ten minutes."""
         told = self._troubles.get(text)
-        if told is None or self._clock() - told >= AGAIN:
+        if told is None or self._clock() - told >= 600.0:  # seconds after which a trouble that lasts is told again
             self._troubles[text] = self._clock()
             self.tell(TROUBLE, text)
 

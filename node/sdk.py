@@ -49,11 +49,8 @@ __all__ = ["IntellectError", "Node", "NodeConfig", "Policy", "Status", "TaskSpec
 MAX_ANSWER = 8 << 20
 # Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
 AS_IT_IS = {"Accept-Encoding": "identity"}
-ANSWER_SECONDS = 60.0
 TASK_SECONDS = 0.5
 """Seconds between two looks at a task, or at a member that joins."""
-# A policy of seven billion parameters is 15 GB: the one in use, the one that is fetched, and patches.
-QUOTA = 64 << 30
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -116,9 +113,9 @@ class Node:
         """Wait for no more results of it."""
         await self._ask("POST", f"/tasks/{task}/cancel")
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    async def _ask(self, method: str, path: str, body: Any = None, *, answer_seconds: float = 60.0) -> dict[str, Any]:
         content = None if body is None else msgspec.json.encode(body)
-        asked = partial(exchange, api_socket_of(self.state_dir), method, path, content, ANSWER_SECONDS)
+        asked = partial(exchange, api_socket_of(self.state_dir), method, path, content, answer_seconds)
         try:
             # In a thread: the generators of httpx's own asynchronous client cannot be left before their end without a
             # warning.
@@ -202,7 +199,8 @@ async def follow(
     pool: int | None = None,
     directory: str | Path,
     after: int = -1,
-    quota: int = QUOTA,
+    # A policy of seven billion parameters is 15 GB: the one in use, the one that is fetched, and patches.
+    quota: int = 64 << 30,
     gateways: Sequence[str] = (),
 ) -> AsyncGenerator[AsyncIterator[Policy]]:
     """The newest policy of a pool, then each newer one until the run's last, without joining: no key, no stake.
@@ -233,9 +231,9 @@ async def _follow(
     number = profile.pool if pool is None else pool
     if number is None:
         raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
-    visitor = LightClient(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
+    client = LightClient(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
     with _plain():
-        async with visitor.following(after) as visits:
+        async with client.following(after) as visits:
             yield _Policies(visits)
 
 

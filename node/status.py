@@ -213,21 +213,19 @@ def checked(page: dict[str, Any]) -> DaemonStatus:
     return status
 
 
-ROWS = 64
-"""Of a table that are looked at: one function made them all, and ten thousand would hold up the event loop."""
-
-
 def _lost(said: Any, kept: Any, place: str = "") -> Iterator[str]:
     """What of it is not there any more."""
+    # Of a table that are looked at: one function made them all, and ten thousand would hold up the event loop.
+    rows = 64
     if isinstance(said, dict) and isinstance(kept, dict):
-        for name, value in islice(said.items(), ROWS):
+        for name, value in islice(said.items(), rows):
             where = f"{place}.{name}".removeprefix(".")
             if name not in kept:
                 yield where
             else:
                 yield from _lost(value, kept[name], where)
     elif isinstance(said, list | tuple) and isinstance(kept, list | tuple):
-        for one, other in islice(zip(said, kept, strict=True), ROWS):
+        for one, other in islice(zip(said, kept, strict=True), rows):
             yield from _lost(one, other, place)
 
 

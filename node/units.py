@@ -1,4 +1,10 @@
-"""Numbers as people read them."""
+"""Units that several rooms count in, and numbers as people read them."""
+
+from protocol.upkeep import DAY as DAY
+
+GIB = 1 << 30
+TOKEN = 10**18
+"""The smallest parts of one: of a pool's token, and of the chain's coin."""
 
 
 def size_of(count: int) -> str:

@@ -36,15 +36,6 @@ MAX_CUT = 256
 BALLOT_SECONDS, MOST_SECONDS = 2.0, 64.0
 """So long the first ballot waits for further words; each later one waits twice as long as the one before, up to the
 second number."""
-AGAIN_SECONDS = 30.0
-"""Between two times at which a validator says what it said: who was away has heard nothing of it."""
-AHEAD = 16
-"""Ballots beyond those that the others have reached, of which an author's words are kept. Going so far takes validators
-minutes."""
-PATIENT = 2
-"""The ballot from which a validator names no more what it accepted itself and too few named with it."""
-PROOFS = 2
-"""Signatures of one author that are kept in one ballot."""
 
 
 class Proposal(NamedTuple):
@@ -102,7 +93,14 @@ def seconds_of(ballot: int) -> float:
 class Agreement:
     """One round's, as one node hears it. own: this node, if it is a validator."""
 
-    def __init__(self, bench: RoundCommittee, own: Address | None = None) -> None:
+    def __init__(
+        self, bench: RoundCommittee, own: Address | None = None, *, again_seconds: float = 30.0, ahead: int = 16
+    ) -> None:
+        # Between two times at which a validator says what it said: who was away has heard nothing of it.
+        self._again_seconds = again_seconds
+        # Ballots beyond those that the others have reached, of which an author's words are kept. Going so far takes
+        # validators minutes.
+        self._ahead = ahead
         self._bench, self._own = bench, own
         # None: it said several things there, and counts for all that others say
         self._said: dict[Address, dict[Place, Proposal | None]] = {}
@@ -138,7 +136,7 @@ class Agreement:
             said[place] = None
         if proof and not word.closed:
             proofs = self._proofs.setdefault((author, word.ballot), {})
-            if len(proofs) < PROOFS:
+            if len(proofs) < 2:  # signatures of one author that are kept in one ballot
                 proofs[word.proposal] = proof
         if author != self._own:  # what it said itself binds it, wherever the others are
             self._forget_far(author, said)
@@ -181,18 +179,18 @@ class Agreement:
         """What this node has to say once more now: all that it said, of many ballots its newest words, its first one
         and the one by which it is bound."""
         said = self._said.get(self._own, {}) if self._own else {}
-        if not said or now < self._said_at + AGAIN_SECONDS:
+        if not said or now < self._said_at + self._again_seconds:
             return []
         self._said_at = now
         locked = max((place for place in said if place[1]), default=FIRST)
-        places = sorted({FIRST, locked, *sorted(said)[-AHEAD:]})
+        places = sorted({FIRST, locked, *sorted(said)[-self._ahead :]})
         return [Word(*place, named) for place in places if (named := said.get(place)) is not None]
 
     def due(self, now: float) -> float:
         """When this node may have to speak although nobody else does."""
         if not self.has_own:
             return math.inf
-        times = self._said_at + AGAIN_SECONDS, self._since + seconds_of(max(self._in, 0))
+        times = self._said_at + self._again_seconds, self._since + seconds_of(max(self._in, 0))
         return min((at for at in times if at > now), default=math.inf)
 
     def _next_ballot(self, ballot: int, now: float) -> int | None:
@@ -215,7 +213,7 @@ class Agreement:
     def _forget_far(self, author: Address, said: dict[Place, Proposal | None]) -> None:
         """Of what one author said beyond where the others are soon, only its newest ballot stays: an honest one that is
         far ahead of this node goes on from there, and a liar gains no room."""
-        if (newest := _newest(said)) > (near := self._reached() + AHEAD):
+        if (newest := _newest(said)) > (near := self._reached() + self._ahead):
             for place in [place for place in said if near < place[0] < newest]:
                 del said[place]
                 self._proofs.pop((author, place[0]), None)
@@ -256,7 +254,8 @@ class Agreement:
         known = {
             root: count + anything for root, count in named.items() if count + anything + silent >= self._bench.quorum
         }
-        mine = own.files if ballot < PATIENT else ()
+        # The ballot from which a validator names no more what it accepted itself and too few named with it.
+        mine = own.files if ballot < 2 else ()
         files = sorted(root for root, count in known.items() if count > self._bench.liars or root in mine)
         return own._replace(files=tuple(files[:MAX_CUT]))
 

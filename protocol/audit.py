@@ -152,20 +152,16 @@ class AuditLoad(msgspec.Struct, frozen=True):
 
     @property
     def is_calm(self) -> bool:
-        return self.backlog <= CALM_SECONDS
+        return self.backlog <= 5.0  # backlog below which a validator recomputes everything, whatever it has pledged
 
     @property
     def is_behind(self) -> bool:
-        return self.backlog > BEHIND_SECONDS
+        return self.backlog > 30.0  # backlog beyond which it recomputes nothing that it has not pledged
 
 
-BUSY_SHARE = 0.8
-"""Of its capacity that a validator plans with: the rest is for re-checks and for bad minutes."""
 UNMEASURED_SHARE = 1 / 16
 """What a validator promises that has measured nothing yet. One that can do more looks at everything all the same; one
 that cannot would keep its promise for a window in which no policy is learnt (docs/figures/scale.md)."""
-CALM_SECONDS, BEHIND_SECONDS = 5.0, 30.0
-"""Backlog below which a validator recomputes everything, and beyond which nothing that it has not pledged."""
 
 
 def pledged_share(load: AuditLoad | None, groups: int, spec: AuditSpec) -> float:
@@ -176,7 +172,8 @@ def pledged_share(load: AuditLoad | None, groups: int, spec: AuditSpec) -> float
     needed = needed_share(groups, spec)
     if load is None or load.arriving <= 0:
         return min(needed, UNMEASURED_SHARE)
-    return min(needed, BUSY_SHARE * load.capacity / load.arriving)
+    # Of its capacity that a validator plans with: the rest is for re-checks and for bad minutes.
+    return min(needed, 0.8 * load.capacity / load.arriving)
 
 
 def share_of_file(pledged: float, load: AuditLoad | None, verified: int, suspect: bool, spec: AuditSpec) -> float:

@@ -336,14 +336,12 @@ def check_activations(errors: Sequence[ProofErrors], cuts: Cuts) -> Fault | None
     return None
 
 
-SAMPLING_MARGIN = 0.01
-
-
 def sampling_statistics(distances: NDArray[np.float64]) -> tuple[float, float]:
     """(mean distance, share of tokens more than 0.01 outside their interval)."""
     if distances.size == 0:
         return 0.0, 0.0
-    return float(distances.mean()), float((distances > SAMPLING_MARGIN).mean())
+    sampling_margin = 0.01
+    return float(distances.mean()), float((distances > sampling_margin).mean())
 
 
 def check_sampling(distances: NDArray[np.float64], cuts: Cuts) -> Fault | None:

@@ -38,7 +38,6 @@ WINDOW = 1 << 17
 """Elements that are handed out together: 256 KiB, which stay in the processor's cache, and never more than a piece."""
 # 128 GiB of bf16: no tensor is larger.
 MAX_ELEMENTS = 1 << 36
-HEADER_BYTES = 4 + 8 + 1
 _MAGIC = b"IND\x02"
 _HEADER = struct.Struct("<4sQB")
 _COUNT = struct.Struct("<I")
@@ -49,9 +48,6 @@ _ZERO, _ONE, _SIGN, _TOP = np.uint16(0), np.uint16(1), np.uint16(15), np.uint16(
 # Steps of -7 to 7 fill fifteen of a nibble's values; the sixteenth says that the step is elsewhere.
 _NEAR = 7
 _FAR = 15
-_BLOCK = 1 << 18
-# Shares of changes at which the forms cross; a wrong guess costs bytes and never the result.
-_VERY_FEW, _FEW, _MOST = 1 / 400, 1 / 5, 1 / 3
 
 
 class PatchError(ProtocolError):
@@ -149,7 +145,8 @@ def _stacked(layers: Sequence[PackedReader], base: U16, room: U16) -> "tuple[U16
 
 def max_patch_bytes(count: int) -> int:
     """The most bytes that a patch for `count` elements can have: raw everywhere, no stream compressed."""
-    return HEADER_BYTES + 2 * count + 32 * (-(-count // CHUNK))
+    header_bytes = 4 + 8 + 1
+    return header_bytes + 2 * count + 32 * (-(-count // CHUNK))
 
 
 def _header(reader: PackedReader, count: int) -> bool:
@@ -204,12 +201,13 @@ def _encode_chunk(base: U16, target: U16) -> list[bytes]:
     forms: list[list[bytes]] = []
     steps = _ordered(new) - _ordered(old)
     # Only the forms that can win at this share are tried: each costs a pass and a compression.
-    if share <= _MOST:
-        forms.append(_encode_sparse(positions, steps, new, share < _VERY_FEW))
-    if share > _FEW:
+    most = 1 / 3
+    if share <= most:  # shares of changes at which the forms cross; a wrong guess costs bytes and never the result
+        forms.append(_encode_sparse(positions, steps, new, share < 1 / 400))
+    if share > 1 / 5:
         every = _ordered(target) - _ordered(base)
         forms.append([_BYTE.pack(_DENSE), *_encode_steps(every, target)])
-    if share > 2 * _MOST or _far(steps).mean() > _MOST:
+    if share > 2 * most or _far(steps).mean() > most:
         forms.append([_BYTE.pack(_RAW), *_encode_planes(target)])
     return min(forms, key=lambda form: sum(map(len, form)))
 
@@ -220,8 +218,9 @@ def _changes(base: U16, target: U16) -> tuple[Positions, U16, U16]:
     old: list[U16] = []
     new: list[U16] = []
     # A block of both fits the second-level cache; over the whole chunk each pass would wait for memory.
-    for start in range(0, base.size, _BLOCK):
-        before, after = base[start : start + _BLOCK], target[start : start + _BLOCK]
+    block = 1 << 18
+    for start in range(0, base.size, block):
+        before, after = base[start : start + block], target[start : start + block]
         found = np.flatnonzero(before != after)
         old.append(before[found])
         new.append(after[found])

@@ -83,10 +83,6 @@ def balance(terms: EconomicTerms, checked_share: float, audit: AuditSpec) -> Bal
     )
 
 
-LEASE_GAS, CLAIM_GAS, POST_GAS = 51_000, 86_000, 130_000
-"""Gas of renewing a membership, of a claim, and of a table of earnings that two of three signed (benchmarks.gas)."""
-
-
 class Posts(msgspec.Struct, frozen=True):
     """What judging and training earn per audit window, beside all workers together. Units.
 
@@ -110,4 +106,5 @@ def posts(run: RunSpec, units: int, checked_share: float, validators: int) -> Po
 def daily_gas(tables: int) -> int:
     """What a day costs a member that renews its lease and claims its pay once a week, and carries so many tables of
     earnings to the chain: one a delay is enough for the whole pool."""
-    return -(-(LEASE_GAS + CLAIM_GAS) // 7) + tables * POST_GAS
+    # Gas of renewing a membership, of a claim, and of a table of earnings that two of three signed (benchmarks.gas).
+    return -(-(51_000 + 86_000) // 7) + tables * 130_000

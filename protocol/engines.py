@@ -26,7 +26,6 @@ DEFAULT_CLASS = "cpu/float32/sdpa"
 MAX_PATTERNS = 32
 MAX_CLASS = 128
 """Characters of a class: what messages have room for."""
-_PARTS = 6
 
 
 def is_engine_class(name: str) -> bool:
@@ -47,7 +46,7 @@ def permits(patterns: Sequence[str], name: str) -> bool:
 
 
 def _matches(wanted: Sequence[str], parts: Sequence[str]) -> bool:
-    if not 3 <= len(wanted) <= _PARTS or len(parts) < 3:
+    if not 3 <= len(wanted) <= 6 or len(parts) < 3:
         return False
     # A class without its last parts matches `*` there, and no name.
     padded = [*parts, *[""] * (len(wanted) - len(parts))]

@@ -26,7 +26,6 @@ from protocol.errors import ProtocolError
 MARK = "="
 """What a formula begins with, so that no name is one."""
 MOST_CHARACTERS, MOST_PARTS, MOST_DEEP = 1000, 200, 24
-LARGEST = 1e9
 _NUMBER = r"((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)"
 _TOKEN = re.compile(rf"\s*(?:{_NUMBER}|([A-Za-z_]\w*)|(<=|>=|[-+*/(),<>]))", re.ASCII)
 
@@ -150,8 +149,9 @@ class _Reader:
 
     def _number(self, word: str) -> ExpressionNode:
         value = float(word)
-        if not math.isfinite(value) or value > LARGEST:
-            raise _wrong(f"{word} is too large: numbers go to {LARGEST:g}")
+        largest = 1e9
+        if not math.isfinite(value) or value > largest:
+            raise _wrong(f"{word} is too large: numbers go to {largest:g}")
         return self._made("number", value)
 
     def _call(self, name: str, deep: int) -> ExpressionNode:

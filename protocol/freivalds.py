@@ -34,9 +34,6 @@ NIBBLES = 16
 ROWS = 16
 # Eight bytes a row: all digests of the largest product are 128 KiB, a single answer on a slow line.
 DIGEST_BYTES = 8
-CHUNK = 256
-"""Rows of B that a verifier has in memory at a time: 32 MB of float64 at most."""
-VECTOR_BELOW = 1 << 16
 _CONTEXT = "intellect-node matrix challenge v1"
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
@@ -132,7 +129,8 @@ def check_product(challenge: Challenge, digests: Words, asked: Sequence[int], ro
     if not np.array_equal(row_digests(keys.digest, rows), digests[places]):
         raise _bad("a row is not the one whose digest was told before it was asked for")
     # Drawn after the rows came: a prover that knew it could answer with any row that has the right product with it.
-    vector = np.random.default_rng(int.from_bytes(randomness, "little")).integers(VECTOR_BELOW, size=challenge.size)
+    vector_below = 1 << 16
+    vector = np.random.default_rng(int.from_bytes(randomness, "little")).integers(vector_below, size=challenge.size)
     wanted = rows_of(keys.a, challenge.size, places).astype(np.float64) @ _times(keys.b, challenge.size, vector)
     # Without this bound a prover could send huge entries whose float64 sums round to the wanted ones.
     if np.abs(rows.astype(np.int64)).max() > 64 * challenge.size:
@@ -144,7 +142,8 @@ def check_product(challenge: Challenge, digests: Words, asked: Sequence[int], ro
 def _times(key: int, size: int, vector: NDArray[np.int64]) -> NDArray[np.float64]:
     """B r, exactly; a piece of B at a time."""
     exact = vector.astype(np.float64)
-    pieces = (np.arange(at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
+    chunk = 256  # rows of B that a verifier has in memory at a time: 32 MB of float64 at most
+    pieces = (np.arange(at, min(at + chunk, size)) for at in range(0, size, chunk))
     return np.concatenate([rows_of(key, size, piece).astype(np.float64) @ exact for piece in pieces])
 
 

@@ -15,7 +15,6 @@ from protocol.identity import Address, address_bytes
 from protocol.rollout import SampleRow
 
 LEAF_BYTES = 1024
-LEAVES = 32
 _PLACE = struct.Struct("<II?")
 _CONTENT = "intellect-node rollout content v1"
 _CONTENT_OF_TURNS = "intellect-node rollout content of several turns v1"
@@ -51,7 +50,7 @@ def challenge(policy_root: bytes, node: Address, index: int, content: bytes) -> 
     return blake3(place + content, derive_key_context=_CHALLENGE).digest()
 
 
-def leaf_numbers(key: bytes, body_size: int, count: int = LEAVES) -> tuple[int, ...]:
+def leaf_numbers(key: bytes, body_size: int, count: int = 32) -> tuple[int, ...]:
     """`count` leaf numbers in a body of `body_size` bytes, possibly repeating."""
     leaves = max(1, -(-body_size // LEAF_BYTES))
     words = blake3(key, derive_key_context=_LEAVES).digest(8 * count)

@@ -23,8 +23,6 @@ PeerId = NewType("PeerId", str)
 """libp2p peer id in base58, '16Uiu2HA...'."""
 
 _PEER_ID_PREFIX = bytes.fromhex("0025") + bytes.fromhex("08021221")
-_CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
-SIGNATURE_BYTES = 65
 KNOWN_SIGNATURES = 16_384
 """Of which the signer is remembered, 6 MB: the same bytes come again in what others hand on and show."""
 _signers: OrderedDict[tuple[bytes, bytes], Address] = OrderedDict()
@@ -94,10 +92,11 @@ def recover(digest: bytes, signature: bytes) -> Address:
     """
     if (known := _signers.get((digest, signature))) is not None:
         return known
-    if len(digest) != 32 or len(signature) != SIGNATURE_BYTES or signature[64] not in (27, 28):
+    if len(digest) != 32 or len(signature) != 65 or signature[64] not in (27, 28):
         raise InvalidSignature("bad signature", "not 65 bytes ending in 27 or 28")
     # Anybody can turn (r, s) into (r, -s): with both taken, a stranger could make a second message of somebody's words.
-    if int.from_bytes(signature[32:64]) > _CURVE_ORDER // 2:
+    curve_order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+    if int.from_bytes(signature[32:64]) > curve_order // 2:
         raise InvalidSignature("bad signature", "s is in the upper half of the curve order")
     try:
         raw = signature[:64] + bytes([signature[64] - 27])

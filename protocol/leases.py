@@ -22,24 +22,7 @@ CLASH_SECONDS = 5.0
 # Who could hold more would reserve a task's end, and let it wait for the slowest.
 MOST_HELD = 2
 """Shards of one task that one node may hold at a time: the one at hand, and the next."""
-STRIKES = 3.0
-"""Leases of one node that ran out, or results of it that were refused, since its last accepted one; then its claims in
-this task are heard no more for a while."""
-OF_A_DEATH = 0.25
-"""Of a strike, what the lease of a dead holder counts: most die by no fault, and their shards are soon with others. A
-stall that makes all workers look dead for a moment must not bar them all, or the task would end with them."""
-FORGIVEN_AFTER = 10.0
-"""Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
-# Claims and results travel by different ways, so a result may come first; a bound, since anybody can say one.
-EARLY = 16
-"""Results of one node that may be heard before their claims."""
-REMEMBERED = 8
-"""Nodes that are remembered of one shard to have held it: their late results are told apart from strangers'."""
 
-PATIENCE_SECONDS = 3.0
-"""That each node which should rather do a free shard has to claim it, before the next one may."""
-LOOKED_AT = 8
-"""Free shards among which a node looks for one to claim: those that suit it best."""
 
 WorkId = bytes
 
@@ -110,7 +93,10 @@ class Leases:
                 return False
             if not clash:
                 self.taken_over += 1
-                self._strike(held.node, OF_A_DEATH, now)
+                # Of a strike, what the lease of a dead holder counts: most die by no fault, and their shards are soon
+                # with others. A stall that makes all workers look dead for a moment must not bar them all, or the task
+                # would end with them.
+                self._strike(held.node, 0.25, now)
         elif held is not None:
             self.taken_over += held.node != node  # or its own lease ran out, and it begins anew
             self._strike(held.node, 1.0, now)
@@ -129,7 +115,8 @@ class Leases:
         state.held, state.orphaned = TaskLease(node, now, now + self.spec.lease_seconds), None
         self._claimed.setdefault(node, set()).add(shard)
         if node not in state.holders:
-            state.holders = [*state.holders, node][-REMEMBERED:]
+            # Nodes that are remembered of one shard to have held it: their late results are told apart from strangers'.
+            state.holders = [*state.holders, node][-8:]
         early = self._unclaimed.get(node, {}).pop(shard, None)
         if early is not None:  # its result was faster than its claim
             self._count(state, shard, node, early)
@@ -140,7 +127,9 @@ class Leases:
     def _struck(self, node: Address, now: float) -> float:
         """The strikes of a node that are not forgiven."""
         strikes, at = self._strikes.get(node, (0.0, now))
-        return strikes if now - at < FORGIVEN_AFTER * self.spec.lease_seconds else 0.0
+        # Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a
+        # task.
+        return strikes if now - at < 10.0 * self.spec.lease_seconds else 0.0
 
     # results
 
@@ -152,7 +141,9 @@ class Leases:
         state = self._shards.get(shard)
         if state is None or node not in state.holders:
             early = self._unclaimed.setdefault(node, {})
-            if len(early) < EARLY:
+            # Claims and results travel by different ways, so a result may come first; a bound, since anybody can say
+            # one. Results of one node that may be heard before their claims.
+            if len(early) < 16:
                 early[shard] = work
             self._standing[work] = ResultStanding.UNCLAIMED
         elif state.result is not None or state.held is None or state.held.node != node:
@@ -237,8 +228,10 @@ class Leases:
         that meet what the task requires."""
         if self.is_barred(own, now) or len(self.held(own, now)) >= MOST_HELD:
             return None
-        for shard, since in islice(self._free(own, now, alive), LOOKED_AT):
-            if now >= since + PATIENCE_SECONDS * rank(self.task, shard, own, others):
+        # Free shards among which a node looks for one to claim: those that suit it best.
+        for shard, since in islice(self._free(own, now, alive), 8):
+            # That each node which should rather do a free shard has to claim it, before the next one may.
+            if now >= since + 3.0 * rank(self.task, shard, own, others):
                 return shard
         return None
 
@@ -255,7 +248,9 @@ class Leases:
 
     def is_barred(self, node: Address, now: float) -> bool:
         """Whether its claims are not heard at this time."""
-        return self._struck(node, now) >= STRIKES
+        # Leases of one node that ran out, or results of it that were refused, since its last accepted one; then its
+        # claims in this task are heard no more for a while.
+        return self._struck(node, now) >= 3.0
 
     @staticmethod
     def _holds(state: _Shard, node: Address, now: float) -> bool:

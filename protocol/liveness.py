@@ -21,9 +21,6 @@ MAX_MEMBERS = 16_384
 """In the table at once."""
 MAX_LEFT = 1024
 """Who left that is still known: the newest."""
-# A bound on the search: with a full table of living members each newcomer would otherwise walk all of it.
-LOOKED_AT = 64
-"""Members that have been silent for longest, of which the first that is not alive gives its place to a newcomer."""
 BEATS_PER_SECOND = 20.0
 """What all members together may send per second: intervals stretch with the swarm."""
 # What replaces an older message is ordered by its author's time: one from years ahead would stand for years.
@@ -109,7 +106,9 @@ class MemberTable:
             del self._left[first]
             self._forget(first)
             return None
-        first = next((one for one in islice(self._quiet, LOOKED_AT) if not self.is_live(one, now)), None)
+        # A bound on the search: with a full table of living members each newcomer would otherwise walk all of it.
+        # Members that have been silent for longest, of which the first that is not alive gives its place to a newcomer.
+        first = next((one for one in islice(self._quiet, 64) if not self.is_live(one, now)), None)
         if first is not None:
             del self._quiet[first]
             self._forget(first)

@@ -28,10 +28,6 @@ from protocol.policy import U16, bf16_values
 
 WINDOW = 1 << 17
 """Numbers that are merged together: few calls, and buffers that stay in the processor's cache."""
-SAMPLE = 1 << 16
-"""Numbers of a large tensor, about, that TIES' threshold is found in: a share's standard error is 0.002 at most."""
-RUN = 32
-"""Of them stand beside each other: one line of the processor's cache."""
 VERSION = 2
 """Of the arithmetic. 1 counted whole tensors for TIES' threshold, drew by BLAKE3, and divided by the density first."""
 MAX_MODELS = 64
@@ -42,8 +38,6 @@ _SIZE = np.uint32(0x7FFFFFFF)
 _NORMAL = np.uint32(0x00800000)
 """The bits of the smallest float32 whose leading bit is 1: below it processors may be told to see nothing."""
 _DRAW = "intellect-node merge draw v2"
-_BLOCK = 8
-"""Words of one block of AES."""
 _ZEROS = memoryview(bytes(2 * WINDOW))
 F32 = NDArray[np.float32]
 METHODS = ("average", "ties", "dare")
@@ -99,12 +93,14 @@ def thresholds(merge: Merge, base: U16, models: Sequence[U16]) -> F32:
 
 
 def _sample(values: U16) -> U16:
-    step = values.size * RUN // SAMPLE
-    if step < 2 * RUN:
+    run = 32  # of them stand beside each other: one line of the processor's cache
+    # Numbers of a large tensor, about, that TIES' threshold is found in: a share's standard error is 0.002 at most.
+    step = values.size * run // (1 << 16)
+    if step < 2 * run:
         return values
     step -= 1 - step % 2  # odd: widths of tensors are even, and no column may be left out
     rows = values.size // step
-    return values[: rows * step].reshape(rows, step)[:, :RUN].reshape(-1)
+    return values[: rows * step].reshape(rows, step)[:, :run].reshape(-1)
 
 
 def merged(
@@ -265,9 +261,10 @@ class _Draw:
         place = merge.seed.to_bytes(8, "little") + number.to_bytes(2, "little") + name.encode()
         key = algorithms.AES128(blake3(place, derive_key_context=_DRAW).digest(16))
         # The counter is the block's number, so a stretch of a tensor is merged without what stands before it.
-        counter = modes.CTR((start // _BLOCK).to_bytes(16, "big"))
+        block = 8  # words of one block of AES
+        counter = modes.CTR((start // block).to_bytes(16, "big"))
         self._cipher: CipherContext = Cipher(key, counter).encryptor()
-        self._cipher.update(bytes(2 * (start % _BLOCK)))
+        self._cipher.update(bytes(2 * (start % block)))
 
     def words(self, count: int, room: NDArray[np.uint8]) -> U16:
         """The next ones. room: of 2 * count + 16 bytes."""

@@ -62,8 +62,6 @@ MAX_SHOWN = 64
 """Signatures beside a closed word on a cut."""
 MAX_ENTRIES = 32
 """Seals, and messages in one: each verdict is a signature to check, on the event loop."""
-OVERHEAD = 256
-"""Bytes of a message around its entries, at most."""
 # A verdict has few possible values: without a salt its seal could be opened by trying them all.
 SALT_BYTES = 16
 _CONTEXT = "intellect-node message v1"
@@ -680,7 +678,7 @@ def together(pool: int, words: Iterable[Entry]) -> tuple[Message, list[Entry]]:
     """One message of as many of these as fit, and those that do not. What would go alone goes as itself."""
     taken: dict[type, list[Any]] = {Seal: [], object: []}
     rest: list[Entry] = []
-    room = MAX_MESSAGE_BYTES - OVERHEAD
+    room = MAX_MESSAGE_BYTES - 256  # bytes of a message around its entries, at most
     for word in words:
         alike, size = taken.get(type(word), taken[object]), len(msgspec.msgpack.encode(word))
         if len(alike) < MAX_ENTRIES and (size <= room or not any(taken.values())):

@@ -36,7 +36,6 @@ PATCH_SHARE = 4
 """Patches that a manifest lists have together at most the bytes of an image divided by this."""
 _WEIGHTS = "intellect-node weights v2"
 _POLICY = "intellect-node policy v3"
-_STEPS = 1 << 64
 
 
 class MalformedPolicy(ProtocolError):
@@ -111,7 +110,8 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return "tensor names are missing, repeated or not in order"
         if any(len(root) != 32 for root in (self.run_root, self.policy_root, self.image_root)):
             return "a root is not 32 bytes"
-        if not 0 <= self.step < _STEPS:
+        steps = 1 << 64
+        if not 0 <= self.step < steps:
             return "its step is negative or absurd"
         if any(len(tensor.digest) != 32 for tensor in self.tensors):
             return "a digest is not 32 bytes"

@@ -17,8 +17,6 @@ MAX_POINTS = 4096
 
 _P = np.uint32(PRIME)
 _ONE_OVER_P = float(np.nextafter(1 / PRIME, 1))  # a little too large: see _reduce
-# Products of eight factors by hand are quicker than FFTs of that size.
-_GROUP = 8
 
 F64 = NDArray[np.float64]
 U32 = NDArray[np.uint32]
@@ -43,14 +41,15 @@ class _Scratch(threading.local):
     def _piece(self, purpose: str, shape: Shape, kind: type[Any]) -> NDArray[Any]:
         size = math.prod(shape)
         # Small arrays come from numpy's own cache; large ones would keep megabytes for each thread.
-        if not _LEAST_KEPT <= size <= _MOST_KEPT:
+        least_kept = 1 << 12
+        most_kept = 1 << 18
+        if not least_kept <= size <= most_kept:
             return np.empty(shape, dtype=kind)
         if purpose not in self._pieces or self._pieces[purpose].size < size:
             self._pieces[purpose] = np.empty(size, dtype=kind)
         return self._pieces[purpose][:size].reshape(shape)
 
 
-_LEAST_KEPT, _MOST_KEPT = 1 << 12, 1 << 18
 _scratch = _Scratch()
 
 
@@ -161,11 +160,12 @@ def _power_sums(values: U32, powers: F64, giant: U32) -> F64:
 def _master(x: U32) -> F64:
     """x: uint32[n, k] -> float64[n, k]: the coefficients of X^1 .. X^k of prod (X - x_i)."""
     count, k = x.shape
-    groups = 1 << max(0, -(-k // _GROUP) - 1).bit_length()
-    missing = groups * _GROUP - k
-    roots = np.zeros((count, groups * _GROUP), dtype=np.uint32)  # what is no root is 0, and gives a factor X
+    group = 8  # products of eight factors by hand are quicker than FFTs of that size
+    groups = 1 << max(0, -(-k // group) - 1).bit_length()
+    missing = groups * group - k
+    roots = np.zeros((count, groups * group), dtype=np.uint32)  # what is no root is 0, and gives a factor X
     np.subtract(_P, x, out=roots[:, missing:])
-    low = _monic_groups(roots.reshape(count, groups, _GROUP))
+    low = _monic_groups(roots.reshape(count, groups, group))
     while low.shape[1] > 1:
         low = _monic_products(low)
     return np.concatenate([low[:, 0, missing + 1 :], np.ones((count, 1))], axis=1)

@@ -26,10 +26,6 @@ _STATE = "intellect-node outer state v1"
 _LOT = "intellect-node round lot v1"
 
 
-FUTILE = 3
-"""Times that a round's and the grace's seconds pass before a round is over in which too few were accepted."""
-
-
 def closes_at(opened: float, accepted: Sequence[float], rules: Diloco, *, tried: int = 0) -> float | None:
     """When a round that began at `opened` is over; None until enough is accepted. accepted: times of acceptance; tried:
     contributions that were made, accepted or not: a peer has one a round, so where all are refused it ends without.
@@ -37,7 +33,8 @@ def closes_at(opened: float, accepted: Sequence[float], rules: Diloco, *, tried:
     Nobody waits longer than round_seconds and grace_seconds once min_contributions are there.
     """
     if len(accepted) < rules.min_contributions:
-        return opened + FUTILE * (rules.round_seconds + rules.grace_seconds) if tried else None
+        # Times that a round's and the grace's seconds pass before a round is over in which too few were accepted.
+        return opened + 3 * (rules.round_seconds + rules.grace_seconds) if tried else None
     enough = sorted(accepted)[rules.min_contributions - 1]
     return max(enough, opened + rules.round_seconds) + rules.grace_seconds
 

@@ -30,8 +30,6 @@ _MAGIC = b"INX\x01"
 _HEADER = struct.Struct("<4sB3xIIQ32s32s")
 _MIX = "intellect-node mix of text v1"
 _ORDER = "intellect-node order of rows v1"
-# Four make a strong pseudo-random permutation (Luby, Rackoff 1988); two more cost little.
-_ROUNDS = 6
 
 
 class TextError(ProtocolError):
@@ -158,7 +156,8 @@ def shuffled(position: int, count: int, key: bytes) -> int:
     at = position
     while True:
         left, right = at >> half, at & mask
-        for number in range(_ROUNDS):
+        # Four make a strong pseudo-random permutation (Luby, Rackoff 1988); two more cost little.
+        for number in range(6):
             word = blake3(key + bytes([number]) + right.to_bytes(8, "little"), derive_key_context=_ORDER).digest(8)
             left, right = right, left ^ (int.from_bytes(word, "little") & mask)
         at = left << half | right

@@ -20,15 +20,7 @@ from protocol.errors import ProtocolError
 from protocol.polynomials import PRIME, evaluate, interpolate
 
 DECODE_BATCH = 32
-# Larger than any real difference, and still a number: infinities would poison means and JSON.
-_NO_COMMON_EXPONENT = 2.0**64
 
-_BLOCK = 128
-_SMALL_CELLS = 1 << 14
-"""Up to this many values their top is chosen by one partition, of many proofs at once."""
-_CELLS_AT_ONCE = 1 << 18
-_POINTS_AT_ONCE = 1 << 13
-"""What several proofs compute together still fits the cache of one core."""
 
 U16 = NDArray[np.uint16]
 I64 = NDArray[np.int64]
@@ -84,11 +76,12 @@ def top_positions(rows: U16, k: int) -> I64:
     magnitude = rows.reshape(-1) & np.uint16(0x7FFF)
     if magnitude.size < k:
         raise _too_few(magnitude.size, k)
-    blocks = magnitude.size // _BLOCK
+    block = 128
+    blocks = magnitude.size // block
     # With few blocks the bound would leave nearly all of them: then the exact way is cheaper at once.
     if blocks < 2 * k:
         return _exact_top(magnitude, np.arange(magnitude.size), k)
-    highest = magnitude[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)  # strided blocks: a SIMD pass per row
+    highest = magnitude[: blocks * block].reshape(block, blocks).max(axis=0)  # strided blocks: a SIMD pass per row
     bound = np.partition(highest, blocks - k)[blocks - k]
     candidates = np.flatnonzero(magnitude >= bound)
     return _exact_top(magnitude[candidates], candidates, k)
@@ -162,11 +155,12 @@ def top_points(batches: Sequence[U16], k: int) -> Iterator[tuple[I64, I64]]:
     sizes = [rows.size for rows in batches]
     if sizes and min(sizes) < k:
         raise _too_few(min(sizes), k)
-    most, start = max(1, _POINTS_AT_ONCE // k), 0
+    most, start = max(1, (1 << 13) // k), 0  # what several proofs compute together still fits the cache of one core
+    cells_at_once = 1 << 18
     while start < len(batches):
         widest = max(sizes[start : start + most])
-        if widest <= _SMALL_CELLS:
-            some = batches[start : start + min(most, _CELLS_AT_ONCE // widest)]
+        if widest <= 1 << 14:  # up to this many values their top is chosen by one partition, of many proofs at once
+            some = batches[start : start + min(most, cells_at_once // widest)]
             yield _top_of_small(some, k)
         else:
             some = batches[start : start + most]
@@ -254,6 +248,8 @@ def _differences(claimed: I64, actual: I64) -> list[ProofErrors]:
     means = np.where(same, off, 0).sum(axis=1) / some
     medians = np.take_along_axis(ascending, (agreeing // 2)[:, None] % same.shape[1], axis=1)[:, 0]
     none = agreeing == 0
-    means[none] = _NO_COMMON_EXPONENT
-    columns = (same.shape[1] - agreeing, means, np.where(none, _NO_COMMON_EXPONENT, medians.astype(np.float64)))
+    # Larger than any real difference, and still a number: infinities would poison means and JSON.
+    no_common_exponent = 2.0**64
+    means[none] = no_common_exponent
+    columns = (same.shape[1] - agreeing, means, np.where(none, no_common_exponent, medians.astype(np.float64)))
     return [ProofErrors(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]

@@ -11,21 +11,15 @@ from protocol.identity import Address, address_bytes
 DAY, WEEK = 86_400, 7 * 86_400
 LEASE_SECONDS = 8 * DAY
 """Of a pool, unless its owner says otherwise: a renewal a week, and a day in hand."""
-SHARE = 8
-"""The last part of a lease, in which it is renewed: of eight days one."""
-LEAST = 60
-"""Seconds of a short lease that this is at least: a transaction needs some blocks."""
-ROOM = 2
-"""Times the usual price that is paid at once."""
-LOOKS = 8
-"""That fall into the margin at least."""
 
 
 def margin(lease: int) -> int:
     """Seconds before the end of a lease from which on it is renewed."""
     # Who is off for so long in just these hours still comes in time; who is off for longer joins anew when it is back,
     # by the same transaction, and has lost nothing: it has made nothing meanwhile.
-    return max(lease // SHARE, min(lease // 2, LEAST))
+    # The last part of a lease, in which it is renewed: of eight days one. Seconds of a short lease that this is at
+    # least: a transaction needs some blocks.
+    return max(lease // 8, min(lease // 2, 60))
 
 
 def renewal_due(until: int, lease: int) -> int:
@@ -35,7 +29,7 @@ def renewal_due(until: int, lease: int) -> int:
 
 def look_every(lease: int) -> float:
     """Seconds between two looks whether it is time: clocks of machines stand still while these sleep."""
-    return min(3600.0, margin(lease) / LOOKS)
+    return min(3600.0, margin(lease) / 8)  # eight looks fall into the margin at least
 
 
 def slot_began(node: Address, at: int) -> int:
@@ -55,7 +49,7 @@ class Patience(msgspec.Struct, frozen=True):
         """What may be paid now: twice what is usual when it becomes due, from the middle on whatever the owner allows,
         and in between by equal factors in equal times. So a price that is a hundred times as high for an hour is waited
         out, and one that stays is paid while there is time for it."""
-        middle, low = (self.due + self.deadline) / 2, min(ROOM * usual, cap)
+        middle, low = (self.due + self.deadline) / 2, min(2 * usual, cap)  # twice the usual price is paid at once
         if now >= middle or low <= 0:
             return cap
         share = max(now - self.due, 0.0) / (middle - self.due)

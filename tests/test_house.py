@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import bounds
+
 ROOT = Path(__file__).resolve().parent.parent
 MOST_METHODS = 25
 WIRED = ("node/services", "node/daemon.py", "node/member.py")
@@ -305,3 +307,65 @@ def test_exceptions_from_the_linters_rules_are_few_and_each_has_a_reason() -> No
     found = [one for one in exceptions(*rooms) if one[0].partition(":")[0] != "tests/test_house.py"]
     assert [place for place, rest in found if not re.match(r":(?: ?[A-Z]+\d+,?)+ - \S", rest)] == []
     assert 0 < len(found) < MOST_EXCEPTIONS
+
+
+# numbers that have a name in a module
+
+MOST_NUMBERS = 858
+"""In `node`, `cli` and `protocol`. It only falls: a number that one function uses stands there with its reason, and a
+time is an argument with a default, which a test can give. Who takes numbers out lowers it."""
+
+
+def is_number(value: ast.expr, known: set[str]) -> bool:
+    """A constant, or what is computed of constants and of numbers with a name."""
+    match value:
+        case ast.Constant(value=int() | float() as number):
+            return not isinstance(number, bool)
+        case ast.UnaryOp(operand=one):
+            return is_number(one, known)
+        case ast.BinOp(left=left, right=right):
+            return is_number(left, known) and is_number(right, known)
+        case ast.Name(id=name):
+            return name in known
+    return False
+
+
+def named_numbers(module: ast.Module) -> list[str]:
+    known = dict[str, None]()
+    for at in module.body:
+        pairs = list[tuple[ast.expr, ast.expr | None]]()
+        match at:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = list(zip(names, values, strict=False))
+            case ast.Assign(targets=[one], value=value) | ast.AnnAssign(target=one, value=value):
+                pairs = [(one, value)]
+        for one, value in pairs:
+            if isinstance(one, ast.Name) and value is not None and is_number(value, {*known}):
+                known[one.id] = None
+    return [*known]
+
+
+def test_numbers_with_a_name_are_few_and_become_fewer() -> None:
+    found = sum(len(named_numbers(module)) for _, module in modules("node", "cli", "protocol"))
+    assert MOST_NUMBERS - 25 < found <= MOST_NUMBERS, f"{found}: write the ceiling anew if it fell"
+
+
+def test_a_planted_number_is_counted() -> None:
+    """The control."""
+    source = "A = 1\nB: float = 2.0\nC, D = 8 << 20, -A\nE = (1, 2)\nF = 'text'\nG = True\n\ndef f():\n    H = 3\n"
+    assert named_numbers(ast.parse(source)) == ["A", "B", "C", "D"]
+
+
+def test_the_page_of_bounds_says_what_the_code_says() -> None:
+    assert bounds.PAGE.read_text(encoding="utf-8") == bounds.page(), "python scripts/bounds.py"
+
+
+def test_a_bound_is_listed_however_it_is_written() -> None:
+    """The control."""
+    module = ast.parse("MAX_A = 1 << 4\n_MAX_B: int = 2\nMAX_C, MOST = 3, 4\nMAXIMAL = 5\nMAX_D = MAX_A * 2\n")
+    assert [*bounds.bounds_of(module)] == [
+        ("MAX_A", "1 << 4"),
+        ("_MAX_B", "2"),
+        ("MAX_C", "3"),
+        ("MAX_D", "MAX_A * 2"),
+    ]

@@ -45,7 +45,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.light_client", "node.preflight", "node.services.base", "node.services.context"),
     (
         "node.services.certifier",
-        "node.services.chairing",
+        "node.services.leader_lease",
         "node.services.pool_accounting",
         "node.services.committing",
         "node.services.judging.lots",

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from protocol.identity import Address, NodeKey
 
 T = TypeVar("T")
-KEY_WAIT = 60.0
-"""Seconds to wait for another command that uses the same key."""
 LEFT_WAIT, LEFT_LOOKS = 30.0, (0.5, 5.0)
 """Seconds to wait for what an earlier one has sent, and between two looks: at first, and at most."""
 
@@ -261,7 +259,8 @@ def alone(signer: str) -> Iterator[None]:
     folder = default_home() / "outbox"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Two commands of one key would take the same nonce, and one of them would lose its transaction.
-    lock, limit = FileLock(folder / f"{signer}.lock"), time.monotonic() + KEY_WAIT
+    # Seconds to wait for another command that uses the same key.
+    lock, limit = FileLock(folder / f"{signer}.lock"), time.monotonic() + 60.0
     while not lock.acquire():
         if time.monotonic() > limit:
             raise CommandError(

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_PLACES = 10_000
 MAX_RECORD = 4 * 1024 * 1024
-SECRET_CHARACTERS = 16
-"""A part of a URL's path that is as long is taken for a key."""
 
 
 class Issued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -275,7 +273,8 @@ def is_private(url: str) -> bool:
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or is_near(parts.hostname or ""):
         return True
-    return any(len(part) >= SECRET_CHARACTERS for part in parts.path.split("/"))
+    # A part of a URL's path that is as long is taken for a key.
+    return any(len(part) >= 16 for part in parts.path.split("/"))
 
 
 # What was signed, and what became of it

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 256 * 1024
 # As the contracts have them: a transaction that breaks one would only revert.
 MAX_URI_BYTES, MAX_BOOTNODES_BYTES, MAX_VALIDATORS = 256, 1024, 16
-LONGEST = 2**24 - 1
-"""Seconds that a pool's times may have: 194 days."""
-# As `pool create` counts: rewards are told per so many units.
-PER = 1000
 
 Parser = Callable[[Any], Any]
 
@@ -226,9 +222,10 @@ class PlanFile:
     def _times(self) -> None:
         deploy, pool = self.deploy, self.pool
         window, epoch, lease, unbonding = pool["window"], pool["epoch"], pool["lease"], deploy["unbonding"]
+        longest = 2**24 - 1  # seconds that a pool's times may have: 194 days
         for place, length in (("window", window), ("epoch", epoch), ("lease", lease)):
-            if not 0 < length <= LONGEST:
-                self.wrong(f"pool.{place}", f"{length:,} s", f"it must be 1 s to {LONGEST:,} s (194 days)")
+            if not 0 < length <= longest:
+                self.wrong(f"pool.{place}", f"{length:,} s", f"it must be 1 s to {longest:,} s (194 days)")
         if lease < epoch:
             self.wrong("pool.lease", f"{duration(lease)} is less than an epoch, {duration(epoch)}", "lengthen it")
         for place in ("unbonding", "appeal"):
@@ -258,9 +255,10 @@ class PlanFile:
             self.wrong("deploy.stake_per_unit", "nothing could ever be slashed", "give a number of tokens")
         if deploy["min_bond"] == 0:
             self.wrong("deploy.min_bond", "a case against who has nothing left would cost nothing", "give some tokens")
-        rate = pool["reward"] // PER
+        per = 1000  # as `pool create` counts: rewards are told per so many units
+        rate = pool["reward"] // per
         if rate == 0:
-            self.wrong("pool.reward", "less than the smallest part of a token for a unit", f"at least {PER} wei")
+            self.wrong("pool.reward", "less than the smallest part of a token for a unit", f"at least {per} wei")
             return
         units = pool["fund"] // rate
         if units > MAX_TOTAL:

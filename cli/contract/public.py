@@ -15,6 +15,7 @@ import msgspec
 from cli.contract.plan import PlanFile, address_of
 from cli.contract.values import eth
 from cli.output import duration, ether, quiet_logs
+from node.units import DAY
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 
@@ -28,14 +29,8 @@ GAS = {
     "contract pool create": 500_000,
 }
 """What a command takes, its approvals with it; `tests/cli/test_public_pool.py` sends them all."""
-EACH_VALIDATOR = 60_000
 PLAIN_BYTES = 400
 """Of a signed transaction that is no deployment."""
-JOINING = 2
-"""Transactions: the invitation, and the membership."""
-DAY = 86_400
-BLOCKS = 100
-"""Over which the chain's pace is measured."""
 
 
 class RoadPart(msgspec.Struct, frozen=True):
@@ -107,7 +102,7 @@ def _ask(profile: "NetworkProfile") -> Quote:
 
     async def ask(chain: ChainClient) -> Quote:
         newest = await chain.block()
-        older = await chain.block(max(newest.number - BLOCKS, 0))
+        older = await chain.block(max(newest.number - 100, 0))  # over which the chain's pace is measured
         pace = (newest.timestamp - older.timestamp) / max(newest.number - older.number, 1)
         sample = TransactionCall(profile.contracts.swarm, bytes(range(1, 251)) * 4)
         data = await chain.ask("ask for the fee for data", lambda contracts: l1_fee(contracts.web3, sample))
@@ -237,14 +232,15 @@ def _cost(plan: PlanFile, words: list[str], quote: Quote) -> int:
         gas = sum(guess_gas(TransactionCall(None, code)) for code in codes)
         return quote.cost(gas + 200_000, sum(map(len, codes)) + 4 * PLAIN_BYTES)
     name = " ".join(words[: next(number for number, word in enumerate([*words, "-"]) if word.startswith(("-", "0x")))])
-    more = EACH_VALIDATOR * len(_judges(plan.pool)) if name == "contract pool create" else 0
+    each_validator = 60_000
+    more = each_validator * len(_judges(plan.pool)) if name == "contract pool create" else 0
     return quote.cost(GAS[name] + more, 2 * PLAIN_BYTES)
 
 
 def _joining(quote: Quote) -> int:
     from node.preflight.chain import JOIN_GAS
 
-    return quote.cost(JOIN_GAS, JOINING * PLAIN_BYTES)
+    return quote.cost(JOIN_GAS, 2 * PLAIN_BYTES)  # transactions: the invitation, and the membership
 
 
 def _day(plan: PlanFile, quote: Quote) -> int:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
-SCANNED = 1000
-"""Blocks from the profile's deployed_block on in which the contracts' own transactions are looked for."""
-
 
 class Deployed(msgspec.Struct, frozen=True):
     """A contract as it stands on chain. same: whether its code is that of these sources, None of a token whose making
@@ -109,7 +106,8 @@ async def _look(chain: "ChainClient") -> tuple[int, list[Deployed]]:
     first, newest = chain.profile.deployed_block, (await chain.block()).number
     wanted = {address: slot for slot, address in chain.contracts.places().items()}
     made: dict[Address, bytes] = {}
-    for number in range(first, min(first + SCANNED, newest + 1)):
+    # Blocks from the profile's deployed_block on in which the contracts' own transactions are looked for.
+    for number in range(first, min(first + 1000, newest + 1)):
         if wanted.keys() <= made.keys():
             break
         made |= await chain.ask("read a block", partial(_creations, number=number))

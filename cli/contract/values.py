@@ -11,11 +11,11 @@ import msgspec
 import typer
 
 from cli.errors import USAGE, CommandError
+from node.units import TOKEN
 
 if TYPE_CHECKING:
     from protocol.identity import Address
 
-TOKEN = 10**18
 MAX_TOKENS = 10**10
 """A stake, a reward and a slash are 96 bits of wei."""
 MAX_POOL = MAX_UNITS = MAX_LENGTH = 2**32 - 1

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from node.chain.profile import NetworkProfile
 
 NAME = "the chain"
-START = 180.0  # seconds; the first time anvil itself is downloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,8 @@ def _say_where(profile: "NetworkProfile", view: DemoView) -> None:
 async def _until_up(devnet: "Devnet", supervisor: Supervisor) -> "NetworkProfile":
     from node.chain.profile import read_profile
 
-    with trio.move_on_after(START):
+    start = 180.0  # seconds; the first time anvil itself is downloaded
+    with trio.move_on_after(start):
         while True:
             # First: what the keeper has left in failure.json says more than that time ran out.
             if supervisor.has_ended(NAME):
@@ -108,7 +108,7 @@ async def _until_up(devnet: "Devnet", supervisor: Supervisor) -> "NetworkProfile
                 return read_profile(devnet.profile_path)
             await trio.sleep(0.1)
     raise CommandError(
-        "the local chain does not come up", f"no answer within {START:.0f} s", f"look into {devnet.directory}", CHAIN
+        "the local chain does not come up", f"no answer within {start:.0f} s", f"look into {devnet.directory}", CHAIN
     )
 
 

@@ -48,7 +48,6 @@ LEADERS = {
     "framing-standby": "stands by, and invents what would convict the leader",
 }
 """What --liar and --leader take, for the help: the tables in tests/cheats cost seconds to import."""
-SMALLEST = 60  # columns and, with 20 lines, the least terminal for the live view
 
 
 def _one_a_line(text: str, names: Mapping[str, str]) -> str:
@@ -296,4 +295,5 @@ def _paid(summary: dict[str, Any]) -> str:
 
 def _can_draw() -> bool:
     size = console().size
-    return sys.stdout.isatty() and size.width >= SMALLEST and size.height >= 20
+    # columns and, with 20 lines, the least terminal for the live view
+    return sys.stdout.isatty() and size.width >= 60 and size.height >= 20

@@ -8,7 +8,6 @@ Point = tuple[float, float]
 
 # Unicode numbers the dots of the upper three rows by column; those of the fourth row came later.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_BLANK = 0x2800
 LABEL_WIDTH = 5
 
 
@@ -65,10 +64,11 @@ class _Canvas:
 
     def lines(self) -> list[Text]:
         rows = []
+        blank = 0x2800
         for bits, styles in zip(self._bits, self._styles, strict=True):
             line = Text()
             for value, style in zip(bits, styles, strict=True):
-                line.append(chr(_BLANK + value) if value else " ", style=style)
+                line.append(chr(blank + value) if value else " ", style=style)
             rows.append(line)
         return rows
 

@@ -25,6 +25,7 @@ from cli.pools import about_run
 from cli.run import notes_of
 from cli.run_template import render_run, with_real_paths
 from node.state.files import write_whole
+from node.units import TOKEN
 
 if TYPE_CHECKING:
     from node.run.file import RunFile
@@ -59,16 +60,8 @@ def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
 
 _KEYS = "intellect-node keys of a demo v1"
 """On a chain of its own, where they are worth nothing: everybody can make them."""
-TOKEN = 10**18
-FUND = 1000 * TOKEN
-UNITS_PER_EPOCH = 10**9
-"""What a pool pays for at most per epoch, all nodes together: what a thousand GPUs make in an hour at 270 tokens/s."""
 ROLES = ("trainer", "validator")
 """Of those whom a pool names."""
-EPOCH_SECONDS, WINDOW_SECONDS = 10, 20
-"""So short that a demo of a minute is paid while it runs."""
-# The lease outlasts a demo, so that it is a quorum's word of silence that ends the killed leader's term.
-CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS = 600, 20
 MEASURED = "--dtypes float32,bfloat16 --workers float32 --attentions sdpa --samples 128".split()
 """As the demo's run file was, with fewer samples."""
 
@@ -114,18 +107,20 @@ async def prepare(
         run_uri=about_run(compiled.spec),
         manager=addresses["trainer"],
         reward_per_unit=TOKEN // 1000,
-        window=WINDOW_SECONDS,
-        epoch_seconds=EPOCH_SECONDS,
-        units_per_epoch=UNITS_PER_EPOCH,
+        window=20,  # so short that a demo of a minute is paid while it runs
+        epoch_seconds=10,
+        # What a pool pays for at most per epoch, all nodes together: what a thousand GPUs make in an hour at 270
+        # tokens/s.
+        units_per_epoch=10**9,
         slash_amount=100 * TOKEN,
         validators=named["validator"],
         threshold=quorum_of(options.validators),
     )
     # An account of the moment: on a devnet anybody is given coin and tokens.
-    account = key_of(options, "owner")
-    await DevnetFaucet(chain.client).fund(account.address, coin=COIN_FOR_GAS, token=FUND)
+    account, fund = key_of(options, "owner"), 1000 * TOKEN
+    await DevnetFaucet(chain.client).fund(account.address, coin=COIN_FOR_GAS, token=fund)
     pool = await chain.client.create_pool(params, key=account)
-    await chain.client.fund_pool(pool, FUND, key=account)
+    await chain.client.fund_pool(pool, fund, key=account)
     if options.trainers > 1:
         await _seat(scene, chain, pool, named["trainer"])
     write_whole(scene.cast_file, msgspec.json.encode(options.casting))
@@ -142,7 +137,8 @@ async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "Sequence[A
     manager = await trio.to_thread.run_sync(lambda: open_node_key(scene.state_dir("trainer")))
     # Its daemon, which would fund it, does not run yet, and this transaction needs gas.
     await DevnetFaucet(chain.client).fund(manager.address, coin=COIN_FOR_GAS)
-    await chain.client.seat_trainers(pool, trainers, CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS, key=manager)
+    # The lease outlasts a demo, so that it is a quorum's word of silence that ends the killed leader's term.
+    await chain.client.seat_trainers(pool, trainers, 600, 20, key=manager)
 
 
 async def teach_and_measure(

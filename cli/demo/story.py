@@ -33,12 +33,6 @@ from protocol.errors import IntellectError
 ROOT = Path(__file__).resolve().parents[2]
 ASK_SECONDS = 1.0  # seconds between questions to a daemon
 CHURN_POLL = 0.1
-LEADER_DIES_AT = 5  # steps
-DRAW = 0.5  # seconds between pictures
-STALL = 600.0  # seconds without a new step after which something must be wrong
-REPORT_SECONDS = 30.0  # that the report of an interrupted demo may take
-FATE = 20.0  # seconds that a cheat's case may still take after the last step
-PAY = 55.0  # seconds after it in which the first pay is waited for: an epoch, its window, a table, its delay, a claim
 
 
 async def run_demo(options: DemoOptions, view: DemoView) -> dict[str, Any]:
@@ -181,7 +175,7 @@ async def _take_over(
     """Kill the leader once the standbys replay it, tell when the next policy comes, and start the former one again."""
     leader, standby = trainers[0], trainers[1]
     # The standby must have replayed to the last step but one: killed sooner, the demo would show how it catches up.
-    while (step := await _step_of(leader, scene)) < LEADER_DIES_AT or await _step_of(standby, scene) < step - 1:  # noqa: ASYNC110 - of other nodes
+    while (step := await _step_of(leader, scene)) < 5 or await _step_of(standby, scene) < step - 1:  # noqa: ASYNC110 - of other nodes
         await trio.sleep(CHURN_POLL)
     supervisor.kill(leader.name)
     died = trio.current_time()
@@ -222,7 +216,7 @@ async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], 
     """The report of a demo that was cut short, if it came as far as a reward; a second signal does not cut it off."""
     if not last.rewards:
         return
-    with trio.move_on_after(REPORT_SECONDS, shield=True):
+    with trio.move_on_after(30.0, shield=True):  # that the report of an interrupted demo may take
         try:
             summary = await report(last)
         except (IntellectError, OSError) as error:
@@ -267,6 +261,8 @@ async def _listen(one: DemoMember, scene: Scene, tracker: Tracker) -> None:
 async def _watch_training(now: Callable[[str], Snapshot], view: DemoView) -> None:
     """Show the state of things until the run is done, every cheat has met its fate, and the others were paid."""
     newest, moved, done_at, told = -1, trio.current_time(), None, False
+    fate = 20.0  # seconds that a cheat's case may still take after the last step
+    stall = 600.0  # seconds without a new step after which something must be wrong
     while True:
         snapshot = now("training" if newest >= 0 else "starting")
         view.show(snapshot)
@@ -276,20 +272,21 @@ async def _watch_training(now: Callable[[str], Snapshot], view: DemoView) -> Non
         if snapshot.done:
             done_at = clock if done_at is None else done_at
             late = clock - done_at
-            known = late > FATE or all(_fate_is_sealed(row, snapshot) for row in snapshot.cheats)
-            if known and (snapshot.all_paid or late > PAY):
+            known = late > fate or all(_fate_is_sealed(row, snapshot) for row in snapshot.cheats)
+            # seconds after it in which the first pay is waited for: an epoch, its window, a table, its delay, a claim
+            if known and (snapshot.all_paid or late > 55.0):
                 return
-            if late > FATE and not told:
+            if late > fate and not told:
                 told = True
                 view.say("the run is over; waiting for the first pay, which is claimed when an epoch's window is over")
-        elif clock - moved > STALL:
+        elif clock - moved > stall:
             raise CommandError(
                 "training stands still",
-                f"no new step for {STALL:.0f} s; the last was {newest}",
+                f"no new step for {stall:.0f} s; the last was {newest}",
                 "look at nodes/*/logs in the demo's directory",
                 RUN,
             )
-        await trio.sleep(DRAW)
+        await trio.sleep(0.5)  # seconds between pictures
 
 
 def _fate_is_sealed(row: SwarmRow, snapshot: Snapshot) -> bool:

@@ -27,9 +27,6 @@ from node.processes.launch import ENGINE, LEARNER, launch
 MODULES = ("cli.main", "cli.join", "cli.joinview", "node.daemon", *ENGINE, *LEARNER)
 """What every participant of a demo imports."""
 LEASH = Path(__file__).with_name("leash.py")
-RESTARTS = 5  # per process; a process that dies more often has a reason that must be seen
-GRACE = 20.0  # seconds between SIGTERM and SIGKILL: a busy machine's daemon still has its chain to tell
-CHILD_SECONDS = 0.2
 KILL_SECONDS = 10.0
 HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
 
@@ -75,8 +72,8 @@ class Supervisor:
         self,
         on_progress: Callable[[str], None],
         *,
-        restarts: int = RESTARTS,
-        grace: float = GRACE,
+        restarts: int = 5,  # per process; a process that dies more often has a reason that must be seen
+        grace: float = 20.0,  # seconds between SIGTERM and SIGKILL: a busy machine's daemon still has its chain to tell
         spawn: Spawn | None = None,
     ) -> None:
         self._told = on_progress
@@ -109,7 +106,7 @@ class Supervisor:
             now = time.monotonic()
             for child in list(self._children.values()):  # others may be started while one is
                 await self._look_after(child, now)
-            await trio.sleep(CHILD_SECONDS)
+            await trio.sleep(0.2)
 
     async def stop(self) -> None:
         """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it."""

@@ -20,9 +20,7 @@ from cli.output import clean, duration, ether, short
 from cli.pretraining import rounds_of
 from node.status_schema import VerdictPart
 
-TALLEST = 12  # lines of the plot
 WIDEST = 118
-LONG_RUN = 200  # steps that the curve has room for from the start
 WIDE = 96  # from here on there is room for a column beside the plot
 SIDE = 36
 
@@ -142,7 +140,7 @@ def render(snapshot: Snapshot, width: int, height: int = 50) -> RenderableType:
     """The whole picture, at most `WIDEST` columns wide; the plot gives way on a low terminal."""
     width = min(width, WIDEST)
     header, swarm, fate = _header(snapshot, width), _swarm(snapshot, width), _fate(snapshot, width)
-    lines = min(max(height - 15 - len(snapshot.rows), 4), TALLEST)
+    lines = min(max(height - 15 - len(snapshot.rows), 4), 12)  # lines of the plot
     if width < WIDE:
         return Group(header, _curve(snapshot, width, lines), swarm, fate)
     beside = [_verdicts(snapshot, lines)]
@@ -214,7 +212,8 @@ def last_step_shown(snapshot: Snapshot) -> int:
     """Where the curve's axis ends: at the run's last step, or in a long run a third beyond the present, which would
     else be a spot at the left."""
     now = snapshot.rewards[-1][0] if snapshot.rewards else 0
-    return max(now, 10, min(snapshot.steps_total, max(4 * now // 3, LONG_RUN)))
+    # The curve has room for 200 steps from the start.
+    return max(now, 10, min(snapshot.steps_total, max(4 * now // 3, 200)))
 
 
 def _curve(snapshot: Snapshot, width: int, height: int) -> RenderableType:

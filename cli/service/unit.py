@@ -49,8 +49,6 @@ def config_of(words: Sequence[str]) -> "NodeConfig":
 
 
 PREFIX = "intellect-node"
-DEADLINE = 90.0
-"""Seconds for one answer: a stop waits for the daemon to drain."""
 SHOWN = ("ActiveState", "SubState", "StatusText", "NRestarts", "MainPID", "UnitFileState", "Result")
 
 
@@ -81,14 +79,15 @@ class Manager:
     def ask(self, *words: str) -> str:
         """What systemctl answers. Raises CommandError where systemd does not run, or refuses."""
         command = ["systemctl", *([] if self.system else ["--user"]), *words]
+        deadline = 90.0  # seconds for one answer: a stop waits for the daemon to drain
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=deadline, check=False)
         except FileNotFoundError:
             raise _absent("there is no systemctl here") from None
         except subprocess.TimeoutExpired:
             raise CommandError(
                 f"systemd does not answer: {' '.join(command)}",
-                f"{DEADLINE:g} s passed",
+                f"{deadline:g} s passed",
                 "look at it: systemctl status",
             ) from None
         if done.returncode:
@@ -136,10 +135,6 @@ def _absent(why: str) -> CommandError:
 
 SECTION, STATE_LINE = "[X-intellect-node]", "StateDirectory="
 """Of our own: systemd passes over sections that begin with X-."""
-WATCHDOG, STOP, START = 60, 60, 180
-"""Seconds: without a sign of life, for draining, until the control socket answers."""
-# The guardian has tried at once, several times: what comes this far wants patience.
-RESTART_PAUSE = 30
 HOPELESS = "2 6 7"
 """Exit codes that a restart does not mend: usage, run file, evicted."""
 
@@ -196,8 +191,11 @@ class Unit:
             "StartLimitIntervalSec=0",
         ]
 
-    def _service(self) -> list[str]:
+    def _service(self, *, restart_pause: int = 30) -> list[str]:
         user = [f"User={self.user}"] if self.user else []
+        watchdog = 60  # seconds: without a sign of life, for draining, until the control socket answers
+        stop = 60
+        start = 180
         return [
             "[Service]",
             "Type=notify",
@@ -210,15 +208,16 @@ class Unit:
             f"EnvironmentFile=-{_plain(self.secrets)}",
             *user,
             "Restart=on-failure",
-            f"RestartSec={RESTART_PAUSE}",
+            # The guardian has tried at once, several times: what comes this far wants patience.
+            f"RestartSec={restart_pause}",
             f"RestartPreventExitStatus={HOPELESS}",
             # A daemon that drained after a signal exits so: else systemd would start what was just stopped.
             "SuccessExitStatus=130",
             "# the daemon alone is asked to drain; what is left of its children afterwards is killed",
             "KillMode=mixed",
-            f"TimeoutStartSec={START}",
-            f"TimeoutStopSec={STOP}",
-            f"WatchdogSec={WATCHDOG}",
+            f"TimeoutStartSec={start}",
+            f"TimeoutStopSec={stop}",
+            f"WatchdogSec={watchdog}",
             *_EVERYWHERE,
             *(_SYSTEM_ONLY if self.user else ()),
         ]

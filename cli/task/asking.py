@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from protocol.run import Asset, EnvironmentSpec
     from protocol.tasks import Kind, Part, TaskSpec
 
-ASK_SECONDS = 0.5
-
 
 def submit(directory: Path, wish: "TaskWishSpec") -> str:
     """Give a task to the daemon; its id, 64 hex digits. Raises CommandError in the daemon's words."""
@@ -50,7 +48,9 @@ def named(directory: Path, start: str) -> dict[str, Any]:
     return found[-1]
 
 
-def wait(directory: Path, id: str, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def wait(
+    directory: Path, id: str, show: Callable[[dict[str, Any]], None], *, ask_seconds: float = 0.5
+) -> dict[str, Any]:
     """What is told of a task once it is over. A daemon that starts again is waited for."""
     silent = 0.0
     while True:
@@ -58,7 +58,7 @@ def wait(directory: Path, id: str, show: Callable[[dict[str, Any]], None]) -> di
             task = named(directory, id)
             silent = 0.0
         except CommandError as error:
-            silent += ASK_SECONDS
+            silent += ask_seconds
             # A guardian starts a daemon again within seconds; one that is away for a minute was stopped.
             if error.code != NETWORK or silent > 60:
                 raise
@@ -66,7 +66,7 @@ def wait(directory: Path, id: str, show: Callable[[dict[str, Any]], None]) -> di
             show(task)
             if not task["open"]:
                 return task
-        time.sleep(ASK_SECONDS)
+        time.sleep(ask_seconds)
 
 
 @dataclass(frozen=True, slots=True)

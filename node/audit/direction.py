@@ -32,23 +32,11 @@ from node.audit.identity import applied, noise
 from node.training.state import F32, State
 from protocol.recipe import Recipe
 
-MOST_CELLS = 1 << 27
-"""Numbers of the groups' gradients that are kept: of larger models every n-th coordinate of each tensor."""
-# Keeps the inverse finite where two groups have the same gradient; far below what rounding does.
-RIDGE = 1e-10
 EDGE = 0.1
 """Nats by which log-probabilities in bfloat16 may be off: tokens so near to where a loss clips may be clipped or not.
 More would take in all tokens under a clip of 0.2, and the test would tell nothing."""
 MEASURED_EDGE = 0.02
 """Likewise, where gradients in float32 say what rounding does. Two ways to compute in bfloat16 were far nearer."""
-NEARER = 3.0
-"""So many times what is left, compared with what float32 leaves, is how near the trainer's rounding was."""
-EDGES = 3.0
-"""One part in so many of what that moves is a deviation: six of them are twice as far as it can."""
-EDGY = 0.05
-"""Groups that move by more have no say in what a group's weight is."""
-TELLING = 1 / 12
-"""A group tells something where six of its deviations are less than half of what it counts."""
 
 Gradients = Iterable[tuple[int, Mapping[str, Tensor]]]
 
@@ -71,7 +59,8 @@ def check_direction(
     if recipe.updates_per_step != 1 or after.updates != before.updates + 1:
         return _finding(Says.UNDECIDED, "the test needs exactly one update in the step", {})
     size = sum(values.size for values in before.tensors["weight"].values())
-    stride = max(1, math.ceil(size * groups * (1 + bool(beside) + (measured is not None)) / MOST_CELLS))
+    # Numbers of the groups' gradients that are kept: of larger models every n-th coordinate of each tensor.
+    stride = max(1, math.ceil(size * groups * (1 + bool(beside) + (measured is not None)) / (1 << 27)))
     labels, rows, total = _gathered(gradients, before, stride)
     if len(labels) < FEWEST_GROUPS:
         return _finding(Says.UNDECIDED, f"only {len(labels)} groups have a gradient, too few to compare", {})
@@ -121,20 +110,24 @@ def _judge(
     row to what it is in float32."""
     weights, errors, left, dual = _fitted(rows, target, room)
     sizes = np.square(rows).sum(1)
-    middle, error = _middle(weights, errors, np.where(edges > EDGY, 1e-12 * sizes, sizes))
+    # Groups that move by more have no say in what a group's weight is.
+    middle, error = _middle(weights, errors, np.where(edges > 0.05, 1e-12 * sizes, sizes))
     if not (math.isfinite(left) and middle > 0):
         return _finding(Says.BROKEN, "the applied gradient is not that of this batch", {"unexplained": left})
-    c, deviations = weights / middle - 1, np.maximum(errors / middle, FLOORS[not float32]) + edges / EDGES
+    # One part in so many of what that moves is a deviation: six of them are twice as far as it can.
+    c, deviations = weights / middle - 1, np.maximum(errors / middle, FLOORS[not float32]) + edges / 3.0
     apart, limit = 0.0, FLOAT32_LIMIT if float32 else BFLOAT16_LIMIT
     if moves is not None:
         spans = moves @ dual.T
         apart = middle * float(np.linalg.norm(moves - spans @ rows)) / max(float(np.linalg.norm(target)), 1e-30)
-        nearer = min(1.0, NEARER * (left + room) / max(apart, 1e-30))
+        # So many times what is left, compared with what float32 leaves, is how near the trainer's rounding was.
+        nearer = min(1.0, 3.0 * (left + room) / max(apart, 1e-30))
         deviations = np.maximum(deviations, nearer * np.linalg.norm(spans, axis=0))
         # no other way to round is further from the auditor's own than float32 is
         limit = min(limit, SCALE_LIMITS[1] + apart)
     moved = math.sqrt(float(np.vdot(edges, edges * sizes))) * middle / max(float(np.linalg.norm(target)), 1e-30)
-    telling = deviations < TELLING
+    # A group tells something where six of its deviations are less than half of what it counts.
+    telling = deviations < 1 / 12
     if np.count_nonzero(telling) >= FEWEST_GROUPS:
         # 1.4826 times the median deviation is the standard deviation of normal noise, and a few cheated groups cannot
         # widen it.
@@ -175,7 +168,8 @@ def _fitted(rows: np.ndarray, target: np.ndarray, room: float) -> tuple[np.ndarr
     norms = np.linalg.norm(rows, axis=1)
     # On unit vectors, or large groups would drown the small ones in the inverse.
     units = rows / norms[:, None]
-    inverse = np.linalg.inv(units @ units.T + RIDGE * np.eye(len(rows)))
+    # Keeps the inverse finite where two groups have the same gradient; far below what rounding does.
+    inverse = np.linalg.inv(units @ units.T + 1e-10 * np.eye(len(rows)))
     dual = inverse @ units / norms[:, None]
     weights = dual @ target
     size = max(float(np.linalg.norm(target)), 1e-30)

@@ -38,20 +38,18 @@ from protocol.manifest import (
 )
 from protocol.run import RunSpec, decode_run
 
-NICE = 15
-"""An audit waits for whatever else this machine does."""
-SESSION_NICE = 5
-"""Of its session among the others: a third of a share, so that it ends in time on a machine that is never idle."""
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def stand_back() -> None:
     """Give way to all else. A child leads a session of its own; where Linux shares the processors among sessions
     (autogroup), niceness counts within one only, so the session itself stands back, too."""
-    os.nice(NICE)
+    os.nice(15)  # an audit waits for whatever else this machine does
     for _ in range(20):
         try:
-            AUTOGROUP.write_text(str(SESSION_NICE), encoding="ascii")
+            # Of its session among the others: a third of a share, so that it ends in time on a machine that is never
+            # idle.
+            AUTOGROUP.write_text("5", encoding="ascii")
         except BlockingIOError:
             time.sleep(0.1)  # the system lets one session change in a tenth of a second
         except OSError:

@@ -11,9 +11,6 @@ IDENTITY_LIMIT = 2e-4
 """Residual of AdamW's equations: honest 2.1e-5 at the most, the learning rate a thousandth off 1.0e-3."""
 FLOAT32_LIMIT = 3e-4
 """Distance over the length of one update, float32 on both sides: honest classes 1e-6 to 1e-4, the least cheat 1e-3."""
-MOST_BEYOND = 10
-"""Steps after an audited one up to a checkpoint that still tells of it: in float32, rounding doubles about every second
-step, from 2e-6 of an update to 2e-5 after eight."""
 BFLOAT16_LIMIT = 0.25
 """Of the applied gradient beside the span of the groups' own: honest bfloat16 leaves 0.04."""
 SCALE_LIMITS = (3e-3, 5e-2)
@@ -47,7 +44,9 @@ def checkpoint_beyond(step: int, kept: Iterable[int]) -> int:
     """The checkpoint that tells of a step after which there is none: the next one, 0 where it is too far or not there.
     kept: the steps of those there are."""
     later = min((at for at in kept if at > step), default=0)
-    return later if step + 1 < later <= step + 1 + MOST_BEYOND else 0
+    # Steps after an audited one up to a checkpoint that still tells of it: in float32, rounding doubles about every
+    # second step, from 2e-6 of an update to 2e-5 after eight.
+    return later if step + 1 < later <= step + 1 + 10 else 0
 
 
 class StepClaim(msgspec.Struct, frozen=True):

@@ -13,12 +13,9 @@ from node.audit.findings import IDENTITY_LIMIT, AuditFinding, Says
 from node.training.state import F32, State
 from protocol.recipe import Recipe, decays
 
-EPSILON = 1e-8
-"""Of torch's AdamW."""
 ROUNDING = 2.0**-23
 """Of one float32 operation, twice over. Where an update is smaller than the rounding of the weights, as with a gradient
 that vanishes, nothing follows from what is left: an honest step was 1.5e-2 off before this was allowed for."""
-CLIP_ROOM = 1e-3
 
 
 def check_identity(before: State, after: State, recipe: Recipe, learning_rate: float) -> AuditFinding:
@@ -37,7 +34,8 @@ def check_identity(before: State, after: State, recipe: Recipe, learning_rate: f
     # Asked first: NaN is above no limit, so it would pass all that follow.
     if not all(map(math.isfinite, figures.values())):
         return _finding(Says.BROKEN, "a state holds numbers that are not finite", {})
-    if norm > recipe.grad_clip * (1 + CLIP_ROOM):
+    clip_room = 1e-3
+    if norm > recipe.grad_clip * (1 + clip_room):
         return _finding(
             Says.BROKEN, f"the applied gradient has norm {norm:.4g}, clipped is at {recipe.grad_clip:g}", figures
         )
@@ -86,7 +84,7 @@ def _residuals(before: State, after: State, recipe: Recipe, rate: float) -> tupl
         expected = recipe.beta2 * v0 + (1 - recipe.beta2) * np.square(g.astype(np.float64))
         wrong_second += _square(v1, expected)
         all_second += _square(v1, np.zeros(()))
-        moved = rate / first * after.tensors["exp_avg"][name] / (np.sqrt(v1) / second + EPSILON)
+        moved = rate / first * after.tensors["exp_avg"][name] / (np.sqrt(v1) / second + 1e-8)  # of torch's AdamW
         kept = 1 - rate * recipe.weight_decay * decays(w0.ndim)
         apart = np.abs(w1 - w0 * kept + moved)
         wrong_weights += _square(np.maximum(apart - ROUNDING * np.abs(w0), 0), np.zeros(()))

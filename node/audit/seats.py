@@ -29,9 +29,6 @@ from protocol.manifest import MalformedManifest
 from protocol.run import RunSpec
 from protocol.seats import Used, broken_rule, groups_of
 
-MOST_DISTANCE = 0.25
-"""As validators of rounds have it (node.services.rounds.judging)."""
-
 
 def audit_seat(directory: Path, run: RunSpec, round_: int, seat: int, own: TrainerSettings | None = None) -> Audit:
     """Of what a seat contributed to a round. Blocking. own: how to compute, None: as the trainer did. Raises
@@ -118,5 +115,6 @@ def _replay(answer: JobFailure) -> AuditFinding:
         return finding(Says.HOLDS, "the same bits: contribution, digests and what the seat keeps", figures)
     if found["same"]:
         return finding(Says.BROKEN, "in the same arithmetic its steps come to other bits", figures)
-    far = found["distance"] > MOST_DISTANCE
-    return finding(Says.BROKEN if far else Says.HOLDS, "in another arithmetic", figures | {"limit": MOST_DISTANCE})
+    most_distance = 0.25  # as validators of rounds have it (node.services.rounds.judging)
+    far = found["distance"] > most_distance
+    return finding(Says.BROKEN if far else Says.HOLDS, "in another arithmetic", figures | {"limit": most_distance})

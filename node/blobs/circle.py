@@ -109,10 +109,6 @@ class Circle:
         self._begins(source, len(self.contacts))
 
 
-FIRST_BAN, LONGEST_BAN = 10.0, 3600.0
-"""Seconds for wrong bytes. A lie is no accident: each piece was checked where it was written."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Seconds for bytes that did not come, which a busy machine or a bad line explains."""
 FORGIVEN_AFTER = 6 * 3600.0
 MAX_PEERS = 4096
 
@@ -135,7 +131,8 @@ class Reputation:
         """Record wrong bytes; returns the ban in seconds."""
         record = self._record(peer, now)
         record.lies += 1
-        ban = min(LONGEST_BAN, FIRST_BAN * 2.0 ** min(record.lies - 1, 16))
+        # Seconds for wrong bytes. A lie is no accident: each piece was checked where it was written.
+        ban = min(3600.0, 10.0 * 2.0 ** min(record.lies - 1, 16))
         # Doubles up to an hour, which the tenth lie reaches.
         record.until = max(record.until, now + ban)
         return ban
@@ -144,7 +141,8 @@ class Reputation:
         """Record that it did not deliver."""
         record = self._record(peer, now)
         record.failures += 1
-        record.until = max(record.until, now + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(record.failures - 1, 16)))
+        # Seconds for bytes that did not come, which a busy machine or a bad line explains.
+        record.until = max(record.until, now + min(10.0, 0.25 * 2.0 ** min(record.failures - 1, 16)))
 
     def delivered(self, peer: Address) -> None:
         """Record good bytes: its failures (not its lies) are forgotten."""

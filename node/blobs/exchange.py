@@ -44,8 +44,6 @@ class UploadTurn:
 MAX_ANSWER = 4 * 1024**2
 """Bytes sent at once (one piece, if a piece is bigger)."""
 MAX_SEEDS = 16
-SEED_PIECES = 16
-"""Blobs of fewer pieces are not super-seeded."""
 
 
 class ExchangeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -299,7 +297,8 @@ class BlobExchange:
 
     def _seed(self, root: bytes, info: BlobInfo) -> SuperSeed[Address] | None:
         """How we give away a blob of our own, as long as some of it has never left; None if askers choose."""
-        if root in self._fetched or len(info.pieces) < SEED_PIECES or not self._store.has(root):
+        # Blobs of fewer pieces are not super-seeded.
+        if root in self._fetched or len(info.pieces) < 16 or not self._store.has(root):
             return None
         seed = self._seeds.get(root)
         if seed is None:
@@ -318,8 +317,6 @@ def _most(info: BlobInfo) -> int:
 
 MAX_WAIT = 20.0
 """Seconds that a request may wait for its turn."""
-LOOK = 1.0
-"""Seconds between two looks for slots that stalled takers hold."""
 
 
 class Uploads:
@@ -371,7 +368,7 @@ class Uploads:
         self._grant()
         with trio.move_on_after(MAX_WAIT):
             while not granted.is_set():
-                with trio.move_on_after(LOOK):
+                with trio.move_on_after(1.0):  # seconds between two looks for slots that stalled takers hold
                     await granted.wait()
                 self._grant()
         return granted.is_set()

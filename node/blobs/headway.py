@@ -4,10 +4,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-REPORT_EVERY = 0.2
-RATE_WINDOW = 3.0
-HEADWAY = 2.0
-"""Seconds without a new piece after which an urgent blob no longer holds up the others."""
 UNITS = ((10**9, "GB"), (10**6, "MB"), (1000, "kB"), (1, "bytes"))
 
 
@@ -52,13 +48,15 @@ class Headway:
         self._arrivals.append((now, size))
 
     def moves(self, now: float) -> bool:
-        return now - self._moved_at < HEADWAY
+        # Seconds without a new piece after which an urgent blob no longer holds up the others.
+        return now - self._moved_at < 2.0
 
-    def report(self, now: float, *, force: bool = False) -> None:
-        self._arrivals = [each for each in self._arrivals if now - each[0] <= RATE_WINDOW]
-        if not self._listeners or (now - self._told_at < REPORT_EVERY and not force):
+    def report(self, now: float, *, force: bool = False, report_every: float = 0.2) -> None:
+        rate_window = 3.0
+        self._arrivals = [each for each in self._arrivals if now - each[0] <= rate_window]
+        if not self._listeners or (now - self._told_at < report_every and not force):
             return
-        span = max(REPORT_EVERY, now - self._arrivals[0][0]) if self._arrivals else 1.0
+        span = max(report_every, now - self._arrivals[0][0]) if self._arrivals else 1.0
         progress = self._progress(sum(size for _, size in self._arrivals) / span)
         if progress is None or (progress.done == progress.size and not force):
             return  # the end is told once

@@ -24,12 +24,8 @@ from node.network.interface import Network
 from protocol.blobs import BlobInfo
 from protocol.identity import Address
 
-TELL_TIMEOUT = 10.0
 TELL_EVERY = 0.5
 """Seconds between two exchanges of maps with a source, for a blob of few pieces; more with many."""
-TELL_PIECES = 8192
-LANE_DEPTH = 2
-"""Requests in flight for each lane: one is sent while the next is on its way."""
 
 
 RUN_TIMEOUT = (60.0, 120.0)
@@ -124,7 +120,8 @@ class PieceDownloads:
         # While a whole blob is written, what others have of it matters to nobody.
         if self._owner.nursery is None or self._taking:
             return
-        every = TELL_EVERY * (1 + len(self.plan.have) // TELL_PIECES)
+        tell_pieces = 8192
+        every = TELL_EVERY * (1 + len(self.plan.have) // tell_pieces)
         for source, contact in self._circle.contacts.items():
             if contact.telling or not self._circle.ready(source, now) or self.plan.settled(source):
                 continue
@@ -133,11 +130,11 @@ class PieceDownloads:
                 contact.telling = True
                 self._owner.nursery.start_soon(self._tell, source, contact)
 
-    async def _tell(self, source: Address, contact: SourceContact) -> None:
+    async def _tell(self, source: Address, contact: SourceContact, *, tell_timeout: float = 10.0) -> None:
         """Say what we have, and hear what it has."""
         try:
             tell = wire.HaveReply(self._owner.root, bitfield.pack(self.plan.have))
-            answer = await self._owner.request(source, tell, wire.MAX_MAP + 64, TELL_TIMEOUT)
+            answer = await self._owner.request(source, tell, wire.MAX_MAP + 64, tell_timeout)
             said = msgspec.msgpack.decode(answer, type=wire.HaveMap)
             self.heard(source, read_map(said.have, self.partial.info), chooses=said.chooses)
         except Exception as error:
@@ -154,7 +151,8 @@ class PieceDownloads:
             return
         # Without requests on every lane the extra connections of a lossy path would stay idle (network.md).
         if lanes := self._line.network.lanes(source):
-            self.plan.spread(source, lanes, LANE_DEPTH * lanes)
+            # Requests in flight for each lane: one is sent while the next is on its way.
+            self.plan.spread(source, lanes, 2 * lanes)
         while self._owner.may_ask(now):
             flight = self.plan.plan(source, now)
             if flight is None:

@@ -17,8 +17,6 @@ from node.blobs.files import NotWhole, disk_errors
 from protocol.blobs import BlobInfo
 
 log = structlog.get_logger(__name__)
-AT_ONCE = 64 * 1024**2
-"""Bytes that are compared between two looks at whether that is still wanted."""
 Pace = Callable[[int], Awaitable[object]]
 """Waits for as long as so many bytes may take."""
 
@@ -59,7 +57,8 @@ class BlobProofs:
         try:
             if info is None:
                 raise NotWhole("its piece list is another")
-            count = 1 if pace is not None else max(1, AT_ONCE // info.piece_size)
+            # Bytes that are compared between two looks at whether that is still wanted.
+            count = 1 if pace is not None else max(1, (64 * 1024**2) // info.piece_size)
             while place < max(1, len(info.pieces)):
                 check = partial(files.check_pieces, path, info, place, count, afresh=pace is not None)
                 size = await trio.to_thread.run_sync(check, limiter=self._limiter)

@@ -39,7 +39,6 @@ MAX_SAMPLES, MAX_KINDS = 1 << 16, 64
 _WAY = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
 # What a proof has in place of a mean where no exponent agrees (protocol.toploc.ProofErrors).
 _NO_MEAN = float(1 << 64)
-MOST_ROUTING = 1e6
 
 
 class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -240,6 +239,7 @@ def _checked(run: RunSpec, look: VerifierLook) -> list[SampleStatistics]:
         raise _unusable("a look in it names no classes, no way of cheating, or too few or many samples")
     k, most = run.verification.toploc_k, run.rollout.max_output_tokens
     samples: list[SampleStatistics] = []
+    most_routing = 1e6
     for one in look.samples:
         if not 8 <= len(one.distances) <= 8 * most or len(one.distances) % 8:
             raise _unusable("the distances of a sample are not one for each token")
@@ -250,7 +250,7 @@ def _checked(run: RunSpec, look: VerifierLook) -> list[SampleStatistics]:
             raise _unusable("a distance is no number from 0 to 1")
         if not all(0 <= e <= k and _is_step(mean) and _is_step(median) for e, mean, median in one.errors):
             raise _unusable("a proof's error is out of bounds")
-        if one.routing is not None and not 0 <= one.routing < MOST_ROUTING:
+        if one.routing is not None and not 0 <= one.routing < most_routing:
             raise _unusable("what the experts of a sample lack is out of bounds")
         errors = tuple(ProofErrors(*error) for error in one.errors)
         samples.append(SampleStatistics(errors, distances, routing=one.routing))

@@ -60,7 +60,6 @@ from protocol.sampling import uniforms
 STANDARD_ERRORS = 4.0
 MOST_FILES = 200
 TRIALS = 10
-DRAWN_FILES = 40
 
 
 class DecisionOutcome(msgspec.Struct, frozen=True):
@@ -400,7 +399,8 @@ def outcome(
     errors = [error for sample in samples for error in sample.errors]
     likelihoods = Likelihoods(spec, k, verifier=classes[1], worker=classes[0])
     ratios = likelihoods.of_samples(samples)
-    files = draw_files(run, len(samples), seed, DRAWN_FILES)[
+    drawn_files = 40
+    files = draw_files(run, len(samples), seed, drawn_files)[
         :, : run.rollout.prompts_per_file
     ]  # one answer per problem
     evidence = [

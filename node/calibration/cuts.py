@@ -29,23 +29,10 @@ REFUSED = 4e-6
 """Honest files that each of the cuts may refuse: of five, 2 in 10^5 together; a sixth is of models with experts."""
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
 """TOPLOC's cuts are never below these."""
-LEAST_ROUTING = 1e-3
-"""The margin of experts is never below: so much is a rounding in float32 that none of a few hundred samples met."""
-FAR_TOKENS, FAR_TOKENS_OF_EQUALS, FAR = 12, 4, 0.1
-"""A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross. Fewer,
-where two classes gave the same tokens throughout."""
-AGREEMENT = 0.05
-"""Mantissa mean up to which two engines agree in a proof: a few values that rounded the other way at the end."""
-TAIL, LEAST_OF_TAIL = 0.2, 12
-"""The share of samples whose excesses a tail is fitted to, and how many they are at least."""
 # Of so few samples the largest says little about the next one.
 MARGIN = 1.5
 WIDER = 2.0
 """Standard errors that a fitted scale is widened by."""
-HEAVIEST = 0.15
-"""Shape of the heaviest tail that is believed: of so few excesses no heavier one can be told from chance."""
-DRAWN = 4000
-"""Files that are drawn for the tail of a file's sum."""
 
 
 def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
@@ -92,7 +79,8 @@ def rarely_exceeded(values: F64, chance: float) -> float:
     """What one more value of this kind exceeds with at most about `chance`: where its fitted tail is that thin, and no
     less than MARGIN times the largest seen."""
     ordered = np.sort(values)
-    count = min(len(ordered) - 1, max(LEAST_OF_TAIL, int(TAIL * len(ordered))))
+    # The share of samples whose excesses a tail is fitted to, and how many they are at least.
+    count = min(len(ordered) - 1, max(12, int(0.2 * len(ordered))))
     if count < 1 or ordered[-1] <= 0:
         return MARGIN * float(ordered[-1])
     threshold = ordered[-count - 1]
@@ -109,12 +97,14 @@ def _shape(excesses: F64) -> float:
     n = len(excesses)
     second = float((excesses * np.arange(n - 1, -1, -1)).sum()) / (n * max(n - 1, 1))
     first = float(excesses.mean())
-    return 0.0 if first <= 2 * second else min(HEAVIEST, max(0.0, 2 - first / (first - 2 * second)))
+    # Shape of the heaviest tail that is believed: of so few excesses no heavier one can be told from chance.
+    return 0.0 if first <= 2 * second else min(0.15, max(0.0, 2 - first / (first - 2 * second)))
 
 
 def _always_agreed(samples: Sequence[SampleStatistics]) -> bool:
     errors = [error for sample in samples for error in sample.errors]
-    return all(error.exponent_mismatches == 0 and error.mantissa_mean <= AGREEMENT for error in errors)
+    # Mantissa mean up to which two engines agree in a proof: a few values that rounded the other way at the end.
+    return all(error.exponent_mismatches == 0 and error.mantissa_mean <= 0.05 for error in errors)
 
 
 def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cuts:
@@ -143,7 +133,8 @@ def _routing_cut(run: RunSpec, samples: Sequence[SampleStatistics]) -> float:
     worst = np.array([sample.routing for sample in samples if sample.routing is not None], dtype=np.float64)
     if not worst.size:
         return Cuts().routing
-    return _neat(max(LEAST_ROUTING, rarely_exceeded(worst, REFUSED / run.rollout.samples_per_file)))
+    # The margin of experts is never below: so much is a rounding in float32 that none of a few hundred samples met.
+    return _neat(max(1e-3, rarely_exceeded(worst, REFUSED / run.rollout.samples_per_file)))
 
 
 def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:
@@ -151,9 +142,11 @@ def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) 
     tokens = np.array([sample.distances.size for sample in samples], dtype=np.float64)
     seen = [sampling_statistics(sample.distances) for sample in samples]
     problems = run.rollout.prompts_per_file  # answers to one problem are alike: at worst, equal
-    files = draw_files(run, len(samples), seed, DRAWN)[:, :problems]
+    files = draw_files(run, len(samples), seed, 4000)[:, :problems]  # files that are drawn for the tail of a file's sum
     in_file = tokens[files].sum(axis=1)
-    spare = FAR_TOKENS if any(mean > 0 for mean, _ in seen) else FAR_TOKENS_OF_EQUALS
+    # A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross.
+    # Fewer, where two classes gave the same tokens throughout.
+    spare = 12 if any(mean > 0 for mean, _ in seen) else 4
 
     def cut(per_sample: F64, far: float) -> float:
         total = per_sample * tokens
@@ -162,7 +155,7 @@ def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) 
         return rarely_exceeded(shares, REFUSED) + WIDER * unsure + far / float(in_file.min() * run.rollout.group_size)
 
     means, outsides = np.array(seen, dtype=np.float64).T
-    return cut(means, spare * FAR), cut(outsides, spare)
+    return cut(means, spare * 0.1), cut(outsides, spare)
 
 
 def _neat(value: float) -> float:

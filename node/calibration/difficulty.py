@@ -26,8 +26,6 @@ from protocol.run import RunSpec
 from protocol.sampling import uniforms
 
 _SEED = "intellect-node difficulty draw v1"
-AT_ONCE = 16
-"""Problems that are sampled together."""
 
 
 class Difficulty:
@@ -54,7 +52,7 @@ class Difficulty:
     def rates(self, problems: Iterable[Problem], samples: int) -> Iterator[tuple[str, float]]:
         """(problem id, share of `samples` answers that are right), in order; the same at every call."""
         left = iter(problems)
-        while batch := list(islice(left, AT_ONCE)):
+        while batch := list(islice(left, 16)):  # problems that are sampled together
             yield from self._measure(batch, samples)
 
     def close(self) -> None:

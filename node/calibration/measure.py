@@ -26,10 +26,6 @@ Progress = Callable[[str, int, int], None]
 """(stage, how much is done, of how much)."""
 MOST, LEAST = 256, 64
 """Samples of each kind of work. What fewer leave open, the tables allow (node.calibration.calibrate._expectations)."""
-CPU_WORK, GPU_WORK = 2e13, 2e15
-"""Multiplications and additions: some minutes of one core, or of a GPU."""
-AT_ONCE = 32
-"""Samples between two words of progress."""
 
 
 class MeasureStage:
@@ -42,7 +38,8 @@ class MeasureStage:
 
     def parts(self, count: int, first: int = 0) -> Iterator[slice]:
         """Of samples from `first` up to `count`, so few at a time that there is something to tell."""
-        return (slice(at, min(at + AT_ONCE, count)) for at in range(first, count, AT_ONCE))
+        at_once = 32  # samples between two words of progress
+        return (slice(at, min(at + at_once, count)) for at in range(first, count, at_once))
 
     def advance(self, samples: int) -> None:
         self._done += samples
@@ -57,7 +54,8 @@ def most_samples(run: RunSpec, model: Path, settings: Sequence[EngineSettings]) 
     kinds = len(settings) + len(OTHER_DRAWS) + len(other_weights({}, 0.0))
     looks = 1 + len(settings)  # made once, looked at by each
     on_cpu = any(one.device == "cpu" for one in settings)
-    affordable = (CPU_WORK if on_cpu else GPU_WORK) / (2 * parameters * tokens * kinds * looks)
+    # Multiplications and additions: some minutes of one core, or of a GPU.
+    affordable = (2e13 if on_cpu else 2e15) / (2 * parameters * tokens * kinds * looks)
     return int(min(MOST, max(LEAST, affordable)))
 
 
@@ -116,7 +114,6 @@ def look_at(
 # Weights are maps of tensor name -> bf16 tensor, as an engine reads them; every change gives float32 tensors of the
 # same names and shapes.
 Weights = Mapping[str, Tensor]
-GROUP = 128
 _E4M3_LARGEST = 448.0
 
 
@@ -183,7 +180,8 @@ def _rounded(values: Tensor, scale: Tensor) -> Tensor:
 
 
 def _int4(matrix: Tensor) -> Tensor:
-    parts = [_rounded(part, part.abs().amax(dim=1, keepdim=True) / 7) for part in matrix.split(GROUP, dim=1)]
+    group = 128
+    parts = [_rounded(part, part.abs().amax(dim=1, keepdim=True) / 7) for part in matrix.split(group, dim=1)]
     return torch.cat(parts, dim=1)
 
 

@@ -21,7 +21,6 @@ from protocol.statements import Earnings, NodeRegistration, TermSilent, Verdict,
 from protocol.upkeep import Patience
 
 logger = structlog.get_logger()
-REGISTRATION_SECONDS = 3600
 
 
 class ChainClient(Views):
@@ -59,12 +58,18 @@ class ChainClient(Views):
         return await self._write("register the node", call, key)
 
     async def register_node_signature(
-        self, node_key: NodeKey, provider: Address, units: int, *, deadline: int | None = None
+        self,
+        node_key: NodeKey,
+        provider: Address,
+        units: int,
+        *,
+        deadline: int | None = None,
+        registration_seconds: int = 3600,
     ) -> tuple[int, bytes]:
         """The node's consent: (deadline, signature), with its present nonce and, by default, an hour to use it."""
         # The nonce makes an old consent worthless: a node that was removed must agree anew.
         info = await self.node_info(node_key.address)
-        until = deadline if deadline is not None else (await self.block()).timestamp + REGISTRATION_SECONDS
+        until = deadline if deadline is not None else (await self.block()).timestamp + registration_seconds
         statement = NodeRegistration(provider, node_key.address, units, info.nonce, until)
         return until, sign(node_key, self.domain, statement)
 

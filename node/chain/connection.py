@@ -33,7 +33,6 @@ from protocol.upkeep import Patience
 
 T = TypeVar("T")
 logger = structlog.get_logger()
-THREADS = 8
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -75,7 +74,7 @@ class Connection:
         self._witnesses = Witnesses(self._provider.endpoints)
         self._web3 = Web3(self._provider, middleware=[AttributeDictMiddleware])
         self._contracts = Contracts(self._web3, profile.contracts)
-        self._limiter = trio.CapacityLimiter(THREADS)
+        self._limiter = trio.CapacityLimiter(8)
         self._deadline = timeout * len(profile.rpc_urls) * 4
         # By chain and contract: what was left for another deployment is not sent to this one.
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}", tells=tells)

@@ -44,12 +44,8 @@ if TYPE_CHECKING:  # it takes a second, and most that is said of a chain needs n
     from web3 import Web3
 
 HOST = "127.0.0.1"
-ACCOUNTS = 4
 READY_SECONDS = 20.0
 STOP_SECONDS = 10.0
-WATCH_SECONDS = 0.25
-RESTARTS_PER_MINUTE = 6
-RICH = 10**24
 log = structlog.get_logger()
 
 
@@ -157,7 +153,9 @@ class Devnet:
         cache: Path,
         options: DevnetOptions | None = None,
         publish: Path | None = None,
+        restarts_per_minute: int = 6,
     ) -> None:
+        self._restarts_per_minute = restarts_per_minute
         self.directory = directory.resolve()
         self.options = options or DevnetOptions()
         self._cache = cache
@@ -166,7 +164,7 @@ class Devnet:
         self._child: subprocess.Popen[bytes] | None = None
         self._papers = _Papers(self.directory)
         self._state = StateCopies(self.directory / "state")
-        self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
+        self._restarts: deque[float] = deque(maxlen=restarts_per_minute)
         self._lock: FileLock | None = None
 
     @property
@@ -206,8 +204,8 @@ class Devnet:
             with trio.move_on_after(3 * STOP_SECONDS, shield=True):
                 await trio.to_thread.run_sync(self._stop)
 
-    async def _keep(self, binary: Path) -> None:
-        saved, pause = -1, WATCH_SECONDS
+    async def _keep(self, binary: Path, *, watch_seconds: float = 0.25) -> None:
+        saved, pause = -1, watch_seconds
         while True:
             await trio.sleep(pause)
             if self._anvil is None or self._anvil.poll() is not None:
@@ -217,7 +215,7 @@ class Devnet:
             started = time.monotonic()
             saved = await trio.to_thread.run_sync(self._save, saved)
             # A copy may take a tenth of the time at most: the state grows with the chain.
-            pause = max(WATCH_SECONDS, 10 * (time.monotonic() - started))
+            pause = max(watch_seconds, 10 * (time.monotonic() - started))
 
     # ---- in the background
 
@@ -344,7 +342,7 @@ class Devnet:
 
     def _revive(self, binary: Path) -> None:
         now = time.monotonic()
-        if len(self._restarts) == RESTARTS_PER_MINUTE and now - self._restarts[0] < 60:
+        if len(self._restarts) == self._restarts_per_minute and now - self._restarts[0] < 60:
             raise DevnetError("the local chain keeps dying", "anvil ended again and again", "look into anvil.log")
         self._restarts.append(now)
         record = self._papers.record()
@@ -369,9 +367,10 @@ class Devnet:
         from node.chain.rpc import FallbackProvider
 
         accounts = self.accounts()
+        rich = 10**24
         with client_for(url, timeout=8.0) as http:
             for account in accounts:
-                rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
+                rpc(http, url, "anvil_setBalance", account.address, hex(rich))
         with closing(FallbackProvider([url], record.chain_id)) as provider:
             web3 = Web3(provider)
             done = deploy(web3, accounts[0], self.options.deployment)
@@ -475,7 +474,7 @@ def _new_accounts() -> dict[str, object]:
 
     Account.enable_unaudited_hdwallet_features()
     _, words = Account.create_with_mnemonic()
-    paths = [f"m/44'/60'/0'/0/{index}" for index in range(ACCOUNTS)]
+    paths = [f"m/44'/60'/0'/0/{index}" for index in range(4)]
     keys = [Account.from_mnemonic(words, account_path=path) for path in paths]
     return {"mnemonic": words, "accounts": [{"address": key.address, "key": bytes(key.key).hex()} for key in keys]}
 
@@ -576,7 +575,6 @@ def _innermost(error: BaseException) -> BaseException:
 
 # Copies of a local chain's state: written whole, kept in turn, checked before they are loaded
 
-KEEP = 3
 MAX_STATE = 2 * 1024**3
 
 
@@ -602,7 +600,8 @@ class StateCopies:
         number = int(newest[0].stem.removeprefix("state-")) + 1 if newest else 1
         target = self._folder / f"state-{number:09d}.json"
         write_whole(target, data)
-        for old in [*self._copies()[KEEP:], *self._folder.glob(".state-*")]:  # and what a killed keeper left
+        # Three copies stay; what a killed keeper left goes, too.
+        for old in [*self._copies()[3:], *self._folder.glob(".state-*")]:
             old.unlink(missing_ok=True)
         return target
 

@@ -39,11 +39,6 @@ PACKED = "gzip"
 HEADERS = {"content-type": "application/json", "accept-encoding": PACKED}
 VERIFY_EVERY = 300.0
 """Seconds after which an endpoint is asked again which chain it is: whoever runs it may lead its name elsewhere."""
-WAIT, WAITS = 4.5, 3
-"""Seconds of a rest that a request waits out at an endpoint that was asked too often, which are the two least rests;
-and how often: another question's answer may end a rest."""
-PUT_LAST = 600.0
-"""Seconds for which the others come before an endpoint that lags."""
 ONLY: ContextVar[int | None] = ContextVar("only", default=None)
 """The one endpoint, by its place, that is asked for a second opinion; None where any may answer."""
 log = structlog.get_logger()
@@ -140,7 +135,8 @@ class Endpoints:
         """By what another one says it lags: that comes before it for a while. As a second opinion it is asked all the
         same: else whoever says so would be believed alone. Returns it, as it is shown."""
         with self._lock:
-            self._last[self._urls[place]] = time.monotonic() + PUT_LAST
+            # Seconds for which the others come before an endpoint that lags.
+            self._last[self._urls[place]] = time.monotonic() + 600.0
         return shown(self._urls[place])
 
     def close(self) -> None:
@@ -159,9 +155,11 @@ class Endpoints:
             if (answer := self._try(place, method, payload, causes)) is not None:
                 return answer
         # Quotas are of seconds mostly: who has no other endpoint would fail at each of them.
-        for _ in range(WAITS):
+        # Seconds of a rest that a request waits out at an endpoint that was asked too often, which are the two least
+        # rests; and how often: another question's answer may end a rest.
+        for _ in range(3):
             found = self._soonest(causes)
-            if found is None or found[1] > WAIT or self._ended.wait(found[1]):
+            if found is None or found[1] > 4.5 or self._ended.wait(found[1]):
                 break
             place = found[0]
             if (answer := self._try(place, method, payload, causes)) is not None:

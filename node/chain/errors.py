@@ -188,16 +188,13 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{host}{port}{hidden}"
 
 
-_SECRET = 6
-"""Characters from which on a part of a URL may be a key."""
-
-
 def scrubbed(text: str, url: str) -> str:
     """A text of or about an endpoint, without the secrets of its URL: gateways repeat the address, and the key in
     it."""
     parts = urlsplit(url)
     words = [*parts.path.split("/"), *(value for _, value in parse_qsl(parts.query)), parts.username, parts.password]
-    for word in sorted({word for word in words if word and len(word) >= _SECRET}, key=len, reverse=True):
+    # Characters from which on a part of a URL may be a key.
+    for word in sorted({word for word in words if word and len(word) >= 6}, key=len, reverse=True):
         text = re.sub(re.escape(word), "…", text)
     return text
 

@@ -32,10 +32,6 @@ from protocol.errors import IntellectError
 HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 1.0
 """Seconds between two looks at the newest block; the second on a chain of one's own, which nobody pays for by the
 question."""
-PACE = 0.05
-"""Seconds between two questions for history: a newcomer is one of many that an endpoint serves."""
-EMPTY = 16
-"""Blocks without an event whose reading may be forgotten at a restart: to write each down is most of a quiet second."""
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
 AGAIN = 32
@@ -43,8 +39,6 @@ AGAIN = 32
 MAX_BACKOFF = 30.0
 LAG_PATIENCE = 20.0
 """Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
-LOOK_BACK = 300.0
-"""Seconds between two looks by two endpoints at what one alone has told, which may have kept something back."""
 GRACE = 60.0
 """Seconds of the chain's time after the end of a lease in which its renewal may still come."""
 log = structlog.get_logger()
@@ -165,7 +159,15 @@ class EventFollower:
         poll: float = HEAD_SECONDS,
         capacity: int = 256,
         patience: float = LAG_PATIENCE,
+        pace: float = 0.05,
+        again: int = AGAIN,
+        look_back: float = 300.0,
     ) -> None:
+        self._again = again
+        # Between two looks by two endpoints at what one alone has told, which may have kept something back.
+        self._look_back_every = look_back
+        # Seconds between two questions for history: a newcomer is one of many that an endpoint serves.
+        self._pace = pace
         self.healthy = False
         self.block: Block | None = None
         self.unanswered = False
@@ -191,7 +193,7 @@ class EventFollower:
         """Block and index of the logs of the last AGAIN blocks and more, and the hash of the block."""
         self._seconded = client.profile.deployed_block - 1
         """The last block up to which two endpoints have told the same logs."""
-        self._look_back_at = time.monotonic() + LOOK_BACK
+        self._look_back_at = time.monotonic() + self._look_back_every
         self._done: bytes | None = None
         """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
@@ -245,7 +247,7 @@ class EventFollower:
                 await trio.sleep(backoff)
                 continue
             backoff = self._poll
-            await trio.sleep(PACE if behind else self._poll)
+            await trio.sleep(self._pace if behind else self._poll)
 
     async def _newest(self) -> Block:
         """The newest block; one in the future is taken from whoever says so only if the others do."""
@@ -262,7 +264,7 @@ class EventFollower:
             return False
         forward = self._see(latest)
         # First: events of replaced blocks must be taken back before any later one is told.
-        sure = forward and self._sure >= 0 and latest.number - self._sure < AGAIN // 2
+        sure = forward and self._sure >= 0 and latest.number - self._sure < self._again // 2
         if not sure and not await self._undo_replaced(store, latest):
             return False
         first = self._cursor[0] + 1 if self._cursor else self._client.profile.deployed_block
@@ -279,7 +281,7 @@ class EventFollower:
             if not await self._read_chunk(store, first, last, latest):
                 return True
             first = last + 1
-            await trio.sleep(PACE)
+            await trio.sleep(self._pace)
         last = min(first + self._client.log_blocks - 1, target)
         if not await self._read_chunk(store, first, last, latest):
             return True
@@ -291,7 +293,7 @@ class EventFollower:
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
         end = self._seen.get(last) or await self._client.block(last)
         # In several questions where an endpoint gives few blocks at once: else a machine that lags loses events there.
-        again = first - AGAIN if last > latest.number - KEPT_BLOCKS else first
+        again = first - self._again if last > latest.number - KEPT_BLOCKS else first
         again = max(self._client.profile.deployed_block, again)
         everything = self._pool is None
         found = await self._client.logs(again, last, self._topics, everything=everything)
@@ -316,7 +318,9 @@ class EventFollower:
         if late:
             log.info("chain.told_late", events=late, pool=self._pool)
         # Kept before it is delivered: a crash in between delivers again at the next start, and misses nothing.
-        if logs or last >= self._written + EMPTY:
+        # Blocks without an event whose reading may be forgotten at a restart: to write each down is most of a quiet
+        # second.
+        if logs or last >= self._written + 16:
             await trio.to_thread.run_sync(store.advance, end, logs)
             self._written = last
         self._cursor = end.number, end.hash
@@ -331,7 +335,7 @@ class EventFollower:
         """Whether the endpoint in use has kept events back. What is found missing is read anew, from before it."""
         if self._cursor is None:
             return
-        first, last = self._seconded + 1, self._cursor[0] - AGAIN
+        first, last = self._seconded + 1, self._cursor[0] - self._again
         while first <= last:
             end = min(first + self._client.log_blocks - 1, last)
             found = await self._client.logs(first, end, self._topics, everything=self._pool is None, agreed=True)
@@ -344,8 +348,8 @@ class EventFollower:
                 await self._take_back(store, kept, remembered)
                 return
             self._seconded, first = end, end + 1
-            await trio.sleep(PACE)
-        self._look_back_at = time.monotonic() + LOOK_BACK
+            await trio.sleep(self._pace)
+        self._look_back_at = time.monotonic() + self._look_back_every
 
     @property
     def _topics(self) -> list[str | None]:
@@ -372,7 +376,7 @@ class EventFollower:
     def _seen_until(self, first: int, target: int) -> int:
         """The last block to read, near the newest one: the last up to `target` that was the newest itself at a look, so
         that nobody has to be asked for it."""
-        if target - first >= AGAIN or len(self._seen) < 2:
+        if target - first >= self._again or len(self._seen) < 2:
             return target
         return max((number for number in self._seen if number <= target), default=first - 1)
 
@@ -383,7 +387,7 @@ class EventFollower:
         if key is None or self._pool is None:
             return
         block = (await self._client.standing(self._pool, key.address)).joined_block
-        if not 0 < block < latest.number - AGAIN:
+        if not 0 < block < latest.number - self._again:
             return
         topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(self._pool).hex()]
         if not any(entry.block == block for entry in await self._client.logs(block, block, topics)):

@@ -27,12 +27,6 @@ from contracts.bindings import (
 )
 from protocol.identity import Address
 
-MOST_TABLES = 1_024
-"""Tables that are remembered, the newest: six weeks of hourly ones."""
-
-MOST_BENCHES = 16
-"""Benches that are remembered, the newest: a new one takes office a window after it was named, at the soonest."""
-
 
 class Ledger:
     """The books of one pool. own: the node whose pay is remembered; read_until: the chain's time up to which all events
@@ -54,9 +48,11 @@ class Ledger:
         self._overturned: set[int] = set()
         self._dropped: dict[EarningsDropped, EarningsPosted] = {}
         self._attested: dict[Address, list[NodeAttested]] = {}
-        self.tables: deque[EarningsPosted] = deque(maxlen=MOST_TABLES)
+        # Tables that are remembered, the newest: six weeks of hourly ones.
+        self.tables: deque[EarningsPosted] = deque(maxlen=1_024)
         """As they were posted, the newest last, which may not count yet; without those that were dropped."""
-        self.benches: deque[ValidatorsSet] = deque(maxlen=MOST_BENCHES)
+        # Benches that are remembered, the newest: a new one takes office a window after it was named, at the soonest.
+        self.benches: deque[ValidatorsSet] = deque(maxlen=16)
         """Who took office, the newest last."""
         self.seated = 0
         """How many benches took office: the number of the newest."""

@@ -30,7 +30,6 @@ from protocol.identity import Address
 
 E = TypeVar("E", bound=ChainEvent)
 logger = structlog.get_logger()
-MEMBER_BATCH = 256
 GET_LOGS = RPCEndpoint(LOGS)
 
 
@@ -108,8 +107,9 @@ class PoolMembers:
 
     def all(self, pool: int) -> list[MemberRecord]:
         count, states = self._contracts.member_count(pool), list[MembershipRecord]()
-        for first in range(0, count, MEMBER_BATCH):
-            states += self._contracts.members(pool, first, MEMBER_BATCH)
+        member_batch = 256
+        for first in range(0, count, member_batch):
+            states += self._contracts.members(pool, first, member_batch)
         self._learn(pool, states)
         return [
             MemberRecord(
@@ -138,11 +138,6 @@ class PoolMembers:
 # 1,000 to 100,000 blocks or 10,000 logs, and seldom say so.
 
 LEAST, FIRST, MOST = 1, 256, 100_000
-FEW, MANY = 1_000, 2_500
-"""Logs in one answer up to which the next range is twice as long, and from which on it is half as long. A log is a
-kilobyte, and a megabyte holds the interpreter's lock for 20 ms while it is decoded."""
-CAUTIOUS = 64
-"""Answers after which a length that was refused is tried again."""
 
 
 class BlockSpan:
@@ -156,11 +151,13 @@ class BlockSpan:
     def answered(self, asked: int, logs: int) -> None:
         """asked: blocks of that question; one that was cut short by the end of the chain says nothing."""
         self._good += 1
-        if self._good >= CAUTIOUS:
+        if self._good >= 64:  # answers after which a length that was refused is tried again
             self._good, self._ceiling = 0, MOST
-        if logs >= MANY:
+        # Logs in one answer up to which the next range is twice as long, and from which on it is half as long. A log is
+        # a kilobyte, and a megabyte holds the interpreter's lock for 20 ms while it is decoded.
+        if logs >= 2_500:
             self.blocks = max(LEAST, self.blocks // 2)
-        elif logs <= FEW and asked >= self.blocks:
+        elif logs <= 1_000 and asked >= self.blocks:
             self.blocks = min(2 * self.blocks, self._ceiling)
 
     def refused(self, asked: int) -> bool:

@@ -29,8 +29,6 @@ CREATE TABLE IF NOT EXISTS transactions (
 CREATE INDEX IF NOT EXISTS transactions_of_sender ON transactions (source, sender, fate, nonce);
 """
 FORM = SchemaForm("the outbox", 1, _SCHEMA, care="do not delete the file while transactions of its keys are unfinished")
-KEPT = 2_000
-"""Finished rows that are kept for people to look at."""
 
 
 class Fate(StrEnum):
@@ -95,7 +93,8 @@ class Outbox:
             self._db.execute(mine, (fate.value, 0, *waiting))
             keep = "SELECT rowid FROM transactions WHERE fate != ? ORDER BY rowid DESC LIMIT ?"
             forget = f"DELETE FROM transactions WHERE fate != ? AND rowid NOT IN ({keep})"  # noqa: S608 - constants
-            self._db.execute(forget, (Fate.PENDING.value, Fate.PENDING.value, KEPT))
+            # Finished rows that are kept for people to look at.
+            self._db.execute(forget, (Fate.PENDING.value, Fate.PENDING.value, 2_000))
 
     def refuse(self, digest: str) -> None:
         """No endpoint took this variant."""

@@ -25,8 +25,6 @@ log = structlog.get_logger()
 RECEIPT, SEND = "eth_getTransactionReceipt", "eth_sendRawTransaction"
 OFFERED = 5.0
 """Seconds between two times that a transaction is offered to every endpoint."""
-LAG_LOOKS = 0.2
-"""Seconds between two looks while that is waited out."""
 
 
 class Receipts:
@@ -52,7 +50,7 @@ class Receipts:
                 return True
             if time.monotonic() >= until:
                 return False
-            time.sleep(LAG_LOOKS)
+            time.sleep(0.2)  # seconds between two looks while that is waited out
 
     def is_replaced(self, variants: list[Pending]) -> bool:
         """Whether a used number that has no receipt of ours is somebody else's: a block says so that is deep enough,

@@ -52,27 +52,10 @@ from node.chain.witnesses import Witnesses
 from protocol.identity import Address, NodeKey
 from protocol.upkeep import Patience
 
-GAS_MARGIN = 1.25
-UNASKED_RAISES = 5
-"""Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One that no
-block takes is raised as often as the cap allows."""
 LONGEST_RAISE = 600.0
 """Seconds between two raises at most; they grow from `bump_after` by twos, since each variant may be mined."""
-USUAL = 9
-"""Transactions of a key, the newest, whose middle price is what is usual."""
-RAISED = 1024
-"""Numbers of keys of which it is known how often their fee was raised."""
-# Another program with our key may be sending, too; it needs a moment to get its own through.
-NONCE_TRIES = 4
-FEE_TRIES = 4
-# Above the ten per cent that nodes ask of a replacement, also where their view of the fees is older than ours.
-UNDERPRICED_FACTOR = 1.5
 ENDPOINT_LAG = 15.0
 """Seconds that one endpoint, or one part of it, may be behind another."""
-RESEND = 0.5
-"""Seconds after which what no endpoint took is offered again; twice as long each time."""
-TIP_SHARE = 10
-"""A tip is at most this part of the highest fee: what an endpoint recommends is its own word."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -130,7 +113,8 @@ class _Sent(msgspec.Struct):
 
     def offered(self, *, heard: bool) -> None:
         """Equal bytes cost nothing, and what nobody took is in no block; but who refuses is not hurried."""
-        self.again_at = time.monotonic() + RESEND * 2 ** min(self.unheard, 4)
+        # Seconds after which what no endpoint took is offered again; twice as long each time.
+        self.again_at = time.monotonic() + 0.5 * 2 ** min(self.unheard, 4)
         self.unheard = 0 if heard else self.unheard + 1
 
 
@@ -160,7 +144,8 @@ class Sender:
         self._locks: dict[str, trio.Lock] = {}
         self._own: set[tuple[str, int]] = set()
         """(sender, nonce) that a task of this process waits for."""
-        self._raises: BoundedDict[tuple[str, int], tuple[int, float]] = BoundedDict(RAISED)
+        # Numbers of keys of which it is known how often their fee was raised.
+        self._raises: BoundedDict[tuple[str, int], tuple[int, float]] = BoundedDict(1024)
         """(sender, nonce) -> how often its fee was raised, and when it may be again (monotonic)."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
@@ -200,6 +185,7 @@ class Sender:
     # ---- in threads: putting out
 
     def _submit(self, call: TransactionCall, key: NodeKey, action: str, patience: Patience | None) -> _Sent:
+        gas_margin = 1.25
         try:
             # A crash between sending and hearing of the receipt must not pay twice for one intent.
             earlier = self._unfinished(call, key)
@@ -218,7 +204,7 @@ class Sender:
                 lambda: self._nonce(key.address),
             )
             # State may move between the estimate and the block; what is not used is not paid.
-            fields = {**call.fields(), "gas": int(gas * GAS_MARGIN), "chainId": self._chain_id, **fees, "nonce": nonce}
+            fields = {**call.fields(), "gas": int(gas * gas_margin), "chainId": self._chain_id, **fees, "nonce": nonce}
             _require_funds(have, key.address, fields, action)
             return self._number_and_put_out(fields, key, action, call.intent, patience)
         except EXPECTED as error:
@@ -240,7 +226,8 @@ class Sender:
     ) -> _Sent:
         """fields: complete; after a refusal the number is asked for anew."""
         tries = 0
-        for turn in range(NONCE_TRIES + FEE_TRIES):
+        nonce_tries = 4  # another program with our key may be sending, too; it needs a moment to get its own through
+        for turn in range(nonce_tries + 4):  # and four for the fee
             if turn:
                 fields["nonce"] = self._nonce(key.address)
             sent = _Sent(fields["nonce"], fields, [], patience)
@@ -248,13 +235,15 @@ class Sender:
                 self._put_out(sent, key, action, intent)
             except _NonceTaken:
                 tries += 1
-                if tries == NONCE_TRIES:
+                if tries == nonce_tries:
                     break
                 time.sleep(0.2 * tries)
                 continue
             except _Underpriced:
                 fees, most = self._fees(key.address, patience), self._most(key.address, patience)
-                fields = _raised({**fields, **fees}, most, UNDERPRICED_FACTOR)
+                # Above the ten per cent that nodes ask of a replacement, also where their view of the fees is older
+                # than ours.
+                fields = _raised({**fields, **fees}, most, 1.5)
                 continue
             return sent
         # Not for ever: behind this may be an endpoint that refuses whatever it is given.
@@ -265,7 +254,8 @@ class Sender:
         most = self._most(sender, patience, price)
         if price.base > most:
             raise FeeTooHigh(price.base, most, waits=most < cap)
-        tip = min(price.tip, most // TIP_SHARE, most - price.base)
+        # A tip is at most this part of the highest fee: what an endpoint recommends is its own word.
+        tip = min(price.tip, most // 10, most - price.base)
         if tip < price.tip:
             log.warning("chain.tip_capped", told=price.tip, paid=tip)
         return {"maxPriorityFeePerGas": tip, "maxFeePerGas": min(BASES * price.base + tip, most)}
@@ -276,7 +266,8 @@ class Sender:
         if patience is None:
             return cap
         price = price or price_now(self._web3)
-        mined = [row for row in self._outbox.history(sender) if row.fate is Fate.MINED][-USUAL:]
+        # Transactions of a key, the newest, whose middle price is what is usual.
+        mined = [row for row in self._outbox.history(sender) if row.fate is Fate.MINED][-9:]
         # Who has sent nothing yet knows no other price.
         usual = int(median([price_paid(row) for row in mined])) if mined else price.base + price.tip
         return patience.most(usual, cap, price.at)
@@ -421,7 +412,9 @@ class Sender:
         if time.monotonic() < again_at:
             return
         price = price_now(self._web3)
-        if price.base <= sent.fields["maxFeePerGas"] and raised >= UNASKED_RAISES:
+        # Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One
+        # that no block takes is raised as often as the cap allows.
+        if price.base <= sent.fields["maxFeePerGas"] and raised >= 5:
             return
         better = _raised(sent.fields, self._most(key.address, sent.patience, price))
         # The cap cut it: what pays less than a real raise is refused, and would only be noise.

@@ -5,10 +5,9 @@ import structlog
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, InsufficientStake
 from node.chain.faucet import DevnetFaucet
+from node.units import TOKEN
 from protocol.identity import NodeKey
 
-COIN = 10**18
-MIN_COIN = COIN // 2
 log = structlog.get_logger()
 
 
@@ -37,10 +36,11 @@ async def prepare_participant(
     required = await client.required_stake(provider_key.address, new_units, node_key.address)
     if stake < required:
         raise InsufficientStake(provider_key.address, stake, required)
+    min_coin = TOKEN // 2
     if faucet is not None:
         for address in (provider_key.address, node_key.address):
-            if (await client.balances(address)).coin < MIN_COIN:
-                await faucet.fund(address, coin=COIN)
+            if (await client.balances(address)).coin < min_coin:
+                await faucet.fund(address, coin=TOKEN)
     bonded = (await client.stake_of(provider_key.address)).bonded
     if bonded < stake:
         await _bond(client, faucet, provider_key, stake - bonded)

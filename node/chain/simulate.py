@@ -25,8 +25,6 @@ from protocol.identity import Address
 GAS_PRICE_ORACLE = "0x420000000000000000000000000000000000000F"
 """The OP stack's contract that knows what a transaction's data costs on the layer below."""
 _GET_L1_FEE = bytes.fromhex("49948e0e")  # getL1Fee(bytes)
-SIGNED_OVERHEAD = 110
-"""Bytes of a signed transaction besides its call data, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def guess_gas(call: TransactionCall) -> int:
 
 def l1_fee(web3: Web3, call: TransactionCall) -> int:
     """Wei for the transaction's data on the layer below; 0 where there is no such oracle."""
-    data = call.data + b"\xff" * SIGNED_OVERHEAD
+    data = call.data + b"\xff" * 110  # bytes of a signed transaction besides its call data, about
     padded = data + b"\0" * (-len(data) % 32)
     asked = _GET_L1_FEE + (32).to_bytes(32) + len(data).to_bytes(32) + padded
     answer = bytes(web3.eth.call({"to": Web3.to_checksum_address(GAS_PRICE_ORACLE), "data": HexBytes(asked)}))

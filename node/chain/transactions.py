@@ -23,7 +23,6 @@ from protocol.identity import Address, NodeKey
 
 FEE_BUMP = 1.125
 """At least 10 % more is what nodes accept as a replacement."""
-NOOP_GAS = 21_000
 BASES = 2
 """Base fees that a transaction offers: it outlasts five full blocks in a row, each of which raises one by an eighth."""
 FEES = ("maxFeePerGas", "maxPriorityFeePerGas")
@@ -83,7 +82,8 @@ def raise_fee(fields: Mapping[str, Any], factor: float = FEE_BUMP) -> dict[str, 
 def noop(sender: Address, nonce: int, chain_id: int, fees: Mapping[str, Any]) -> dict[str, Any]:
     """A transaction that does nothing but use up a number."""
     own = Web3.to_checksum_address(sender)
-    return {"to": own, "data": b"", "value": 0, "gas": NOOP_GAS, "chainId": chain_id, "nonce": nonce, **fees}
+    noop_gas = 21_000
+    return {"to": own, "data": b"", "value": 0, "gas": noop_gas, "chainId": chain_id, "nonce": nonce, **fees}
 
 
 class Price(msgspec.Struct, frozen=True):

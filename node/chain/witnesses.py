@@ -24,16 +24,10 @@ from node.chain.errors import EndpointsDisagree, RpcUnreachable, WrongChain
 from node.chain.refusals import EndpointRefused, RefusalKind
 from node.chain.rpc import EXPECTED
 
-AGREED_FOR = 3600.0
-"""Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is new."""
 RECONSIDERED = (1.0, 2.0, 4.0)
 """Seconds before two that disagree are asked again: one may be a block behind the other."""
-OFTEN = 5
-"""Times in a row, in which two that nobody asked again disagree, from which on they are counted."""
 BEHIND, FUTURE = 120.0, 60.0
 """Seconds by which an endpoint that is put last is older than another, or ahead of this machine."""
-REMEMBERED = 4_096
-"""Answers that two agreed on: of each node's pay, among others."""
 log = structlog.get_logger()
 T = TypeVar("T")
 Key = Callable[[Any], object]
@@ -61,9 +55,10 @@ class Witnesses:
 
     def __init__(self, endpoints: Endpoints, clock: Callable[[], float] = time.monotonic) -> None:
         self._endpoints, self._clock = endpoints, clock
-        self._agreed: BoundedDict[Hashable, tuple[object, float]] = BoundedDict(REMEMBERED, refresh=True)
+        remembered = 4_096  # answers that two agreed on: of each node's pay, among others
+        self._agreed: BoundedDict[Hashable, tuple[object, float]] = BoundedDict(remembered, refresh=True)
         """What was asked -> what two told alike, by its key, and when."""
-        self._apart: BoundedDict[str, int] = BoundedDict(REMEMBERED)
+        self._apart: BoundedDict[str, int] = BoundedDict(remembered)
         """What was asked -> times in a row that two told different things."""
         self._counts: dict[str, Counter[int]] = {name: Counter() for name in ("contradicted", "disagreed", "alone")}
 
@@ -86,7 +81,9 @@ class Witnesses:
         if not self.several:
             return view()
         known, at = self._agreed.get(about, (None, 0.0))
-        if known is not None and self._clock() < at + AGREED_FOR:
+        # Seconds after which two are asked again also where one tells what they agreed on: it may keep back what is
+        # new.
+        if known is not None and self._clock() < at + 3600.0:
             try:
                 if key(answer := view()) == known:
                     return answer
@@ -142,7 +139,8 @@ class Witnesses:
                 time.sleep(pause)
         places, self._apart[action] = [place for place, _ in told], self._apart.get(action, 0) + 1
         # One that is a block behind is no news, where nobody had the patience to ask it again.
-        if pauses or self._apart[action] >= OFTEN:
+        # Times in a row, in which two that nobody asked again disagree, from which on they are counted.
+        if pauses or self._apart[action] >= 5:
             self._counts["disagreed"].update(places)
         raise EndpointsDisagree(action, [self._endpoints.shown(place) for place in places])
 

@@ -12,9 +12,6 @@ from node.environments.base import Problem
 from node.environments.dataset import DatasetEnvironment
 from node.environments.mathematics.reading import read
 
-LOOKED_AT = 48
-PROGRAMS_LOOKED_AT = 8
-"""Rows: a program runs for seconds, and each test of a row runs it again."""
 _MATHEMATICS = ("verifiable_math", "marked_math")
 _PROGRAMS = ("prime_rl_code", "verifiable_code")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -53,11 +50,13 @@ def look_both_ways(environment: DatasetEnvironment) -> BothWays:
 def _spread(environment: DatasetEnvironment) -> Iterator[Problem]:
     """Training problems at equal distances: what is wrong with a file is often wrong with a part of it."""
     programs = 0
-    step = max(1, environment.size // LOOKED_AT)
-    for number in range(0, min(environment.size, step * LOOKED_AT), step):
+    looked_at = 48
+    step = max(1, environment.size // looked_at)
+    for number in range(0, min(environment.size, step * looked_at), step):
         problem = environment.problem(number)
         programs += problem.task in _PROGRAMS
-        if problem.task not in _PROGRAMS or programs <= PROGRAMS_LOOKED_AT:
+        # Rows: a program runs for seconds, and each test of a row runs it again.
+        if problem.task not in _PROGRAMS or programs <= 8:
             yield problem
 
 

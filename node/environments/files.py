@@ -19,8 +19,6 @@ MAX_ROW_BYTES = 4 * 1024**2
 MAX_ROWS = 5_000_000
 Bad = Callable[[int, str], None]
 """Told (line, what is wrong with it)."""
-_HEAD = 4096
-"""Bytes by which a file's kind is told."""
 _MARK = b"\xef\xbb\xbf"
 """What some programs write before UTF-8."""
 _LINES = "with pandas: .to_json('rows.jsonl', orient='records', lines=True)"
@@ -89,7 +87,7 @@ def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[st
 def _is_parquet(path: Path) -> bool:
     """By how it begins: a blob has no name. Raises DatasetError for a file that holds no rows."""
     with path.open("rb") as file:
-        head = file.read(_HEAD)
+        head = file.read(4096)  # bytes by which a file's kind is told
     kind = None if head.startswith(b"PAR1") else _other_kind(head, path)
     if kind is not None:
         raise DatasetError(

@@ -15,7 +15,6 @@ from node.environments.scoring_pool import ScoringPool
 
 MAX_ANSWER_CHARACTERS = 512
 DEADLINE_SECONDS = 5.0
-_CACHE_ENTRIES = 1 << 16
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]*(\{)|[ \t]+(?=[-+.0-9\\]))")
 _WORD = re.compile(r"[^\s{}$]+")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -102,7 +101,7 @@ class MathScorer:
 
     def match(self, questions: Sequence[Question]) -> list[bool]:
         """Which answers are right. At most the pool's deadline each, plus a new child after each that takes longer."""
-        if len(self._cache) > _CACHE_ENTRIES:
+        if len(self._cache) > 1 << 16:
             self._cache.clear()
         verdicts = [_plainly(answer, truths) for answer, truths in questions]
         hard = dict.fromkeys(q for q, verdict in zip(questions, verdicts, strict=True) if verdict is None)

@@ -15,9 +15,6 @@ from node.environments.errors import EnvironmentFault
 
 SHARES = 1 << 20
 """Resolution of the weights."""
-SIZE = 1 << 62
-"""Virtual problem numbers: the low 20 bits choose the environment, the high ones the problem (bias below 2^-12 for
-environments of up to a billion problems)."""
 
 
 LEAST_DEPENDABLE_LAST: tuple[Determinism, ...] = ("exact", "bounded", "witnessed", "judged")
@@ -49,7 +46,9 @@ class MixEnvironment:
         self._environments = {label: environment for label, _, environment in parts}
         self._bounds = _bounds([weight for _, weight, _ in parts])
         self._counts = [environment.held_back for _, _, environment in parts]
-        self.size = SIZE
+        # Virtual problem numbers: the low 20 bits choose the environment, the high ones the problem (bias below 2^-12
+        # for environments of up to a billion problems).
+        self.size = 1 << 62
         self.held_back = sum(self._counts)
 
     @property

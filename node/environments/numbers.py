@@ -13,8 +13,6 @@ ROUNDED = Fraction(1, 10_000)
 """How far a program's 2.9999999 may lie from a whole number, in all."""
 ZERO = Fraction(1, 100_000_000)
 """How far a program's 1e-17 may lie from 0."""
-EXACT = 1 << 53
-"""Whole numbers that a float holds one by one. Above it, what is written as a float is one of many."""
 # Bounded in digits and exponent: a Fraction of 1e999999999 would compute all its digits.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,1024}(?:\.[0-9]{0,1024})?|\.[0-9]{1,1024})(?:[eE][+-]?[0-9]{1,3})?")
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
@@ -42,9 +40,10 @@ def near(value: Fraction, right: Fraction) -> bool:
 
 def computed_near(value: Fraction, right: Fraction) -> bool:
     """Whether a program's number is the right one. Its arithmetic rounds, so what should be whole may be nearly so."""
-    if value.denominator == 1 and right.denominator == 1 and abs(right) < EXACT:
+    exact = 1 << 53  # whole numbers that a float holds one by one. Above it, what is written as a float is one of many.
+    if value.denominator == 1 and right.denominator == 1 and abs(right) < exact:
         return value == right
     if right == 0:
         return abs(value) <= ZERO
     bound = RELATIVE * abs(right)
-    return abs(value - right) <= (min(bound, ROUNDED) if right.denominator == 1 and abs(right) < EXACT else bound)
+    return abs(value - right) <= (min(bound, ROUNDED) if right.denominator == 1 and abs(right) < exact else bound)

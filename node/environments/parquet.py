@@ -24,11 +24,6 @@ CHILD = Path(__file__).with_name("parquet_child.py")
 MEMORY_BYTES = 2 * 1024**3
 """More than Arrow's library itself: for a page, what it unpacks to, and the rows of a batch."""
 LEAST_BYTES = 256 * 1024**2
-GROWS = 100
-"""A file's rows have so many times its bytes, or LEAST_BYTES: text that is packed well grows tenfold."""
-ROW_COSTS = 64
-"""Bytes that a row counts for, however empty."""
-SILENT_SECONDS = 120.0
 _LENGTH = struct.Struct(">I")
 _MOST_WORDS = 4096
 Row = dict[str, Any]
@@ -40,7 +35,8 @@ class ParquetError(Exception):
 
 def most_of(size: int) -> int:
     """Bytes that the rows of a file of `size` bytes may have."""
-    return max(LEAST_BYTES, GROWS * size)
+    # A file's rows have so many times its bytes, or LEAST_BYTES: text that is packed well grows tenfold.
+    return max(LEAST_BYTES, 100 * size)
 
 
 def rows_of(path: Path, *, most_row: int, columns: Sequence[str] = ()) -> Iterator[Row | None]:
@@ -49,7 +45,7 @@ def rows_of(path: Path, *, most_row: int, columns: Sequence[str] = ()) -> Iterat
     left = most_of(path.stat().st_size)
     with _reading(path, most_row, columns) as stream:
         while (frame := stream.frame(most_row)) is not None:
-            left -= max(len(frame), ROW_COSTS)
+            left -= max(len(frame), 64)  # bytes that a row counts for, however empty
             if left < 0:
                 raise ParquetError(f"it unpacks to more than {most_of(path.stat().st_size)} bytes")
             row = msgspec.msgpack.decode(frame)
@@ -74,10 +70,10 @@ class _Stream:
             raise ParquetError(f"a row of {length} bytes came")
         return bytes(self._take(length)) if length else None
 
-    def _take(self, count: int) -> bytearray:
+    def _take(self, count: int, *, silent_seconds: float = 120.0) -> bytearray:
         while len(self._read) < count:
-            if not self._waiting.select(SILENT_SECONDS):
-                raise ParquetError(f"it cannot be read within {SILENT_SECONDS:g} s")
+            if not self._waiting.select(silent_seconds):
+                raise ParquetError(f"it cannot be read within {silent_seconds:g} s")
             data = os.read(self._pipe.fileno(), 1 << 20)
             if not data:
                 raise ParquetError(f"it takes more than {MEMORY_BYTES} bytes of memory to read, or is damaged")

@@ -18,7 +18,6 @@ from node.own_code import Function, calling, load_function, unusable
 from protocol.errors import IntellectError
 
 LOOKED_AT = 4096
-SPREAD = 40_503
 
 
 def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
@@ -75,8 +74,9 @@ def check_arguments(name: str, args: dict[str, Any], *, packaged: bool = False) 
 def looked_at(environment: Environment) -> range:
     """Numbers of the problems that are looked at: of a large environment LOOKED_AT at even distances."""
     stride = max(1, environment.size // LOOKED_AT)
+    spread = 40_503
     if environment.size > 1 << 32:
-        stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
+        stride += spread  # the low bits of a number choose the part of a mix: every one shall be met
     return range(0, environment.size, stride)
 
 

@@ -24,7 +24,6 @@ from node.errors import Mistake, Mistakes
 from node.sandbox import SandboxCall, SandboxLimits
 
 MOST_CALLS = 64
-_REMEMBERED = 1 << 12
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +90,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
         self.machine = SessionMachine(
             self._opener, self._limits, fuel=given.session_fuel, call_fuel=given.call_fuel, most=given.result_characters
         )
-        self._known = BoundedDict[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](1 << 12)
 
     def _problem(self, row: _Row) -> Problem:
         before, prompt = read_prompt(row.prompt)

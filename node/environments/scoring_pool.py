@@ -23,21 +23,16 @@ from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 from node.sandbox.runtime import child_environment
 
-DEADLINE_SECONDS = 20.0
-"""For each call. The slowest scorer takes a quarter of a second for the longest answer."""
-START_SECONDS = 60.0
-KEPT = 2
-"""Children that wait for the next call. Threads that score at the same time have one each: none waits for another."""
 MOST_CHARACTERS = 1 << 20
 """Of the calls that are sent together: sending costs milliseconds on a busy machine, and one call may be long."""
-_MEMORY_BYTES = 2 * 1024**3
 
 
 class ScoringPool:
     """Blocks; for any thread. A child costs 0.2 s when there is none yet. needs: a package that its children import
     before anything is asked, outside of any deadline."""
 
-    def __init__(self, deadline: float = DEADLINE_SECONDS, needs: str = "") -> None:
+    # For each call. The slowest scorer takes a quarter of a second for the longest answer.
+    def __init__(self, deadline: float = 20.0, needs: str = "") -> None:
         self._deadline = deadline
         self._command = [sys.executable, "-P", "-m", "node.environments.scoring_pool", *([needs] if needs else [])]
         self._lock = threading.Lock()
@@ -88,11 +83,11 @@ class ScoringPool:
             replies.append(reply[0])
         return replies
 
-    def _taken(self) -> LineChild:
+    def _taken(self, *, start_seconds: float = 60.0) -> LineChild:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return LineChild(self._command, child_environment(), START_SECONDS, self._refused)
+        return LineChild(self._command, child_environment(), start_seconds, self._refused)
 
     def _refused(self, said: Any) -> EnvironmentFault | None:
         if said == ["ready"]:
@@ -102,7 +97,9 @@ class ScoringPool:
 
     def _give_back(self, child: LineChild) -> None:
         with self._lock:
-            if len(self._idle) < KEPT:
+            # Children that wait for the next call. Threads that score at the same time have one each: none waits for
+            # another.
+            if len(self._idle) < 2:
                 self._idle.append(child)
                 return
         # Outside of the lock: closing waits for the process to end.
@@ -132,7 +129,8 @@ def main() -> None:
     ends it. Out of memory does, too: how much there is differs, so that it decides nothing."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    memory_bytes = 2 * 1024**3
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     # A crash in C code must not write the child's memory to the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)  # what algebra complains of

@@ -22,9 +22,6 @@ from node.environments.base import (
 )
 from node.environments.errors import EnvironmentFault
 
-_STRIDE = 6_180_339_889
-"""Coprime to 10, so number -> number * stride + offset is a permutation of Z/10^n."""
-_OFFSET = 2_718
 MAX_HELD_BACK = 1 << 24
 """An evaluation draws a number for each."""
 
@@ -57,7 +54,9 @@ class SortEnvironment(OneTurn):
         self.size = total - arguments.held_back
 
     def _digits_at(self, place: int) -> str:
-        return str((place * _STRIDE + _OFFSET) % self._total).zfill(self._digits)
+        offset = 2_718
+        # Coprime to 10, so number -> number * stride + offset is a permutation of Z/10^n.
+        return str((place * 6_180_339_889 + offset) % self._total).zfill(self._digits)
 
     def _input(self, place: int) -> Problem:
         text = self._digits_at(place)

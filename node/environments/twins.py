@@ -26,14 +26,8 @@ from node.environments.base import Problem
 
 ALIKE = 0.75
 """Share of two texts' words that stand in both."""
-UNSPECIFIC, FEW = 0.2, 64
-"""Numbers and a truth that more than this share of the rows have, or so many if that is more, group none of them."""
-COMMON, SOME = 0.02, 16
-"""Words that more than this share of the compared rows have, or so many if that is more, are not compared."""
 EVERYWHERE, LOOKED_AT, FEWEST = 0.9, 10_000, 20
 """Numbers that this share of the first rows have are none of a row's own; of so many rows, where there are a few."""
-MOST_COMPARED = 200_000
-"""Rows whose words are compared: of more, those of the same text or numbers are still found."""
 BANDS, ROWS = 6, 2
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[^\w\s.,;:!?\"'`´…“”‘’«»$\\]")
 """A number, a word or a sign that is no mark."""
@@ -61,10 +55,12 @@ def groups_of(problems: Sequence[Problem], keys: Sequence[str | None] = ()) -> l
         sames.append(_digest([*numbers, "", problem.task, *problem.answer]))
         specific.append(sames[-1] if len(numbers) > 1 else None)
     found.join(texts)
-    found.join(specific, max(FEW, int(UNSPECIFIC * len(problems))))
+    # Numbers and a truth that more than this share of the rows have, or so many if that is more, group none of them.
+    found.join(specific, max(64, int(0.2 * len(problems))))
     counts = Counter(sames)
     # Who shares truth and numbers with nobody has nobody to be compared with.
-    if len(problems) <= MOST_COMPARED:
+    # Rows whose words are compared: of more, those of the same text or numbers are still found.
+    if len(problems) <= 200_000:
         _join_by_words(found, {at: problems[at] for at, same in enumerate(sames) if counts[same] > 1}, sames)
     return [found.first(place) for place in range(len(problems))]
 
@@ -146,7 +142,8 @@ def _join_by_words(found: _Groups, problems: dict[int, Problem], sames: Sequence
         own = {known.get(one) or known.setdefault(one, _word(one)) for one in set(_tokens(problem))}
         words[place] = frozenset(own - {-1})
     spread = Counter(one for some in words.values() for one in some)
-    most = max(SOME, int(COMMON * len(words)))
+    # Words that more than this share of the compared rows have, or so many if that is more, are not compared.
+    most = max(16, int(0.02 * len(words)))
     common = frozenset(one for one, count in spread.items() if count > most)
     buckets: dict[Hashable, list[int]] = defaultdict(list)
     for place in words:

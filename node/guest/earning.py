@@ -10,10 +10,7 @@ import math
 
 import msgspec
 
-DAY = 86_400.0
-FEWEST = 4
-"""Files below which their rate says nothing."""
-WEI = 10**18
+from node.units import DAY, TOKEN
 
 
 class Day(msgspec.Struct, frozen=True):
@@ -29,9 +26,9 @@ class Day(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """For people."""
-        low, high = (_short(wei / WEI) for wei in (self.least, self.most))
+        low, high = (_short(wei / TOKEN) for wei in (self.least, self.most))
         tokens = f"about {high}" if low == high else f"up to {high}" if not self.least else f"{low} to {high}"
-        gas = "unknown gas" if self.gas is None else f"{_short(self.gas / WEI)} of coin for gas"
+        gas = "unknown gas" if self.gas is None else f"{_short(self.gas / TOKEN)} of coin for gas"
         hours = "" if self.share == 1 else f", at {24 * self.share:.3g} hours a day"
         return f"{tokens} tokens and {gas} a day{hours}: {self.by}"
 
@@ -45,7 +42,7 @@ def by_speed(tokens_per_second: float, price: int, share: float, gas: int | None
 
 def by_accepted(units: int, files: int, seconds: float, price: int, share: float, gas: int | None) -> Day | None:
     """units of so many files that were accepted in so many seconds of work; None where they are too few."""
-    if files < FEWEST or seconds <= 0:
+    if files < 4 or seconds <= 0:  # files below which their rate says nothing
         return None
     spread = min(2 / math.sqrt(files), 1.0)
     day = units / seconds * DAY * share * price

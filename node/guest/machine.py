@@ -16,12 +16,7 @@ import psutil
 
 from node import limits
 
-CORES, SHARE = 1.0, 0.2
-"""What others may take of the processors while the machine counts as left alone: so many, and of a small machine so
-much of all."""
-GPU_PERCENT = 5.0
 PROGRAM, SECONDS = "nvidia-smi", 10.0
-MOST_LINES = 512
 
 
 class OthersUse(NamedTuple):
@@ -36,10 +31,13 @@ class OthersUse(NamedTuple):
         """What stands against work here, in words; empty for nothing. cores: that the machine has."""
         if self.battery:
             return "it runs on its battery"
-        most = min(CORES, SHARE * cores)
+        # What others may take of the processors while the machine counts as left alone: so many, and of a small machine
+        # so much of all.
+        most = min(1.0, 0.2 * cores)
         if self.cores is not None and self.cores > most:
             return f"others use {self.cores:.1f} of its {cores} cores"
-        if self.gpu is not None and self.gpu > GPU_PERCENT:
+        gpu_percent = 5.0
+        if self.gpu is not None and self.gpu > gpu_percent:
             return f"others use {self.gpu:.0f} % of its GPU"
         return ""
 
@@ -115,7 +113,8 @@ def read_pmon(told: str, own: set[int], exists: Callable[[int], bool]) -> float 
     """The table of `nvidia-smi pmon`: gpu, pid, type, sm in percent. In a container the pids are the host's: where one
     is nobody's here, whose it is cannot be told. Pure but for `exists`."""
     by_gpu: dict[str, float] = {}
-    for line in told.splitlines()[:MOST_LINES]:
+    most_lines = 512
+    for line in told.splitlines()[:most_lines]:
         words = line.split()
         if line.startswith("#") or len(words) < 4 or words[1] == "-":
             continue

@@ -18,8 +18,6 @@ from node.guest.rest import PATIENCE
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-LEAST_UPLOAD = 1 << 14
-"""Bytes per second below which nobody could fetch a file of this node in time, and so none would be paid."""
 LONGEST = 366 * 86_400.0
 """Seconds of the longest pause."""
 NAMES = {
@@ -113,8 +111,10 @@ def bytes_of(value: Any) -> int:
 
 def _upload(value: Any) -> int:
     rate = bytes_of(value.strip().removesuffix("/s") if isinstance(value, str) else value)
-    if rate < LEAST_UPLOAD:
-        raise ValueError(f"{rate} bytes a second are too few: {LEAST_UPLOAD // 1024} KiB let others fetch its files")
+    # Bytes per second below which nobody could fetch a file of this node in time, and so none would be paid.
+    least_upload = 1 << 14
+    if rate < least_upload:
+        raise ValueError(f"{rate} bytes a second are too few: {least_upload // 1024} KiB let others fetch its files")
     return rate
 
 

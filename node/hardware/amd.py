@@ -7,15 +7,13 @@ from node.hardware.gpu import Gpu
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 CARDS = Path("/sys/class/drm")
-VENDOR = 0x1002
-# Of nodes: a machine has fewer, and a broken sysfs must not hold the start.
-MOST = 64
 
 
 def look(nodes: Path = NODES, cards: Path = CARDS) -> tuple[Gpu, ...]:
     """Empty where the driver is not loaded. nodes, cards: where the kernel lists what computes, and what draws."""
     try:
-        found = sorted(nodes.iterdir())[:MOST]
+        # Of nodes: a machine has fewer, and a broken sysfs must not hold the start.
+        found = sorted(nodes.iterdir())[:64]
     except OSError:
         return ()
     return tuple(gpu for node in found if (gpu := _gpu(node, cards)))
@@ -25,7 +23,8 @@ def _gpu(node: Path, cards: Path) -> Gpu | None:
     """None of what is no GPU of AMD's: processors are nodes, too."""
     facts = dict(_facts(node / "properties"))
     # simd_count is 0 for processors.
-    if facts.get("vendor_id") != VENDOR or not facts.get("simd_count"):
+    vendor = 0x1002
+    if facts.get("vendor_id") != vendor or not facts.get("simd_count"):
         return None
     device = cards / f"renderD{facts.get('drm_render_minor', 0)}" / "device"
     total, used = _number(device / "mem_info_vram_total"), _number(device / "mem_info_vram_used")

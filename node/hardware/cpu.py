@@ -15,8 +15,6 @@ FEATURES = {
     "arm-bf16": "bf16",
 }
 """Our name -> the kernel's flag."""
-MOST = 256 * 1024
-"""Bytes that are looked at: the first processors say it."""
 INFO = Path("/proc/cpuinfo")
 
 
@@ -31,7 +29,7 @@ def look(info: Path = INFO) -> Processor:
     """Of other systems than Linux only the name is known."""
     try:
         with info.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(MOST)
+            text = file.read(256 * 1024)  # bytes that are looked at: the first processors say it
     except OSError:
         return Processor(platform.processor() or platform.machine(), ())
     flags = set((_value(text, "flags") or _value(text, "Features")).split())

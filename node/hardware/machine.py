@@ -9,9 +9,6 @@ from node.hardware import amd, cpu, nvidia
 from node.hardware.gpu import Gpu
 from protocol.identity import Address
 
-# torch alone takes a third of a GiB; below two there is no room for the smallest model beside it.
-MIN_MEMORY = 2 * 1024**3
-
 
 class Hardware(msgspec.Struct, frozen=True):
     """memory, free: bytes, the latter what programs can still have; processor: its name; features: those of
@@ -86,10 +83,12 @@ def choose_role(
     if role == "auto" and posts:
         # Trainer before validator: a pool without its trainer stands still.
         return posts[0]
-    if hardware.memory < MIN_MEMORY:
+    # torch alone takes a third of a GiB; below two there is no room for the smallest model beside it.
+    min_memory = 2 * 1024**3
+    if hardware.memory < min_memory:
         raise ConfigError(
             "this machine is too small for a worker",
-            f"it has {hardware.memory / 2**30:.1f} GiB of memory, an engine needs {MIN_MEMORY // 2**30}",
+            f"it has {hardware.memory / 2**30:.1f} GiB of memory, an engine needs {min_memory // 2**30}",
             "use a machine with more memory",
         )
     return "worker"

@@ -15,13 +15,6 @@ from node.errors import NodeError
 from node.hardware.orders import HEADER_BYTES, READY, Multiply, Order, Show
 from protocol.freivalds import DIGEST_BYTES, Challenge
 
-START_SECONDS = 90.0
-"""torch's import on a busy machine, and a device that wakes up."""
-ANSWER_SECONDS = 60.0
-# Challenges come in rounds: within one the child stays, between two its memory is wanted by others.
-IDLE_SECONDS = 120.0
-READ_BYTES = 1 << 16
-
 
 class MultiplierError(NodeError):
     """The child that multiplies did not start, did not answer in time, or answered something else."""
@@ -40,7 +33,8 @@ class Multiplier:
         try:
             while True:
                 self._used = trio.Event()
-                with trio.move_on_after(IDLE_SECONDS):
+                # Challenges come in rounds: within one the child stays, between two its memory is wanted by others.
+                with trio.move_on_after(120.0):
                     await self._used.wait()
                     continue
                 await self.stop()
@@ -55,7 +49,7 @@ class Multiplier:
             return
         with trio.CancelScope(shield=True):  # half a start would leave a child that nobody knows
             self._process = await trio.lowlevel.open_process(self._command, stdin=PIPE, stdout=PIPE)
-        if await self._read(len(READY), START_SECONDS) != READY:
+        if await self._read(len(READY), 90.0) != READY:  # torch's import on a busy machine, and a device that wakes up
             raise await self._failed("its first answer is none")
 
     async def digests(self, challenge: Challenge) -> bytes:
@@ -78,7 +72,7 @@ class Multiplier:
                 if pipe is not None:
                     await pipe.aclose()
 
-    async def _ask(self, order: Order, size: int) -> bytes:
+    async def _ask(self, order: Order, size: int, *, answer_seconds: float = 60.0) -> bytes:
         await self.warm()
         process = self._process
         if process is None or process.stdin is None:
@@ -87,7 +81,7 @@ class Multiplier:
             await process.stdin.send_all(msgspec.json.encode(order) + b"\n")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise await self._failed("it has ended") from None
-        return await self._read(size, ANSWER_SECONDS)
+        return await self._read(size, answer_seconds)
 
     async def _read(self, size: int, seconds: float) -> bytes:
         """A body of just `size` bytes."""
@@ -101,10 +95,11 @@ class Multiplier:
 
     async def _exactly(self, size: int) -> bytes:
         found = bytearray()
+        read_bytes = 1 << 16
         while len(found) < size:
             if self._process is None or self._process.stdout is None:
                 raise await self._failed("it was stopped")
-            part = await self._process.stdout.receive_some(min(READ_BYTES, size - len(found)))
+            part = await self._process.stdout.receive_some(min(read_bytes, size - len(found)))
             if not part:
                 raise await self._failed("it has ended")
             found += part

@@ -14,10 +14,6 @@ from torch import Tensor
 from node.hardware.orders import HEADER_BYTES, ORDERS, READY, Multiply
 from protocol.freivalds import FIRST, GAMMA, NIBBLES, SECOND, Challenge, Row, Words
 
-# Wide enough for a GPU to be busy; of the largest matrices (16,384 columns) a stripe takes 64 MiB.
-STRIPE = 1024
-"""Rows that are multiplied at a time."""
-
 
 class Product:
     """A B, a stripe at a time: memory holds B, and never all of the product."""
@@ -43,7 +39,9 @@ class Product:
         return (left @ self._right).round().to(torch.int32).cpu().numpy()
 
     def _pieces(self) -> Iterator[Tensor]:
-        return iter(torch.arange(self._challenge.size, device=self._device).split(STRIPE))
+        # Wide enough for a GPU to be busy; of the largest matrices (16,384 columns) a stripe takes 64 MiB. Rows that
+        # are multiplied at a time.
+        return iter(torch.arange(self._challenge.size, device=self._device).split(1024))
 
     def _expand(self, key: int, rows: Tensor) -> Tensor:
         """float32[len(rows), size], as protocol.freivalds.rows_of."""

@@ -9,10 +9,6 @@ from typing import Any
 from node.hardware.gpu import Gpu
 
 LIBRARY = "libnvidia-ml.so.1"
-TEXT = 96
-"""Bytes for a name; NVML's own bound is 96."""
-MOST = 64
-"""GPUs."""
 Found = tuple[tuple[Gpu, ...], str]
 """GPUs, and the driver's version."""
 
@@ -41,7 +37,7 @@ def ask(library: Any) -> Found:
     try:
         count = ctypes.c_uint()
         _call(library.nvmlDeviceGetCount_v2, ctypes.byref(count))
-        return tuple(_gpus(library, min(count.value, MOST))), _text(library.nvmlSystemGetDriverVersion)
+        return tuple(_gpus(library, min(count.value, 64))), _text(library.nvmlSystemGetDriverVersion)  # GPUs
     finally:
         library.nvmlShutdown()
 
@@ -58,8 +54,9 @@ def _gpus(library: Any, count: int) -> Iterator[Gpu]:
 
 
 def _text(function: Any, *arguments: Any) -> str:
-    buffer = ctypes.create_string_buffer(TEXT)
-    _call(function, *arguments, buffer, ctypes.c_uint(TEXT))
+    text = 96  # bytes for a name; NVML's own bound is 96
+    buffer = ctypes.create_string_buffer(text)
+    _call(function, *arguments, buffer, ctypes.c_uint(text))
     return buffer.value.decode("utf-8", "replace")
 
 

@@ -32,7 +32,6 @@ BATCH = 32
 ALIKE = Cuts(exponent_mismatches=2, mantissa_mean=0.1, mantissa_median=0.1)
 """Where both computed in one class of float32: honest answers lie at 0.008 at most there, those of weights in eight
 bits above 0.3 (docs/figures/verification.md). An uncalibrated run's cuts let six of ten of the latter through."""
-MOST_TOKENS = 1 << 20
 _CONTEXT = "intellect-node answered model v1"
 _PIECE = 1 << 20
 
@@ -144,10 +143,11 @@ def read_proofs(data: Any) -> list[AnswerProof]:
 
 def _check_form(proof: AnswerProof) -> None:
     """Bounds before anything is computed."""
-    if not proof.prompt or not proof.output or len(proof.prompt) + len(proof.output) > MOST_TOKENS:
+    most_tokens = 1 << 20
+    if not proof.prompt or not proof.output or len(proof.prompt) + len(proof.output) > most_tokens:
         raise _bad(f"it has {len(proof.prompt)} and {len(proof.output)} tokens")
     if (
-        not 1 <= proof.most <= MOST_TOKENS
+        not 1 <= proof.most <= most_tokens
         or not 0 <= proof.temperature <= 2
         or not 0 <= proof.number < 1 << 16
         or not -(1 << 63) <= proof.seed < 1 << 63

@@ -25,8 +25,6 @@ from protocol.sampling import uniforms
 
 COLDEST = 1e-4
 """Temperature 0, which has no distribution: the likeliest token, but for ties."""
-ENDING = 30.0
-"""Seconds for what the engine is at when it is closed."""
 _CONTEXT = "intellect-node answer draw v1"
 
 
@@ -164,7 +162,7 @@ class Answerer:
         """Python ends a thread that comes back from the engine while it ends itself, and C++ ends the program for it:
         one of sixteen `chat` died so after its last answer."""
         self._owner.end()
-        self._thread.join(ENDING)
+        self._thread.join(30.0)  # seconds for what the engine is at when it is closed
         self._engine.close()
 
 

@@ -7,7 +7,7 @@ policy first; callers hear of it only when that has failed twice.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,21 +22,12 @@ from node.processes.forkserver import Anew, ChildProcess, Starter, kill_group
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
-PREPARE_DEADLINE = 600.0
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 30.0
-HEALTHY_SECONDS = 60.0
-START_TRIES = 3
-REPEATS = 2
-"""Of a request whose child ended while it may have been at work on it."""
 CALIBRATE = (
     "compute as the run admits (--engine, --engine-command), or have this machine measured: intellect-node calibrate "
     "export --run FILE here, calibrate look here and on the others' machines, calibrate merge by the run's owner, who "
     "opens the next pool with it"
 )
 """What helps where a class was not calibrated."""
-MOST_ENDS = 10
-"""Children that may end while a request is with them, whoever's fault it is."""
 
 
 class EngineChild(Protocol):
@@ -69,7 +60,13 @@ class EngineProcess:
         *,
         starter: Starter | None = None,
         env: Mapping[str, str] | None = None,
+        link: Callable[[ChildProcess], ChildLink] = ChildLink,
+        first_pause: float = 0.1,
+        repeats: int = 2,
     ) -> None:
+        self._make_link = link
+        self._first_pause = first_pause
+        self._repeats = repeats  # of a request whose child ended while it may have been at work on it
         self._command = list(command)
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
@@ -129,7 +126,13 @@ class EngineProcess:
                 CALIBRATE,
             )
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        *,
+        longest_pause: float = 30.0,
+        healthy_seconds: float = 60.0,
+    ) -> None:
         """Keep a child running. Raises EngineError if none ever becomes ready."""
         failures = 0
         if self._asleep:
@@ -145,14 +148,14 @@ class EngineProcess:
                     self._starts -= 1  # the next one is no restart
                     continue
                 # Only a child that was never ready ends the service: one that was may have met what passes.
-                hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= START_TRIES
+                hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= 3  # it never started
                 if self.ready is None and hopeless:
                     raise
-                if self._worked or time.monotonic() - started > HEALTHY_SECONDS:
+                if self._worked or time.monotonic() - started > healthy_seconds:
                     failures = 0
                 failures += 1
                 log.warning("engine.crashed", what=error.what, why=error.why, failures=failures)
-            await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
+            await trio.sleep(min(self._first_pause * 2 ** min(failures - 1, 10), longest_pause))
 
     def sleep(self) -> None:
         """End the child, so that its memory is free, and start none until `wake`."""
@@ -196,7 +199,8 @@ class EngineProcess:
                 return await self._asked(request, policy, on_progress)
             except EngineCrashed as crash:
                 blamed, ends = blamed + (not crash.blameless), ends + 1
-                if blamed > REPEATS or ends >= MOST_ENDS:
+                # Children that may end while a request is with them, whoever's fault it is.
+                if blamed > self._repeats or ends >= 10:
                     raise
                 log.info("engine.repeats", request=type(request).__name__, why=crash.why)
 
@@ -214,7 +218,7 @@ class EngineProcess:
         self._worked = False
         process = self._process = await self._spawn()
         self._starts += 1
-        link, objection = ChildLink(process), None
+        link, objection = self._make_link(process), None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.run)
@@ -238,7 +242,7 @@ class EngineProcess:
         """Prepare the run and let requests come; what stands against that."""
         before = self.ready
         try:
-            with trio.fail_after(PREPARE_DEADLINE):
+            with trio.fail_after(600.0):
                 self.ready = ready = await link.exchange(self._prepare)
             if self._rules is not None:
                 # Each child says its class anew: its program or the machine may have changed since the last one.

@@ -26,8 +26,6 @@ _FIRST_GUESS = 256
 """Output tokens that are reckoned with until sequences have ended."""
 SHARED_TOKENS = 128
 """A prompt of fewer is copied into the row of each that begins with it: two kernels cost more than a copy."""
-_HEAD_ROWS = 64
-"""Of a request's buffer at first; it doubles."""
 
 
 class TorchDecoder:
@@ -49,7 +47,7 @@ class TorchDecoder:
         self._check(request)
         number = next(self._numbers)
         # Most answers end long before their limit: room for all of it would be most of the memory.
-        room = 0 if request.rows else min(_HEAD_ROWS, len(request.uniforms))
+        room = 0 if request.rows else min(64, len(request.uniforms))  # of a request's buffer at first; it doubles
         heads = np.empty((room, self._model.hidden), dtype=np.uint16)
         one = Drawn(number, request, list(request.prompt), heads, b"")
         one.earlier = request.rows.count if request.rows else 0

@@ -20,10 +20,6 @@ from protocol.sampling import F64, I64
 
 BLOCK = 64
 """Tokens whose weights are added up before they are compared."""
-CACHED_CELLS = 1 << 17
-"""Most logits turned into float64 at a time on a CPU: 1 MiB, which its caches hold."""
-DEVICE_CELLS = 1 << 23
-"""The same elsewhere: 64 MiB."""
 OPEN, BROKEN = -1, -2
 """What stands for a token: the reference is to decide; the logits are not finite."""
 
@@ -125,7 +121,8 @@ def _tabulate(logits: Tensor, temperature: float) -> _Table:
 def _block_sums(logits: Tensor, top: Tensor, temperature: float) -> Tensor:
     """float64[n, blocks], a few rows at a time, so that their weights stay in a cache."""
     count, vocabulary = logits.shape
-    cells = CACHED_CELLS if logits.device.type == "cpu" else DEVICE_CELLS
+    # Most logits turned into float64 at a time on a CPU: 1 MiB, which its caches hold. The same elsewhere: 64 MiB.
+    cells = 1 << 17 if logits.device.type == "cpu" else 1 << 23
     blocks, rows = -(-vocabulary // BLOCK), max(1, cells // vocabulary)
     sums = torch.empty(count, blocks, dtype=torch.float64, device=logits.device)
     # Places behind the vocabulary stay zero: they fill the last block up and weigh nothing.

@@ -18,10 +18,6 @@ from node.inference.vllm import installed
 # Freed memory stays with an engine's process. The C library would hand it back after every layer and fetch it again,
 # and the operating system zeroes its pages each time: on small models that is a third of a prefill.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
-KEPT_BYTES = 256 * 1024**2
-"""At most so much that is free stays."""
-_LARGEST = 32 * 1024**2
-"""What malloc may take from there; larger blocks come from the operating system and go back, as ever."""
 
 
 def keep_freed_memory() -> bool:
@@ -30,7 +26,9 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
+    # At most so much that is free stays. What malloc may take from there; larger blocks come from the operating system
+    # and go back, as ever.
+    return bool(mallopt(_MMAP_THRESHOLD, 32 * 1024**2) and mallopt(_TRIM_THRESHOLD, 256 * 1024**2))
 
 
 EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]

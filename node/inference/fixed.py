@@ -33,8 +33,6 @@ TILE, CPU_TILE = 128, 16
 each."""
 BLOCK, CPU_BLOCK = 512, 64
 """Places of the cache that attention looks at together."""
-TABLE = 4096
-"""Tables of positions grow by so many, so that no entry is ever a remainder of a vector."""
 
 
 def model_for(model: Any, device: str, dtype: torch.dtype, attention: str, **limits: int) -> LanguageModel:
@@ -132,7 +130,8 @@ class FixedModel(LanguageModel):
         attend = AttentionBlocks(cache, at_rows, at_places, used, farthest // self.block + 1)
         if self.remembers:
             attend.turns = [self.numbers(slots) for slots in _turns(rows)]
-        end = -(-(farthest + 1) // TABLE) * TABLE
+        table = 4096  # tables of positions grow by so many, so that no entry is ever a remainder of a vector
+        end = -(-(farthest + 1) // table) * table
         return self._transformer(fed[:, None], at_places[:, None], end, attend, routes)[:used, 0]
 
     def _logits(self, hidden: Tensor) -> Tensor:

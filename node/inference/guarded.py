@@ -17,9 +17,6 @@ from typing import Self
 from node.environments.base import Determinism, Environment, Problem, Reply, Transcript
 from node.sandbox import SandboxError
 
-MOST_LANES = 4
-"""A lane may be a sandbox on each core, so memory bounds them. As many as an engine's process has jobs at a time."""
-
 
 class Guarded:
     """`Environment`, of another one: within."""
@@ -33,7 +30,9 @@ class Guarded:
         self._own = threading.local()
         self._lanes = [within]
         self._idle = [within]
-        self._most = MOST_LANES if hasattr(within, "another") else 1
+        # A lane may be a sandbox on each core, so memory bounds them. As many as an engine's process has jobs at a
+        # time.
+        self._most = 4 if hasattr(within, "another") else 1
         self._freed = threading.Condition()
         # Over the list and not a method: a reference to this object would keep it from ever being closed.
         self._closer = weakref.finalize(self, _close, self._lanes)

@@ -39,12 +39,6 @@ from node.inference.wire import (
 )
 from node.processes.forkserver import ChildProcess
 
-READ_SIZE = 1 << 16
-PING_EVERY = 1.0
-CANCEL_GRACE = 120.0
-"""Seconds in which a request that was cancelled must be answered: what it is at may have to end first."""
-LAST_WORD = 0.5
-"""Seconds in which what a child said before it ended may still be read, and its end be known."""
 _REMEDY = "the node restarts it"
 Told = Callable[[RequestProgress | SaidToken], None]
 
@@ -66,7 +60,20 @@ class _Awaited:
 class ChildLink:
     """The way to a running child."""
 
-    def __init__(self, process: ChildProcess) -> None:
+    def __init__(
+        self,
+        process: ChildProcess,
+        *,
+        last_word: float = 0.5,
+        ping_every: float = 1.0,
+        silent: float = 5.0,
+        cancel_grace: float = 120.0,
+    ) -> None:
+        self._ping_every = ping_every
+        # Seconds in which a request that was cancelled must be answered: what it is at may have to end first.
+        self._cancel_grace = cancel_grace
+        # Seconds in which what a child said before it ended may still be read, and its end be known.
+        self._last_word = last_word
         self._process = process
         self._numbers = itertools.count(1)
         self._awaited: dict[int, _Awaited] = {}
@@ -74,7 +81,7 @@ class ChildLink:
         self._loading = trio.Lock()
         self._out, self._frames = trio.open_memory_channel[bytes](4 * MOST_REQUESTS)
         self._buffer = bytearray()
-        self._dog = Watchdog(time.monotonic())
+        self._dog = Watchdog(time.monotonic(), silent=silent)
         self.ended = trio.Event()
         self._why: EngineCrashed | None = None
         self._during: tuple[int, ...] | None = None
@@ -196,8 +203,9 @@ class ChildLink:
     async def _take(self, size: int) -> bytes:
         source = self._process.stdout
         assert source is not None  # the starter makes a pipe
+        read_size = 1 << 16
         while len(self._buffer) < size:
-            data = await source.receive_some(READ_SIZE)
+            data = await source.receive_some(read_size)
             if not data:
                 raise trio.BrokenResourceError("its output ended")
             self._buffer += data
@@ -211,7 +219,7 @@ class ChildLink:
         """Ping, and judge what comes back."""
         while self._why is None:
             self._say(Ping())
-            await trio.sleep(PING_EVERY)
+            await trio.sleep(self._ping_every)
             used, now = None, time.monotonic()
             if self._dog.doubts(now):
                 # In a thread: psutil reads /proc of every process of the machine for this.
@@ -222,17 +230,17 @@ class ChildLink:
 
     def _overdue(self) -> str:
         oldest = min(self._cancelled.values(), default=None)
-        late = oldest is not None and time.monotonic() - oldest > CANCEL_GRACE
-        return f"a request that was cancelled does not end in {CANCEL_GRACE:g} s" if late else ""
+        late = oldest is not None and time.monotonic() - oldest > self._cancel_grace
+        return f"a request that was cancelled does not end in {self._cancel_grace:g} s" if late else ""
 
     async def _notice_exit(self) -> None:
         await self._process.wait()
-        await trio.sleep(LAST_WORD)
+        await trio.sleep(self._last_word)
         await self._gone("it ended")
 
     async def _gone(self, why: str) -> None:
         """Its pipes are closed, or it ended: mostly both."""
-        with trio.move_on_after(LAST_WORD):
+        with trio.move_on_after(self._last_word):
             await self._process.wait()
         status = self._process.poll()
         self._break("the engine stopped", why if status is None else f"exit status {status}")

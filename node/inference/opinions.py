@@ -21,8 +21,6 @@ SIXTEENTHS = 16
 """Steps of a score: values are compared for equality, and a sixteenth is exact in every float type."""
 NO_OPINION = -1.0
 """The score of an answer of a judge in which no number can be read."""
-SPREAD = 0.25
-"""Opinions that are further apart than this are none together."""
 # Neither 1.5 nor 123 may be read as the number that it begins with.
 _SCORE = re.compile(r"score\s*[:=]\s*(\d{1,2})(?!\d|\.\d)", re.IGNORECASE)
 _QUESTION = """You are a judge. Below are a task and an answer to it{with_reference}.
@@ -116,6 +114,7 @@ def read_score(text: str) -> float:
 
 def agreed(opinions: Sequence[float], judges: int) -> float | None:
     """The median of `judges` opinions on one answer, in steps of 1/16; None if one is missing or they are apart."""
-    if len(opinions) < judges or min(opinions) < 0 or max(opinions) - min(opinions) > SPREAD:
+    # Opinions that are further apart than this are none together.
+    if len(opinions) < judges or min(opinions) < 0 or max(opinions) - min(opinions) > 0.25:
         return None
     return round(median(opinions) * SIXTEENTHS) / SIXTEENTHS

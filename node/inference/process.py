@@ -54,8 +54,6 @@ from node.inference.wish import EngineOptions, wish_from
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
-PROGRESS_EVERY = 1.0
-"""Seconds between two words on a request's progress."""
 _GONE, _UNREADABLE, _UNUSABLE = 0, 3, 4
 """Exit statuses: the daemon is, the input is, the engine is."""
 
@@ -126,7 +124,7 @@ class Conversation:
 
         def tell(done: int, of: int) -> None:
             nonlocal last
-            if time.monotonic() - last >= PROGRESS_EVERY:
+            if time.monotonic() - last >= 1.0:  # seconds between two words on a request's progress
                 last = time.monotonic()
                 self._say(RequestProgress(id=number, done=done, of=of))
 
@@ -168,11 +166,6 @@ def main(session_type: SessionType = EngineSession, factory: EngineFactory | Non
     owner.serve()
 
 
-# The requests that an engine's process is at work on, each in a thread of its own; the rest wait their turn.
-# Threads go to the kind of work that has fewest for its weight, and a kind that has none waits for no thread, so none
-# starves. The engine itself is shared elsewhere (node.inference.scheduler): threads read, score, prove and write.
-JOBS = 4
-"""Threads at work, and one more for each kind of work that would have none."""
 MOST_WAITING = 2 * MOST_REQUESTS
 """Requests that were cancelled by the daemon may still be here when it asks for others."""
 
@@ -189,10 +182,19 @@ def share_of(request: Request) -> Share | None:
 
 
 class EngineJobs:
-    """answer: the reply to a request, never raises; say: sends a reply, from any thread."""
+    """The requests that an engine's process is at work on, each in a thread of its own; the rest wait their turn.
+
+    Threads go to the kind of work that has fewest for its weight, and a kind that has none waits for no thread, so none
+    starves. The engine itself is shared elsewhere (`node.inference.scheduler`): threads read, score, prove and write.
+
+    answer: the reply to a request, never raises; say: sends a reply, from any thread; limit: of threads at work, beside
+    one more for each kind of work that would have none."""
 
     def __init__(
-        self, answer: Callable[[Request, RequestContext], Reply], say: Callable[[Reply], None], limit: int = JOBS
+        self,
+        answer: Callable[[Request, RequestContext], Reply],
+        say: Callable[[Reply], None],
+        limit: int = 4,
     ) -> None:
         self._answer = answer
         self._say = say

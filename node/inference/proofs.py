@@ -12,13 +12,6 @@ from protocol.toploc import compare_all as compare_batches
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 
-_BEHIND = 2
-"""Proofs' worth of rows that are kept as they are: what comes again after memory was short lies within them."""
-_AT_ONCE = 64
-"""Proofs that are encoded together."""
-_WORTH_COMPARING = 1 << 14
-"""Values of a sample up to which looking for an equal one is quicker than another proof."""
-
 
 class ProofRows:
     """What proofs need of a rollout's rows, while it is made: of every `batch` rows their k points, which are 6 bytes
@@ -48,7 +41,8 @@ class ProofRows:
         if place:
             self._open.append(head.copy())  # a view would keep those of all rollouts of its step
         # Only the oldest: a place that is drawn again must still have its row.
-        if len(self._open) >= _BEHIND * self.batch:
+        # Proofs' worth of rows that are kept as they are: what comes again after memory was short lies within them.
+        if len(self._open) >= 2 * self.batch:
             first, self._open = self._open[: self.batch], self._open[self.batch :]
             positions, bits = next(top_points([np.stack(first)], self.k))
             self._points.append((positions[0].astype(np.uint32), bits[0].astype(np.uint16)))
@@ -73,7 +67,8 @@ class ProofRows:
 
     def proofs(self) -> bytes:
         """Concatenated, of all rows before those."""
-        parts = [self._points[at : at + _AT_ONCE] for at in range(0, len(self._points), _AT_ONCE)]
+        at_once = 64  # proofs that are encoded together
+        parts = [self._points[at : at + at_once] for at in range(0, len(self._points), at_once)]
         columns = [[np.stack(one).astype(np.int64) for one in zip(*part, strict=True)] for part in parts]
         return b"".join(proof for positions, bits in columns for proof in encode_points(positions, bits))
 
@@ -100,7 +95,8 @@ def prove_all(samples: Sequence[U16 | ProofRows], k: int, batch: int) -> list[by
 
 
 def _content(rows: U16, number: int) -> bytes | int:
-    return rows.tobytes() if rows.size <= _WORTH_COMPARING else number
+    # Values of a sample up to which looking for an equal one is quicker than another proof.
+    return rows.tobytes() if rows.size <= 1 << 14 else number
 
 
 def compare_all(proofs: Sequence[Sequence[ActivationProof]], samples: Sequence[U16], batch: int) -> list[ProofErrors]:

@@ -21,8 +21,6 @@ from protocol.rollout import RolloutBatch, SampleRow
 from protocol.segments import pieces
 from protocol.statements import VerdictOutcome
 
-AT_ONCE = 16
-"""Rollouts of one pass, where a group has no more: between passes the clock is looked at."""
 _LATE = Undecided("a turn cannot be replayed", "the time for it is over", "nothing to do here")
 
 
@@ -72,7 +70,7 @@ def replay_turns(
 
 
 def _together(groups: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    count = max(1, AT_ONCE // size)
+    count = max(1, 16 // size)  # rollouts of one pass, where a group has no more: between passes the clock is looked at
     for start in range(0, len(groups), count):
         yield groups[start : start + count]
 

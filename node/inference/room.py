@@ -12,14 +12,12 @@ from typing import Any, Self
 
 from node.inference.architectures import DELTA, DeltaShape, delta_shape, expert_width, routing_of, shared_width
 from node.inference.errors import EngineError
+from node.units import GIB
 
-GIB = 1 << 30
 CHUNK = 64
 """Tokens of a pass that gated delta layers take together (node.inference.delta)."""
 SIZES = {"float32": 4, "bfloat16": 2}
 """Bytes of a number, by type."""
-SHARE, CPU_SHARE = 0.9, 0.8
-"""Of what is free: allocators lose a tenth, and on a CPU several engines share a machine."""
 CONTEXT = GIB // 2
 """Bytes that CUDA's libraries take once they compute, and the sampler's blocks of weights in float64."""
 MOST_TOKENS, CPU_TOKENS = 1 << 22, 1 << 15
@@ -137,7 +135,8 @@ def plan(
     leaves no room for a cache.
     """
     size = SIZES[dtype]
-    usable = int((SHARE if gpu else CPU_SHARE) * max(0, free - leave)) - (CONTEXT if gpu else 0)
+    # Of what is free: allocators lose a tenth, and on a CPU several engines share a machine.
+    usable = int((0.9 if gpu else 0.8) * max(0, free - leave)) - (CONTEXT if gpu else 0)
     weights = size * model.parameters + (4 * model.vocabulary * model.hidden if wide_head else 0)
     left = usable - weights
     # A pass takes an eighth of what the weights leave, or as little as a chunk does.

@@ -80,7 +80,6 @@ def deal(
 
 # What an engine process needs to know of a task: its environment, and the problems and seeds of one shard.
 # Environments of tasks are kept, the few that were used last. Knows nothing of leases, nodes or results.
-KEPT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ class Shards:
         # Taken out and put in again it is the newest: the one that was used longest ago goes first.
         known = self._kept.pop(id, None)
         self._kept[id] = known or self._load(spec, Path(order.assets_dir))
-        while len(self._kept) > KEPT:
+        while len(self._kept) > 3:
             del self._kept[next(iter(self._kept))]  # closed once no job uses it
         return self._kept[id]
 

@@ -13,17 +13,15 @@ from protocol.blobs import describe
 from protocol.rollout import MAX_FILE_BYTES, RolloutBatch, decode
 from protocol.teaching import encode_taught
 
-AT_ONCE = 64
-"""Rows of one turn on the engine: others get theirs between."""
-
 
 def teach(session: EngineSession, order: Teach) -> Taught:
     """Raises EngineError, and MalformedRollout for a file that is none."""
     started = time.monotonic()
     batch = _read(session, order)
     found: list[list[float]] = []
-    for start in range(0, len(batch.rows), AT_ONCE):
-        rows = batch.rows[start : start + AT_ONCE]
+    at_once = 64  # rows of one turn on the engine: others get theirs between
+    for start in range(0, len(batch.rows), at_once):
+        rows = batch.rows[start : start + at_once]
         # Experts on record are the policy's, not the teacher's.
         sequences = [FinishedSequence(row.prompt, row.output, row.segments) for row in rows]
         found += [one.logprobs.tolist() for one in session.ask_teacher(sequences)]

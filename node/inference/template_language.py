@@ -40,8 +40,6 @@ none. The system's own words for it would depend on its language and time zone."
 MAX_SOURCE = 1 << 17
 MAX_NODES = 1 << 14
 MAX_NODES_DEEP = 100
-_BODY = 64
-"""Parts of a body that cost as much as one step."""
 
 _TEXT = frozenset(
     "capitalize e escape float format indent int lower replace safe string title trim truncate upper wordcount".split()
@@ -230,7 +228,8 @@ def _add_prices(tree: nodes.Template) -> None:
         if isinstance(node, nodes.For):
             node.iter = _asked("looped", node.iter)
         parts = sum(1 for statement in node.body for _ in statement.find_all(nodes.Node))
-        node.body.insert(0, nodes.ExprStmt(_asked("spend", nodes.Const(1 + parts // _BODY))).set_lineno(node.lineno))
+        # Parts of a body that cost as much as one step.
+        node.body.insert(0, nodes.ExprStmt(_asked("spend", nodes.Const(1 + parts // 64))).set_lineno(node.lineno))
 
 
 def _asked(name: str, argument: nodes.Node) -> nodes.Expr:

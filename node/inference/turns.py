@@ -21,8 +21,6 @@ from protocol.run import RunSpec
 
 Generate = Callable[[Sequence[GenerationRequest], float], list[Completion]]
 """`node.inference.engine.generate` on some engine, or what somebody has in its place."""
-ATTEMPTS = 3
-"""How often a worker asks an environment that cannot tell in time."""
 
 
 def sampled_tokens(transcript: Transcript) -> int:
@@ -204,7 +202,7 @@ def _going_on(environment: Environment, plays: Sequence[_Play], bounds: Bounds, 
 
 def _asked(environment: Environment, due: Sequence[Due], bounds: Bounds, strict: bool) -> list[list[int] | None]:
     found = replies(environment, due, bounds)
-    for _ in range(ATTEMPTS - 1):
+    for _ in range(2):  # a worker asks an environment that cannot tell in time three times
         unsure = [place for place, one in enumerate(found) if isinstance(one, Undecided)]
         again = replies(environment, [due[place] for place in unsure], bounds)
         for place, one in zip(unsure, again, strict=True):

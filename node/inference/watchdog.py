@@ -8,22 +8,6 @@ prefill: that uses the processor, or a load: that says so. Beyond the last bound
 
 from dataclasses import dataclass
 
-SILENT = 5.0
-"""Seconds without a word and without work after which a child hangs."""
-SILENT_AT_WORK = 60.0
-"""The same for one that uses the processor: something may hold the interpreter's lock."""
-STANDING = 30.0
-"""Seconds without a beat and without work, while the engine has something to do that is no load; also without a first
-word, which comes after the imports."""
-STANDING_AT_WORK = 600.0
-"""The longest that a single prefill or load may take, and the imports."""
-IDLE_SHARE = 0.02
-"""Of one processor: whoever uses less does not work."""
-DOUBT = 2.5
-"""Seconds without a word, or a beat, from which on it is asked whether the child works: to ask, all processes of the
-machine are looked through."""
-LATE = 2.0
-"""Seconds between two looks after which it was the daemon that slept."""
 LOADING = "loading"
 """What an engine is busy with that may wait for a disk."""
 
@@ -46,7 +30,21 @@ class _Since:
 class Watchdog:
     """One child's. now: seconds of a clock that never goes back."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(
+        self,
+        now: float,
+        *,
+        silent: float = 5.0,
+        standing: float = 30.0,
+        standing_at_work: float = 600.0,
+        idle_share: float = 0.02,
+    ) -> None:
+        # Seconds without a beat and without work, while the engine has something to do that is no load; also without a
+        # first word, which comes after the imports.
+        self._standing = standing
+        self._silent = silent  # seconds without a word and without work after which a child hangs
+        self._standing_at_work = standing_at_work  # the longest that a single prefill or load may take, and the imports
+        self._idle_share = idle_share  # of one processor: whoever uses less does not work
         self._heard = _Since(now)
         self._beat = _Since(now)
         self._looked = now
@@ -67,26 +65,31 @@ class Watchdog:
 
     def doubts(self, now: float) -> bool:
         """Whether what the child uses of the processors matters."""
-        return now - self._heard.at > DOUBT or (bool(self._busy) and now - self._beat.at > DOUBT)
+        # Seconds without a word, or a beat, from which on it is asked whether the child works: to ask, all processes of
+        # the machine are looked through.
+        doubt = 2.5
+        return now - self._heard.at > doubt or (bool(self._busy) and now - self._beat.at > doubt)
 
     def look(self, now: float, cpu: float | None) -> str:
         """Why the child hangs, empty if it does not. cpu: seconds that it and its own children have used so far; None
         without doubts. To be called every second."""
-        if now - self._looked > LATE:  # the daemon was asleep, or its machine: nobody could be heard
+        # Seconds between two looks after which it was the daemon that slept.
+        if now - self._looked > 2.0:  # the daemon was asleep, or its machine: nobody could be heard
             self._heard, self._beat = _Since(now), _Since(now)
         self._looked = now
         return self._silence(now, cpu) or self._standstill(now, cpu)
 
     def _silence(self, now: float, cpu: float | None) -> str:
-        working = self._heard.rate(now, cpu) >= IDLE_SHARE
-        idle, busy = (SILENT, SILENT_AT_WORK) if self._spoke else (STANDING, STANDING_AT_WORK)
+        working = self._heard.rate(now, cpu) >= self._idle_share
+        # The same for one that uses the processor: something may hold the interpreter's lock.
+        idle, busy = (self._silent, 60.0) if self._spoke else (self._standing, self._standing_at_work)
         return _beyond("it says nothing", now - self._heard.at, busy if working else idle)
 
     def _standstill(self, now: float, cpu: float | None) -> str:
         if not self._busy:
             return ""
-        working = self._beat.rate(now, cpu) >= IDLE_SHARE or self._busy == LOADING
-        bound = STANDING_AT_WORK if working else STANDING
+        working = self._beat.rate(now, cpu) >= self._idle_share or self._busy == LOADING
+        bound = self._standing_at_work if working else self._standing
         return _beyond(f"it stands still while {self._busy}", now - self._beat.at, bound)
 
 

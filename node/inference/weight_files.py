@@ -25,7 +25,6 @@ SUFFIX = ".safetensors"
 _ELSEWHERE = "transformers_weights"
 """Of config.json: the file that transformers loads instead of all others."""
 _LFS = b"version https://git-lfs"
-_PIECE = 1 << 24
 _BESIDE_PICTURES = ((r"^language_model\.(?=model\.|lm_head\.)", ""), (r"^model\.language_model\.", "model."))
 """Names that a language model has in files of a model that reads pictures, too -> its own."""
 _PUBLISHED: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -249,10 +248,11 @@ def _broken(path: Path, error: Exception) -> tuple[str, str]:
 
 
 def _bytes_of(stored: Stored) -> Iterator[bytes]:
+    piece = 1 << 24
     with stored.file.open("rb") as file:
         file.seek(stored.start)
-        for at in range(stored.start, stored.stop, _PIECE):
-            yield file.read(min(_PIECE, stored.stop - at))
+        for at in range(stored.start, stored.stop, piece):
+            yield file.read(min(piece, stored.stop - at))
 
 
 def _few(names: Iterable[str]) -> str:

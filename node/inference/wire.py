@@ -24,13 +24,12 @@ MAX_FRAME = 64 * 1024 * 1024
 HEADER = struct.Struct("<I")
 MOST_REQUESTS = 64
 """That a child takes before the first of them is answered."""
-SPARE_POLICIES = 3
-"""Kept beyond the run's max_staleness: the newest, the next, and one that is late."""
 
 
 def kept_policies(run: RunSpec) -> int:
     """How many policies' weights a child keeps: those that were loaded last."""
-    return run.recipe.max_staleness + SPARE_POLICIES
+    # Kept beyond the run's max_staleness: the newest, the next, and one that is late.
+    return run.recipe.max_staleness + 3
 
 
 class EngineWireError(ProtocolError):

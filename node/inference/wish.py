@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.inference.engines import AUTO, ENGINES, EngineKind, kernels, kind_of, usable
-from node.inference.room import GIB
 from node.inference.settings import DTYPES, EngineSettings, devices
+from node.units import GIB
 from protocol.engines import permits
 
 

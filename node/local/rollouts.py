@@ -44,11 +44,6 @@ from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome, WorkCommitment
 
 log = structlog.get_logger()
-LOOK_EVERY = 0.02
-"""Seconds between two looks at the spool: a small model's step takes little more."""
-WORK_DEADLINE = 3600.0
-ENGINE_TRIES = 3
-"""Of a file, each of which the engine's client repeats by itself."""
 _NODE = "intellect-node local node v1"
 Told = Callable[[dict[str, Any]], None]
 Doing = Callable[[str], None]
@@ -75,7 +70,8 @@ class DeskRun:
         doing: what goes on meanwhile."""
         self._run, self._encoded, self._assets = run, encoded, assets
         self._learner, self._spool, self._observer = learner, spool, observer
-        self._watch = SpoolWatch(spool, LOOK_EVERY)
+        # Seconds between two looks at the spool: a small model's step takes little more.
+        self._watch = SpoolWatch(spool, 0.02)
         self._processes = (learner, *others)
         self._told, self._doing = on_progress, doing
         self._tokens = 0
@@ -297,7 +293,9 @@ class LocalRun(DeskRun):
             await self._make(policy, index, rollout, report)
         return await trio.to_thread.run_sync(self._read, policy, rollout, report)
 
-    async def _make(self, policy: int, index: int, rollout: Path, report: Path) -> None:
+    async def _make(
+        self, policy: int, index: int, rollout: Path, report: Path, *, work_deadline: float = 3600.0
+    ) -> None:
         """Sample and score a submission exactly as a worker and a validator would."""
         root = await trio.to_thread.run_sync(self._root, policy)
         load = LoadPolicy(policy_root=root, step=policy, path=str(self._spool.policy_path(policy)))
@@ -310,7 +308,7 @@ class LocalRun(DeskRun):
             capacity=highest_capacity(self._run),
         )
         engine = min(self._engines, key=lambda one: one.asking)
-        produced = await engine.ask(order, timeout=WORK_DEADLINE, policy=load)
+        produced = await engine.ask(order, timeout=work_deadline, policy=load)
         look = Inspect(
             policy_root=root,
             node=self._node,
@@ -320,7 +318,7 @@ class LocalRun(DeskRun):
             path=str(rollout),
             report_path=str(report),
         )
-        inspected = await engine.ask(look, timeout=WORK_DEADLINE, policy=load)
+        inspected = await engine.ask(look, timeout=work_deadline, policy=load)
         if inspected.outcome != VerdictOutcome.ACCEPT:
             raise EngineError(
                 "the engine's own rollouts do not pass its checks",
@@ -407,7 +405,7 @@ class LocalRun(DeskRun):
 
 async def patiently(made: Callable[[int, int], Awaitable[list[Group]]], policy: int, index: int) -> list[Group]:
     """What `made` gives of a policy's file, from a second and third engine where one ends meanwhile."""
-    for _ in range(ENGINE_TRIES - 1):
+    for _ in range(2):  # the engine's client repeats each of a file's three tries by itself
         try:
             return await made(policy, index)
         except EngineCrashed as crash:

@@ -14,13 +14,6 @@ import msgspec
 
 from protocol.sections import Alarms
 
-MEMORY = 1000
-"""Steps that the gradient norm's median is over."""
-GROSS = 4.0
-"""Times the limit of a mismatch at which one step is enough: then samples are of another policy, or the step was."""
-NOTICEABLE = 0.05
-"""A best mean reward below this cannot collapse."""
-
 
 class Alarm(msgspec.Struct, frozen=True):
     """name: stable; step: where it began to ring; value and limit: what was compared; text: for people."""
@@ -38,7 +31,7 @@ class AlarmBook:
     def __init__(self, settings: Alarms) -> None:
         self._settings = settings
         self._recent: dict[str, deque[float]] = {}
-        self._norms: deque[float] = deque(maxlen=MEMORY)
+        self._norms: deque[float] = deque(maxlen=1000)  # steps that the gradient norm's median is over
         self._lowest_entropy = math.inf
         self._best_reward = -math.inf
         self._silent = 0
@@ -91,9 +84,12 @@ class AlarmBook:
 
     def _mismatch(self, step: int, mean: float | None, value: float | None) -> Alarm | None:
         limit = self._settings.mismatch
-        if limit and value is not None and value > GROSS * limit:
+        # Times the limit of a mismatch at which one step is enough: then samples are of another policy, or the step
+        # was.
+        gross = 4.0
+        if limit and value is not None and value > gross * limit:
             text = f"sampler and trainer differ by {value:.3g} nats per token in one step: lower the learning rate"
-            return Alarm("mismatch", step, value, GROSS * limit, text)
+            return Alarm("mismatch", step, value, gross * limit, text)
         if mean is None or not limit or mean <= limit:
             return None
         text = f"sampler and trainer differ by {mean:.3g} nats per token, more than {limit:g}"
@@ -117,7 +113,7 @@ class AlarmBook:
             return None
         self._best_reward = max(self._best_reward, mean)
         limit = (1 - drop) * self._best_reward
-        if self._best_reward < NOTICEABLE or mean >= limit:
+        if self._best_reward < 0.05 or mean >= limit:  # a best mean reward below this cannot collapse
             return None
         text = f"mean reward {mean:.3g} has lost more than {drop:.0%} of its best, {self._best_reward:.3g}"
         return Alarm("reward_collapse", step, mean, limit, text)

@@ -37,8 +37,6 @@ class Sink(Protocol):
 Answers = Callable[[int], Path]
 """The file of a step's held-back answers, which need not be there."""
 ANSWER = ("problem", "prompt", "answer", "reward", "length", "target", "finished")
-MOST_ANSWERS = 4 << 20
-"""Bytes of such a file."""
 
 
 class WandbSink:
@@ -85,7 +83,7 @@ def _rows(path: Path) -> list[list[Any]]:
     """Of the answers in a file, in the order of ANSWER; none where there is no such file."""
     try:
         with path.open("rb") as file:
-            told = msgspec.json.decode(file.read(MOST_ANSWERS), type=list[dict[str, Any]])
+            told = msgspec.json.decode(file.read(4 << 20), type=list[dict[str, Any]])  # bytes of such a file
     except FileNotFoundError:
         return []
     return [[one.get(name) for name in ANSWER] for one in told]

@@ -28,8 +28,6 @@ log = structlog.get_logger(__name__)
 
 # For all addresses of a member together: one that names many does not hold its place among the dials for longer.
 DIAL_SECONDS = 10.0
-PAUSE = 30.0
-"""Seconds for which an address that was not its member's is left alone on another member's word."""
 
 
 # Addresses that are remembered as empty. An attacker who names more makes the oldest be tried again: a dial, no more.
@@ -143,7 +141,8 @@ class Knocks:
     def may(self, contact: Contact, now: float) -> bool:
         """Whether this member's word is reason enough to dial the address now."""
         missed = self._missed.get(contact.address)
-        return missed is None or missed[0] == contact.member or now - missed[1] >= PAUSE
+        # Seconds for which an address that was not its member's is left alone on another member's word.
+        return missed is None or missed[0] == contact.member or now - missed[1] >= 30.0
 
     def missed(self, contact: Contact, now: float) -> None:
         self._missed[contact.address] = (contact.member, now)

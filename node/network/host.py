@@ -245,10 +245,6 @@ def listening_address(text: str) -> Multiaddr:
     return address
 
 
-BLOCK = 32 * 1024**2 - 64 * 1024
-"""The largest that glibc learns from (mallopt(3), M_MMAP_THRESHOLD): 32 MiB with its own header."""
-
-
 def keep_freed_blocks() -> None:
     """Let blocks of up to 32 MiB be cut from the heap, and up to 64 MiB of it stay when they are freed.
 
@@ -257,4 +253,6 @@ def keep_freed_blocks() -> None:
     quarter of what a transfer costs. glibc raises both bounds once it has freed a mapped block of that size; other
     libraries have other rules, and to them this is a block that nobody wrote to.
     """
-    bytes(BLOCK)  # zeroed by the kernel where it is touched, which it is not; a bytearray would be zeroed by hand
+    # The largest that glibc learns from (mallopt(3), M_MMAP_THRESHOLD): 32 MiB with its own header.
+    # Zeroed by the kernel where it is touched, which it is not; a bytearray would be zeroed by hand.
+    bytes(32 * 1024**2 - 64 * 1024)

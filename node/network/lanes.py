@@ -29,28 +29,8 @@ log = structlog.get_logger(__name__)
 PROTOCOL = "/intellect-node/lanes/1"
 LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.1, 0.5
 """Between two looks at the paths, while something goes by them in bulk and while nothing does."""
-STALL_SECONDS = 1.0
 LOSSY = 0.004
 """Share of segments that are sent again."""
-FADES = 0.98
-"""What is left of the segments counted when the next look adds its own."""
-QUEUE_SHARE, QUEUE_SECONDS = 0.1, 0.03
-"""How much longer than the shortest a round trip may be while nothing queues."""
-HOLD_SECONDS, HOLD_TRIPS = 2.0, 12
-"""After a queue was seen, so long and so many round trips loss counts for nothing: it may be of that queue, as a first
-overshoot is, and what was lost of one window is sent again over several round trips."""
-FRESH = 2
-"""Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two seconds."""
-STEP = 40.0
-"""Lanes opened at once, per second of the round trip, which each carries so much less for; four at least. A queue that
-they fill is seen before the next are opened, so that the path gets no more of them than it takes to fill it."""
-NEAR = 0.001
-"""Seconds of a round trip below which no lane is opened: at LOSSY one connection carries 200 Mbit/s there, and what is
-sent again on a loopback is late, for want of a processor, and not lost."""
-IDLE_SECONDS = 60.0
-DIAL_SECONDS = 10.0
-PAUSE = 30.0
-"""After lanes could not be opened."""
 
 
 class PathWatch:
@@ -72,20 +52,29 @@ class PathWatch:
         trip = min((each.least_rtt for each in found), default=0.0)
         self._hold -= LOOK_SECONDS
         self._quiet += LOOK_SECONDS
+        fades = 0.98  # what is left of the segments counted when the next look adds its own
         if _queues([now for was, now in pairs if now.segments > was.segments]):
-            self._forget(hold=max(HOLD_SECONDS, HOLD_TRIPS * trip))
+            # After a queue was seen, so long and so many round trips loss counts for nothing: it may be of that queue,
+            # as a first overshoot is, and what was lost of one window is sent again over several round trips.
+            self._forget(hold=max(2.0, 12 * trip))
         # A queue that has just gone leaves losses of its own behind: these say nothing of the path.
         elif self._hold <= 0:
-            self._sent, self._again = FADES * self._sent + sent, FADES * self._again + again
+            self._sent, self._again = fades * self._sent + sent, fades * self._again + again
             # What one window lost is one event, however many looks it takes to be sent again.
             if again and self._quiet >= trip:
                 self._fresh, self._quiet = self._fresh + 1, 0.0
-        return self._fresh >= FRESH and self._again > LOSSY * self._sent and trip >= NEAR
+        # Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two
+        # seconds. Seconds of a round trip below which no lane is opened: at LOSSY one connection carries 200 Mbit/s
+        # there, and what is sent again on a loopback is late, for want of a processor, and not lost.
+        return self._fresh >= 2 and self._again > LOSSY * self._sent and trip >= 0.001
 
     @property
     def step(self) -> int:
         """Lanes to open at once."""
-        return max(4, round(STEP * min((each.least_rtt for each in self._seen), default=0.0)))
+        # Lanes opened at once, per second of the round trip, which each carries so much less for; four at least. A
+        # queue that they fill is seen before the next are opened, so that the path gets no more of them than it takes
+        # to fill it.
+        return max(4, round(40.0 * min((each.least_rtt for each in self._seen), default=0.0)))
 
     def opens(self) -> None:
         """Lanes are being opened: more follow only for loss that these meet."""
@@ -101,14 +90,17 @@ def _queues(active: list[Tcp]) -> bool:
     """Whether something queues on the path. A queue lengthens the round trips of most connections; a lost
     acknowledgement lengthens one connection's for a second, and makes it vary."""
     least = min((each.least_rtt for each in active), default=0.0)
-    longer = sum(each.rtt - each.varies > least * (1 + QUEUE_SHARE) + QUEUE_SECONDS for each in active)
+    # How much longer than the shortest a round trip may be while nothing queues.
+    longer = sum(each.rtt - each.varies > least * 1.1 + 0.03 for each in active)
     return 2 * longer > len(active)
 
 
 class Lanes:
     """Opens lanes, and closes those that it has opened once nothing goes by them."""
 
-    def __init__(self, links: Links, requests: Requests) -> None:
+    def __init__(self, links: Links, requests: Requests, *, dial_seconds: float = 10.0, pause: float = 30.0) -> None:
+        self._dial_seconds = dial_seconds
+        self._pause = pause  # after lanes could not be opened
         self._links = links
         self._requests = requests
         self._watched: dict[ID, PathWatch] = {}
@@ -146,7 +138,7 @@ class Lanes:
                 )
         return found
 
-    def _sends_bulk(self, connections: list[INetConn], now: float) -> bool:
+    def _sends_bulk(self, connections: list[INetConn], now: float, *, stall_seconds: float = 1.0) -> bool:
         """Now, or a moment ago: a connection that waits to send a lost segment again takes nothing meanwhile."""
         sends = False
         for session in map(session_of, connections):
@@ -154,7 +146,7 @@ class Lanes:
             if session.bulk != said:
                 since = now
             self._bulk[session] = (session.bulk, since)
-            sends = sends or now - since < STALL_SECONDS
+            sends = sends or now - since < stall_seconds
         return sends
 
     def _look(self, peer: ID, connections: list[INetConn], now: float) -> None:
@@ -193,11 +185,11 @@ class Lanes:
 
     async def _dial(self, peer: ID, place: Multiaddr, watch: PathWatch) -> None:
         try:
-            with trio.fail_after(DIAL_SECONDS):
+            with trio.fail_after(self._dial_seconds):
                 self._opened[await self._links.dial_beside(peer, place)] = trio.current_time()
         except Exception as error:  # the library's own are many
             log.debug("network.no_lane", peer=str(peer), error=repr(error))
-            watch.retry_at = trio.current_time() + PAUSE
+            watch.retry_at = trio.current_time() + self._pause
         finally:
             watch.dialling -= 1
             watch.dialled.set()
@@ -209,13 +201,13 @@ class Lanes:
         before = len(self._links.direct().get(peer, ()))
         try:
             if member is not None:
-                with trio.move_on_after(DIAL_SECONDS):
+                with trio.move_on_after(self._dial_seconds):
                     await self._requests.ask(member, PROTOCOL, b"", 1)
         except NetworkError as error:
             log.debug("network.no_lane", peer=member, error=repr(error))
         finally:
             if len(self._links.direct().get(peer, ())) <= before:
-                watch.retry_at = trio.current_time() + PAUSE / 10
+                watch.retry_at = trio.current_time() + self._pause / 10
             watch.opening = False
 
     async def _asked(self, asker: Address, request: bytes) -> bytes:
@@ -232,14 +224,14 @@ class Lanes:
             await self._open(peer, connections, watch)
         return b""
 
-    async def _close_idle(self, now: float) -> None:
+    async def _close_idle(self, now: float, *, idle_seconds: float = 60.0) -> None:
         for lane in list(self._opened):
             if lane.is_closed:
                 del self._opened[lane]
             # Kept streams count as use: a lane that is closed under one would cost it a request.
             elif session_of(lane).streams:
                 self._opened[lane] = now
-            elif now - self._opened[lane] > IDLE_SECONDS:
+            elif now - self._opened[lane] > idle_seconds:
                 del self._opened[lane]
                 await close_quietly(lane)
 

@@ -38,9 +38,6 @@ MAX_WITH_ONE = MAX_LANES + 4
 """Direct connections with one member beside the first: lanes, and such as both dialled at once."""
 MAX_BESIDE = 128
 """Direct connections beside the first, with all peers together."""
-# Long: a peer that loads a model may hold its event loop for seconds, and a connection that is cut costs both of them
-# more.
-PING_TIMEOUT = 20.0
 
 
 class Links:
@@ -172,7 +169,9 @@ class Links:
         for session in self._sessions(id_of(where.peer_id)):
             # Whatever came lately is as good a sign of life as an answer, and costs nothing.
             if session.heard_at < trio.current_time() - PING_SECONDS:
-                with trio.move_on_after(PING_TIMEOUT) as waiting:
+                # Long: a peer that loads a model may hold its event loop for seconds, and a connection that is cut
+                # costs both of them more.
+                with trio.move_on_after(20.0) as waiting:
                     await session.ping()
                 if waiting.cancelled_caught:
                     log.info("network.connection_dead", peer=where.member)

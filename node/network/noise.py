@@ -24,10 +24,6 @@ from node.network.sockets import LeanSocket, Prompt, Tcp, prompt, unbuffered
 
 LENGTH = 2
 TAG = 16
-LAST_NONCE = (1 << 64) - 2
-"""Of one key; the number after it is reserved (Noise, 5.1)."""
-# Four messages of the largest kind: as much as one system call should bring.
-READ_AT_ONCE = 256 * 1024
 MAX_RUN = 32
 """Messages that are read without letting others run: as many as are here, else each takes four coroutines upwards."""
 
@@ -52,7 +48,7 @@ class Cipher:
         return self._aead.decrypt(self._next_nonce(), sealed, None)
 
     def _next_nonce(self) -> bytes:
-        if self.number > LAST_NONCE:
+        if self.number > (1 << 64) - 2:  # of one key; the number after it is reserved (Noise, 5.1)
             raise NoiseBroken("all numbers of this session are used up")
         # Noise writes the nonce little-endian here, and lengths big-endian (12.3).
         nonce = bytes(4) + self.number.to_bytes(8, "little")
@@ -123,7 +119,8 @@ class NoiseSession(BaseSession, Prompt):
             await trio.lowlevel.checkpoint()
         ready = self._open(most)
         while not ready:
-            more = await self._source.read(READ_AT_ONCE)
+            # Four messages of the largest kind: as much as one system call should bring.
+            more = await self._source.read(256 * 1024)
             if not more and self._begun:
                 raise IncompleteReadError("the connection ended within a message")
             if not more:

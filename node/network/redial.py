@@ -21,19 +21,11 @@ log = structlog.get_logger(__name__)
 FIRST_DELAY = 0.5
 # Longer would be late for a member that comes back from a night's sleep; shorter is noise to a thousand nodes.
 LONGEST_DELAY = 30.0
-# A look costs a dictionary lookup, so a member that is apart can be looked at each second.
-CHECK_SECONDS = 1.0
-REST_SECONDS = 5.0
-"""Between two looks at a member that is connected as well as can be, unless a connection ends."""
 PING_SECONDS = 15.0
 """Of silence before a connection is pinged, by yamux: a request of our own for it was half of what a quiet node did."""
 MAX_DIALS = 32
 """At once: all that a node looks for. Of most members of an old pool nobody answers, for seconds each, and those who
 do must not wait behind them."""
-LET_IT_CALL = 3.0
-"""Seconds before a member behind a relay is called through it: what it can dial itself, it dials without."""
-LONGEST_RELAYED_DELAY = 300.0
-"""Between two tries to do without a relay."""
 
 
 class LinkKind(Enum):
@@ -167,10 +159,12 @@ class Redialer:
                     await self._ping(where)
                     checked = trio.current_time()
                 if link is LinkKind.BEST:
-                    with trio.move_on_after(REST_SECONDS):
+                    # Between two looks at a member that is connected as well as can be, unless a connection ends.
+                    with trio.move_on_after(5.0):
                         await self._loss.wait()
                 else:
-                    await trio.sleep(min(CHECK_SECONDS, max(due - trio.current_time(), 0.0)))
+                    # A look costs a dictionary lookup, so a member that is apart can be looked at each second.
+                    await trio.sleep(min(1.0, max(due - trio.current_time(), 0.0)))
 
     def _patience(self, where: AddressSet) -> float:
         """Seconds before the first try: of two who learn of each other at once, one dials first."""
@@ -178,12 +172,13 @@ class Redialer:
         if self.failures.get(where.member):
             return self._pause(where.member, LinkKind.APART)
         if where.hidden:
-            return LET_IT_CALL * (1 + random.random())  # noqa: S311 - no secret
+            # Seconds before a member behind a relay is called through it: what it can dial itself, it dials without.
+            return 3.0 * (1 + random.random())  # noqa: S311 - no secret
         return FIRST_DELAY * (1 + random.random()) if self._own > where.member else 0.0  # noqa: S311 - no secret
 
     def _pause(self, member: Address, link: LinkKind) -> float:
         failures = self.failures.get(member, 0)
-        longest = LONGEST_RELAYED_DELAY if link is LinkKind.RELAYED else LONGEST_DELAY
+        longest = 300.0 if link is LinkKind.RELAYED else LONGEST_DELAY  # between two tries to do without a relay
         return delay_after(failures, random.random(), longest) if failures else 0.0  # noqa: S311 - no secret
 
     async def _try(self, where: AddressSet) -> None:

@@ -45,7 +45,8 @@ class KeptStreams(Generic[S]):
         idle = self._idle.get((peer, protocol))
         given_up: list[S] = []
         # The oldest are on the left: they are given up from there, while the freshest on the right is used first.
-        while idle and idle[0][0] < now - IDLE_SECONDS:
+        # After which a stream is not used any more: well before the other side closes it (wire: KEEP_SECONDS).
+        while idle and idle[0][0] < now - 10.0:
             given_up.append(idle.popleft()[1])
         while idle:
             stream = idle.pop()[1]
@@ -60,20 +61,15 @@ class KeptStreams(Generic[S]):
         idle = self._idle.get(place, deque[tuple[float, S]]())
         idle.append((now, stream))
         self._idle[place] = idle
-        return [idle.popleft()[1]] if len(idle) > MOST_KEPT else []
+        return [idle.popleft()[1]] if len(idle) > 8 else []  # idle streams of one peer and protocol
 
 
-# Who opens a stream and says nothing must not hold it for long.
-READ_SECONDS = 15.0
 BULK = 128 * 1024
 """A request whose answer may be larger is for bulk, and goes by a lane if there is one."""
 KEEP_SECONDS = 30.0
 """For a further request on a stream, after an answer."""
 SENT_AT_ONCE = yamux.WINDOW_BYTES // 2
 """A request that fits the other side's window, whatever it reads."""
-# For the handler and for the answer together: 4 MiB at 300 kbit/s take as long.
-SERVE_SECONDS = 120.0
-CLOSE_SECONDS = 3.0
 # Handlers that run at one time; more wait their turn, and the asker's own deadline runs meanwhile.
 MAX_SERVED_AT_ONCE = 512
 # What a peer may send before we have read it: no more than this is ever held for one answer.
@@ -168,19 +164,28 @@ class Requests:
         if asker is None:
             await stream.reset()
             return
-        muxed, patience = yamux.stream_below(stream), READ_SECONDS
+        # Who opens a stream and says nothing must not hold it for long.
+        muxed, patience = yamux.stream_below(stream), 15.0
         while await self._answer_one(asker, *self._handlers[protocol], muxed, patience):
             patience = KEEP_SECONDS
         await stream.close()
 
     async def _answer_one(
-        self, asker: Address, handler: Handler, max_request: int, stream: yamux.YamuxStream, patience: float
+        self,
+        asker: Address,
+        handler: Handler,
+        max_request: int,
+        stream: yamux.YamuxStream,
+        patience: float,
+        *,
+        serve_seconds: float = 120.0,
     ) -> bool:
         """Whether another request may come on this stream."""
         stranger = not self._known.is_member(asker)
         # Before the request is read: its bytes would be memory that a stranger fills.
         if stranger and not self._stranger_may_ask(asker):
-            with trio.fail_after(SERVE_SECONDS):
+            # For the handler and for the answer together: 4 MiB at 300 kbit/s take as long.
+            with trio.fail_after(serve_seconds):
                 await write_response(stream, BUSY, b"")
             return False
         try:
@@ -195,11 +200,11 @@ class Requests:
         except RequestWireError as error:
             if error.announced < 0:
                 raise
-            with trio.fail_after(SERVE_SECONDS):
+            with trio.fail_after(serve_seconds):
                 await write_response(stream, TOO_LARGE, b"")
             return False
         self._tally.add(requests_in=1, bytes_in=len(request))
-        with trio.fail_after(SERVE_SECONDS):
+        with trio.fail_after(serve_seconds):
             # Only the handler holds a place: a peer that reads its answer slowly must not keep others out.
             async with self._serving:
                 answer = await handler(asker, request)
@@ -275,21 +280,17 @@ async def _converse(stream: yamux.YamuxStream, data: bytes, limit: int) -> tuple
     return answer, taken
 
 
-async def _finish(stream: INetStream, clean: bool) -> None:
+async def _finish(stream: INetStream, clean: bool, *, close_seconds: float = 3.0) -> None:
     # Shielded: a request that ran out of time is cancelled already, and an unclosed stream would stay in the session's
     # table.
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + close_seconds):
         try:
             await (stream.close() if clean else stream.reset())
         except Exception as error:
             log.debug("network.stream_close_failed", error=repr(error))
 
 
-MOST_KEPT = 8
-"""Idle streams of one peer and protocol."""
 MAX_PLACES = 1024
-IDLE_SECONDS = 10.0
-"""After which a stream is not used any more: well before the other side closes it (wire: KEEP_SECONDS)."""
 
 
 # Requests and responses on one stream, one after the other, with bounds before allocation.

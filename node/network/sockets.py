@@ -19,16 +19,10 @@ from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 
-# After an outage all members may dial within one second.
-BACKLOG = 128
 # One window of yamux: what one stream may send unasked is read by one call.
 READ_AHEAD = 256 * 1024
 MAX_RUN = 1024 * 1024
 """Bytes that are written without letting others run."""
-
-
-TCP_INFO_BYTES = 224
-"""Up to what Linux 4.19 and later say of data that was sent again."""
 
 
 class Tcp(msgspec.Struct, frozen=True):
@@ -129,12 +123,13 @@ class LeanSocket(ReadWriteCloser, Prompt):
         """None where the system does not say, or the socket is closed."""
         if sys.platform != "linux":
             return None
+        tcp_info_bytes = 224  # up to what Linux 4.19 and later say of data that was sent again
         try:
-            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info_bytes)
             name = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         except OSError:
             return None
-        if not isinstance(told, bytes) or not isinstance(name, bytes) or len(told) < TCP_INFO_BYTES:
+        if not isinstance(told, bytes) or not isinstance(name, bytes) or len(told) < tcp_info_bytes:
             return None
         # Places in struct tcp_info (linux/tcp.h), which only ever grows at its end.
         rtt, varies, again, least, segments = (struct.unpack_from("=I", told, at)[0] for at in (68, 72, 100, 148, 156))
@@ -209,7 +204,7 @@ async def open_listeners(host: str | None, port: int) -> list[trio.SocketListene
     made = _shared(host or "0.0.0.0")  # noqa: S104 - a peer is to be reached by peers
     try:
         await made.bind((host or "0.0.0.0", port))  # noqa: S104 - as above
-        made.listen(BACKLOG)
+        made.listen(128)  # after an outage all members may dial within one second
         return [trio.SocketListener(made)]
     except BaseException:
         made.close()

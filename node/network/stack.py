@@ -29,8 +29,6 @@ from protocol.identity import NodeKey
 
 # A pool may have more members than this; a node dials a part of them, and news reaches the rest by gossip.
 MAX_CONNECTIONS = 512
-# A peer that has gone does not answer a goodbye, and a daemon that ends must not wait for it.
-CLOSE_SECONDS = 3.0
 
 
 class Stack:
@@ -82,7 +80,8 @@ class Stack:
             try:
                 yield
             finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+                # A peer that has gone does not answer a goodbye, and a daemon that ends must not wait for it.
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 3.0):
                     await self._say_goodbye()
                 scope.cancel()
 

@@ -10,14 +10,6 @@ from collections import deque
 import trio
 
 TURN_SECONDS = 0.025
-LEAST_TURN = 4 * 1024
-"""Bytes. 33 ms at 1 Mbit/s; less would be mostly headers and wake-ups."""
-NEWS_TURNS = 4
-"""Turns of news after which bulk that waits has one: a fifth of the line at least."""
-SPAN = 0.1
-"""Seconds over which the line's rate is measured, at least."""
-GAP = 0.05
-"""Seconds without a write after which the measurement begins anew: the line may have run dry."""
 
 
 class Turns:
@@ -51,7 +43,8 @@ class Turns:
         self._pass_on(most)
 
     def _pass_on(self, most: int) -> None:
-        bulk_is_due = self._bulk and (not self._news or self._ahead >= NEWS_TURNS * most > 0)
+        # Turns of news after which bulk that waits has one: a fifth of the line at least.
+        bulk_is_due = self._bulk and (not self._news or self._ahead >= 4 * most > 0)
         queue = self._bulk if bulk_is_due else self._news
         self.held = bool(queue)
         if queue:
@@ -62,7 +55,8 @@ class LinePace:
     """turn: bytes that may be written at once. The line's rate is what it took between two moments at which it took no
     more, or, as a lower bound, what it took in a while in which it always took more. The clock is an argument."""
 
-    def __init__(self, first: int, most: int) -> None:
+    def __init__(self, first: int, most: int, *, span: float = 0.1) -> None:
+        self._span = span  # seconds over which the line's rate is measured, at least
         self.turn = first
         self._most = most
         self._since = self._last = float("-inf")
@@ -72,13 +66,14 @@ class LinePace:
     def begins(self, now: float) -> None:
         """A write begins."""
         self._waits = False
-        if now - self._last > GAP:
+        # Seconds without a write after which the measurement begins anew: the line may have run dry.
+        if now - self._last > 0.05:
             self._restart(now, full=False)
 
     def full(self, now: float) -> None:
         """The line takes no more at once."""
         self._waits = True
-        if self._from_full and now - self._since >= SPAN:
+        if self._from_full and now - self._since >= self._span:
             self.turn = self._turn(now)
             self._restart(now, full=True)
         elif not self._from_full:
@@ -88,12 +83,13 @@ class LinePace:
         """A write ended."""
         self._bytes += size
         self._last = now
-        if not self._waits and now - self._since >= 2 * SPAN:
+        if not self._waits and now - self._since >= 2 * self._span:
             self.turn = max(self.turn, self._turn(now))
             self._restart(now, full=False)
 
     def _turn(self, now: float) -> int:
-        return int(min(self._most, max(LEAST_TURN, self._bytes / (now - self._since) * TURN_SECONDS)))
+        # Bytes. 33 ms at 1 Mbit/s; less would be mostly headers and wake-ups.
+        return int(min(self._most, max(4 * 1024, self._bytes / (now - self._since) * TURN_SECONDS)))
 
     def _restart(self, now: float, *, full: bool) -> None:
         self._since, self._from_full, self._bytes = now, full, 0

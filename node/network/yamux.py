@@ -42,16 +42,12 @@ SYN, ACK, FIN, RST = 1, 2, 4, 8
 
 WINDOW_BYTES = 256 * 1024
 """A new stream's window, both ways, by the specification."""
-MOST_WINDOW = 1 << 31
-"""More than this nobody has to give; a peer that says so is broken."""
 BODY_BYTES = MAX_PLAINTEXT_LENGTH - HEADER.size
 """Of one frame, which so fills one Noise message."""
 MAX_WRITE = 4 * BODY_BYTES
 """Of one stream, before another stream's frame has its turn; less where the line is slow (`turns.Pace`)."""
 MAX_BUFFERED = 128 * 1024**2
 """Unread bytes per connection, over all its streams, before the connection is closed."""
-KEPT_SHARE = 4
-"""A piece smaller than this part of its message is copied: an unread byte would keep the whole message."""
 MAX_INBOUND = 256
 """Streams that a peer may have open; more are reset."""
 FRAMES = (1000.0, 2000.0)
@@ -85,7 +81,8 @@ class _Unread:
         self._listener: Callable[[], None] | None = None
 
     def put(self, piece: memoryview) -> None:
-        if len(piece) * KEPT_SHARE < memoryview(piece.obj).nbytes:
+        # A piece smaller than this part of its message is copied: an unread byte would keep the whole message.
+        if len(piece) * 4 < memoryview(piece.obj).nbytes:
             # As a view, a byte for a stream that nobody reads would keep the 64 KiB message that it came in.
             piece = memoryview(bytes(piece))
         self._pieces.append(piece)
@@ -312,7 +309,7 @@ class YamuxStream(IMuxedStream):
 
     def window_grew(self, increment: int) -> None:
         self.send_window += increment
-        if self.send_window > MOST_WINDOW:
+        if self.send_window > 1 << 31:  # more than this nobody has to give; a peer that says so is broken
             raise _Broken("its window is larger than any memory")
         self._opened.set()
 

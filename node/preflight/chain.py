@@ -25,6 +25,7 @@ from node.config import NodeConfig
 from node.errors import KeyError_
 from node.preflight.finding import CheckFinding, failure, ok, warning
 from node.state.keystore import claimed_address, read_keystore
+from node.units import DAY
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 from protocol.identity import Address, InvalidIdentity, parse_address
@@ -36,10 +37,6 @@ if TYPE_CHECKING:  # web3 takes a second, and `join` refuses before it
 # The chain's endpoints: do they answer, are they the right chain, how old is what they know, how far back do they go
 
 TIMEOUT = 8.0
-SLOW = 1.5
-"""Seconds per answer from which on following the chain is a burden."""
-LAG = 60.0
-PROBES = 16
 LOG_BLOCKS = 10
 Endpoint = dict[str, Any]
 
@@ -74,7 +71,7 @@ def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
     return found
 
 
-def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> CheckFinding:
+def judge(endpoint: Endpoint, profile: NetworkProfile, now: float, *, lag: float = 60.0) -> CheckFinding:
     """Pure. now: unix seconds."""
     name, another = endpoint["endpoint"], "take it out of rpc_urls in the profile, or name a better one"
     if "error" in endpoint:
@@ -89,9 +86,9 @@ def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> CheckFindi
     if logs is not None and logs > profile.deployed_block:
         what = f"{told}; it tells logs from block {logs} on, the contracts are from {profile.deployed_block}"
         return warning("rpc", what, "use an RPC with all logs (an archive is not needed)", **endpoint)
-    if endpoint["seconds"] > SLOW:
+    if endpoint["seconds"] > 1.5:  # seconds per answer from which on following the chain is a burden
         return warning("rpc", f"{told}: slow", another, **endpoint)
-    if age > LAG:
+    if age > lag:
         return warning("rpc", f"{told}: it lags, or the chain stands still", another, **endpoint)
     return ok("rpc", told, **endpoint)
 
@@ -130,7 +127,8 @@ def _logs_from(line: SerialConnection, url: str, profile: NetworkProfile, head: 
     low, high = min(profile.deployed_block, head), head
     if _tells_logs(line, url, profile, low):
         return low
-    for _ in range(PROBES):
+    probes = 16
+    for _ in range(probes):
         if high - low <= LOG_BLOCKS:
             break
         middle = (low + high) // 2
@@ -151,10 +149,6 @@ def _tells_logs(line: SerialConnection, url: str, profile: NetworkProfile, block
 
 SLACK = 15.0
 """Seconds that a clock may be off: blocks come in steps, and messages take a moment."""
-STALE = 120.0
-"""Seconds without a block after which a chain stands still, or this clock is ahead of it."""
-HOPELESS = 300.0
-"""Seconds behind at which signed roots, leases and epochs are no longer understood."""
 REMEDY = "let the system keep its time: timedatectl set-ntp true (or your system's NTP service)"
 
 
@@ -163,9 +157,10 @@ def against_chain(newest_block: float, now: float, *, rehearsal: bool = False) -
     ahead = now - newest_block
     data = {"chain_seconds_behind": round(ahead, 1)}
     if ahead < -SLACK:
-        tell = failure if ahead < -HOPELESS and not rehearsal else warning
+        # Seconds behind at which signed roots, leases and epochs are no longer understood.
+        tell = failure if ahead < -300.0 and not rehearsal else warning
         return tell("clock", f"the newest block is {-ahead:.0f} s in this machine's future", REMEDY, **data)
-    if ahead > STALE:
+    if ahead > 120.0:  # seconds without a block after which a chain stands still, or this clock is ahead of it
         what = f"the newest block is {ahead:.0f} s old: the RPC lags, the chain stands still, or this clock is ahead"
         return warning("clock", what, f"compare with https://time.is; {REMEDY}; or use another RPC", **data)
     return ok("clock", f"within {abs(ahead):.0f} s of the newest block", **data)
@@ -188,7 +183,6 @@ def against_peers(offsets: Sequence[float]) -> CheckFinding | None:
 
 # Whether the chain lets this node in: its pool, its registration, the stake that answers for it, and its gas
 
-DAY = 86_400
 JOIN_GAS = 500_000
 """What joining and leaving may take, on the safe side: an account is asked for twice the present fee."""
 DAYS = 7

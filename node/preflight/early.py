@@ -24,14 +24,8 @@ if TYPE_CHECKING:
     from contracts.bindings import Contracts, PoolInfo
     from node.chain.endpoints import Endpoints
 
-CHAIN_SECONDS = 4.0
-"""For one endpoint's answer: a slow one is asked again by the daemon, with more patience."""
-LOOK_SECONDS = 20
-"""For the visit to the members, its imports included."""
-FORK_SECONDS = 5.0
-"""For threads that asked the chain and are about to end."""
 OVER = 3
-"""Exit status of the visitor where the run is over."""
+"""Exit status of the child where the run is over."""
 
 
 def refuse_early(config: NodeConfig) -> None:
@@ -144,7 +138,8 @@ def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> Non
     from node.chain.endpoints import Asker, Endpoints
     from node.chain.errors import RpcUnreachable, translate
 
-    endpoints = Endpoints(profile.rpc_urls, profile.chain_id, CHAIN_SECONDS)
+    # For one endpoint's answer: a slow one is asked again by the daemon, with more patience.
+    endpoints = Endpoints(profile.rpc_urls, profile.chain_id, 4.0)
     action = f"read pool {number} of {profile.name}"
     try:
         contracts = Contracts(Asker(endpoints, action), profile.contracts)
@@ -217,15 +212,15 @@ def _check_run(profile: NetworkProfile, pool: "PoolInfo") -> None:
     from node.preflight.finding import PreflightFailed, failure
     from node.processes.threads import alone
 
-    if not alone(FORK_SECONDS):
+    if not alone(5.0):  # for threads that asked the chain and are about to end
         return  # as after every other outcome than one: the daemon meets an ended run again, and says it
-    visitor = os.fork()
-    if visitor == 0:
+    child = os.fork()
+    if child == 0:
         # The alarm's default action ends the process: nothing in it has to cooperate for that.
-        signal.alarm(LOOK_SECONDS)
+        signal.alarm(20)  # for the visit to the members, its imports included
         # Not sys.exit: the exit handlers belong to the parent, and would run twice.
         os._exit(_look(profile, pool))
-    _, status = os.waitpid(visitor, 0)
+    _, status = os.waitpid(child, 0)
     # Every other outcome, an alarm included, lets the node go on.
     if os.waitstatus_to_exitcode(status) == OVER:
         what = f"the run of pool {pool.id} is over, by its trainer's word: there is no work in it"

@@ -19,8 +19,6 @@ from protocol.run import RunSpec, VerificationSpec, encode_run
 # Which engine will compute, whether it is here, and whether a run knows the classes that it computes as
 
 NAMES = (sys.executable, "-m", "node.inference.wish")
-CLASS_DEADLINE = 120.0
-"""Seconds: libraries that load on a busy machine."""
 
 
 def check_engines(wanted: str, *, gpu: bool, own: str | None) -> CheckFinding:
@@ -39,16 +37,21 @@ def check_engines(wanted: str, *, gpu: bool, own: str | None) -> CheckFinding:
 
 
 async def check_class(
-    rules: VerificationSpec, role: str, options: Sequence[str] = (), starter: Starter | None = None
+    rules: VerificationSpec,
+    role: str,
+    options: Sequence[str] = (),
+    starter: Starter | None = None,
+    *,
+    class_deadline: float = 120.0,
 ) -> CheckFinding:
     """Whether the run admits a class that this machine's own engine computes as: asked before a stake is put up for it,
     of a process that loads no model. options: the engine's."""
     try:
-        with trio.fail_after(CLASS_DEADLINE):
+        with trio.fail_after(class_deadline):  # seconds: libraries that load on a busy machine
             said = await (starter or Anew()).said([*NAMES, *options])
         names = names_in(said)
     except (OSError, trio.TooSlowError, *UNREADABLE) as error:
-        why = str(error)[:300] or f"nothing within {CLASS_DEADLINE:g} s"
+        why = str(error)[:300] or f"nothing within {class_deadline:g} s"
         return warning("class", f"how this machine computes is not known: {why}", "run intellect-node doctor --engine")
     return judge_class(rules, role, names)
 
@@ -72,21 +75,21 @@ def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> Che
 
 # Whether the engine's child starts with the run and answers in time
 
-DEADLINE = 180.0
 
-
-async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path, starter: Starter | None = None) -> CheckFinding:
+async def check_engine(
+    argv: Sequence[str], run: RunSpec, assets: Path, starter: Starter | None = None, *, deadline: float = 180.0
+) -> CheckFinding:
     """Start it, wait until it is ready, ask whether the run admits it, stop it."""
     child = EngineProcess(argv, encode_run(run), assets, starter=starter)
     began = time.monotonic()
     try:
-        with trio.fail_after(DEADLINE):
+        with trio.fail_after(deadline):
             async with trio.open_nursery() as nursery:
                 await nursery.start(child.run)
                 child.check_permitted(run.verification)
                 nursery.cancel_scope.cancel()
     except trio.TooSlowError:
-        return failure("engine", f"it was not ready within {DEADLINE:g} s", "look for what keeps this machine busy")
+        return failure("engine", f"it was not ready within {deadline:g} s", "look for what keeps this machine busy")
     except BaseExceptionGroup as group:
         expected, rest = group.split(IntellectError)
         if expected is None or rest is not None:

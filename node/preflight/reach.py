@@ -109,9 +109,6 @@ def parse(text: str) -> tuple[str, int]:
 
 # Where a node listens where nobody says, and what it announces: loopback on a local devnet, else the internet's door
 
-USUAL_PORT = 4001
-NEIGHBOURS = 64
-"""Ports after the usual one that are tried before any free one is taken: several nodes of one machine."""
 MAX_PORT = 65535
 
 
@@ -123,7 +120,9 @@ def choose_listen(
     if listen is not None:
         return several(listen)
     host = "0.0.0.0" if is_public(profile) else "127.0.0.1"  # noqa: S104 - a peer is to be reached by peers
-    usual = range(USUAL_PORT, USUAL_PORT + NEIGHBOURS) if is_public(profile) else range(0)
+    usual_port = 4001
+    # Ports after the usual one that are tried before any free one is taken: several nodes of one machine.
+    usual = range(usual_port, usual_port + 64) if is_public(profile) else range(0)
     # peers dial where a node was last
     wanted = [port for port in (_remembered(directory), *usual) if port]
     free = next((port for port in wanted if running or not port_is_taken(host, port)), 0)
@@ -174,10 +173,6 @@ def _remembered(directory: Path) -> int:
 
 # The pool's members as this machine reaches them, and the run that they hand out: looked at without joining
 
-DIAL_SECONDS = 15.0
-RUN_SECONDS = 120.0
-HEAR_SECONDS = 8.0
-"""For the trainer's next heartbeat, the dialling included."""
 QUOTA = 64 * 2**30
 T = TypeVar("T")
 
@@ -233,18 +228,18 @@ async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
     ):
         nursery.start_soon(member.listen)
         over = False
-        with trio.move_on_after(HEAR_SECONDS):
+        with trio.move_on_after(8.0):  # for the trainer's next heartbeat, the dialling included
             over = (await member.membership.heard_from(member.membership.trainer)).finished
         nursery.cancel_scope.cancel()
         return over
 
 
-async def _in_time(member: Participant, obtain: Callable[[], Awaitable[T]]) -> T | None:
-    with trio.move_on_after(DIAL_SECONDS):
+async def _in_time(member: Participant, obtain: Callable[[], Awaitable[T]], *, run_seconds: float = 120.0) -> T | None:
+    with trio.move_on_after(15.0):
         while not member.network.connected():  # noqa: ASYNC110 - the network has no event for it
             await trio.sleep(0.1)
     # Nobody answered the dials: to ask for the run would only wait for the same once more.
-    with trio.move_on_after(RUN_SECONDS if member.network.connected() else 0):
+    with trio.move_on_after(run_seconds if member.network.connected() else 0):
         return await obtain()
     return None
 

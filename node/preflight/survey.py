@@ -102,8 +102,6 @@ class Scope(msgspec.Struct, frozen=True):
     engine: bool = False
 
 
-BYTES_PER_PARAMETER = 2
-"""Of the weights that a run begins with."""
 Told = Callable[[CheckFinding], object]
 
 
@@ -281,7 +279,8 @@ class PreflightSurvey:
             why = "this machine's speed is not measured" if speed is None else "the pool pays nothing for a unit"
             return ok("earning", f"what a day comes to is unknown: {why}")
         share = self._config.limits.hours.share(time.time())
-        day = by_speed(speed.expected(spec.weight_bytes() // BYTES_PER_PARAMETER), pool.reward_per_unit, share, gas)
+        # Of the weights that a run begins with.
+        day = by_speed(speed.expected(spec.weight_bytes() // 2), pool.reward_per_unit, share, gas)
         told = {"most_wei": str(day.most), "gas_wei": None if gas is None else str(gas), "share": round(share, 3)}
         return ok("earning", day.text, **told)
 

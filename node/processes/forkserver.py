@@ -24,8 +24,6 @@ from node.processes.wire import MAX_PACKET, ChildEnded, ChildStarted, Packet, St
 
 log = structlog.get_logger()
 
-START_SECONDS = 120.0
-"""For an answer: a server that was just launched has its imports to do first."""
 KILLED = -9
 SAID_BYTES = 64 * 1024
 """Of what a program prints, its end."""
@@ -213,7 +211,8 @@ class ForkServer:
         # SCM_RIGHTS takes C ints.
         rights = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
         awaited = self._awaited = _Awaited(order.number)
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + START_SECONDS):
+        # For an answer: a server that was just launched has its imports to do first.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 120.0):
             try:
                 await link.sendmsg([encode(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                 await awaited.answered.wait()

@@ -14,10 +14,6 @@ import structlog
 import trio
 
 log = structlog.get_logger()
-TRIM_EVERY = 300.0
-"""Seconds. Between files and steps the heap is the largest; what is used again comes back at a page fault for 4 KiB."""
-LOOK_EVERY = 2.0
-"""Seconds between two looks at what the daemon does."""
 MOST_TEXT = 200
 """Characters of a status line."""
 
@@ -31,7 +27,9 @@ class Supervision:
         self._watchdog = _watchdog_seconds(environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", ""))
         self._last = ""
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED, look_every: float = 2.0
+    ) -> None:
         """Say that the daemon is ready, then that it lives and what it does, until cancelled."""
         self._send("READY=1", *self._news())
         task_status.started()
@@ -39,7 +37,8 @@ class Supervision:
             return
         alive = ("WATCHDOG=1",) if self._watchdog else ()
         # Half of the watchdog's time, as sd_watchdog_enabled(3) says: one late turn is forgiven.
-        pause = min(self._watchdog / 2, LOOK_EVERY) if self._watchdog else LOOK_EVERY
+        # Seconds between two looks at what the daemon does.
+        pause = min(self._watchdog / 2, look_every) if self._watchdog else look_every
         while True:
             self._send(*alive, *self._news())
             await trio.sleep(pause)
@@ -90,7 +89,9 @@ async def give_back_memory() -> None:
     if trim is None:
         return
     while True:
-        await trio.sleep(TRIM_EVERY)
+        # Seconds. Between files and steps the heap is the largest; what is used again comes back at a page fault for 4
+        # KiB.
+        await trio.sleep(300.0)
         await trio.to_thread.run_sync(trim, 0, abandon_on_cancel=True)
 
 

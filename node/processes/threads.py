@@ -16,7 +16,6 @@ TASKS = Path("/proc/self/task")
 """Where Linux lists a process's threads."""
 POOLS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """What numpy and pyarrow are told so that they begin no threads when they are imported."""
-PATIENCE = 1.0
 
 
 def running() -> int:
@@ -27,7 +26,7 @@ def running() -> int:
         return threading.active_count()
 
 
-def alone(patience: float = PATIENCE) -> bool:
+def alone(patience: float = 1.0) -> bool:
     """Whether no thread but the caller's is left. Waits up to `patience` seconds for threads that Python has ended."""
     until = time.monotonic() + patience
     # One that Python still counts is at work: it does not end because we wait.

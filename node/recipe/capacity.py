@@ -17,10 +17,6 @@ from node.inference.errors import ModelError
 from node.inference.model_files import language_config, read_json
 from protocol.run import RunSpec
 
-MEMORY_SHARE = 0.5
-"""Of the memory that is free: the rest is for weights, activations and other programs."""
-# Slow enough that one file on a busy machine does not change the class, quick enough for ten to do so.
-SMOOTHING = 0.7
 CACHE_BYTES = 4
 """Per number in the cache: the engines compute in fp32 on a CPU; a GPU engine's bf16 needs half of that."""
 
@@ -59,7 +55,9 @@ class CapacityGauge:
         if seconds <= 0 or output_tokens <= 0:
             return
         speed = output_tokens / seconds
-        self.speed = speed if self.speed is None else SMOOTHING * self.speed + (1 - SMOOTHING) * speed
+        # Slow enough that one file on a busy machine does not change the class, quick enough for ten to do so.
+        smoothing = 0.7
+        self.speed = speed if self.speed is None else smoothing * self.speed + (1 - smoothing) * speed
 
     @property
     def capacity(self) -> int:
@@ -76,7 +74,8 @@ class CapacityGauge:
         seconds = rollout.samples_per_file * target / self.speed
         tokens = rollout.group_size * (rollout.max_prompt_tokens + target)
         memory = self._machine.gpu_memory if self._believed() else self._machine.memory
-        fits = tokens * self._machine.cache_per_token <= MEMORY_SHARE * memory
+        # Of the memory that is free: the rest is for weights, activations and other programs.
+        fits = tokens * self._machine.cache_per_token <= 0.5 * memory
         return seconds <= self._run.length_budget.seconds and fits
 
 

@@ -17,9 +17,6 @@ from protocol.manifest import JudgedTask
 from protocol.rollout import ReportHeader, ReportRow, RolloutBatch, ValidatorReport
 from protocol.run import RunSpec
 
-MOST_FILES = 64
-"""Files that wait. Their groups go stale in a few steps, so a longer queue would be thrown away."""
-
 
 class LabelRequest(msgspec.Struct, frozen=True):
     """One file. name: of its work (32 bytes); root: of the file (32 bytes); step: of its policy; batch: its samples
@@ -57,7 +54,8 @@ class LabelQueue:
         if not self._run.audit.judges:
             return
         self._files[file.name] = file
-        while len(self._files) > MOST_FILES:
+        # Files that wait. Their groups go stale in a few steps, so a longer queue would be thrown away.
+        while len(self._files) > 64:
             self.give_up(self.files[-1])
 
     def forget(self, name: bytes) -> None:

@@ -20,9 +20,6 @@ from protocol.recipe import ALIKE
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment
 
-KEPT_ASIDE = 8
-"""Batches without signal that are named together with the next one that has some: who replays it fetches them all."""
-
 Key = tuple[bytes, int]
 """(the work's id, at a desk the root of its file; number of the group in it). The id, because the same file in another
 place is another work: what is used up or taken back there must not touch this one."""
@@ -226,7 +223,9 @@ class RolloutPool:
         self._aside |= {group.key: group for group in groups}
         self.barren += len(groups) // self._wanted
         # The oldest are forgotten: what nothing can be learnt from is named while it costs little.
-        for key in list(self._aside)[: -KEPT_ASIDE * self._wanted]:
+        # Batches without signal that are named together with the next one that has some: who replays it fetches them
+        # all.
+        for key in list(self._aside)[: -8 * self._wanted]:
             del self._aside[key]
 
     def _filtered(self, step: int, waiting: Sequence[Group]) -> Selection:

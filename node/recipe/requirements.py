@@ -6,6 +6,7 @@ from statistics import fmean
 
 from node.errors import ConfigError
 from node.hardware import Hardware
+from node.units import GIB
 from protocol.run import RunSpec
 
 EVALUATIONS = 10
@@ -29,22 +30,16 @@ def spent(run: RunSpec, seconds: float, tokens: int) -> str | None:
     return None
 
 
-LEAST_BARREN = 10
-"""Batches without signal that are looked at before a run is given up, however few steps it has left."""
-
-
 def hopeless(run: RunSpec, step: int, barren: int, most: float = math.inf) -> str | None:
     """Why a run is given up whose last `barren` batches had no signal, in words; None while it is not: after as many in
     a row as it has steps left. step: the newest policy; most: batches that can be made with one policy."""
-    if barren < min(max(run.recipe.steps - step, LEAST_BARREN), most):
+    # Batches without signal that are looked at before a run is given up, however few steps it has left.
+    if barren < min(max(run.recipe.steps - step, 10), most):
         return None
     return (
         f"no group of the last {barren} batches had a signal: all answers to a problem got the same reward; "
         "take easier or harder problems, larger groups, or another start model"
     )
-
-
-GIB = 2**30
 
 
 def shortfalls(run: RunSpec, role: str, hardware: Hardware) -> list[str]:

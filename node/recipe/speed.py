@@ -17,8 +17,6 @@ from protocol.errors import UNREADABLE
 log = structlog.get_logger()
 NAME = "speed.json"
 COMMAND = (sys.executable, "-m", "node.recipe.selftest")
-DEADLINE = 120.0
-"""Seconds: libraries that load on a busy machine, and two seconds of measuring."""
 MAX_BYTES = 4096
 LEAST_DECODE = 5.0
 """Tokens per second of the small model below which a machine is of no use as a worker."""
@@ -86,14 +84,14 @@ def check_speed(speed: Speed | None) -> None:
         )
 
 
-async def _ask(command: list[str], starter: Starter) -> Speed | None:
+async def _ask(command: list[str], starter: Starter, *, deadline: float = 120.0) -> Speed | None:
     try:
-        with trio.fail_after(DEADLINE):
+        with trio.fail_after(deadline):  # seconds: libraries that load on a busy machine, and two seconds of measuring
             said = await starter.said(command)
         # The last line: libraries print as well.
         return msgspec.json.decode(said.strip().split(b"\n")[-1], type=Speed)
     except (OSError, trio.TooSlowError, *UNREADABLE) as error:
-        log.info("speed.unknown", why=str(error)[:300] or f"nothing within {DEADLINE:g} s")
+        log.info("speed.unknown", why=str(error)[:300] or f"nothing within {deadline:g} s")
         return None
 
 

@@ -6,9 +6,6 @@ from typing import Any
 
 from node.recipe.pool import Group, PoolSample, Selection
 
-PASSED = 0.5
-"""A task reward above this counts as solved."""
-
 
 def describe(selection: Selection, *, waiting: int, stale: int) -> dict[str, Any]:
     """Means over all groups that were looked at (chosen and without signal), so that the online filter does not
@@ -25,7 +22,7 @@ def describe(selection: Selection, *, waiting: int, stale: int) -> dict[str, Any
     return {
         "reward_mean": _mean(sample.reward for sample in samples),
         "task_reward": _mean(sample.task for sample in samples),
-        "pass_rate": _mean(float(sample.task > PASSED) for sample in samples),
+        "pass_rate": _mean(float(sample.task > 0.5) for sample in samples),  # a task reward above this counts as solved
         "reward_by_environment": _by_label(seen),
         "length_mean": _mean(map(float, lengths)),
         "length_max": max(lengths, default=0),

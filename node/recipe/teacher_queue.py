@@ -13,9 +13,6 @@ from protocol.run import RunSpec
 from protocol.tasks import decode_task
 from protocol.teaching import Taught, decode_taught
 
-LEAST_FILES, STEPS = 64, 4
-"""As many files wait, or so many steps' if that is more: what is behind them is stale before its turn comes."""
-
 
 class TeacherRequest(msgspec.Struct, frozen=True):
     """One file. name: of its work (32 bytes); groups: of it, that wait."""
@@ -53,7 +50,8 @@ class TeacherQueue:
     def __init__(self, run: RunSpec, fresh: Callable[[int], bool], taken_in: Callable[[list[Group]], object]) -> None:
         self.fresh, self._taken_in = fresh, taken_in
         files_per_step = -(-run.rollout.prompts_per_step // run.rollout.prompts_per_file)
-        self._most = max(LEAST_FILES, STEPS * files_per_step)
+        # As many files wait, or so many steps' if that is more: what is behind them is stale before its turn comes.
+        self._most = max(64, 4 * files_per_step)
         self._files: dict[bytes, TeacherRequest] = {}
         self.wanted = asks_for_teachers(run)
         self.counts = {"taught": 0, "too_late": 0, "unusable": 0}

@@ -26,15 +26,6 @@ from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, Asset, RunSpec, decode_run, encode_run
 
 log = structlog.get_logger()
-# For the blob's description and the first piece.
-FIRST_TRY = 2.0
-# Bytes a second for which one try is patient; a slower line needs several, each of which goes on where the last ended.
-SLOWEST_RATE = 100_000
-RETRY_PAUSE = 0.5
-STALL_SECONDS = 60.0
-"""Without a byte of peers, after which the hub is asked, too."""
-MOST_PAUSE = 3600.0
-"""Seconds between two questions to a hub that does not help."""
 Sources = Callable[[], Sequence[Address]]
 
 
@@ -48,7 +39,13 @@ class Run(msgspec.Struct, frozen=True):
 
 
 async def obtain_run(
-    root: bytes, blobs: Blobs, sources: Sources, directory: Path, *, use: HubUse = "never", stall: float = STALL_SECONDS
+    root: bytes,
+    blobs: Blobs,
+    sources: Sources,
+    directory: Path,
+    *,
+    use: HubUse = "never",
+    stall: float = 60.0,  # without a byte of peers, after which the hub is asked, too
 ) -> Run:
     """Fetch run `root` and its assets into `directory`, asking the members again until they have it. use, stall: when
     the hub is asked for what the run names there."""
@@ -133,7 +130,8 @@ async def _place(
             await _stalled(bytes.fromhex(asset.root), blobs, stall)
             if await _by_hub(asset, origin, blobs, directory):
                 nursery.cancel_scope.cancel()
-            stall = min(2 * stall, MOST_PAUSE)  # it refused, or lied: peers may still come
+            # Seconds between two questions to a hub that does not help.
+            stall = min(2 * stall, 3600.0)  # it refused, or lied: peers may still come
     return None
 
 
@@ -176,18 +174,22 @@ def _own_copy(asset: Asset) -> Path | None:
     return path if path is not None and describe_file(path).root.hex() == asset.root else None
 
 
-async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, size: int) -> Path:
+async def _insist(
+    blobs: Blobs, root: bytes, sources: Sources, max_size: int, size: int, *, retry_pause: float = 0.5
+) -> Path:
     """Fetch, and try again for as long as nobody has it: members come and go.
 
     Each try is short, so that the members who came in the meantime are asked too; what a try has fetched stays.
     """
     complained = False
-    patience = FIRST_TRY + size / SLOWEST_RATE
+    # Bytes a second for which one try is patient; a slower line needs several, each of which goes on where the last
+    # ended.
+    patience = 2.0 + size / 100_000  # for the blob's description and the first piece
     while True:
         holders = list(sources())
         try:
             # Without members, too: what lies here already needs none.
-            return await blobs.fetch(root, holders, max_size=max_size, timeout=patience if holders else RETRY_PAUSE)
+            return await blobs.fetch(root, holders, max_size=max_size, timeout=patience if holders else retry_pause)
         except IntellectError as error:
             if isinstance(error, BlobTooLarge) and error.limit < max_size:  # this node's own bound: no member can help
                 why = f"a file of the run has {size:,} bytes, and the store may have {error.limit:,} in all"
@@ -197,7 +199,7 @@ async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, si
             elif not complained:
                 log.info("run.waiting_for_members", root=root.hex()[:16])
                 complained = True
-        await trio.sleep(RETRY_PAUSE)
+        await trio.sleep(retry_pause)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from node.run.file import RunFile
     from node.run.packages import KnownPackage
 
-BUDGET_TOKENS = 32
-"""Of the text of a length budget behind a prompt, generously."""
 Arguments = dict[str, int | float | str]
 Attempt = Callable[..., Any]
 """(function, its arguments) -> what it returns; None where it fails, if that is noted and the rest is looked at."""
@@ -97,7 +95,8 @@ def compile_evaluation(
 
 def _most_tokens(run: "RunFile") -> int:
     """Of a prompt; the text of a length budget, which stands behind it, has a few."""
-    return run.rollout.max_prompt_tokens - (BUDGET_TOKENS if run.length_budget.targets else 0)
+    # Of the text of a length budget behind a prompt, generously.
+    return run.rollout.max_prompt_tokens - (32 if run.length_budget.targets else 0)
 
 
 def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict[str, Path], most_tokens: int) -> Named:

@@ -7,9 +7,6 @@ from node.environments.errors import PackageError
 from node.environments.package.archive import MAX_BYTES, root_of
 from node.run.packages import KnownPackage, keep
 
-SECONDS = 30.0
-"""For each answer of the server."""
-
 
 def fetch(root: str, url: str) -> KnownPackage:
     """root: 64 hex digits; url: of the directory. Raises PackageError."""
@@ -29,7 +26,8 @@ def _content(place: str) -> bytes:
     # No redirect is followed: whoever named the mirror did not name where it sends us. As it comes, not as it unpacks:
     # 64 KB of an answer that is packed could become gigabytes before they are counted.
     with (
-        client_for(place, timeout=SECONDS, follow_redirects=False, headers={"accept-encoding": "identity"}) as http,
+        # For each answer of the server.
+        client_for(place, timeout=30.0, follow_redirects=False, headers={"accept-encoding": "identity"}) as http,
         http.stream("GET", place) as reply,
     ):
         if reply.is_redirect:

@@ -32,8 +32,6 @@ from protocol.run import RunSpec, decode_run, encode_run
 from protocol.values import prompts_hash
 
 RUN = "run"
-SECONDS = 1800.0
-"""For the child: as long as a large data set takes to load."""
 FURTHEST_EAST, FURTHEST_WEST = ("Etc/GMT-14", 14), ("Etc/GMT+12", -12)
 _SAID = "Go on."
 """What an environment may say between two turns."""
@@ -95,7 +93,7 @@ def _in_a_child(folder: Path) -> list[Rendered]:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.PIPE,
-                timeout=SECONDS,
+                timeout=1800.0,  # for the child: as long as a large data set takes to load
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -31,8 +31,6 @@ from protocol.errors import IntellectError
 from protocol.run import Asset
 
 T = TypeVar("T")
-# Each round of mending finds one wrong value; a file that is wrong everywhere is told this much of it.
-MOST_VALUES = 64
 # msgspec says the place in words only.
 _UNKNOWN, _PLACE = re.compile(r"unknown field `([^`]+)`"), re.compile(r"at `\$\.([^`]+)`")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
@@ -114,7 +112,8 @@ def _mended(data: dict[str, Any], path: Path, found: RunSurvey) -> RunFile | Non
     """The run file without the values that are wrong, each of which is a finding; unknown keys are found already."""
     # Values that were taken out: that they are missing afterwards is no second mistake.
     taken = set[str]()
-    for _ in range(MOST_VALUES):
+    # Each round of mending finds one wrong value; a file that is wrong everywhere is told this much of it.
+    for _ in range(64):
         try:
             return msgspec.convert(data, RunFile)
         except msgspec.ValidationError as wrong:

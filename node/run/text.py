@@ -29,7 +29,6 @@ TOKENS = ".tokens"
 # Tokenizers take memory of many times their text.
 PIECE = 1 << 20
 """Characters of a document that are encoded together, cut at the end of a line."""
-BATCH = 256
 MAX_DOCUMENT_BYTES = 64 * 1024**2
 """Of a row of a table, which stands in memory as a whole."""
 
@@ -118,11 +117,12 @@ def _stream_of(source: Path, tokenizer: TextTokenizer) -> Path:
     # Half the bytes for every peer to fetch, where ids fit.
     width, count = 2 if tokenizer.vocabulary <= 1 << 16 else 4, 0
     header = StreamHeader(width, tokenizer.end, tokenizer.vocabulary, 0, tokenizer.digest, digest)
+    batch = 256
     try:
         with whole_file(target) as file:
             file.write(header.encode())
             several = _pieces(source)
-            while pieces := list(islice(several, BATCH)):
+            while pieces := list(islice(several, batch)):
                 for (_, last), tokens in zip(pieces, tokenizer.local.encode_all([t for t, _ in pieces]), strict=True):
                     ended = [*tokens, tokenizer.end] if last else tokens
                     file.write(np.array(ended, dtype=f"<u{width}").tobytes())

@@ -86,7 +86,6 @@ def breach(outcome: CallOutcome | Undecided) -> str | None:
 
 
 LIMITS = SandboxLimits(fuel=500_000_000, memory_mib=128, output_bytes=1 << 16, seconds=20.0)
-_TIMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +105,10 @@ def try_out(sandbox: Sandbox, on_progress: Callable[[str, bool, str], object] = 
         attacks[name] = held
         on_progress(name, held, how)
     started = time.monotonic()
-    for _ in range(_TIMED):
+    timed = 20
+    for _ in range(timed):
         sandbox.call("hello", "world")
-    return SandboxTrial(attacks, (time.monotonic() - started) * 1000 / _TIMED)
+    return SandboxTrial(attacks, (time.monotonic() - started) * 1000 / timed)
 
 
 def attack(sandbox: Sandbox, name: str) -> tuple[bool, str]:

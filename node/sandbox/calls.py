@@ -17,7 +17,6 @@ from node.sandbox import wire
 from node.sandbox.confined import libc
 
 STDIN, STDOUT = 0, 1
-_CHUNK = 1 << 20
 
 
 def serve(ask: Callable[[wire.SandboxRequest], wire.GuestEnding | bytes]) -> None:
@@ -167,13 +166,14 @@ def gather(pipe: int, seconds: float, most: int, *, framed: bool = False) -> byt
     # No events: poll tells of a hang-up all the same, and the next request stays unread.
     poll.register(STDIN, 0)
     data = bytearray()
+    chunk = 1 << 20
     while len(data) <= most:
         ready = dict(poll.poll(max(until - time.monotonic(), 0) * 1000))
         if not ready:
             raise TimeoutError
         if STDIN in ready:
             raise SystemExit
-        part = os.read(pipe, _CHUNK)
+        part = os.read(pipe, chunk)
         if not part:
             break
         data += part

@@ -94,8 +94,6 @@ def _refused(why: str, remedy: str) -> SandboxError:
 # Several sandboxes that have loaded the same, so that many calls are made at one time.
 # Every call begins in the same state, so which of them makes it changes nothing.
 MOST = 4
-CALLS_EACH = 8
-"""Starting a sandbox costs about as much as so many short calls."""
 Opened = Callable[[], Sandbox]
 
 
@@ -118,7 +116,7 @@ class SandboxPool:
         return self._sandboxes[0].run(calls)
 
     def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[CallOutcome | Undecided]:
-        wanted = min(self._most, len(calls) // CALLS_EACH)
+        wanted = min(self._most, len(calls) // 8)  # starting a sandbox costs about as much as so many short calls
         if wanted < 2 or not self._grow(wanted):
             return self._sandboxes[0].call_all(function, calls)
         # Calls differ in length, so each sandbox takes the next one when it is free.
@@ -167,7 +165,6 @@ class SandboxPool:
 # native stack cannot be written down; wasmtime offers no way, and the interpreter exports nothing but its start.
 KEPT = 64
 """Machines that wait. Each is a process with some megabytes of its own (docs/sandbox.md)."""
-_REMEMBERED = 1 << 12
 _START = bytes(32)
 
 
@@ -181,7 +178,7 @@ class Sessions:
         self._opened, self._fuel, self._kept = opened, fuel, kept
         self._sandbox: Sandbox | None = None
         self._waiting: OrderedDict[bytes, SandboxSession] = OrderedDict()
-        self._known = BoundedDict[bytes, CallOutcome](_REMEMBERED)
+        self._known = BoundedDict[bytes, CallOutcome](1 << 12)
         self.replayed = 0
 
     def outcome(self, calls: Sequence[SandboxCall]) -> CallOutcome:

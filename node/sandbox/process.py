@@ -14,10 +14,6 @@ from node.sandbox.errors import SandboxError, Undecided
 from node.sandbox.runtime import child_environment
 from node.sandbox.wire import outcome, printable
 
-START_SECONDS = 60.0
-GRACE_SECONDS = 10.0
-"""What the process around a call has, beyond the call's own wall clock, to say that it killed it."""
-END_SECONDS = 5.0
 MAX_REQUEST = 16 << 20
 AGAIN = "try again; if it stays so, look at the machine's memory and load (intellect-node doctor)"
 
@@ -28,8 +24,12 @@ class ProcessSandbox:
     Raises SandboxError where the entry does not load, Undecided where this machine cannot tell.
     """
 
-    def __init__(self, module: str, load: wire.LoadOrder, limits: SandboxLimits) -> None:
+    def __init__(
+        self, module: str, load: wire.LoadOrder, limits: SandboxLimits, *, grace_seconds: float = 10.0
+    ) -> None:
         # -P: what lies in the working directory is not imported.
+        # What the process around a call has, beyond the call's own wall clock, to say that it killed it.
+        self._grace_seconds = grace_seconds
         self._argv = [sys.executable, "-P", "-m", module]
         self._load, self._limits = wire.encode(load), limits
         self._entry = load.entry
@@ -68,7 +68,7 @@ class ProcessSandbox:
         if process.stdin is not None:
             process.stdin.close()  # it tidies up, and ends
         try:
-            process.wait(END_SECONDS)
+            process.wait(5.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -89,7 +89,7 @@ class ProcessSandbox:
         except SandboxError as error:  # it loaded before
             raise _undecided(error.why) from None
         request = wire.SandboxRequest(body, call.stdin, fuel, session, goes_on)
-        ending = self._exchange(process, request, self._limits.seconds + GRACE_SECONDS)
+        ending = self._exchange(process, request, self._limits.seconds + self._grace_seconds)
         if not ending.status:
             raise _undecided(ending.error)
         return outcome(ending)
@@ -99,9 +99,9 @@ class ProcessSandbox:
         if self._process is None or self._process.poll() is not None:
             return
         with suppress(Undecided):
-            self._exchange(self._process, wire.SandboxRequest(b"", b"", 1, session), GRACE_SECONDS)
+            self._exchange(self._process, wire.SandboxRequest(b"", b"", 1, session), self._grace_seconds)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, *, start_seconds: float = 60.0) -> subprocess.Popen[bytes]:
         """The process, loaded. One that has died is started again."""
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -123,7 +123,7 @@ class ProcessSandbox:
         # A process that neither reads nor writes would hold a blocking pipe beyond any deadline.
         for stream in (process.stdin, process.stdout):
             os.set_blocking(stream.fileno(), False)  # type: ignore[union-attr]
-        ready = self._exchange(process, self._load, self._limits.seconds + START_SECONDS)
+        ready = self._exchange(process, self._load, self._limits.seconds + start_seconds)
         if ready != wire.READY:
             self.close()
             raise _undecided(ready.error) if not ready.status else self._does_not_load(ready)

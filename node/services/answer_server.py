@@ -23,16 +23,9 @@ from node.services.workplace import Workplace
 from node.weights.policy_cache import HeldPolicy, PolicyCache
 from protocol.errors import IntellectError
 
-MOST = 16
-"""Answers under way: the engine's link has room for the node's own work beside them."""
 MAX_BODY = 8 << 20
-MOST_TOP = 20
 MAX_TOKENS = 1 << 20
-MOST_LINES = 4096
-"""That whoever asks may leave unread."""
 Sender = trio.MemorySendChannel[dict[str, Any]]
-SECONDS = 900.0
-"""For one answer, whatever else the engine is at."""
 
 
 class AnswerOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +44,8 @@ class AnswerOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.prompt or not 1 <= self.most <= MAX_TOKENS or len(self.prompt) + len(self.output) > MAX_TOKENS:
             return f"prompt, most or output have no tokens, or more than {MAX_TOKENS}"
         bounded = 0 <= self.temperature <= 2 and abs(self.seed) < 1 << 63 and 0 <= self.number < 1 << 16
-        return "" if bounded and 0 <= self.top <= MOST_TOP else "temperature, seed, number or top is out of bounds"
+        most_top = 20
+        return "" if bounded and 0 <= self.top <= most_top else "temperature, seed, number or top is out of bounds"
 
 
 class AnswerServer(Service):
@@ -94,8 +88,9 @@ class AnswerServer(Service):
             return _refused(f"{self._rest.why}: no engine answers", 503)
         if (policy := self._policy_cache.newest) is None:
             return _refused("no policy is here yet", 503)
-        if self.under_way >= MOST:
-            return _refused(f"{MOST} answers are under way", 429)
+        most = 16  # answers under way: the engine's link has room for the node's own work beside them
+        if self.under_way >= most:
+            return _refused(f"{most} answers are under way", 429)
         return _Lines(partial(self._told, asked, policy))
 
     async def _told(self, asked: AnswerOrder, policy: HeldPolicy, send: Sender) -> None:
@@ -123,7 +118,8 @@ class AnswerServer(Service):
         found, why = None, ""
         with self._rest.work():
             try:
-                found = await self._engine.ask(order, timeout=SECONDS, policy=policy.load(), on_progress=told)
+                # For one answer, whatever else the engine is at.
+                found = await self._engine.ask(order, timeout=900.0, policy=policy.load(), on_progress=told)
             except IntellectError as error:
                 why = f"{error.what}: {error.why}"
         if found is None:
@@ -143,7 +139,7 @@ class _Lines(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        into, lines = trio.open_memory_channel[dict[str, Any]](MOST_LINES)
+        into, lines = trio.open_memory_channel[dict[str, Any]](4096)  # that whoever asks may leave unread
         async with trio.open_nursery() as nursery:
 
             async def make() -> None:

@@ -21,17 +21,10 @@ from protocol.blobs import MAX_BLOB_SIZE
 from protocol.errors import IntellectError
 
 log = structlog.get_logger()
-ROUND = 7 * 24 * 3600.0
-"""Seconds in which every blob is looked at once: 34 kB/s for 20 GiB."""
 RATE = (16 * 1024, 64 * 1024**2)
 """Bytes a second that are looked at, at least and at most."""
-RESTS = 60.0
-"""Seconds between two looks for what was not looked at for a round."""
 PATIENCE = (60.0, 20_000_000)
 """Seconds for which a damaged blob is asked for at least, and the bytes a second that a larger one has."""
-TRIES = 3
-WAITING = 256
-"""Damaged blobs that wait to be fetched; of more, the others come back when they are asked for."""
 
 
 class BlobRepairer(Service):
@@ -39,11 +32,15 @@ class BlobRepairer(Service):
 
     name = "blob-repairer"
 
-    def __init__(self, context: Context, store: BlobStore, *, every: float = ROUND, rests: float = RESTS) -> None:
+    # Every blob is looked at once in `every` seconds: 34 kB/s for 20 GiB. `rests`: between two looks for what was not.
+    def __init__(
+        self, context: Context, store: BlobStore, *, every: float = 7 * 24 * 3600.0, rests: float = 60.0
+    ) -> None:
         self._context = context
         self._store, self._proof = store, store.proof
         self._every, self._rests = every, rests
-        self._send, self._lost = trio.open_memory_channel[tuple[bytes, int]](WAITING)
+        # Damaged blobs that wait to be fetched; of more, the others come back when they are asked for.
+        self._send, self._lost = trio.open_memory_channel[tuple[bytes, int]](256)
         self._fetched = self._gone = self._looked_at = 0
         self._oldest: float | None = None
 
@@ -86,7 +83,7 @@ class BlobRepairer(Service):
     async def _fetch(self, root: bytes, size: int) -> None:
         context, why = self._context, "nobody else is here"
         seconds = PATIENCE[0] + size / PATIENCE[1]
-        for _ in range(TRIES):
+        for _ in range(3):
             try:
                 await context.blobs.fetch(root, context.membership.addresses(), max_size=size, timeout=seconds)
             except IntellectError as error:

@@ -30,19 +30,8 @@ from protocol.pages import PAGE_ROWS
 from protocol.statements import EpochRoot, VerdictOutcome, sign, work_id
 
 log = structlog.get_logger()
-ROUND_SECONDS = 4.0
-"""Seconds between two rounds, or a tenth of the epoch where that is less: nobody needs a root before the epoch is
-over."""
-WAITING = 512
-"""Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided."""
-AT_ONCE = 64
-"""Works that are noted while others wait for the journal."""
 MOST_NAMED = 64 * PAGE_ROWS
 """Works of one root."""
-RECALLED = 2_048
-"""Own verdicts of before this start that are looked at: what was accepted and never noted."""
-BURST = 8.0
-"""Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long before."""
 ROOT = "root"
 """The journal's kind of an own root; its slot: epoch and number."""
 
@@ -64,7 +53,11 @@ class Certifier(Service):
 
     name = "certifier"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, waiting: int = 512, round_seconds: float = 4.0) -> None:
+        # Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided.
+        self._waiting = waiting
+        # Between two rounds, or a tenth of the epoch where that is less: nobody needs a root before the epoch is over.
+        self._round_seconds = min(round_seconds, context.time.epoch_seconds / 10)
         self._context = context
         self._own = context.key.address
         self._journal = context.journal
@@ -75,7 +68,9 @@ class Certifier(Service):
         self._shown: Claims = {}
         """Before and after somebody looked whether they are so (`judging/peer_audit.py`)."""
         self._policies: dict[Address, BoundedDict[bytes, Accepted]] = {}
-        self._most_steps = self._run.recipe.max_staleness + BURST
+        # Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long
+        # before.
+        self._most_steps = self._run.recipe.max_staleness + 8.0
         # A budget of policies: accepted files fill it, announced policies draw on it. So a trainer is not paid for
         # steps that there was no work for.
         self._steps = self._most_steps
@@ -101,7 +96,7 @@ class Certifier(Service):
             while True:
                 await self.decide()
                 await self.root()
-                await trio.sleep(min(ROUND_SECONDS, self._context.time.epoch_seconds / 10))
+                await trio.sleep(self._round_seconds)
 
     async def decide(self) -> None:
         """Note everything that has come to count since the last time."""
@@ -121,12 +116,12 @@ class Certifier(Service):
     def shown(self, claims: Sequence[WorkVerdict]) -> None:
         """Nothing speaks against these."""
         for claim in claims:
-            self._shown.setdefault(claim.validator, BoundedDict(WAITING))[claim.work.id] = claim
+            self._shown.setdefault(claim.validator, BoundedDict(self._waiting))[claim.work.id] = claim
 
     # what is heard
 
     def _wait_for(self, work: RegisteredWork) -> None:
-        self._files.setdefault(work.node, BoundedDict(WAITING))[work.id] = work
+        self._files.setdefault(work.node, BoundedDict(self._waiting))[work.id] = work
 
     def _close(self, work: RegisteredWork) -> None:
         """It will never be decided any more; what was is a leaf already."""
@@ -145,7 +140,7 @@ class Certifier(Service):
             checked = len(unpack_groups(message.checked, groups) or ())
             statement = of_judgement(self._run, author, message.verdict, checked, groups)
             if statement.units:
-                waiting = self._verdicts.setdefault(author, BoundedDict(WAITING))
+                waiting = self._verdicts.setdefault(author, BoundedDict(self._waiting))
                 # The outcome is kept beside the statement, as the pool may decide otherwise than this validator said.
                 waiting.setdefault(message.verdict.work, (message.verdict.outcome == VerdictOutcome.ACCEPT, statement))
 
@@ -155,7 +150,7 @@ class Certifier(Service):
         async for policy in self._context.facts.subscribe(PolicyFollowed):
             step, root, author = policy.step, policy.root, policy.author
             if step > 0 and policy_units(self._run):
-                waiting = self._policies.setdefault(author, BoundedDict(WAITING))
+                waiting = self._policies.setdefault(author, BoundedDict(self._waiting))
                 waiting[root] = of_policy(self._run, self._context.pool, author, step, root, policy.message.epoch)
 
     # what counts
@@ -188,7 +183,7 @@ class Certifier(Service):
                     reported = accepts and validator != self._own and work.task is None
                     waiting = self._claims if reported else self._shown
                     claim = WorkVerdict(validator, work, statement, self._context.time.now())
-                    waiting.setdefault(validator, BoundedDict(WAITING))[id] = claim
+                    waiting.setdefault(validator, BoundedDict(self._waiting))[id] = claim
 
     def _to_be_paid(self) -> list[WorkVerdict]:
         """Of validators that are believed; not what they judged in a window in which they said what is not so. One that
@@ -240,7 +235,8 @@ class Certifier(Service):
     async def _recall(self) -> None:
         """What this validator had accepted when it ended, and had not noted."""
         found: list[tuple[Accepted, float | None]] = []
-        for raw, again in await self._journal.do(self._journal.pay.unnamed, self._own, RECALLED):
+        # Own verdicts of before this start that are looked at: what was accepted and never noted.
+        for raw, again in await self._journal.do(self._journal.pay.unnamed, self._own, 2_048):
             await trio.lowlevel.checkpoint()  # a signature each
             try:
                 verdict = self._context.board.opened(raw, VerdictIssued).message.verdict
@@ -263,8 +259,9 @@ class Certifier(Service):
         # Who is no member, a trainer as anybody, has no stake that answers for what it did.
         known = [each for each in wanted if members.is_member(each[0].node)]
         fit = [each for each in known if not members.is_evicted(each[0].node)]
-        for start in range(0, len(fit), AT_ONCE):
-            self.certified += await self._journal.do(self._named, fit[start : start + AT_ONCE], once)
+        at_once = 64  # works that are noted while others wait for the journal
+        for start in range(0, len(fit), at_once):
+            self.certified += await self._journal.do(self._named, fit[start : start + at_once], once)
 
     def _named(self, wanted: Sequence[tuple[Accepted, float | None]], once: bool) -> int:
         """In the journal's thread."""

@@ -25,12 +25,8 @@ from protocol.manifest import MAX_MANIFEST_BYTES, CheckpointCard, CheckpointFile
 from protocol.messages import CheckpointOffered
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds between two looks at what the learner wrote: another process, which tells nobody."""
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
-BEHIND = 4
-"""Policies that come while an auditor, which does one audit after the other, fetches what the next one takes."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -65,7 +61,8 @@ class CheckpointServer(Service):
         return cls(place.context, place.store, spool, place.directory / "weights" / "offering")
 
     async def run(self) -> None:
-        await every(LOOK_EVERY, self.look)
+        # Seconds between two looks at what the learner wrote: another process, which tells nobody.
+        await every(1.0, self.look)
 
     async def look(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
@@ -77,7 +74,9 @@ class CheckpointServer(Service):
         for step in sorted(self._gone):
             # What is audited is replayed from the last one before it.
             later = min((at for at, size in self._offered.items() if size and at > step), default=newest + 1)
-            if later <= newest - BEHIND:
+            # Policies that come while an auditor, which does one audit after the other, fetches what the next one
+            # takes.
+            if later <= newest - 4:
                 self._let_go(step)
         for step in kept:
             if step not in self._offered:

@@ -22,12 +22,6 @@ from protocol.table import EarningsTable
 from protocol.upkeep import DAY, WEEK, Patience
 
 log = structlog.get_logger()
-TURN = 600
-"""Seconds that each keeper before this one is given."""
-SILENT = 900.0
-"""Seconds without a word after which a node is away: it claims for itself as soon as it is back."""
-MOST = 8
-"""Claims of one look: a pool of thousands that has ended takes hours, and no other word of this node waits for it."""
 OWED = "owed"
 """The fact of whom nobody claims for: node -> (units that it was paid, since when), by the chain's time."""
 Owed = dict[bytes, tuple[int, int]]
@@ -39,8 +33,10 @@ class ClaimCarrier(ChainPoller):
     name = "claim-carrier"
     trouble = "pay.not_brought"
 
-    def __init__(self, books: PoolAccounting) -> None:
+    # turn: seconds that each keeper before this one is given.
+    def __init__(self, books: PoolAccounting, *, day: int = DAY, week: int = WEEK, turn: int = 600) -> None:
         super().__init__(books)
+        self._day, self._week, self._turn = day, week, turn
         self.brought = 0
 
     @classmethod
@@ -56,7 +52,9 @@ class ClaimCarrier(ChainPoller):
             before = await self._known()
             owed = self._owed(table, before, seen.now)
             due = [name for name, (paid, since) in owed.items() if seen.now >= self._due(seen, name, paid, since)]
-            for name in due[:MOST]:
+            # Claims of one look: a pool of thousands that has ended takes hours, and no other word of this node waits
+            # for it.
+            for name in due[:8]:
                 owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
                 await self._journal.do(self._journal.remember, OWED, msgspec.msgpack.encode(owed))
@@ -80,18 +78,19 @@ class ClaimCarrier(ChainPoller):
 
     def _is_there(self, node: Address) -> bool:
         heard = self._context.board.heard.get(node)
-        return node == self._own or (heard is not None and self._context.clock.monotonic() - heard < SILENT)
+        # Seconds without a word after which a node is away: it claims for itself as soon as it is back.
+        return node == self._own or (heard is not None and self._context.clock.monotonic() - heard < 900.0)
 
     def _due(self, seen: PoolRecord, name: bytes, paid: int, since: int) -> int:
         """A member comes back, and claims when its time of the week comes; who has left does not."""
         comes = not seen.pool.ended and self._context.membership.is_member(address_from_bytes(name))
-        return since + (WEEK if comes else DAY) + self._wait(name, paid)
+        return since + (self._week if comes else self._day) + self._wait(name, paid)
 
     def _wait(self, name: bytes, claimed: int) -> int:
         """Seconds that others act first; by what was paid, so that it is another one's turn each time."""
         case = name + claimed.to_bytes(8)
         others = [one for one in self._context.state.vote_set.active_validators() if one != self._own]
-        return TURN * sum(place(case, one) < place(case, self._own) for one in others)
+        return self._turn * sum(place(case, one) < place(case, self._own) for one in others)
 
     async def _bring(self, node: Address, seen: PoolRecord) -> int:
         """What the node was paid by then."""
@@ -102,7 +101,7 @@ class ClaimCarrier(ChainPoller):
             return claimed
         try:
             # Begun anew by each look: another's claim waits for as long as gas is dear.
-            patience = Patience(seen.now, seen.now + DAY)
+            patience = Patience(seen.now, seen.now + self._day)
             await self._chain.claim(self._pool, node, share.units, share.proof, patience=patience)
         except (Reverted, FeeTooHigh) as error:  # its size allows no more yet, its case is open, or gas is dear
             log.info("pay.not_brought", node=node, why=error.why)

@@ -32,14 +32,6 @@ from protocol.table import TableHead
 from protocol.upkeep import WEEK, Patience, slot_began
 
 log = structlog.get_logger()
-EPOCHS_TOLD = 64
-"""Epochs of ours whose pay the status tells, the newest."""
-WARN_EPOCHS = 3
-"""An escrow that lasts for fewer epochs like the last ones is told."""
-BOND_EVERY = 3600.0
-"""Seconds between two looks whether a validator has the bond of a case."""
-WARN_SHARE = 0.9
-"""A newest table that paid less of what waited for it is told."""
 SENDING = "claiming"
 """The journal's fact: the claim that may be on its way."""
 
@@ -113,9 +105,11 @@ class Warnings:
         waiting = certified * pool.reward_per_unit
         if not pool.stopped_at and pool.escrow < max(waiting, pool.reward_per_unit):
             told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
-        elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
+        # An escrow that lasts for fewer epochs like the last ones is told.
+        elif not pool.stopped_at and lasts is not None and lasts < 3:
             told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
-        if self.behind and self.worth(seen) < pool.reward_per_unit * WARN_SHARE:
+        # A newest table that paid less of what waited for it is told.
+        if self.behind and self.worth(seen) < pool.reward_per_unit * 0.9:
             told["worth"] = (
                 f"{self.behind:,} units of all nodes are owed that the pool cannot pay yet: "
                 f"of what waited its newest table paid {self.worth(seen) / pool.reward_per_unit:.0%}"
@@ -133,7 +127,7 @@ class Warnings:
     async def _lacking(self, seen: PoolRecord, provider: Address | None) -> str:
         """What this validator lacks to carry a slash; empty if nothing."""
         now = self._clock.monotonic()
-        if now >= self._bond[0] + BOND_EVERY:
+        if now >= self._bond[0] + 3600.0:  # seconds between two looks whether a validator has the bond of a case
             read = partial(read_bond, node=self._own, provider=provider, slash=seen.pool.slash_amount)
             bond = await self._chain.ask("read a bond", read)
             remedy = "; then ".join(bond.steps())
@@ -208,7 +202,8 @@ class Claimer(ChainPoller):
     name = "claimer"
     trouble = "pay.not_claimed"
 
-    def __init__(self, books: PoolAccounting, *, gathers: bool = True) -> None:
+    def __init__(self, books: PoolAccounting, *, gathers: bool = True, epochs_told: int = 64) -> None:
+        self._epochs_told = epochs_told  # epochs of ours whose pay the status tells, the newest
         super().__init__(books)
         self.gathering = Gathering(books, gathers)
         self._progress = self._context.progress
@@ -257,7 +252,7 @@ class Claimer(ChainPoller):
             unclear_wei=str(account.unclear * price),
             units=_units(account),
             table_epoch=seen.posted.epoch if seen else None,
-            epochs=self._epochs()[-EPOCHS_TOLD:],
+            epochs=self._epochs()[-self._epochs_told :],
             warnings=list(self._warnings.told.values()),
             escrow_wei=str(seen.pool.escrow) if seen else None,
             escrow_epochs=seen.lasts if seen else None,
@@ -378,7 +373,7 @@ class Claimer(ChainPoller):
         waits = seen.waiting.epoch if seen.waiting else -1
         given = (self._own, pool.threshold, posted, earned)
         self._tabled, sums = await journal.do(
-            lambda: (journal.pay.tabled(EPOCHS_TOLD), journal.pay.sums(*given)),
+            lambda: (journal.pay.tabled(self._epochs_told), journal.pay.sums(*given)),
         )
         self._waiting = sums.certified
         allowed = 0

@@ -22,8 +22,6 @@ from protocol.statements import WorkCommitment, sign, work_id
 log = structlog.get_logger()
 REPEATED = 16
 """Own commitments that a start says again."""
-VERDICT_SECONDS = 5.0
-"""Seconds until they are looked at though nobody spoke."""
 
 
 def slot_name(root: bytes, index: int) -> bytes:
@@ -84,7 +82,8 @@ class OwnWorks:
         told = self._context.facts.subscribe(WorkTouched)
         known: dict[WorkId, FileState] = {}
         while True:
-            with trio.move_on_after(VERDICT_SECONDS):  # some things only time decides
+            # Seconds until they are looked at though nobody spoke.
+            with trio.move_on_after(5.0):  # some things only time decides
                 work = register.get((await told.receive()).work)
                 if work is not None and work.node == own:
                     self._context.state.register.was_delivered(work)  # it lies in our own store

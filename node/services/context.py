@@ -31,7 +31,6 @@ from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
 from protocol.messages import PolicyAnnounced
 from protocol.statements import Domain
 
-KEPT_POLICIES_EXTRA = 3
 SHOWN_EVERY = (2.0, 3600.0)
 """Seconds between two times that roots of one epoch are said: a quarter of the window, within these."""
 
@@ -155,7 +154,7 @@ def make_context(
     everything counts in its epoch 0."""
     clock = clock or Clock()
     # Rollouts of the stalest policy that still counts must be judged, a few steps later.
-    keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
+    keep = run.spec.recipe.max_staleness + 3  # beyond those that work may still be of
     policy_cache = PolicyCache(keep, member.stock.store)
     jury = Jury(member.board, member.membership, run.spec, member.pool, journal, clock.monotonic)
     own = (member.key, member.domain, member.pool)

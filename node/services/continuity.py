@@ -39,22 +39,9 @@ from protocol.messages import Heartbeat, Message, RolloutCommitted, RoundVote, S
 from protocol.statements import work_id
 
 log = structlog.get_logger()
-AT_ONCE = 24
-"""Members that are asked at a time."""
-MOST_ASKED = 64
-"""Members that are asked in one round: trainers and validators first."""
-ASK_AGAIN = 5.0
-LISTEN_LEAST, LISTEN_MOST = 4.0, 180.0
 BEATS_HEARD, BEATS_SAID, BEATS_SILENT = 2.5, 1.5, 3.0
 """Of the intervals between this key's heartbeats: for which it is listened, for which nothing but heartbeats is said,
 and after which another daemon that was heard is gone."""
-LOOK = 0.25
-"""Seconds between two looks at what was heard: the time that passes tells as much as what comes."""
-CATCH_UP = 1.0
-"""Seconds between two times that members are asked what was missed, while copies of one moment hear each other."""
-DRAWN = 1000
-LEADERS_AHEAD = 64
-"""Policies beyond those known here that a leader's heartbeat may name: it is one voice."""
 
 
 class Continuity(Service):
@@ -63,7 +50,11 @@ class Continuity(Service):
 
     name = "continuity"
 
-    def __init__(self, context: Context, network: Network, *, vouch: bool = False) -> None:
+    def __init__(
+        self, context: Context, network: Network, *, vouch: bool = False, at_once: int = 24, ask_again: float = 5.0
+    ) -> None:
+        self._at_once = at_once  # members that are asked at a time
+        self._ask_again = ask_again
         self._context = context
         self._network = network
         self._journal = context.journal
@@ -123,14 +114,16 @@ class Continuity(Service):
     async def _listen(self, began: float) -> None:
         """Until somebody has answered, and another daemon would have been heard."""
         told = False
+        listen_least = 4.0
+        listen_most = 180.0
         while True:
             self._end_if_living()
             passed = self._context.clock.monotonic() - began
             interval = self._ear.interval
-            wanted = max(LISTEN_LEAST, 2.0 + BEATS_HEARD * interval)
+            wanted = max(listen_least, 2.0 + BEATS_HEARD * interval)
             if self._ear.rising():  # the next one tells what lives from what was late
                 wanted = max(wanted, self._ear.heard_at - began + BEATS_HEARD * interval)
-            if passed >= min(wanted, LISTEN_MOST):
+            if passed >= min(wanted, listen_most):
                 if self._answered or self._vouch or not self._context.membership.addresses():
                     return
                 if not told:
@@ -148,11 +141,13 @@ class Continuity(Service):
         while not over:
             over = self._context.clock.monotonic() >= until
             # Gossip brings nobody its own words: they come with what is asked for.
-            await self._context.board.catching_up.now(AT_ONCE)
+            await self._context.board.catching_up.now(self._at_once)
             self._end_if_living()
             if (other := self._ear.fresh(self._pen.generation)) is not None:
                 raise self._ended(other)
-            await trio.sleep(CATCH_UP)
+            # Seconds between two times that members are asked what was missed, while copies of one moment hear each
+            # other.
+            await trio.sleep(1.0)
         if await self._adopt():
             await self._close_fence()
 
@@ -166,7 +161,8 @@ class Continuity(Service):
         self._context.progress.tell("continuity", told)
 
     async def _news(self) -> None:
-        with trio.move_on_after(LOOK):
+        # Seconds between two looks at what was heard: the time that passes tells as much as what comes.
+        with trio.move_on_after(0.25):
             await self._ear.news.wait()
 
     def _end_if_living(self) -> None:
@@ -229,7 +225,7 @@ class Continuity(Service):
                 if await self._amiss([one for one in words if _name(one) not in self._heard]):
                     silent_since = self._context.clock.monotonic()
         self._answered.clear()
-        with trio.move_on_after(2 * ASK_AGAIN):
+        with trio.move_on_after(2 * self._ask_again):
             await self._ask_members()
         await self._adopt()
         await self._close_fence()
@@ -239,7 +235,8 @@ class Continuity(Service):
 
     def _next_generation(self) -> int:
         """Higher than of all that were heard; drawn, so that of copies of one moment all but the highest end."""
-        return max(self._pen.generation, self._ear.newest_generation) + 1 + secrets.randbelow(DRAWN)
+        drawn = 1000
+        return max(self._pen.generation, self._ear.newest_generation) + 1 + secrets.randbelow(drawn)
 
     # what the key has said
 
@@ -249,7 +246,7 @@ class Continuity(Service):
     async def _ask_always(self) -> None:
         while True:
             await self._ask_members()
-            await trio.sleep(ASK_AGAIN)
+            await trio.sleep(self._ask_again)
 
     async def _ask_members(self) -> None:
         """Each that has not answered yet: who uses work first."""
@@ -257,9 +254,9 @@ class Continuity(Service):
         near = sorted(self._network.connected(), key=lambda one: one not in membership.validators)
         named = dict.fromkeys((*who_uses_work(membership), *filter(membership.is_member, near)))
         asked = [one for one in (named or membership.addresses()) if one not in self._answered | {membership.own}]
-        limiter = trio.CapacityLimiter(AT_ONCE)
+        limiter = trio.CapacityLimiter(self._at_once)
         async with trio.open_nursery() as nursery:
-            for peer in asked[:MOST_ASKED]:
+            for peer in asked[:64]:  # members that are asked in one round: trainers and validators first
                 nursery.start_soon(self._ask, peer, limiter)
 
     async def _ask(self, peer: Address, limiter: trio.CapacityLimiter) -> None:
@@ -336,7 +333,8 @@ class Continuity(Service):
             *(one.message.round for one in self._heard.values() if isinstance(one.message, RoundVote)),
         )
         if leader is not None and leader.beat is not None:
-            known = max(known, min(leader.beat.policy_step, known + LEADERS_AHEAD))
+            # Policies beyond those known here that a leader's heartbeat may name: it is one voice.
+            known = max(known, min(leader.beat.policy_step, known + 64))
         tasks = tuple(task.id for task in state.tasks.tasks())
         fence = Fence() if self._vouch else self._journal.fence.with_more(known, tasks)
         await self._journal.do(self._journal.close_fence, fence)

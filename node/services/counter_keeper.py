@@ -9,9 +9,6 @@ from node.services.workplace import Workplace
 from node.state.made import WorkDone
 from node.state.tally import LifetimeCounters
 
-EVERY = 5.0
-"""Seconds between two looks at all services: what is counted is what has been started again."""
-
 
 class CounterKeeper(Service):
     """Begins before all that counts; done: what stood in the journal then. The status has the restarts of the whole
@@ -40,7 +37,8 @@ class CounterKeeper(Service):
             nursery.start_soon(self._tally.keep)
             while True:
                 self.look()
-                await trio.sleep(EVERY)
+                # Seconds between two looks at all services: what is counted is what has been started again.
+                await trio.sleep(5.0)
 
     def look(self) -> None:
         """Count what the services say of their children since this daemon began."""

@@ -21,11 +21,6 @@ from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 
 log = structlog.get_logger()
-WINDOW = 3600.0
-MOST = 4096
-"""Files that are remembered."""
-ASK_EVERY = 3600.0
-"""Seconds between two questions for the price of gas."""
 
 
 class EarningsReporter(Service):
@@ -37,8 +32,9 @@ class EarningsReporter(Service):
         self, context: Context, rest: GuestRest, hours: Hours, gas_price: Callable[[], Awaitable[int]]
     ) -> None:
         self._context, self._rest, self._hours, self._gas_price = context, rest, hours, gas_price
-        self._accepted: deque[tuple[float, int]] = deque(maxlen=MOST)
-        self._seen: BoundedDict[bytes, None] = BoundedDict(MOST)
+        most = 4096  # files that are remembered
+        self._accepted: deque[tuple[float, int]] = deque(maxlen=most)
+        self._seen: BoundedDict[bytes, None] = BoundedDict(most)
         self._since = 0.0
         self._gas: int | None = None
 
@@ -49,7 +45,7 @@ class EarningsReporter(Service):
     async def run(self) -> None:
         self._begin()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(every, ASK_EVERY, self._ask)
+            nursery.start_soon(every, 3600.0, self._ask)  # seconds between two questions for the price of gas
             nursery.start_soon(self._heed_rest)
             await self._hear()
 
@@ -82,9 +78,10 @@ class EarningsReporter(Service):
 
     def day(self) -> Day | None:
         now = self._context.clock.monotonic()
-        while self._accepted and self._accepted[0][0] < now - WINDOW:
+        window = 3600.0
+        while self._accepted and self._accepted[0][0] < now - window:
             self._accepted.popleft()
-        units, seconds = sum(units for _, units in self._accepted), min(now - self._since, WINDOW)
+        units, seconds = sum(units for _, units in self._accepted), min(now - self._since, window)
         share = self._hours.share(self._context.clock.wall())
         return by_accepted(units, len(self._accepted), seconds, self._context.price, share, self._gas)
 

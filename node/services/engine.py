@@ -56,6 +56,12 @@ class EngineService(Service):
 
 
 class PolicySync(Service):
+    """Fetches each policy as it is followed, so that work on it begins at once.
+
+    Whoever needs a policy could fetch it when it does. A worker would then stand still for each step's transfer, and
+    thousands would ask at the same moment. Here fetching begins with the announcement, and who has a part hands it on.
+    What is fetched is decided elsewhere: `PolicyIndex` says which policy is followed, `PolicyFollower` how it comes."""
+
     name = "policies"
 
     def __init__(self, follower: PolicyFollower, context: Context, exchange: BlobExchange, rest: GuestRest) -> None:

@@ -31,10 +31,7 @@ from protocol.errors import UNREADABLE, IntellectError
 from protocol.messages import MAX_ABOUT, EnvironmentPublished
 
 log = structlog.get_logger()
-REPEAT_EVERY = 60.0
-"""Seconds. The board forgets after four minutes what is not said again."""
 MOST_OWN = 16
-FETCH_SECONDS = 20.0
 MOST_SHOWN = 500
 
 
@@ -71,7 +68,7 @@ class EnvironmentCatalogue(Service):
         while True:
             for one in list(self.own.values()):
                 await self._say(one)
-            await trio.sleep(REPEAT_EVERY)
+            await trio.sleep(60.0)  # seconds. The board forgets after four minutes what is not said again.
 
     def entries(self) -> list[CatalogueEntry]:
         return entries(self._context.facts.standing(EnvironmentPublished), self.reviews)
@@ -97,7 +94,7 @@ class EnvironmentCatalogue(Service):
         """The archive, and what its offer says otherwise. Raises NotOffered where nobody hands it over."""
         try:
             path = await self._context.blobs.fetch(
-                bytes.fromhex(entry.root), list(entry.publishers), max_size=MAX_BYTES, timeout=FETCH_SECONDS
+                bytes.fromhex(entry.root), list(entry.publishers), max_size=MAX_BYTES, timeout=20.0
             )
         except IntellectError as error:
             raise NotOffered(

@@ -18,8 +18,6 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 
 log = structlog.get_logger()
-LOOK_EVERY = 30.0
-"""Seconds between two looks for somebody to challenge."""
 
 
 class HardwareProver(Service):
@@ -50,7 +48,7 @@ class HardwareProver(Service):
 
     async def _challenge_always(self) -> None:
         while True:
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(30.0)  # seconds between two looks for somebody to challenge
             for member in self.due():
                 try:
                     await self._member.claims.challenge(member)

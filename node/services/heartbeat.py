@@ -14,11 +14,6 @@ from node.status_schema import ClockPart
 from protocol.liveness import heartbeat_interval
 from protocol.messages import Heartbeat
 
-STARTING = 60.0
-"""Seconds in which a node hears who is there."""
-FIRST_GAP = 2.0
-"""Seconds between the first two heartbeats, at most; doubled from one to the next while the node starts."""
-
 
 class HeartbeatSender(Service):
     """shortest: seconds between two heartbeats in a small swarm; contacts: where others reach this node now, the best
@@ -73,10 +68,11 @@ class HeartbeatSender(Service):
         starts at once does not fill everybody's core, and one of a few living does not wait for the dead."""
         table, now = self._context.membership.table, self._context.clock.monotonic()
         heard = heartbeat_interval(1 + len(table.live(now)), self._shortest)
-        if now - began >= STARTING:
+        if now - began >= 60.0:  # seconds in which a node hears who is there
             return heard
         named = heartbeat_interval(1 + table.present(), self._shortest)
-        return max(heard, min(named, FIRST_GAP * 2.0**self._count))
+        # Seconds between the first two heartbeats, at most; doubled from one to the next while the node starts.
+        return max(heard, min(named, 2.0 * 2.0**self._count))
 
     def message(self, interval: float) -> Heartbeat:
         """The heartbeat of this moment. interval: seconds until the next one."""

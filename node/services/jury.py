@@ -13,9 +13,6 @@ from node.swarm.pool_state import PoolState
 from node.swarm.task_table import describe_task
 from protocol.audit import AuditSpec, detection_power
 
-LOOK_AGAIN = 5.0
-"""Seconds between two looks at what the clock may have decided."""
-
 
 class VoteCounter(Service):
     name = "jury"
@@ -39,7 +36,7 @@ class VoteCounter(Service):
 
     async def _count_by_the_clock(self) -> None:
         while True:
-            await trio.sleep(LOOK_AGAIN)
+            await trio.sleep(5.0)  # seconds between two looks at what the clock may have decided
             self._contributions.look_again()
 
 

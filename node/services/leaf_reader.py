@@ -15,8 +15,6 @@ from protocol.identity import Address
 from protocol.messages import EpochRootSigned, Signed
 
 log = structlog.get_logger()
-KNOWN = 4_096
-"""Roots that are not read again."""
 
 
 class LeafReader(ChainPoller):
@@ -26,7 +24,7 @@ class LeafReader(ChainPoller):
     def __init__(self, books: PoolAccounting) -> None:
         super().__init__(books)
         self._said_at = books.context.clock.monotonic()
-        self._known: BoundedDict[bytes, bool] = BoundedDict(KNOWN)
+        self._known: BoundedDict[bytes, bool] = BoundedDict(4_096)  # roots that are not read again
 
     def begin(self, nursery: trio.Nursery) -> None:
         heard = self._context.facts.subscribe(EpochRootSigned)

@@ -31,28 +31,20 @@ from protocol.table import MAX_HEAD_BYTES, EarningsTable, Owed, Share, TableHead
 log = structlog.get_logger()
 T = TypeVar("T")
 R = TypeVar("R", bound=PageRow)
-FETCH_TIMEOUT = 30.0
-QUEUE = 64
-"""Words of one author that wait for their blobs."""
-MOST = 262_144
-"""Leaves of one validator that a node keeps of its own works: a day of three a second."""
-HEARD = 16
-"""Tables of one validator that are remembered: others are crowded out by its own."""
 
 
-RETRY_PAUSE, PAUSES = 5.0, (1.0, 300.0)
-ANEW_SECONDS = 120.0
-"""After which the chain is asked again whatever is told: an event comes once its block counts, not before."""
+RETRY_PAUSE = 5.0
 
 
 class PoolRecord(msgspec.Struct, frozen=True):
     """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings that
-    counts; waiting: the one that does not yet."""
+    counts; waiting: the one that does not yet; pauses: seconds between two looks, at least and at most."""
 
     pool: PoolInfo
     now: int
     posted: PostedEarnings
     waiting: WaitingEarnings | None = None
+    pauses: tuple[float, float] = (1.0, 300.0)
 
     @property
     def first(self) -> int:
@@ -91,15 +83,18 @@ class PoolRecord(msgspec.Struct, frozen=True):
 
     @property
     def pause(self) -> float:
-        """Seconds until a node looks again at what it earned: a quarter of an epoch, within PAUSES."""
-        return min(max(self.pool.epoch_seconds / 4, PAUSES[0]), PAUSES[1])
+        """Seconds until a node looks again at what it earned: a quarter of an epoch, within `pauses`."""
+        return min(max(self.pool.epoch_seconds / 4, self.pauses[0]), self.pauses[1])
 
 
 class PoolAccounting:
     """A pool's contract, its events, and its tables by root, found among what validators signed. One per node."""
 
-    def __init__(self, context: Context, chain: ChainClient, ledger: Ledger) -> None:
+    def __init__(
+        self, context: Context, chain: ChainClient, ledger: Ledger, *, pauses: tuple[float, float] = (1.0, 300.0)
+    ) -> None:
         self.context = context
+        self._pauses = pauses
         self.chain = chain
         self.ledger = ledger
         self._journal = context.journal
@@ -126,12 +121,13 @@ class PoolAccounting:
             now = self.ledger.now() or (await self.chain.block()).timestamp
             # A table that has waited long enough counts without an event.
             counts = seen is not None and seen.waiting is not None and now >= seen.waiting.counts_at
-            if seen is None or counts or told != self._told or clock >= self._asked_at + ANEW_SECONDS:
+            # After which the chain is asked again whatever is told: an event comes once its block counts, not before.
+            if seen is None or counts or told != self._told or clock >= self._asked_at + 120.0:
                 posted, waiting = (
                     await self.chain.earnings(self.context.pool),
                     await self.chain.waiting(self.context.pool),
                 )
-                seen = PoolRecord(await self.chain.pool(self.context.pool), 0, posted, waiting)
+                seen = PoolRecord(await self.chain.pool(self.context.pool), 0, posted, waiting, self._pauses)
                 self._asked_at, self._told = clock, told
             # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
             self.context.time.saw(now)
@@ -144,7 +140,8 @@ class PoolAccounting:
 
     async def listen(self) -> None:
         async for signed in self.context.facts.subscribe(EarningsVote):
-            said = self._signed.setdefault(signed.author, BoundedDict(HEARD, refresh=True))
+            # Tables of one validator that are remembered: others are crowded out by its own.
+            said = self._signed.setdefault(signed.author, BoundedDict(16, refresh=True))
             # Several, since the table on chain may be an older one than the last that was signed.
             said[signed.message.earnings.root] = signed.message
 
@@ -285,7 +282,8 @@ class PoolAccounting:
     ) -> None:
         """In the journal's thread."""
         said = signed.message.statement
-        self._journal.pay.take_leaves(signed.author, said.number, works, MOST)
+        # Leaves of one validator that a node keeps of its own works: a day of three a second.
+        self._journal.pay.take_leaves(signed.author, said.number, works, 262_144)
         if line is not None:
             self._journal.earned.note_line(said.epoch, signed.author, said.number, *line, signed.raw)
             self._journal.earned.note_root(said.epoch, signed.author, said.number, said.root, signed.raw, whole=False)
@@ -307,7 +305,7 @@ class PoolAccounting:
     async def fetch(self, root: bytes, size: int, holders: Sequence[Address], read: Callable[[bytes], T]) -> T:
         """A blob of at most this size, as `read` finds it, in a thread. Raises IntellectError or OSError."""
         others = list(dict.fromkeys(one for one in holders if one != self.context.key.address))
-        path = await self.context.blobs.fetch(root, others, max_size=size, timeout=FETCH_TIMEOUT)
+        path = await self.context.blobs.fetch(root, others, max_size=size, timeout=30.0)
         return await trio.to_thread.run_sync(lambda: read(path.read_bytes()))
 
 
@@ -324,7 +322,7 @@ async def by_author(
         if not of(signed.author):
             continue
         if (queue := queues.get(signed.author)) is None:
-            queue, words = trio.open_memory_channel[Signed[M]](QUEUE)
+            queue, words = trio.open_memory_channel[Signed[M]](64)  # words of one author that wait for their blobs
             queues[signed.author] = queue
             nursery.start_soon(_work_off, words, work)
         with suppress(trio.WouldBlock):  # it is said again

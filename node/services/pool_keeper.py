@@ -14,7 +14,6 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 
 log = structlog.get_logger()
-EVERY = 60.0
 LOOKED_AT = 1
 """Members whose stake is asked about in one look, with six questions to the chain each: their turn comes round."""
 
@@ -28,14 +27,14 @@ class PoolKeeper(ChainPoller):
         self._next = int(self._own, 16)  # each trainer begins with another one
         self._final: set[int] = set()
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def look(self, seen: PoolRecord, *, every: float = 60.0) -> float:
         # In this order: what goes back depends on which cases are final (`_final`).
         for work in (self.end_cases, self.expel, self.give_back, self.sweep):
             try:
                 await work(seen)
             except IntellectError as error:  # it holds up nothing else
                 log.info(self.trouble, why=error.why)
-        return EVERY
+        return every
 
     async def end_cases(self, seen: PoolRecord) -> None:
         """Every case of the pool whose time is over, whatever its node has earned."""

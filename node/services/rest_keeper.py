@@ -32,10 +32,6 @@ from protocol.errors import UNREADABLE
 log = structlog.get_logger()
 NAME = "pause.json"
 MAX_BYTES = 4096
-LOOK_EVERY = 15.0
-"""Seconds between two looks at what others use of the machine."""
-CLOCKS_MOVE = 60.0
-"""Seconds at most that a moment of the wall clock is waited for at a time: machines sleep, and clocks are put right."""
 
 
 class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,7 +117,9 @@ class RestKeeper(Service):
             nursery.start_soon(self._tell)
             while True:
                 due = self._judge()
-                await self._bell.wait(min(due - self._context.clock.wall(), CLOCKS_MOVE) if due < math.inf else due)
+                # Seconds at most that a moment of the wall clock is waited for at a time: machines sleep, and clocks
+                # are put right.
+                await self._bell.wait(min(due - self._context.clock.wall(), 60.0) if due < math.inf else due)
 
     # its owner's word
 
@@ -209,12 +207,12 @@ class RestKeeper(Service):
             self._change = now, change
         return change
 
-    async def _watch(self, look: MachineLook) -> None:
+    async def _watch(self, look: MachineLook, *, look_every: float = 15.0) -> None:
         """Who uses the machine: it must have been left alone for a while."""
         told = False
         while True:
             if self._pause is not None:
-                await trio.sleep(LOOK_EVERY)
+                await trio.sleep(look_every)  # seconds between two looks at what others use of the machine
                 continue
             use = await trio.to_thread.run_sync(look)
             now, busy = self._context.clock.monotonic(), use.busy(self._cores)
@@ -226,7 +224,7 @@ class RestKeeper(Service):
                 )
             if use.cores is not None or busy:
                 self._note(busy, now)
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(look_every)
 
     def _note(self, busy: str, now: float) -> None:
         self._use = busy

@@ -24,11 +24,6 @@ from protocol.messages import MAX_CUT, AcceptedList, PolicyAnnounced
 
 log = structlog.get_logger()
 B = TypeVar("B", bound=BatchUsage | SeatBook)
-FETCH_TIMEOUT = 60.0
-SAID_WITHIN = 1.0
-"""Seconds that a validator's word waits for other words of its own."""
-WAITING = 64
-"""Policies back whose manifests are read: who comes late reads no more than these."""
 
 
 class _Counting(Service, Generic[B]):
@@ -85,7 +80,8 @@ class UsageTracker(_Counting[BatchUsage]):
         works = self.book.cut(step) if members.may_validate(members.own) else ()
         for first in range(0, len(works), MAX_CUT):
             said = AcceptedList(pool=self._context.pool, step=step, works=works[first : first + MAX_CUT])
-            self._context.board.say([said], within=SAID_WITHIN)
+            # Seconds that a validator's word waits for other words of its own.
+            self._context.board.say([said], within=1.0)
 
     async def _hear_policies(self) -> None:
         async for told in self._context.facts.subscribe(PolicyFollowed, Undone):
@@ -95,15 +91,16 @@ class UsageTracker(_Counting[BatchUsage]):
             elif isinstance(told.fact, PolicyFollowed):
                 self.book.undone(told.fact.step)
 
-    async def _read(self) -> None:
+    async def _read(self, *, fetch_timeout: float = 60.0) -> None:
         """One after the other, in the order in which they were announced."""
         # One that is taken back changes nothing: its batch used what it used, and a new term has a clean record.
         async for policy in self._context.facts.subscribe(PolicyFollowed):
             # Step 0 was not trained, so nothing can have been left out of it.
-            if not 0 < policy.step > self._context.state.policies.newest_step - WAITING:
+            # Policies back whose manifests are read: who comes late reads no more than these.
+            if not 0 < policy.step > self._context.state.policies.newest_step - 64:
                 continue
             try:
-                manifest = await manifest_of(self._context, policy.author, policy.message, FETCH_TIMEOUT)
+                manifest = await manifest_of(self._context, policy.author, policy.message, fetch_timeout)
             except IntellectError as error:
                 # Told, and no evidence: that a manifest cannot be had here may be this node's own connection.
                 self.unread += 1

@@ -82,8 +82,6 @@ def usage_of(context: Context) -> BatchUsage:
 
 Dropped = tuple[PolicyStatement, str]
 """A step after which its trainer was seen to drop a worker, and how, in words."""
-DROPPED = 16
-"""Such steps that wait to be said."""
 
 
 # dict=True, since `cached_property` keeps its value in `__dict__`, which a Struct has not by itself.
@@ -188,7 +186,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def dropped(self) -> tuple[trio.MemorySendChannel[Dropped], trio.MemoryReceiveChannel[Dropped]]:
         """From who counts what a trainer makes of files to who says it."""
-        return trio.open_memory_channel[Dropped](DROPPED)
+        return trio.open_memory_channel[Dropped](16)  # such steps that wait to be said
 
     @cached_property
     def usage(self) -> BatchUsage | None:

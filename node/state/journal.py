@@ -23,9 +23,6 @@ from node.state.tables import SchemaForm, open_table, refused, resealed, sealed
 from node.state.used import UsedGroups
 
 T = TypeVar("T")
-MOST_SAID, FORGET_EVERY = 200_000, 1024
-"""Messages after which own verdicts are forgotten: 150 MB. A work that old is of a policy that no register takes work
-for any more, so nobody can ask for a second word."""
 TABLE = "posted_table"
 """The fact under which the newest posted table of earnings is kept."""
 BOOT, OPENED = "boot", "pen_opened"
@@ -34,8 +31,6 @@ IMPORTED = "imported"
 """The fact of a journal that came in a state file, until its pen was open."""
 WORDS, FENCE = "words", "fence"
 """Those of how many promises were made, and of what is not signed any more (`Fence`)."""
-RUNS_COUNTED = 16
-"""Runs whose counters are kept, the newest."""
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS said (
     kind TEXT, slot BLOB, raw BLOB, at REAL,
@@ -194,10 +189,10 @@ class Journal:
         # Of a new row only: where none was put in, `lastrowid` is another table's, whose numbers run ahead.
         number = cursor.lastrowid if cursor.rowcount == 1 else None
         # At every thousandth row only: the delete goes through all verdicts that are kept.
-        if number and number % FORGET_EVERY == 0:
-            self._db.execute(
-                "DELETE FROM said WHERE kind IN ('verdict', 'recheck') AND rowid < ?", (number - MOST_SAID,)
-            )
+        # Messages after which own verdicts are forgotten: 150 MB. A work that old is of a policy that no register takes
+        # work for any more, so nobody can ask for a second word.
+        if number and number % 1024 == 0:
+            self._db.execute("DELETE FROM said WHERE kind IN ('verdict', 'recheck') AND rowid < ?", (number - 200_000,))
         # Read back rather than trusting the insert: equal bytes said twice are fine, as after a crash.
         if self.said(kind, slot) != raw:
             raise StateError(
@@ -242,7 +237,8 @@ class Journal:
         newest = "SELECT run FROM tallies GROUP BY run ORDER BY max(rowid) DESC LIMIT ?"
         with self.at_once():
             self._db.executemany("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?)", [(run, *row) for row in rows])
-            self._db.execute(f"DELETE FROM tallies WHERE run NOT IN ({newest})", (RUNS_COUNTED,))  # noqa: S608 - ours
+            # Runs whose counters are kept, the newest.
+            self._db.execute(f"DELETE FROM tallies WHERE run NOT IN ({newest})", (16,))  # noqa: S608 - ours
 
     def booted(self, now: int) -> int:
         """Count a start: higher than all before, and by the clock (Unix seconds) where the journal is new, since its

@@ -21,11 +21,8 @@ MAX_SCRYPT_BYTES = 512 * 1024 * 1024
 MAX_SCRYPT_WORK = 2**26
 """n * r * p at most; the standard file has 2^21."""
 MAX_PBKDF2_ROUNDS = 10_000_000
-SHARED_WITH_OTHERS = 0o077
 _MADE_HERE = re.compile(r"random-[\w-]{32}", re.ASCII)
 """A password of `read_password`: 192 random bits. The word before them tells it from one that somebody thought of."""
-_LIGHT_SCRYPT = 2**12
-"""n, as in geth's light keystores."""
 
 
 def load_key(path: Path, password: str) -> NodeKey:
@@ -95,7 +92,7 @@ def save_key(path: Path, key: NodeKey, password: str) -> None:
     from eth_account import Account
 
     # scrypt makes guesses slow. Nobody guesses 192 bits, and each start would wait a second for it.
-    work = _LIGHT_SCRYPT if _MADE_HERE.fullmatch(password) else None
+    work = 2**12 if _MADE_HERE.fullmatch(password) else None  # n, as in geth's light keystores
     write_private(path, json.dumps(dict(Account.encrypt(key.secret, password, kdf="scrypt", iterations=work))))
 
 
@@ -124,7 +121,8 @@ def require_private(path: Path) -> None:
     except OSError as error:
         raise KeyError_(f"no key at {path}", str(error), "create one: intellect-node keys new") from error
     mode = status.st_mode & 0o777
-    if mode & SHARED_WITH_OTHERS:
+    shared_with_others = 0o077
+    if mode & shared_with_others:
         raise KeyError_(f"the key {path} is exposed", f"mode {mode:04o} lets others read it", f"chmod 600 {path}")
     if status.st_uid not in (os.getuid(), 0):
         raise KeyError_(f"the key {path} is another user's", f"user {status.st_uid} owns it", f"chown $USER {path}")

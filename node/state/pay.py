@@ -13,8 +13,6 @@ from node.state.rows import JournalRows
 from protocol.earnings import Accepted
 from protocol.identity import Address
 
-MOST_TABLED = 65_536
-"""Epochs of which it is remembered what their table had, the newest: seven years of hours. Sums go over all of them."""
 COVERED = "covered"
 """The fact under which the first epoch is kept that is not forgotten."""
 UNSIGNED = 0
@@ -198,7 +196,9 @@ class PayBook:
                 self._db.executemany(tabled, [(line, work, *span) for work in has])
             # What a block that was replaced had beyond is in no table any more.
             self._db.execute("UPDATE files SET line = NULL WHERE epoch > ?", (record.through,))
-            self._db.execute("DELETE FROM tabled WHERE epoch >= ? OR epoch <= ?", (span[0], span[1] - MOST_TABLED))
+            # Epochs of which it is remembered what their table had, the newest: seven years of hours. Sums go over all
+            # of them.
+            self._db.execute("DELETE FROM tabled WHERE epoch >= ? OR epoch <= ?", (span[0], span[1] - 65_536))
             self._note_strays(certified, has, line)
             if not record.clear:
                 explained = min(self._units_at(UNCLEAR, *span), record.line - record.before)

@@ -22,10 +22,7 @@ from protocol.errors import UNREADABLE
 
 log = structlog.get_logger()
 MAX_MARK = 4096
-SHARED_WITH_OTHERS = 0o077
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-TASKS = 64
-"""Tasks under a fence, as many as are known at a time."""
 
 
 class TwinError(NodeError):
@@ -59,7 +56,8 @@ class Fence(msgspec.Struct, frozen=True):
         return task in self.tasks if task is not None else step <= self.step
 
     def with_more(self, step: int, tasks: tuple[bytes, ...]) -> "Fence":
-        return Fence(max(self.step, step), tuple(dict.fromkeys((*self.tasks, *tasks)))[-TASKS:])
+        # Tasks under a fence, as many as are known at a time.
+        return Fence(max(self.step, step), tuple(dict.fromkeys((*self.tasks, *tasks)))[-64:])
 
 
 def mark_place(directory: Path, pool: str) -> Path:
@@ -85,10 +83,11 @@ def read_mark(place: Path) -> Mark | None:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    shared_with_others = 0o077
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         # The place may be everybody's: a stranger's mark would tell this daemon that all is well.
-        if status.st_uid != os.getuid() or status.st_mode & SHARED_WITH_OTHERS:
+        if status.st_uid != os.getuid() or status.st_mode & shared_with_others:
             return None
         try:
             raw = file.read(MAX_MARK + 1)

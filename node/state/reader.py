@@ -30,7 +30,6 @@ from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 from protocol.table import Owed, Share, checked_head
 
 T = TypeVar("T")
-_SMALLEST_IMAGE = 64
 
 
 class _Rows:
@@ -165,9 +164,10 @@ class StateFiles:
 
 def _is_image(path: Path) -> bool:
     """A quick look: the header of safetensors."""
+    smallest_image = 64
     with path.open("rb") as file:
-        start = file.read(_SMALLEST_IMAGE)
-    return len(start) == _SMALLEST_IMAGE and start[8:24] == b'{"__metadata__":'
+        start = file.read(smallest_image)
+    return len(start) == smallest_image and start[8:24] == b'{"__metadata__":'
 
 
 def _is_policy(path: Path, root: str, last: int) -> bool:

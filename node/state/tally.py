@@ -10,9 +10,6 @@ import trio
 
 from node.state.journal import Journal
 
-EVERY = 1.0
-"""Seconds between two times that changed counters are written."""
-
 
 class LifetimeCounters:
     """run: the root of the run that is counted."""
@@ -37,7 +34,7 @@ class LifetimeCounters:
         """Write what has changed, until cancelled and then once more."""
         try:
             while True:
-                await trio.sleep(EVERY)
+                await trio.sleep(1.0)  # seconds between two times that changed counters are written
                 await self.save()
         finally:
             with trio.CancelScope(shield=True):

@@ -16,12 +16,6 @@ from protocol.messages import Heartbeat, Judgement, LotsRevealed, Signed, Verdic
 from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome, work_id
 
-KEPT_WINDOWS = 64
-KEPT_VERDICTS = 4096
-NEAR_WINDOWS = 3
-OVERDUE_WINDOWS = 8
-"""Windows of verdicts without the secret that decided their lots, after which their author is believed no more."""
-
 
 class BrokenPromise(msgspec.Struct, frozen=True):
     """A validator whose lot was not kept. evidence: the envelopes that show it, all signed by the validator."""
@@ -53,18 +47,27 @@ class _Pledged(msgspec.Struct):
 
 
 class AuditLots:
-    """Pledges, verdicts and reveals of one pool's validators. policies: the clock of windows."""
+    """Pledges, verdicts and reveals of one pool's validators. policies: the clock of windows.
 
-    def __init__(self, run: RunSpec, pool: int, policies: PolicyIndex) -> None:
+    A validator recomputes some groups, drawn by lot. Workers must not know which, or they cheat elsewhere; the others
+    must be able to tell afterwards that the lot was kept, or a validator saves its work. So it pledges the hash of a
+    secret and a rate before a window begins, draws by the secret, and reveals it when the window's verdicts are said.
+    A public beacon would need no pledge, and would tell workers in time. Who never reveals cannot be convicted of a
+    broken lot, so after some windows it is believed no more."""
+
+    def __init__(self, run: RunSpec, pool: int, policies: PolicyIndex, *, overdue_windows: int = 8) -> None:
+        # Windows of verdicts without the secret that decided their lots, after which their author is believed no more.
+        self._overdue_windows = overdue_windows
         self._audit = run.audit
         self._groups, self._seats = run.groups_per_file, run.seats
         self._staleness = run.recipe.max_staleness
         self._pool = pool
         self._policies = policies
         # A pool has at most 16 validators at a time.
-        self._pledged: BoundedDict[tuple[Address, int], _Pledged] = BoundedDict(16 * KEPT_WINDOWS)
+        kept_windows = 64
+        self._pledged: BoundedDict[tuple[Address, int], _Pledged] = BoundedDict(16 * kept_windows)
         self._verdicts: BoundedDict[tuple[Address, int], list[tuple[int, Signed[VerdictIssued]]]] = BoundedDict(
-            4 * KEPT_WINDOWS
+            4 * kept_windows
         )
         """With the groups of the work that each is about."""
         self._files: dict[int, dict[Address, dict[WorkId, int]]] = {}
@@ -110,7 +113,7 @@ class AuditLots:
     def beat(self, signed: Signed[Heartbeat]) -> BrokenPromise | None:
         """Note a validator's pledges; two different ones for a window are a broken promise."""
         for pledge in signed.message.lots:
-            if abs(pledge.window - self.current_window) > NEAR_WINDOWS:
+            if abs(pledge.window - self.current_window) > 3:
                 continue  # nobody can crowd out others with pledges for ever
             known = self._pledged.get((signed.author, pledge.window))
             if known is None:
@@ -138,13 +141,13 @@ class AuditLots:
         if (signed.author, window) not in self._verdicts:
             self._forget_verdicts()
         said = self._verdicts.setdefault((signed.author, window), [])
-        if len(said) < KEPT_VERDICTS:
+        if len(said) < 4096:
             said.append((groups, signed))
         return self._unrevealed(signed)
 
     def _forget_verdicts(self) -> None:
         """Of windows so old that their secret, which was never told, has had consequences."""
-        oldest = self.current_window - 2 * OVERDUE_WINDOWS
+        oldest = self.current_window - 2 * self._overdue_windows
         for author, window in [one for one in self._verdicts if one[1] < oldest]:
             del self._verdicts[author, window]
 
@@ -160,14 +163,14 @@ class AuditLots:
 
     def _unrevealed(self, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Whether the author keeps its secrets to itself for good."""
-        due = (self._policies.newest_step - self._staleness) // self._audit.window - OVERDUE_WINDOWS
+        due = (self._policies.newest_step - self._staleness) // self._audit.window - self._overdue_windows
         # A pledge by which no verdict was given hides nothing.
         kept = [
             known
             for (validator, window), known in self._pledged.items()
             if validator == signed.author and window <= due and known.used and not known.revealed
         ]
-        if len(kept) < OVERDUE_WINDOWS:
+        if len(kept) < self._overdue_windows:
             return None
         return self._break(signed.author, f"it did not reveal the lots of {len(kept)} windows", kept[0].raw, signed.raw)
 

@@ -23,20 +23,7 @@ from protocol.seats import share
 
 KEPT = 8192
 """Accepted works that no manifest has named yet."""
-NAMED = 8192
-"""Works that one validator has named in its cuts, the newest."""
-TOLD = 16
-"""Works that were left out, the newest, with whose cuts show it."""
-IN_A_ROW, BATCHES = 4, 3
-"""Due works of one worker that a trainer passes over, and in so many batches, with none of its works used in between,
-until validators say that it drops that worker."""
-MARGIN = 4
-"""One part in so many of the time between two policies, or MOST_MARGIN seconds: a work that was accepted so shortly
-before a policy is named at the next one. The trainer composes a batch at the same moment, and must have fetched it."""
 MOST_MARGIN = 30.0
-KEPT_PASSED = 64
-"""Of one worker."""
-WORKERS_OF_A_SEAT = 1024
 MOST_WORKERS = 16384
 """As many as a table of members has, and so the latest of those that come and go."""
 
@@ -119,10 +106,11 @@ class BatchUsage(_Counted):
         self._is_usable = is_usable
         self._uncut: BoundedDict[WorkId, float] = BoundedDict(KEPT)
         """Works that no cut of this node has named, and when they were accepted."""
-        self._cuts: BoundedDict[int, tuple[WorkId, ...]] = BoundedDict(TOLD)
+        told = 16  # works that were left out, the newest, with whose cuts show it
+        self._cuts: BoundedDict[int, tuple[WorkId, ...]] = BoundedDict(told)
         self._named: dict[Address, BoundedDict[WorkId, int]] = {}
         """By validator: the policy at which it named a work first."""
-        self._left: BoundedDict[WorkId, LeftOutPart] = BoundedDict(TOLD)
+        self._left: BoundedDict[WorkId, LeftOutPart] = BoundedDict(told)
         self._passed: BoundedDict[Address, _Passed] = BoundedDict(MOST_WORKERS)
         self._fed: BoundedDict[Address, int] = BoundedDict(MOST_WORKERS, refresh=True)
         """The newest step whose batch named a work of a worker."""
@@ -144,7 +132,10 @@ class BatchUsage(_Counted):
         known = self._policies.find(signed.message.policy_root) if signed is not None else None
         before = self._policies.of_step(step - 1)
         since = self._policies.find(before.message.policy_root) if before is not None else None
-        margin = min((known.at - since.at) / MARGIN, MOST_MARGIN) if known is not None and since is not None else 0.0
+        # One part in so many of the time between two policies, or MOST_MARGIN seconds: a work that was accepted so
+        # shortly before a policy is named at the next one. The trainer composes a batch at the same moment, and must
+        # have fetched it.
+        margin = min((known.at - since.at) / 4, MOST_MARGIN) if known is not None and since is not None else 0.0
         found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at - margin)
         for id in found:
             del self._uncut[id]
@@ -158,7 +149,8 @@ class BatchUsage(_Counted):
 
     def heard(self, validator: Address, cut: AcceptedList) -> None:
         """A validator's cut. Its first word on a work counts: what one says fills a table of its own."""
-        named = self._named.setdefault(validator, BoundedDict(NAMED))
+        # Works that one validator has named in its cuts, the newest.
+        named = self._named.setdefault(validator, BoundedDict(8192))
         for id in cut.works:
             named.setdefault(id, cut.step)
 
@@ -217,13 +209,14 @@ class BatchUsage(_Counted):
         if not self._keep_surplus:
             last = (True, max(order for _, order in used)[0], -1, b"")
         named = {one.author for one in batch.works}
+        kept_passed = 64  # of one worker
         for id, one in self._waiting.items():
             # Of a worker that has none in the batch any due work would do: its first one was not taken either.
             first = one.node not in named and starving(one.node)
             behind = batch_order(first, (-one.step, one.lot, id)) < last
             due = self.due(id) if behind and self._is_usable(id) else None
             if due is not None and due[0] < batch.step and batch.step - one.step <= self._max_staleness:
-                passed = self._passed.setdefault(one.node, _Passed(BoundedDict(KEPT_PASSED), BoundedDict(KEPT_PASSED)))
+                passed = self._passed.setdefault(one.node, _Passed(BoundedDict(kept_passed), BoundedDict(kept_passed)))
                 passed.works[id] = passed.batches[batch.step] = None
                 self.longest = max(self.longest, len(passed.works))
 
@@ -240,7 +233,9 @@ class BatchUsage(_Counted):
         return {
             node: f"{len(one.works)} of {node} in a row"
             for node, one in self._passed.items()
-            if len(one.works) >= IN_A_ROW and len(one.batches) >= BATCHES
+            # Due works of one worker that a trainer passes over, and in so many batches, with none of its works used in
+            # between, until validators say that it drops that worker.
+            if len(one.works) >= 4 and len(one.batches) >= 3
         }
 
     def begin_term(self) -> None:
@@ -316,7 +311,7 @@ class SeatBook(_Counted):
         self._settle(id)
 
     def _at(self, seat: int, node: Address) -> WorkerUsesPart:
-        return self.seats.setdefault(seat, BoundedDict(WORKERS_OF_A_SEAT)).setdefault(node, WorkerUsesPart())
+        return self.seats.setdefault(seat, BoundedDict(1024)).setdefault(node, WorkerUsesPart())
 
     def status(self, unread: int = 0) -> UsesPart:
         """unread: manifests that could not be had."""

@@ -14,7 +14,6 @@ from node.environments.builtin import BUILTIN
 from protocol.identity import Address
 from protocol.messages import EnvironmentPublished, Signed
 
-REMEMBERED = 1024
 _LOOKS = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "-": None, "_": None})
 
 
@@ -55,7 +54,7 @@ class ReviewBook:
     """What reviewers committed to, by package: each reviewer's newest report on each task."""
 
     def __init__(self) -> None:
-        self._given: BoundedDict[tuple[str, bytes, Address], tuple[str, int]] = BoundedDict(REMEMBERED)
+        self._given: BoundedDict[tuple[str, bytes, Address], tuple[str, int]] = BoundedDict(1024)
 
     def heard(self, package: str, task: bytes, node: Address, report: str, asked: int) -> None:
         self._given[package, task, node] = report, asked

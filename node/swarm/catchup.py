@@ -28,10 +28,6 @@ from protocol.messages import MalformedMessage
 log = structlog.get_logger()
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
 CATCH_UP_EVERY = 2.0
-CATCH_UP_TIMEOUT = 5.0
-SOON, MUCH = 0.2, 16
-"""Seconds until the next question after an answer that brought so many messages: who was away lacks more than gossip
-loses, and whoever was asked may have been away, too."""
 NAMED_PER_SECOND = 500.0
 """Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
 MAX_CATCH_UP_BYTES = 256 * 1024
@@ -43,8 +39,6 @@ MAX_KNOWN = 2 * MAX_MESSAGES + MAX_MEMBERS
 MAX_QUESTION = 10 * MAX_KNOWN + 64
 MAX_REFUSED = 128
 """Refused messages in one answer after which the rest is left: an honest peer knows a few members more than we."""
-REFUSED_FOR = 20.0
-"""Seconds for which we do not ask for a refused message again: its author may be a member by then."""
 ASKED = (1.0, 20.0)
 """Answers per second, and in a burst, that one peer gets: it asks each of us at most once in CATCH_UP_EVERY."""
 
@@ -92,7 +86,9 @@ class CatchingUp:
             for peer in fresh or random.sample(list(peers), min(1, len(peers))):
                 brought += await self._ask(peer)
                 greeted.add(peer)
-            await trio.sleep(SOON if fresh or brought >= MUCH else self._pause())
+            # Seconds until the next question after an answer that brought so many messages: who was away lacks more
+            # than gossip loses, and whoever was asked may have been away, too.
+            await trio.sleep(0.2 if fresh or brought >= 16 else self._pause())
 
     async def now(self, most: int) -> None:
         """Ask so many members at once what was missed."""
@@ -114,7 +110,7 @@ class CatchingUp:
         asked = msgspec.msgpack.encode(CatchUp([name[at : at + SHORT] for name in names[-MAX_KNOWN:]], at))
         try:
             answer = await self._wire.request(
-                peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=CATCH_UP_TIMEOUT
+                peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=5.0
             )
             missed = decode_msgpack(
                 answer, list[bytes], limit=2 * MAX_CATCH_UP_BYTES, error=MalformedMessage, what="bad catch-up"
@@ -129,7 +125,8 @@ class CatchingUp:
 
     def _unwanted(self) -> list[bytes]:
         """What was refused a moment ago."""
-        while self._refused and next(iter(self._refused.values())) < self._clock() - REFUSED_FOR:
+        # Seconds for which we do not ask for a refused message again: its author may be a member by then.
+        while self._refused and next(iter(self._refused.values())) < self._clock() - 20.0:
             self._refused.popitem(last=False)
         return list(self._refused)
 

@@ -38,19 +38,6 @@ log = structlog.get_logger()
 PROTOCOL = "/intellect-node/matrix/1"
 GPU_HARDWARE = ("cuda", "hip", "rocm", "xpu")
 """How the names of engines' classes begin that say they compute on a GPU."""
-SECONDS = 2.5
-"""For 8.8e12 additions and multiplications and the line: 4.4e12 a second, if half a second of it is the line's."""
-PATIENCE = 30.0
-"""Seconds after which a product is not waited for any longer."""
-WARM_SECONDS = 100.0
-SHOW_SECONDS = 60.0
-TURN_SECONDS = 240.0
-"""For one asker, from its first question to its last."""
-PAUSE = 600.0
-"""Seconds between two challenges by one asker."""
-VALID = 24 * 3600.0
-"""Seconds for which a trial says something: GPUs are given back."""
-MEMBERS = 4096
 MAX_REQUEST = 512
 NO, YES = b"n", b"y"
 
@@ -131,23 +118,32 @@ class Claims:
         prover: Prover | None = None,
         clock: Seconds = trio.current_time,
         size: int = MOST_SIZE,
-        seconds: float = SECONDS,
+        # For 8.8e12 additions and multiplications and the line: 4.4e12 a second, if half a second of it is the line's.
+        seconds: float = 2.5,
+        *,
+        show_seconds: float = 60.0,
+        pause: float = 600.0,
+        valid: float = 24 * 3600.0,
     ) -> None:
+        self._show_seconds = show_seconds
+        self._pause = pause  # seconds between two challenges by one asker
+        self._valid = valid  # seconds for which a trial says something: GPUs are given back
         self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
         self.prover = prover
-        self.trials: BoundedDict[Address, ClaimTrial] = BoundedDict(MEMBERS, refresh=True)
+        members = 4096
+        self.trials: BoundedDict[Address, ClaimTrial] = BoundedDict(members, refresh=True)
         """Of others, by this node."""
-        self.told: BoundedDict[Address, bool] = BoundedDict(MEMBERS, refresh=True)
+        self.told: BoundedDict[Address, bool] = BoundedDict(members, refresh=True)
         """What others say came of challenging this node."""
-        self._asked: BoundedDict[Address, float] = BoundedDict(MEMBERS, refresh=True)
+        self._asked: BoundedDict[Address, float] = BoundedDict(members, refresh=True)
         self._turn: AskerTurn | None = None
         network.serve(PROTOCOL, self._answer, max_request=MAX_REQUEST)
 
     def confirmed(self, member: Address) -> bool:
         """Whether this node has seen it multiply like a GPU, lately."""
         trial = self.trials.get(member)
-        return trial is not None and trial.passed and self._clock() - trial.at < VALID
+        return trial is not None and trial.passed and self._clock() - trial.at < self._valid
 
     def counts_as(self, member: Address, engine: str) -> str:
         """gpu or cpu: what this node takes a member for that computes with this class; empty of who says none."""
@@ -158,7 +154,7 @@ class Claims:
     def due(self, member: Address) -> bool:
         """Whether it is time to challenge it: never tried, tried in vain a while ago, or so long ago that it lapses."""
         trial = self.trials.get(member)
-        return trial is None or self._clock() - trial.at > (VALID / 2 if trial.passed else 2 * PAUSE)
+        return trial is None or self._clock() - trial.at > (self._valid / 2 if trial.passed else 2 * self._pause)
 
     @property
     def believed(self) -> bool:
@@ -168,23 +164,24 @@ class Claims:
 
     # asking
 
-    async def challenge(self, member: Address) -> ClaimTrial | None:
+    async def challenge(self, member: Address, *, warm_seconds: float = 100.0) -> ClaimTrial | None:
         """None where the member takes no challenge now. Raises NetworkError where it cannot be asked."""
-        if await self._ask(member, IsReady(), 0, WARM_SECONDS) is None:
+        if await self._ask(member, IsReady(), 0, warm_seconds) is None:
             return None
         trial = await self._tried(member)
         self.trials[member] = trial
         log.info("claim.tried", peer=member, passed=trial.passed, seconds=round(trial.seconds, 2), why=trial.why)
-        await self._ask(member, TrialTold(trial.passed), 0, SHOW_SECONDS)
+        await self._ask(member, TrialTold(trial.passed), 0, self._show_seconds)
         return trial
 
-    async def _tried(self, member: Address) -> ClaimTrial:
+    async def _tried(self, member: Address, *, patience: float = 30.0) -> ClaimTrial:
         challenge, began = Challenge(secrets.token_bytes(SEED_BYTES), self._size), self._clock()
         try:
-            answer = await self._ask(member, Pose(challenge), self._size * DIGEST_BYTES, PATIENCE)
+            # Seconds after which a product is not waited for any longer.
+            answer = await self._ask(member, Pose(challenge), self._size * DIGEST_BYTES, patience)
         # Only this says something of its speed. A line that breaks is no trial, and raises.
         except RequestTimedOut:
-            return ClaimTrial(False, self._clock() - began, began, f"no product within {PATIENCE:g} s")
+            return ClaimTrial(False, self._clock() - began, began, f"no product within {patience:g} s")
         took = self._clock() - began
         if took > self._seconds:
             return ClaimTrial(False, took, began, f"the product took {took:.1f} s of {self._seconds:g}")
@@ -199,7 +196,7 @@ class Claims:
         digests = decode_digests(answer or b"", challenge.size)
         # Drawn only now that the digests bind the product: rows known before could be computed alone.
         asked = chosen_rows(challenge.size, secrets.token_bytes(32))
-        shown = await self._ask(member, ShowRows(asked), 4 * challenge.size * ROWS, SHOW_SECONDS)
+        shown = await self._ask(member, ShowRows(asked), 4 * challenge.size * ROWS, self._show_seconds)
         rows, secret = decode_rows(shown or b"", challenge.size, ROWS), secrets.token_bytes(32)
         await trio.to_thread.run_sync(check_product, challenge, digests, asked, rows, secret)
 
@@ -250,11 +247,11 @@ class Claims:
         """Whether this node is now ready for a challenge by `asker`."""
         now = self._clock()
         busy = self._turn is not None and now <= self._turn.until
-        if self.prover is None or busy or now - self._asked.get(asker, -PAUSE) < PAUSE:
+        if self.prover is None or busy or now - self._asked.get(asker, -self._pause) < self._pause:
             return False
         self._asked[asker] = now
         # Before the prover warms up, which takes long: who asks meanwhile finds the turn taken.
-        self._turn = turn = AskerTurn(asker, now + TURN_SECONDS)
+        self._turn = turn = AskerTurn(asker, now + 240.0)  # for one asker, from its first question to its last
         try:
             await self.prover.warm()
         except IntellectError as error:

@@ -17,10 +17,6 @@ from node.swarm.vote_set import FileState, VoteSet
 from protocol.checks import reason_name
 from protocol.identity import Address
 
-KEPT, OPEN = 2048, 1024
-"""Of each member: works whose decision is remembered, so that one that changes is not counted twice; works that
-somebody has judged and nothing has decided yet."""
-SHOWN = 50
 DECIDED = (FileState.ACCEPTED, FileState.REJECTED)
 
 
@@ -34,7 +30,7 @@ class Contributions:
         self.since = wall()
         self.members: dict[str, ContributionPart] = {}
         self.reasons: Counter[str] = Counter()
-        self.recent: deque[DecisionPart] = deque(maxlen=SHOWN)
+        self.recent: deque[DecisionPart] = deque(maxlen=50)
         self._states: dict[Address, BoundedDict[WorkId, FileState]] = {}
         self._open: dict[Address, BoundedDict[WorkId, None]] = {}
         self._told = 0
@@ -44,9 +40,11 @@ class Contributions:
         work = self._register.get(id)
         if work is None:
             return
-        states = self._states.setdefault(work.node, BoundedDict(KEPT))
+        # Of each member: works whose decision is remembered, so that one that changes is not counted twice; works that
+        # somebody has judged and nothing has decided yet.
+        states = self._states.setdefault(work.node, BoundedDict(2048))
         before, state = states.get(id), self._vote_set.state(id)
-        waiting = self._open.setdefault(work.node, BoundedDict(OPEN))
+        waiting = self._open.setdefault(work.node, BoundedDict(1024))
         if state in DECIDED:
             waiting.pop(id, None)
         elif before is None:

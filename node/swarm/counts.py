@@ -126,8 +126,6 @@ class HorizonView(Protocol):
 
 Horizon = Callable[[HorizonView, Address, Any], Admission]
 About = Callable[[Any], Address | None]
-AHEAD = 1
-"""Steps by which a word may overtake the announcement of what it speaks of."""
 CHECKPOINTS = 64
 """Steps back for which a checkpoint is kept in mind."""
 
@@ -178,7 +176,8 @@ def _due(known: HorizonView, author: Address, message: AcceptedList) -> Admissio
     """Of the newest policy or the one before it: what is named later was not due then."""
     if message.step > known.newest:
         return Admission.HELD
-    return Admission.COUNTS if message.step >= known.newest - AHEAD else Admission.REFUSED
+    # Steps by which a word may overtake the announcement of what it speaks of.
+    return Admission.COUNTS if message.step >= known.newest - 1 else Admission.REFUSED
 
 
 def _step(known: HorizonView, author: Address, message: StepVerdict) -> Admission:

@@ -21,10 +21,6 @@ from protocol.identity import Address
 PROTOCOL = "/intellect-node/dialback/2"
 REACHED, MISSED, UNTRIED = b"y", b"n", b"?"
 DIAL_SECONDS = 5.0
-ANSWER_SECONDS = 10.0
-PAUSE = 30.0
-"""Seconds between two tries for one asker."""
-ASKERS = 1024
 MAX_ADDRESS = 100
 Dial = Callable[[str, int], Awaitable[bool]]
 
@@ -52,13 +48,13 @@ class DialBack:
         self._clock = clock
         self._contacts_of = contacts_of
         self._dial = dial or accepts
-        self._tried = BoundedDict[Address, float](ASKERS, refresh=True)
+        self._tried = BoundedDict[Address, float](1024, refresh=True)
         network.serve(PROTOCOL, self._answer, max_request=MAX_ADDRESS)
 
     async def ask(self, member: Address, address: str) -> DialbackAnswer:
         """Whether `member` can dial this node at a multiaddr without peer id. Raises NetworkError."""
         question, longest = address.encode()[:MAX_ADDRESS], 1 + MAX_ADDRESS
-        answer = await self._network.request(member, PROTOCOL, question, max_response=longest, timeout=ANSWER_SECONDS)
+        answer = await self._network.request(member, PROTOCOL, question, max_response=longest, timeout=10.0)
         if answer[:1] not in (REACHED, MISSED, UNTRIED) or not answer.isascii():
             raise PeerMisbehaved(member, "its answer to whether it can dial us is none")
         return DialbackAnswer({REACHED: True, MISSED: False}.get(answer[:1]), place_of(answer[1:].decode()))
@@ -68,7 +64,9 @@ class DialBack:
         claimed, source = place_of(request.decode("ascii", "replace")), place_of(seen)
         return await self._verdict(asker, claimed, source) + seen.encode()[:MAX_ADDRESS]
 
-    async def _verdict(self, asker: Address, claimed: Place | None, source: Place | None) -> bytes:
+    async def _verdict(
+        self, asker: Address, claimed: Place | None, source: Place | None, *, pause: float = 30.0
+    ) -> bytes:
         if claimed is None or source is None:
             return UNTRIED
         if not may_call(claimed[0], private=True):
@@ -79,7 +77,7 @@ class DialBack:
             if claimed not in self._announced(asker):
                 return UNTRIED
         now = self._clock()
-        if now - self._tried.get(asker, -PAUSE) < PAUSE:
+        if now - self._tried.get(asker, -pause) < pause:  # seconds between two tries for one asker
             return UNTRIED
         # Before the dial, which takes seconds: each question meanwhile would make another one.
         self._tried[asker] = now

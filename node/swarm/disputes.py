@@ -19,7 +19,6 @@ from protocol.run import RunSpec
 
 STRIKES = 3
 """Contradictions about arithmetic that one validator may be wrong in before it is quarantined: hardware differs."""
-EVIDENCE = 64
 
 
 class Dispute(msgspec.Struct, frozen=True):
@@ -66,7 +65,10 @@ class Disputes:
         clock: Callable[[], float],
         bench: Callable[[], Sequence[Address]],
         told: Callable[[JudgeDisbelieved | JudgeContradicted], object] = lambda one: None,
+        *,
+        evidence: int = 64,
     ) -> None:
+        self._evidence = evidence
         self._audit = run.audit
         self._register = register
         self._live = live
@@ -87,7 +89,7 @@ class Disputes:
 
     def in_dispute(self) -> list[tuple[bytes, ...]]:
         """The envelopes that open each dispute again for whoever reads them: its policy, its work, its verdicts."""
-        open_ones = list(self._open.values())[-EVIDENCE:]
+        open_ones = list(self._open.values())[-self._evidence :]
         return [(*self.shows(case), *(one.raw for one in case.votes.values())) for case in open_ones]
 
     def restore(self, quarantined: Sequence[Quarantined]) -> None:
@@ -181,7 +183,7 @@ class Disputes:
         if validator in self.quarantined:
             return
         # Never somebody in office if it can be helped: it would be believed again.
-        if len(self.quarantined) >= EVIDENCE:  # of many benches: a pool has at most 16 validators at a time
+        if len(self.quarantined) >= self._evidence:  # of many benches: a pool has at most 16 validators at a time
             here = set(self._live())
             del self.quarantined[
                 next((one for one in self.quarantined if one not in here), next(iter(self.quarantined)))

@@ -36,8 +36,6 @@ from protocol.messages import (
 from protocol.tasks import TaskId
 
 log = structlog.get_logger()
-KEPT_SECONDS = 240.0
-"""For so long what is not a policy or a checkpoint is told to who comes late, as the board keeps messages."""
 
 
 WorkId = bytes
@@ -248,7 +246,8 @@ class Facts:
         """Of some kinds, oldest first."""
         now = self._clock()
         rows = (row for kind in kinds for row in self._kept.get(kind, _NONE).values())
-        kept = [one for row in rows for one in row.values() if one.lasting or now - one.at <= KEPT_SECONDS]
+        # For so long what is not a policy or a checkpoint is told to who comes late, as the board keeps messages.
+        kept = [one for row in rows for one in row.values() if one.lasting or now - one.at <= 240.0]
         return [one.fact for one in sorted(kept, key=lambda one: one.number)]
 
     def tell(self, news: Iterable[News]) -> None:

@@ -38,8 +38,6 @@ LINES = (
     (Office.VALIDATOR, Office.TRAINER_OR_VALIDATOR),
 )
 """Whose words are read together: a flood of one office costs the others no room."""
-TICK = 1.0
-"""Seconds between two looks at what the clock decides."""
 
 
 class Jury:
@@ -116,7 +114,7 @@ class Jury:
 
     async def _tick(self) -> None:
         while True:
-            await trio.sleep(TICK)
+            await trio.sleep(1.0)  # seconds between two looks at what the clock decides
             self.apply(Passed())
 
     # what outlives a restart

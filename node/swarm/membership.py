@@ -22,8 +22,6 @@ from protocol.liveness import MISSED_UNHEALTHY, MemberState, MemberTable
 from protocol.messages import Heartbeat
 
 log = structlog.get_logger()
-EXPIRED_AT_ONCE = 200
-"""Members whose leases ran out, in one stretch of the event loop."""
 
 
 class SlashRecord(msgspec.Struct, frozen=True):
@@ -162,14 +160,15 @@ class Membership:
         silent its time stands still, and nobody's lease runs out. This node itself renews its own."""
         over = (node for node, until in self._leases.items() if 0 < until < chain_now and node != self.own)
         # In parts: after a silent hour thousands may run out with one block, and the event loop must not stand still.
-        gone = list(islice(over, EXPIRED_AT_ONCE))
+        expired_at_once = 200  # members whose leases ran out, in one stretch of the event loop
+        gone = list(islice(over, expired_at_once))
         for node in gone:
             self.table.remove(node, MemberState.LEFT)
             self._part(node)
         if gone:
             log.info("members.leases_over", members=len(gone))
             self.places.draw()
-        return len(gone) == EXPIRED_AT_ONCE
+        return len(gone) == expired_at_once
 
     def _part(self, node: Address) -> None:
         """Where the trainer and the validators were stays known: without them there is no pool to come back to."""
@@ -224,14 +223,13 @@ class Membership:
 # Whether a node still hears those it works for. A connection is no voice: a dead line stays open for half a minute and
 # more. What counts is what they signed and what came here.
 
-SHORTEST_SILENCE = 5.0
-
 
 def is_cut_off(voices: Iterable[tuple[float, float]], now: float) -> bool:
     """Whether all of them have been silent for three of their own intervals; true where nobody was ever heard."""
     # One voice is enough, since a trainer that restarts is no reason to stop. A connection is none: a dead line stays
     # open for a while. In a partition of 45 s an honest worker made twelve files of an old policy, all lost as stale.
-    return all(now - heard > max(SHORTEST_SILENCE, MISSED_UNHEALTHY * interval) for heard, interval in voices)
+    shortest_silence = 5.0
+    return all(now - heard > max(shortest_silence, MISSED_UNHEALTHY * interval) for heard, interval in voices)
 
 
 def who_uses_work(membership: Membership) -> list[Address]:

@@ -19,20 +19,13 @@ from protocol.liveness import MISSED_DEAD, heartbeat_interval
 from protocol.messages import Heartbeat, M, Message, PolicyAnnounced, Signed, ValidatorBatch, of_kind, with_carried
 
 KEPT_STEPS = 32
-PER_STEP = 2
-"""Announcements of one step: two show a fork, more would show nothing new."""
 MAX_MESSAGES = 4096
 """Messages that are kept of all authors, heartbeats and announcements aside: those are few by themselves."""
 MAX_AGE = 240.0
 """Seconds; heartbeats are kept for longer where there are many."""
-SECOND_FOR = 60.0
-"""Seconds for which the newest heartbeat of an author's other generation is kept: two daemons of one key hear each
-other by it."""
 MAX_PINNED = 2048
 REMEMBERED = 32_768
 """Messages that are recognised when they come again: an hour of a pool that says nine a second."""
-ORIGINS = 4096
-"""Authors and kinds that are written down once for all that is remembered of them: 150 bytes less for each message."""
 LET_GO = 1024
 
 
@@ -129,7 +122,9 @@ class MessageStore:
         # Evidence is bounded, too: newer convictions matter more to who comes now.
         self._pinned: BoundedDict[bytes, Kept] = BoundedDict(MAX_PINNED)
         self._seen: BoundedDict[bytes, SeenMessage] = BoundedDict(REMEMBERED)
-        self._origins: BoundedDict[SeenMessage, SeenMessage] = BoundedDict(ORIGINS)
+        # Authors and kinds that are written down once for all that is remembered of them: 150 bytes less for each
+        # message.
+        self._origins: BoundedDict[SeenMessage, SeenMessage] = BoundedDict(4096)
         # Named in questions as if it were kept: otherwise each peer would hand it back at once.
         self._let_go: BoundedDict[bytes, None] = BoundedDict(LET_GO)
         self._ranks = _Ranks()
@@ -218,7 +213,8 @@ class MessageStore:
             case PolicyAnnounced():
                 steps = self._policies(author)
                 old = len(steps) >= KEPT_STEPS and message.step < min(steps)
-                return not old and len(steps.get(message.step, ())) < PER_STEP
+                # Announcements of one step: two show a fork, more would show nothing new.
+                return not old and len(steps.get(message.step, ())) < 2
             case _:
                 return kept.direct or self.many(author, type(message)) < COUNTS[type(message)].kept
 
@@ -246,7 +242,9 @@ class MessageStore:
             self._drop(self._held[self._ranks.most()].oldest_of_all())
 
     def _expire(self, now: float) -> None:
-        lines = (self._aging, MAX_AGE), (self._beats, self._age_of_beats()), (self._second, SECOND_FOR)
+        # Seconds for which the newest heartbeat of an author's other generation is kept: two daemons of one key hear
+        # each other by it.
+        lines = (self._aging, MAX_AGE), (self._beats, self._age_of_beats()), (self._second, 60.0)
         for line, most in lines:
             while line and (oldest := next(iter(line.values()))).at < now - most:
                 self._remove(oldest)

@@ -17,20 +17,6 @@ from protocol.liveness import MAX_MEMBERS
 
 MOST = 24
 """Connections that a node looks for."""
-VALIDATORS = 8
-"""Of those, at most, besides the ones that chance picks."""
-SUITORS = 128
-"""Members that come to the trainer, or to a validator, for what it is: a line to everybody would fill its node."""
-LONELY = 3.0
-"""Seconds without any link after which a node goes to the trainer and the validators, whatever the chance."""
-UNTOLD = 8.0
-"""The same for one with links that does not hear the trainer: it may sit among others that are cut off, too."""
-BLIND = 2
-"""Members of whom nothing was ever heard that are tried at once by a node that is among the living."""
-BARRED = 15.0
-"""Seconds until a member that could not be dialled is drawn again, doubled each time."""
-MOST_BARRED, MOST_BARRED_HEARD, MOST_BARRED_ALIVE = 3600.0, 600.0, 30.0
-"""At most: of one that was never heard, of one that was, and of one that is alive."""
 
 
 class Neighbours:
@@ -124,7 +110,8 @@ class Neighbours:
         if self._fine:
             tried = [member for member in tried if not self._is_barred(member)]
         others = (member for member in chain(untried, tried) if member not in self._links)
-        yield from islice(others, BLIND if self._fine else None)
+        # Members of whom nothing was ever heard that are tried at once by a node that is among the living.
+        yield from islice(others, 2 if self._fine else None)
 
     def _in_order(self, members: Set[Address]) -> Iterable[Address]:
         # Few of many are sorted. Many are found by a walk over the draw, which is in order already.
@@ -136,19 +123,24 @@ class Neighbours:
         """Each by so many as it has room for, drawn by everybody for itself. Who has no link, or does not hear the
         trainer, counts only those it hears: of a thousand registered ten may live, and each of them is needed then."""
         waited = 0.0 if self._fine_at is None else self._now - self._fine_at
-        lonely = waited >= (UNTOLD if self._links else LONELY)
+        # Seconds without any link after which a node goes to the trainer and the validators, whatever the chance. The
+        # same for one with links that does not hear the trainer: it may sit among others that are cut off, too.
+        lonely = waited >= (8.0 if self._links else 3.0)
         crowd = 1 + len(self._alive) if lonely and self._alive is not None else len(self._there)
-        share = SUITORS / max(crowd, 1)
+        # Members that come to the trainer, or to a validator, for what it is: a line to everybody would fill its node.
+        share = 128 / max(crowd, 1)
         near = [member for member, chance in self._wanted.items() if member in self._there and chance < share]
-        return near[: VALIDATORS + (near[:1] == [self._trainer])]
+        return near[: 8 + (near[:1] == [self._trainer])]  # of those, at most, besides the ones that chance picks
 
     def _is_barred(self, member: Address) -> bool:
         missed = self._missed.get(member)
         if missed is None or not missed[0]:
             return False
-        most = MOST_BARRED_HEARD if member in self._heard else MOST_BARRED
-        most = MOST_BARRED_ALIVE if self._alive and member in self._alive else most
-        return self._now < missed[1] + min(most, BARRED * 2.0 ** min(missed[0] - 1, 16))
+        # At most: of one that was never heard, of one that was, and of one that is alive.
+        most = 600.0 if member in self._heard else 3600.0
+        most = 30.0 if self._alive and member in self._alive else most
+        # Seconds until a member that could not be dialled is drawn again, doubled each time.
+        return self._now < missed[1] + min(most, 15.0 * 2.0 ** min(missed[0] - 1, 16))
 
     def _rank(self, member: Address) -> bytes:
         return _drawn(self._own, member)

@@ -31,19 +31,9 @@ from protocol.statements import work_id
 
 PROTOCOL = "/intellect-node/own/1"
 MAX_ANSWER = 1 << 20
-ASK_SECONDS = 10.0
 ANSWER_EVERY = 10.0
 """Seconds between two answers to one asker."""
 MAX_ASKERS = 1024
-KEPT = 8192
-"""Own words that are kept until they were looked at; two boards' full."""
-FRESH_SECONDS = 300.0
-"""Seconds for which a heartbeat of this key shows that somebody speaks: later it is a repetition."""
-RISES = 2
-"""Times that another daemon's heartbeats must have risen, as far apart as they say, before it is one that lives. What a
-dead one left comes once or twice more, on slow ways."""
-TOGETHER = 0.4
-"""Of the seconds between two heartbeats by their own word, that they must arrive apart."""
 
 
 class OwnAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -87,10 +77,14 @@ class _Heard(msgspec.Struct):
 class OwnEar:
     """Hears words with this node's key that this process did not say. clock: monotonic seconds; wall: unix seconds."""
 
-    def __init__(self, clock: Seconds, wall: Seconds) -> None:
+    def __init__(self, clock: Seconds, wall: Seconds, *, kept: int = 8192, rises: int = 2) -> None:
+        self._kept = kept  # own words that are kept until they were looked at; two boards' full
+        # Times that another daemon's heartbeats must have risen, as far apart as they say, before it is one that lives.
+        # What a dead one left comes once or twice more, on slow ways.
+        self._rises = rises
         self._clock, self._wall = clock, wall
         self._opened = wall()
-        self._words: BoundedDict[bytes, Signed[Message]] = BoundedDict(KEPT)
+        self._words: BoundedDict[bytes, Signed[Message]] = BoundedDict(kept)
         self._generations: BoundedDict[int, _Heard] = BoundedDict(16)
         self.news = trio.Event()
         self.heard_at = -1.0
@@ -105,7 +99,7 @@ class OwnEar:
 
     def take(self) -> list[Signed[Message]]:
         """What was heard since the last time, oldest first."""
-        words, self._words = list(self._words.values()), BoundedDict(KEPT)
+        words, self._words = list(self._words.values()), BoundedDict(self._kept)
         return words
 
     def forget(self) -> None:
@@ -130,7 +124,8 @@ class OwnEar:
     def is_fresh(self, beat: Heartbeat) -> bool:
         """Whether it was said while this process ran, and lately: an old one can be repeated by anybody."""
         said = beat.at / 1000
-        return said > self._opened and abs(self._wall() - said) < FRESH_SECONDS
+        # Seconds for which a heartbeat of this key shows that somebody speaks: later it is a repetition.
+        return said > self._opened and abs(self._wall() - said) < 300.0
 
     def fresh(self, least: int) -> int | None:
         """The highest generation of at least this that speaks now; one heartbeat is enough. None where none does."""
@@ -139,11 +134,11 @@ class OwnEar:
 
     def living(self) -> int | None:
         """A generation whose heartbeats go on; None where none do."""
-        return next((one for one, heard in self._generations.items() if heard.rises >= RISES), None)
+        return next((one for one, heard in self._generations.items() if heard.rises >= self._rises), None)
 
     def rising(self) -> bool:
         """Whether one may be living: another heartbeat will tell."""
-        return any(heard.rises == RISES - 1 for heard in self._generations.values())
+        return any(heard.rises == self._rises - 1 for heard in self._generations.values())
 
     def _beat(self, beat: Heartbeat) -> None:
         now = self._clock()
@@ -155,7 +150,8 @@ class OwnEar:
         elif beat.count > known.beat.count:
             # Two that a dead daemon left at two peers come at once; what lives speaks in its own time.
             apart, said = now - known.at, (beat.at - known.beat.at) / 1000
-            rises = known.rises + (apart >= TOGETHER * max(said, 0.5) and self.is_fresh(beat))
+            # Of the seconds between two heartbeats by their own word, that they must arrive apart.
+            rises = known.rises + (apart >= 0.4 * max(said, 0.5) and self.is_fresh(beat))
             self._generations[beat.boot] = _Heard(beat, now, rises)
 
 
@@ -173,5 +169,5 @@ def answer(envelopes: Iterator[bytes]) -> bytes:
 
 async def ask(wire: Network, peer: Address) -> OwnAnswer:
     """What a peer has of this node's own words. Raises NetworkError, MalformedMessage."""
-    data = await wire.request(peer, PROTOCOL, b"", max_response=MAX_ANSWER, timeout=ASK_SECONDS)
+    data = await wire.request(peer, PROTOCOL, b"", max_response=MAX_ANSWER, timeout=10.0)
     return decode_msgpack(data, OwnAnswer, limit=MAX_ANSWER, error=MalformedMessage, what="bad answer about own words")

@@ -15,9 +15,6 @@ from protocol.identity import Address
 from protocol.liveness import MemberTable
 from protocol.messages import Heartbeat
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks at who is connected."""
-
 
 class _Place(msgspec.Struct, gc=False):
     """told: a member's contacts; registered: as the chain has it; near: what somebody in the local network claims;
@@ -144,7 +141,7 @@ class PeerAddresses:
         """Draw again until cancelled, as dials fail and members are heard."""
         while True:
             self.look_after()
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(1.0)  # seconds between two looks at who is connected
 
     def look_after(self) -> None:
         """Draw again, by who is connected, who did not answer, and how many are heard."""

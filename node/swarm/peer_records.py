@@ -17,8 +17,6 @@ from protocol.liveness import AHEAD
 from protocol.messages import Heartbeat, Signed, of_kind, open_envelope
 from protocol.statements import Domain
 
-EXPIRES = 24 * 3600.0
-"""Seconds after which a record is worth nothing."""
 MAX_RECORDS = 1024
 MAX_TOLD = 48
 MAX_TOLD_BYTES = 64 * 1024
@@ -79,7 +77,8 @@ class PeerRecords:
 
 
 def _fresh(signed: Signed[Heartbeat], now: float) -> bool:
-    return now - EXPIRES < signed.message.at / 1000 < now + AHEAD  # one from further on would not expire for years
+    # A record is worth nothing after a day; one from further on would not expire for years.
+    return now - 24 * 3600.0 < signed.message.at / 1000 < now + AHEAD
 
 
 def _list(records: list[bytes], room: int) -> bytes:

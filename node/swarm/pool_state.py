@@ -3,6 +3,10 @@
 The one place where policies, commitments, verdicts and terms meet. A word counts by its row of `counts.py`; a book
 hears it then, and what follows from it is told as facts (`facts.py`). Nothing else reads what people said. All books
 have a fact before anybody is told of it. Pure: no task, no disk, no network; the clock is an argument.
+
+Each service could read the messages it needs, and did: 41 places derived their own truth, and nine readers of one
+message had nine ideas of what counts. Attacks lived in the gaps. A database that services query would have one truth,
+and nobody would be told. So words go in at one place, and facts come out of it by subscription (ADR 100).
 """
 
 from collections import Counter

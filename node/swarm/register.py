@@ -32,19 +32,8 @@ from protocol.statements import WorkCommitment, work_id
 
 BACKLOG_SECONDS = 20.0
 """After a start: what is heard in this time may be old news."""
-EARLY = 16
-"""Commitments of one node that may wait for their policy to be announced."""
-EARLY_SECONDS = 60.0
 CLOSED_AFTER = 16
 """Policies after its own with which a work is closed; twice the staleness of a run where that is more."""
-CLOSED_SECONDS = 300.0
-"""For so long after it was heard of a policy is not closed, nor for four times as long as a silent validator is waited
-for: small pools make a policy in seconds, and disputes, leaves and seals wait for minutes."""
-RESULTS = 1024
-"""Results of tasks of one node that are known, the newest: no policy closes them, and any node may commit to any shard.
-"""
-CLOSED_AT_ONCE = 256
-"""Works that are forgotten in one stretch of the event loop."""
 
 
 class RegisteredWork(msgspec.Struct):
@@ -131,7 +120,9 @@ class Register:
         self._opened = clock()
         self._most = most_files(run)
         self._closed_after = max(CLOSED_AFTER, 2 * run.recipe.max_staleness)
-        self._closed_seconds = max(CLOSED_SECONDS, 4 * run.audit.verdict_seconds)
+        # For so long after it was heard of a policy is not closed, nor for four times as long as a silent validator is
+        # waited for: small pools make a policy in seconds, and disputes, leaves and seals wait for minutes.
+        self._closed_seconds = max(300.0, 4 * run.audit.verdict_seconds)
         self._works: dict[WorkId, RegisteredWork] = {}
         self._slots: dict[Slot, list[RegisteredWork]] = {}
         self._nodes: dict[Address, dict[WorkId, RegisteredWork]] = {}
@@ -281,9 +272,11 @@ class Register:
         if task is not None:
             if not work.rival:
                 task.leases.commit(commitment.index, commitment.node, id)
+            # Results of tasks of one node that are known, the newest: no policy closes them, and any node may commit to
+            # any shard.
             results = self._results.setdefault(commitment.node, {})
             results[id] = work
-            if len(results) > RESULTS:
+            if len(results) > 1024:
                 self._close(next(iter(results.values())))
         self._tell(work, slot)
         return None if work.rival else work
@@ -307,7 +300,8 @@ class Register:
     def _set_aside(self, id: WorkId, early: _Early) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""
         self.ignored += 1
-        self._early.setdefault(early.signed.message.commitment.node, BoundedDict(EARLY))[id] = early
+        # Commitments of one node that may wait for their policy to be announced.
+        self._early.setdefault(early.signed.message.commitment.node, BoundedDict(16))[id] = early
 
     def _tell(self, work: RegisteredWork, slot: list[RegisteredWork]) -> None:
         if work.rival:
@@ -317,9 +311,9 @@ class Register:
         for listener in self._listeners:
             listener(work)
 
-    def close(self) -> None:
+    def close(self, *, early_seconds: float = 60.0) -> None:
         """What is over leaves, a few at a time, and so do nodes of which nothing is left: told once a second."""
-        left = CLOSED_AT_ONCE
+        left = 256  # works that are forgotten in one stretch of the event loop
         for root in [one for one in self._of if self._is_over(one)]:
             works = list(self._of[root].values())[:left]
             for work in works:
@@ -327,7 +321,7 @@ class Register:
             left -= len(works)
         now = self._clock()
         for node, waiting in list(self._early.items()):
-            for id in [id for id, one in waiting.items() if now - one.at > EARLY_SECONDS]:
+            for id in [id for id, one in waiting.items() if now - one.at > early_seconds]:
                 del waiting[id]
             if not waiting:
                 del self._early[node]

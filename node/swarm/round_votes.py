@@ -9,16 +9,13 @@ from node.bounded_dict import BoundedDict
 from protocol.agreement import Agreement, Proposal, RoundCommittee, Word
 from protocol.identity import Address
 
-REMEMBERED = 256
-"""Rounds."""
-
 
 class RoundBook:
     """One per node. own: this node, if it is a validator; last: the run's rounds."""
 
     def __init__(self, bench: RoundCommittee, own: Address, last: int) -> None:
         self._bench, self._own, self._last = bench, own, last
-        self._rounds: BoundedDict[int, Agreement] = BoundedDict(REMEMBERED)
+        self._rounds: BoundedDict[int, Agreement] = BoundedDict(256)  # rounds
         self._running = 0
 
     def seat(self, bench: RoundCommittee) -> None:

@@ -24,10 +24,6 @@ from protocol.tasks import TaskId, TaskSpec, decode_task, task_id
 log = structlog.get_logger()
 MOST_TASKS = 64
 """Tasks that are remembered, open or not. One that is forgotten takes no more results."""
-EARLY = 64
-"""Claims of one node on tasks that this node has not heard of yet."""
-BACKLOG_SECONDS = 20.0
-"""A task that is heard of so soon after a start may have leases that were missed: nothing is held against anybody."""
 
 
 class Task(msgspec.Struct):
@@ -112,7 +108,8 @@ class TaskTable:
         message, node = signed.message, signed.author
         task = self._tasks.get(message.task)
         if task is None:
-            self._early.setdefault(node, BoundedDict(EARLY))[message.task, message.shard] = None
+            # Claims of one node on tasks that this node has not heard of yet.
+            self._early.setdefault(node, BoundedDict(64))[message.task, message.shard] = None
             return False
         held = task.leases.claim(message.shard, node, self._clock(), self._is_alive)
         self._tell(task)
@@ -160,7 +157,9 @@ class TaskTable:
 
     def _open(self, id: TaskId, spec: TaskSpec, signed: Signed[TaskOffered]) -> Task:
         now = self._clock()
-        backlog = now - self._started < BACKLOG_SECONDS
+        # A task that is heard of so soon after a start may have leases that were missed: nothing is held against
+        # anybody.
+        backlog = now - self._started < 20.0
         leases = Leases(id, spec, now)
         task = Task(id, spec, signed.message.spec, signed.author, leases, now, backlog)
         self._make_room()

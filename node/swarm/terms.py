@@ -16,8 +16,6 @@ from protocol.identity import Address
 FOREVER = 2**63
 MAX_TERMS = 1024
 """Remembered, the newest."""
-MOST_UNDONE = 256
-"""Words of the chain that can be taken back, the newest: more than blocks that are replaced together hold."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -58,7 +56,8 @@ class LeaderTerms:
         """A policy that the chain was told of: the run has come at least as far."""
         self.named: tuple[int, bytes] | None = None
         """Step and root of the policy that the newest term goes on from, where who announced it is not known here."""
-        self._before: deque[dict[str, Any]] = deque(maxlen=MOST_UNDONE)
+        # Words of the chain that can be taken back, the newest: more than blocks that are replaced together hold.
+        self._before: deque[dict[str, Any]] = deque(maxlen=256)
         """What stood here before each word of the chain."""
 
     @property

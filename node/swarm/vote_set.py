@@ -21,9 +21,6 @@ from protocol.messages import MAX_VALUES, Judgement, Signed, VerdictIssued, Verd
 from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome, work_id
 
-SILENT_AFTER = 4
-"""Files in a row that could be had and that a validator let pass without a word, before others decide without it."""
-
 
 class FileState(Enum):
     """What the pool thinks of the file of a work."""
@@ -260,7 +257,10 @@ class VoteSet:
         """Files in a row without a word that say something of a validator, if one more than `looking` are to look at
         each."""
         share = share_of_files(len(self._live()), looking)
-        return SILENT_AFTER if share >= 1 else math.ceil(2 * SILENT_AFTER / share)
+        # Files in a row that could be had and that a validator let pass without a word, before others decide without
+        # it.
+        silent_after = 4
+        return silent_after if share >= 1 else math.ceil(2 * silent_after / share)
 
     # inside
 

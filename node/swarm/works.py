@@ -47,9 +47,6 @@ from protocol.run import RunSpec
 from protocol.statements import work_id
 
 log = structlog.get_logger()
-EARLY = 64
-"""Works of which one validator may speak before this node has heard of them."""
-TO_RAISE = 64
 
 
 class Works:
@@ -81,7 +78,7 @@ class Works:
         self.vote_set = VoteSet(run, quorum, register, validators, clock, bench, self.disputes)
         is_one, patience = lambda: len(membership.validators) == 1, run.audit.opening_seconds
         self.seals = Seals(register, self.vote_set, quorum, is_one, patience, lots, clock)
-        self.to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
+        self.to_raise: deque[Dispute] = deque(maxlen=64)
         """Conflicts that this node has seen and may tell others of."""
         self.prompts_differ = 0
         """Works whose prompts two validators computed differently."""
@@ -143,8 +140,9 @@ class Works:
             act(work)
             return
         # By speaker: one that makes up works crowds out its own words only.
-        waiting = self._early.setdefault(author, BoundedDict(EARLY)).setdefault(id, [])
-        if len(waiting) < EARLY:
+        early = 64  # works of which one validator may speak before this node has heard of them
+        waiting = self._early.setdefault(author, BoundedDict(early)).setdefault(id, [])
+        if len(waiting) < early:
             waiting.append(act)
 
     def _on_request(self, signed: Signed[VerdictRequested]) -> None:

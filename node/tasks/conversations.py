@@ -14,8 +14,6 @@ import msgspec
 from node.inference.errors import ModelError
 from protocol.segments import pieces
 
-MOST_PAIRS = 8
-"""Exchanges before the last question of a prompt that are told apart."""
 _MARK = "intellect-node-stands-here-"
 
 
@@ -90,7 +88,7 @@ class Conversations:
 
 def _prompt_forms() -> Iterator[tuple[str, ...]]:
     """The longest first: a message that holds another one is seldom what was meant."""
-    for pairs in range(MOST_PAIRS, -1, -1):
+    for pairs in range(8, -1, -1):  # exchanges before the last question of a prompt that are told apart
         exchange = ("user", "assistant") * pairs + ("user",)
         yield ("system", *exchange)
         yield exchange

@@ -26,7 +26,6 @@ from protocol.segments import pieces, turns
 from protocol.tasks import TaskSpec
 
 SOLVE_RATE = "solve_rate"
-ROWS_AT_ONCE = 4096
 _TEXTS = ("problem_id", "prompt_text", "response", "response_id", "llm_response")
 _ORIGIN = ("task", "node", "policy_root", "file_root", "work_id", "commitment_signature", "verdicts", "engine")
 _GENERATED: list[tuple[str, pa.DataType]] = [
@@ -183,9 +182,10 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path, schema: pa.Schema
         pq.write_table(table, path, compression="zstd")
         return table.num_rows
     count = 0
+    rows_at_once = 4096
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         waiting = iter(rows)
-        while batch := list(islice(waiting, ROWS_AT_ONCE)):
+        while batch := list(islice(waiting, rows_at_once)):
             writer.write_table(pa.Table.from_pylist(batch, schema=schema))
             count += len(batch)
     return count

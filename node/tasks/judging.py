@@ -7,15 +7,13 @@ from protocol.blobs import describe
 from protocol.run import Asset, RunSpec
 from protocol.tasks import COPIES, SUBJECT, TaskSpec
 
-AROUND = 2048
-"""Tokens of a judge's question beside task, reference and answer."""
-
 
 def judge_task(run: RunSpec, file: bytes, answers: int, **fields: Any) -> TaskSpec:
     """file: the rollout file, which goes along as the asset SUBJECT; answers: in it; fields: of a TaskSpec."""
     root = describe(file).root.hex()
     asset = Asset(path=SUBJECT, root=root, size=len(file))
-    room = 2 * (run.rollout.max_prompt_tokens + run.rollout.max_output_tokens) + AROUND
+    # Tokens of a judge's question beside task, reference and answer.
+    room = 2 * (run.rollout.max_prompt_tokens + run.rollout.max_output_tokens) + 2048
     given = {**fields, "samples": 1, "copies": COPIES, "max_prompt_tokens": room}
     return TaskSpec(kind="judge", last=answers, subject=root, assets=(asset,), **given)
 

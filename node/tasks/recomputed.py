@@ -23,9 +23,6 @@ from protocol.teaching import decode_taught, taught_otherwise
 
 Work = Callable[[], Awaitable[bytes]]
 """Raises IntellectError."""
-TEACH_TIMEOUT = 300.0
-MOST_ROWS = 1 << 20
-"""Of a result that this node has made."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ async def _teach(means: TaskMeans, task: Task, shard: int) -> Work:
         with tempfile.TemporaryDirectory(dir=means.scratch) as place:
             out = Path(place) / "taught.arrow"
             order = Teach(path=str(path), file_root=root, task=task.id, out_path=str(out), checking=means.checking)
-            await means.engine.ask(order, timeout=TEACH_TIMEOUT)
+            await means.engine.ask(order, timeout=300.0)
             return await trio.to_thread.run_sync(out.read_bytes)
 
     return work
@@ -96,7 +93,7 @@ def _lesson(task: Task, shard: int) -> bytes:
 
 def _taught_otherwise(task: Task, shard: int, own: bytes, theirs: bytes, tolerance: float) -> str:
     about = _lesson(task, shard), task.id
-    ours = decode_taught(own, *about, MOST_ROWS)
+    ours = decode_taught(own, *about, 1 << 20)  # of a result that this node has made
     try:
         # Another's result may have as many rows as the own one: its bytes set no bound.
         return taught_otherwise(ours, decode_taught(theirs, *about, sum(map(len, ours.values()))), tolerance)

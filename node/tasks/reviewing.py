@@ -19,8 +19,6 @@ from node.sandbox import SandboxError
 from protocol.blobs import describe
 from protocol.tasks import TaskId
 
-ROWS = 64
-TEXT = 500
 PACKAGE = "package.tar"
 """The path of the reviewed package among a review task's assets."""
 
@@ -39,9 +37,10 @@ def review_package(files: Path, task: TaskId) -> bytes:
         why = f"{PACKAGE}: {error.strerror}"
         raise NoReview("the package cannot be reviewed here", why, "offer the task with its package") from None
     told: dict[str, Any] = {"package": describe(archive).root.hex(), "good": False, "findings": []}
+    rows = 64
     try:
         seed = task + describe(archive).root
-        report = check_package(unpack(archive), _ways(files), ROWS, seed=seed)
+        report = check_package(unpack(archive), _ways(files), rows, seed=seed)
     except PackageError as error:
         told["findings"] = [_finding(-1, error.what, error.why)]
     except SandboxError as error:
@@ -69,7 +68,8 @@ def _told(report: PackageReport) -> dict[str, Any]:
 
 def _finding(row: int, what: str, why: str) -> dict[str, Any]:
     """Bounded: at most 50 of them fit a report many times over."""
-    return {"row": row, "what": what[:TEXT], "why": why[:TEXT]}
+    text = 500
+    return {"row": row, "what": what[:text], "why": why[:text]}
 
 
 def _ways(files: Path) -> list[PlayWay]:

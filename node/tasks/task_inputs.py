@@ -23,11 +23,6 @@ from protocol.identity import Address
 from protocol.tasks import WEIGHTS, TaskId
 
 log = structlog.get_logger()
-POLICY_TIMEOUT = 60.0
-ASSET_TIMEOUT = 600.0
-FILE_TIMEOUT = 60.0
-# The trainer offers tasks, but every worker pays with its disk.
-MOST_ASSET_BYTES = 1 << 30
 
 
 class TaskUnready(NodeError):
@@ -84,9 +79,7 @@ class TaskInputs:
         asset = task.spec.assets[number]
         holders = [task.owner, *self._members()]
         try:
-            return await self._blobs.fetch(
-                bytes.fromhex(asset.root), holders, max_size=asset.size, timeout=FILE_TIMEOUT
-            )
+            return await self._blobs.fetch(bytes.fromhex(asset.root), holders, max_size=asset.size, timeout=60.0)
         except IntellectError as error:
             raise TaskUnready(f"{task.title} cannot be worked on", error.why, "wait for its owner") from None
 
@@ -107,7 +100,7 @@ class TaskInputs:
             for root in set(task.spec.policies) - others:
                 self._policy_cache.let_go(bytes.fromhex(root))
 
-    async def _policy(self, task: Task, named: str) -> HeldPolicy:
+    async def _policy(self, task: Task, named: str, *, policy_timeout: float = 60.0) -> HeldPolicy:
         root = bytes.fromhex(named)
         # Results that come late are looked at, too, and nobody tells of their task any more.
         for over in [one for one in self._held.values() if not one.open and one.id != task.id]:
@@ -115,7 +108,7 @@ class TaskInputs:
         # Before it is fetched: a newer policy could otherwise push it out as it comes.
         self._held[task.id] = task
         self._policy_cache.hold(root)
-        policy = self._policy_cache.by_root(root) or await self._policies.get(root, POLICY_TIMEOUT)
+        policy = self._policy_cache.by_root(root) or await self._policies.get(root, policy_timeout)
         if policy is None:
             raise TaskUnready(
                 f"{task.title} cannot be worked on",
@@ -129,13 +122,13 @@ class TaskInputs:
         for over in [one for one in self._placed.values() if not one.open]:
             del self._placed[over.id]
             await trio.to_thread.run_sync(shutil.rmtree, self._place(over), True)
-        most = MOST_ASSET_BYTES
+        most = 1 << 30  # the trainer offers tasks, but every worker pays with its disk
         if task.spec.weights:  # as large as the run's own
             most += self._run.spec.weight_bytes()
         if (size := sum(asset.size for asset in task.spec.assets)) > most:
             why = f"its files have {size:,} bytes, which are more than {most:,}"
             raise TaskUnready(f"{task.title} cannot be worked on", why, "split them")
-        with trio.move_on_after(ASSET_TIMEOUT):
+        with trio.move_on_after(600.0):
             for asset in task.spec.assets:
                 try:
                     # The owner first: it has them for certain.

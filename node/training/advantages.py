@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from protocol.expression import compute, is_formula, parse_advantage
 from protocol.recipe import ALIKE
 
-_EPSILON = 1e-6
-
 
 def apart(groups: NDArray[np.int64], rewards: NDArray[np.float32]) -> NDArray[np.bool_]:
     """bool[n]: whether the rewards of a sample's group differ. groups, rewards: [n]."""
@@ -49,10 +47,11 @@ def group_advantages(
     values = rewards.astype(np.float64)
     mean = np.bincount(place, values) / count
     centred = values - mean[place]
+    epsilon = 1e-6
     match kind:
         case "grpo":
             variance = np.bincount(place, centred**2) / np.maximum(count - 1, 1)
-            advantages = centred / (np.sqrt(variance)[place] + _EPSILON)
+            advantages = centred / (np.sqrt(variance)[place] + epsilon)
         case "mean":
             advantages = centred
         case "opo":
@@ -61,9 +60,9 @@ def group_advantages(
             advantages = values - baseline[place]
         case "max_rl":
             scale = mean[place]
-            advantages = np.where(scale > _EPSILON, centred / np.maximum(scale, _EPSILON), 0.0)
+            advantages = np.where(scale > epsilon, centred / np.maximum(scale, epsilon), 0.0)
         case "batch":
-            advantages = centred / (np.sqrt(np.mean(centred**2)) + _EPSILON)
+            advantages = centred / (np.sqrt(np.mean(centred**2)) + epsilon)
         case _ if is_formula(kind):
             advantages = _by_formula(kind, place, values, lengths)
         case _:

@@ -25,10 +25,6 @@ from protocol.errors import UNREADABLE
 from protocol.run import RunSpec
 
 log = structlog.get_logger()
-RESTARTS_WITHOUT_PROGRESS = 5
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 30.0
-STOP_SECONDS = 15.0
 
 
 class _GivenUp(msgspec.Struct, frozen=True):
@@ -91,7 +87,13 @@ class SpoolProcess:
         self._asleep = False
         self._slept.tell()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        *,
+        first_pause: float = 0.1,
+        longest_pause: float = 30.0,
+    ) -> None:
         """Keep the child running until its work is done or `finish` is called.
 
         Raises TrainingError if it says that it cannot go on, or keeps dying without progress.
@@ -109,11 +111,11 @@ class SpoolProcess:
             newest = self._progress()
             # Progress begins the count anew: a run of weeks may lose its process many times.
             failures, progress = (1 if newest > progress else failures + 1), newest
-            if failures > RESTARTS_WITHOUT_PROGRESS:
+            if failures > 5:
                 raise self._hopeless(failures, newest, status)
             self.restarts += 1
             log.warning(f"{self.name}.died", status=status, step=newest, failures=failures)
-            with trio.move_on_after(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)):
+            with trio.move_on_after(min(first_pause * 2 ** (failures - 1), longest_pause)):
                 await self._finishing.wait()
                 return
 
@@ -163,7 +165,7 @@ class SpoolProcess:
 
     async def _stop(self, process: ChildProcess) -> None:
         await close_stdin(process)
-        await trio.sleep(STOP_SECONDS)
+        await trio.sleep(15.0)
         kill_group(process.pid)
 
     def _raise_if_given_up(self) -> None:

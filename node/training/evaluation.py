@@ -31,10 +31,6 @@ from node.training.program import alone, settings_of, spool_named_on_the_command
 from node.training.spool import Spool
 from protocol.run import decode_run
 
-POLL_SECONDS = 0.02
-COURTESY = 5
-"""How far the evaluator stands back for the learner and the samplers where they share cores (as in nice)."""
-
 
 def evaluate_all(spool: Spool) -> None:
     """Until the last policy that has to be evaluated is."""
@@ -52,7 +48,7 @@ def evaluate_all(spool: Spool) -> None:
                 if spool.is_complete(step):
                     _evaluate(spool, evaluator, step)
                 else:
-                    time.sleep(POLL_SECONDS)
+                    time.sleep(0.02)
         finally:
             evaluator.close()
 
@@ -67,7 +63,7 @@ def _evaluate(spool: Spool, evaluator: Evaluator, step: int) -> None:
 
 def main() -> int:
     spool = spool_named_on_the_command_line("Evaluate the policies of a spool. Started by the daemon.")
-    os.nice(COURTESY)
+    os.nice(5)  # how far the evaluator stands back for the learner and the samplers where they share cores (as in nice)
     said = {"event": "evaluation.failed"}
     return alone("evaluator", spool, lambda: evaluate_all(spool), spool.evaluator_error_path, said)
 

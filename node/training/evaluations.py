@@ -3,10 +3,6 @@
 from node.training.spool import Spool
 from protocol.run import RunSpec
 
-MOST_WAITING = 4
-"""Policies that may wait for their evaluation before the next batch is held back: each keeps an image on the disk. To
-leave evaluations out instead would make the curve depend on how fast the machine is."""
-
 
 class Evaluations:
     """Of one run on one spool."""
@@ -56,4 +52,6 @@ class Evaluations:
     @property
     def behind(self) -> bool:
         """Whether so many wait that training should wait for them."""
-        return len(self.waiting()) > MOST_WAITING
+        # Policies that may wait for their evaluation before the next batch is held back: each keeps an image on the
+        # disk. To leave evaluations out instead would make the curve depend on how fast the machine is.
+        return len(self.waiting()) > 4

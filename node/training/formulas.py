@@ -15,7 +15,6 @@ from torch import Tensor
 from node.training.losses import LONGEST_LOG_RATIO, LossInputs, TokenLoss, log_ratio, of_samples
 from protocol.expression import compute, parse_loss, uses
 
-_LEAST = 1e-12
 _parsed = lru_cache(16)(parse_loss)
 
 
@@ -45,12 +44,13 @@ def _of_torch(inputs: LossInputs) -> Mapping[str, Callable[..., Any]]:
         sums, lengths = of_samples(values.expand(inputs.samples.shape), inputs.samples)
         return sums / lengths if mean else sums
 
+    least = 1e-12
     return {
         "number": lambda value: inputs.logprobs.new_tensor(value),
         "where": torch.where,
         "exp": lambda x: torch.exp(torch.clamp(x, -LONGEST_LOG_RATIO, LONGEST_LOG_RATIO)),
-        "log": lambda x: torch.log(torch.clamp(x, min=_LEAST)),
-        "sqrt": lambda x: torch.sqrt(torch.clamp(x, min=_LEAST)),
+        "log": lambda x: torch.log(torch.clamp(x, min=least)),
+        "sqrt": lambda x: torch.sqrt(torch.clamp(x, min=least)),
         "abs": torch.abs,
         "min": torch.minimum,
         "max": torch.maximum,

@@ -23,8 +23,6 @@ from node.training.settings import CPU_LOGIT_CELLS
 
 ARITHMETIC = 3
 """Raised when the same numbers give others in the last bits."""
-_SAME = 1e-5
-"""How far, relative to the largest, a gradient may be from what was told ahead: the same formula, cut otherwise."""
 
 Slopes = Callable[[slice, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(which tokens, their log-probabilities, their entropies) -> the loss's gradient by these and by those."""
@@ -190,4 +188,5 @@ class _Told:
 
 
 def _same(found: Tensor, told: Tensor) -> bool:
-    return bool((found - told).abs().max() <= _SAME * told.abs().max())
+    # How far, relative to the largest, a gradient may be from what was told ahead: the same formula, cut otherwise.
+    return bool((found - told).abs().max() <= 1e-5 * told.abs().max())

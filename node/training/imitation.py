@@ -25,9 +25,6 @@ from node.training.policy_model import PolicyModel
 from node.training.settings import TrainerSettings
 from protocol.policy import encode_image
 
-HELD_BACK = 20
-"""One example of so many is not learnt from, but measured on."""
-
 
 @dataclass(frozen=True, slots=True)
 class ImitationSettings:
@@ -49,9 +46,10 @@ def imitate(
     """(the fp32 model, figures). examples: (prompt, answer with its end token). loss_first and loss_last: nats per
     token of answers that were not learnt from. Raises ModelError, TrainingError."""
     rows = [BatchRow(i, prompt, answer, [], 0.0, 0) for i, (prompt, answer) in enumerate(examples)]
-    tested, taught = rows[::HELD_BACK], [row for i, row in enumerate(rows) if i % HELD_BACK]
+    held_back = 20  # one example of so many is not learnt from, but measured on
+    tested, taught = rows[::held_back], [row for i, row in enumerate(rows) if i % held_back]
     if not taught:
-        why = f"there are {len(rows)} examples, and one in {HELD_BACK} is only measured on"
+        why = f"there are {len(rows)} examples, and one in {held_back} is only measured on"
         raise TrainingError("nothing can be imitated", why, "give more examples")
     device = torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
     policy = PolicyModel(_started(base, device), 1.0, settings.logit_cells)

@@ -30,7 +30,6 @@ Tensors = Callable[[str], F32]
 """A tensor by name, flat or in its shape."""
 UPDATES = "updates"
 """Among a peer's own tensors: how many steps its optimisers have made."""
-_MUON_MOMENTUM = 0.95
 
 
 class Inner:
@@ -174,7 +173,8 @@ class InnerLearner(Inner):
         if not matrices:
             return [adamw]
         # its steps are as large as AdamW's (arXiv 2502.16982), so that one learning rate is right for both
-        own: dict[str, Any] = {"momentum": _MUON_MOMENTUM, "adjust_lr_fn": "match_rms_adamw"}
+        muon_momentum = 0.95
+        own: dict[str, Any] = {"momentum": muon_momentum, "adjust_lr_fn": "match_rms_adamw"}
         decay = recipe.weight_decay
         return [adamw, torch.optim.Muon(matrices, lr=self._text.learning_rate, weight_decay=decay, **own)]
 

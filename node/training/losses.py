@@ -15,8 +15,6 @@ from torch import Tensor
 
 from protocol.recipe import Objective
 
-MASK_NOTHING = 1e-30
-"""A lower bound of ratios below which there is none."""
 LONGEST_LOG_RATIO = 20.0
 """Beyond it a log ratio is a numerical accident; exp(20) is finite in every float type, so no NaN can come of it."""
 
@@ -323,7 +321,8 @@ def outside(objective: Objective, inputs: LossInputs) -> Tensor:
     arithmetic finds next to impossible: that sample is another model's. No gradient flows through either.
     """
     logs = log_ratio(inputs.logprobs.detach(), inputs.sampler_logprobs)
-    low, high = math.log(max(objective.mask_low, MASK_NOTHING)), math.log(objective.mask_high)
+    # A lower bound of ratios below which there is none.
+    low, high = math.log(max(objective.mask_low, 1e-30)), math.log(objective.mask_high)
     if objective.sample_mask == "any":
         away = ((logs < low) | (logs > high)).to(logs.dtype)
         return of_samples(away, inputs.samples)[0] > 0

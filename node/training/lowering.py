@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 AGAIN = 75
 """Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""
-LEAST_TOKENS = 1
 _NOTE = struct.Struct("<qqqq")
-_SLOTS = 32
-"""Notes of one rank that the others hear of: more halvings than the largest setting has."""
 _OWN = ("node_rank", "interface", "threads", "peak_tflops")
 """Settings of one machine alone, which make no pass larger or smaller."""
 
@@ -45,10 +42,11 @@ class MicroBatchLimit:
     def __init__(self, path: Path, settings: TrainerSettings, world: "World") -> None:
         self._path, self._setting, self._digest = path, settings.micro_batch_tokens, digest_of(settings)
         self._own = [note for note in read_notes(path) if note.settings == self._digest]
+        slots = 32  # notes of one rank that the others hear of: more halvings than the largest setting has
         packed = b"".join(
-            _NOTE.pack(note.step, note.tokens, note.settings, PASSES.index(note.phase)) for note in self._own[-_SLOTS:]
+            _NOTE.pack(note.step, note.tokens, note.settings, PASSES.index(note.phase)) for note in self._own[-slots:]
         )
-        told = world.gather(packed.ljust(_SLOTS * _NOTE.size, b"\0"))
+        told = world.gather(packed.ljust(slots * _NOTE.size, b"\0"))
         # A note has one token at least: what has none fills a rank's slots up.
         values = [values for data in told for values in _NOTE.iter_unpack(data) if values[1]]
         self._notes = [Note(step, tokens, own, PASSES[phase]) for step, tokens, own, phase in values]
@@ -73,7 +71,7 @@ class MicroBatchLimit:
     def lower(self, step: int, phase: Phase, largest: int) -> int:
         """Less from `step` on, when the trainer has started again; returns it. largest: tokens of the largest pass that
         was tried: half of what was allowed may be more than there was."""
-        tokens = max(LEAST_TOKENS, min(self.at(step), largest) // 2)
+        tokens = max(1, min(self.at(step), largest) // 2)
         self._own.append(Note(step, tokens, self._digest, phase))
         write_whole(self._path, msgspec.json.encode(self._own))
         return tokens

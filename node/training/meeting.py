@@ -17,8 +17,6 @@ from node.training.errors import TrainingError
 from node.training.length import same_but_for_length
 from node.training.settings import TrainerSettings
 
-ANSWER_SECONDS = 600.0
-"""Machines load torch at their own pace."""
 _OWN = ("nodes", "node_rank", "world_size", "rendezvous", "rendezvous_seconds", "rendezvous_id", "interface", "threads")
 """What a machine keeps of its own settings."""
 
@@ -55,7 +53,8 @@ def hello(settings: TrainerSettings, run: bytes) -> Hello:
 
 def open_store() -> Store:
     """That of the rendezvous, as torchrun's environment says."""
-    store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=ANSWER_SECONDS))))
+    # Machines load torch at their own pace.
+    store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=600.0))))
     return store
 
 

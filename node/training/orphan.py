@@ -10,8 +10,6 @@ import threading
 import time
 
 LAUNCHER_PID = "INTELLECT_LAUNCHER_PID"
-LOOK_EVERY = 0.2
-GRACE_SECONDS = 10.0
 
 
 def die_with_launcher() -> None:
@@ -21,7 +19,7 @@ def die_with_launcher() -> None:
 
     def watch() -> None:
         while os.getppid() == launcher:
-            time.sleep(LOOK_EVERY)
+            time.sleep(0.2)
         # sys.exit would end this thread only.
         os._exit(1)
 
@@ -36,7 +34,7 @@ def stop_with_stdin() -> None:
             continue
         # torchrun ends its workers on SIGTERM. A launcher that hangs ends all the same, and its workers watch for that.
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_SECONDS)
+        time.sleep(10.0)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-ATTENTION_PADDING = 1.125
-"""Samples of unlike length share one attention call up to this ratio of padded to real positions."""
-
 
 def plan(lengths: NDArray[np.int64], budget: int, ranks: int = 1, hidden: int = 1024) -> list[list[NDArray[np.int64]]]:
     """rounds[r][rank] = indices of the samples of that micro-batch, shortest first; possibly none.
@@ -106,7 +103,8 @@ def buckets(lengths: Sequence[int]) -> list[Bucket]:
     found: list[Bucket] = []
     first = tokens = 0
     for i, length in enumerate(lengths):
-        if i > first and (i + 1 - first) * length > ATTENTION_PADDING * (tokens + length):
+        # Samples of unlike length share one attention call up to this ratio of padded to real positions.
+        if i > first and (i + 1 - first) * length > 1.125 * (tokens + length):
             found.append(Bucket(tuple(lengths[first:i])))
             first, tokens = i, 0
         tokens += length

@@ -29,16 +29,6 @@ from protocol.exchange import F32, ContributionError
 from protocol.rounds import state_root
 
 log = structlog.get_logger()
-JOB_SECONDS = 0.02
-WAIT = 1.0
-SURE = 2.0
-"""Standard errors by which the loss must fall, or the steps are made again: an honest contribution may fall short of
-that, and is then found to be honest."""
-BATCHES = 4
-"""Batches of the own rows, and as many of others', on which a contribution's effect is looked at."""
-ALIKE = 0.9
-"""Cosine of two contributions from which on one may be a copy: honest ones had at most 0.7 (measured), a copy with 5 %
-of noise has 0.999. Where batches are large honest ones come closer; so it only asks for a replay."""
 
 
 class AsAsked(RoundTrainer):
@@ -55,7 +45,7 @@ class AsAsked(RoundTrainer):
             said = self._world.hand_out(msgspec.json.encode(found))
             name, job = msgspec.json.decode(said, type=tuple[str, Job] | None) or ("", None)
             if job is None:
-                time.sleep(JOB_SECONDS)
+                time.sleep(0.02)
                 continue
             answer = self.answer(job)
             if not self._world.first:
@@ -64,7 +54,7 @@ class AsAsked(RoundTrainer):
                 jobs.answer(name, answer)
             except OSError as error:  # a job without an answer is done again
                 log.warning("job.not_answered", name=name, why=str(error))
-                time.sleep(WAIT)
+                time.sleep(1.0)
 
     def answer(self, job: Job) -> JobFailure:
         """A job that fails is over, too: the daemon says why, and asks for the next. What this process is of no use for
@@ -148,12 +138,16 @@ class AsAsked(RoundTrainer):
         found |= {"batches": [root.hex() for root in header.batches]}
         found |= {"inner": [root.hex() for root in header.inner], "near": header.arithmetic == self.arithmetic}
         found |= self._likeness(contribution, outer, job.others)
-        if job.replay or found["alike"] > ALIKE:
+        # Cosine of two contributions from which on one may be a copy: honest ones had at most 0.7 (measured), a copy
+        # with 5 % of noise has 0.999. Where batches are large honest ones come closer; so it only asks for a replay.
+        if job.replay or found["alike"] > 0.9:
             found |= self._replayed(outer, contribution, job)
         if not {"distance", "state", "lacks"} & found.keys():
             # whoever made the same steps knows more than the loss says
             found |= self._effect(outer, contribution)
-            if "own" in found and found["own"] <= SURE * found["error"]:
+            # Standard errors by which the loss must fall, or the steps are made again: an honest contribution may fall
+            # short of that, and is then found to be honest.
+            if "own" in found and found["own"] <= 2.0 * found["error"]:
                 found |= self._replayed(outer, contribution, job)
         return found | {"seconds": self._seconds.get("check", 0.0)}
 
@@ -244,7 +238,8 @@ class TextPeer(AsAsked, Pretrainer):
     def _effect(self, outer: OuterStateFile, contribution: Contribution) -> dict[str, Any]:
         """By how much the loss falls on the seat's own rows and on another's, nats per token; error: of the first."""
         header, first = contribution.header, contribution.header.round * self._rules.round_steps
-        steps = np.linspace(0, header.tokens // self._rules.batch_tokens - 1, BATCHES).astype(int)
+        # Batches of the own rows, and as many of others', on which a contribution's effect is looked at.
+        steps = np.linspace(0, header.tokens // self._rules.batch_tokens - 1, 4).astype(int)
         steps = sorted({first + int(step) for step in steps})
         seats = (header.seat, (header.seat + 1) % self._rules.max_contributions)
         rows = [self._data.rows(seat, step) for seat in seats for step in steps]

@@ -26,10 +26,6 @@ PEAK_TFLOPS = {
 }
 
 
-FROZEN = 4 / 6
-"""The share of the work that a parameter without a gradient of its own makes: it has no third product."""
-
-
 def peak_flops(device: torch.device, given_tflops: float) -> float | None:
     """FLOP/s of one device at bf16; None if nobody knows."""
     if given_tflops > 0:
@@ -51,7 +47,8 @@ def computing_parameters(model: Any, routing: Routing | None) -> float:
     """Those that compute one token, in trained ones: of a stack of experts the chosen ones."""
     share = routing.chosen / routing.experts if routing else 1.0
     return sum(
-        p.numel() * (1 if p.requires_grad else FROZEN) * (share if ".experts." in name else 1)
+        # The share of the work that a parameter without a gradient of its own makes: it has no third product.
+        p.numel() * (1 if p.requires_grad else 4 / 6) * (share if ".experts." in name else 1)
         for name, p in model.named_parameters()
     )
 

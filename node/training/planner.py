@@ -21,7 +21,8 @@ from node.inference.room import FULL_TOKENS, LEAST_TOKENS, needed
 from node.inference.room import plan as divided
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings, read_settings
-from node.training.sizing import GIB, KNOWN, DecoderShape, RankMemory, engine_size, held_beside, memory_of_a_rank
+from node.training.sizing import KNOWN, DecoderShape, RankMemory, engine_size, held_beside, memory_of_a_rank
+from node.units import GIB
 from protocol.lora import Lora
 from protocol.recipe import Recipe
 from protocol.run import RunSections
@@ -30,15 +31,10 @@ FULL_PASS, SHORT_PASS = 1 << 14, 1 << 13
 """Tokens of a pass: more make nothing faster, and fewer are taken only where nothing else fits."""
 USABLE = 0.97
 """Of a card's memory; the driver has the rest also while nobody computes."""
-HOST_USABLE = 0.8
-SLOTS = 8
-"""Adapters that an engine has room for: those of the policies that it keeps."""
 CHILD = int(0.6 * GIB)
 """Bytes of a child with torch, before any model."""
 CHOSEN = ("world_size", "micro_batch_tokens", "activation_checkpointing", "offload_parameters", "evaluation_device")
 """Settings that the plan chooses where nobody says them."""
-SLOW_EVALUATOR = 1_000_000_000
-"""Parameters from which an evaluator on a CPU would hold the run up."""
 TRIED_CARDS, TRIED_GIB, TRIED_HOSTS = (2, 4, 8, 16), (12, 24, 48, 80, 141, 180), (64, 128, 256, 512, 1024, 2048)
 TRIED_LORA = Lora()
 """What a refusal tries: cards of a machine, GiB of one card and of a host, an adapter."""
@@ -282,13 +278,14 @@ def _on(
 ) -> Iterator[TrainingPlan]:
     """Plans in which these cards learn, that with the longest passes first."""
     of, place = min(card.usable for card in learners), said.get("evaluation_device", ease.place)
+    host_usable = 0.8
     for tokens in _choices(said, "micro_batch_tokens", _passes(work, len(learners), full=ease.full)):
         settings = read_settings(
             {"activation_checkpointing": True, **said}
             | {"world_size": len(learners), "micro_batch_tokens": tokens, "offload_parameters": offload}
         )
         rank = memory_of(work, settings, gpu=True)
-        if rank.device > of or rank.host * settings.world_size > HOST_USABLE * machine.memory:
+        if rank.device > of or rank.host * settings.world_size > host_usable * machine.memory:
             continue
         if seats := _seats(machine, work, learners, rank.device, full=ease.full, on_cpu=place == "cpu"):
             chosen = msgspec.structs.replace(settings, evaluation_device=place, evaluation_bytes=seats[2])
@@ -320,7 +317,8 @@ def _seats(
         if not evaluator:
             return None
         left[evaluator] -= own
-    elif work.evaluates and work.shape.parameters > SLOW_EVALUATOR:
+    # Parameters from which an evaluator on a CPU would hold the run up.
+    elif work.evaluates and work.shape.parameters > 1_000_000_000:
         return None
     if not work.samples:
         return (), evaluator, own
@@ -344,7 +342,8 @@ def _engine_bytes(work: TrainingWork, tokens: int) -> int:
 
 
 def _adapters(work: TrainingWork) -> int:
-    return 2 * SLOTS * work.shape.adapter_parameters(work.lora) if work.lora else 0
+    # Adapters that an engine has room for: those of the policies that it keeps.
+    return 2 * 8 * work.shape.adapter_parameters(work.lora) if work.lora else 0
 
 
 def _tokens_in(work: TrainingWork, room: int) -> int:

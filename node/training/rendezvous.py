@@ -15,13 +15,9 @@ from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings, endpoint
 
 RENDEZVOUS_ID = "intellect-node"
-PATIENCE_SECONDS = 30 * 86_400
-"""How long machine 0 waits for the others, who may be switched on tomorrow."""
-DIAL_SECONDS = 5.0
-PAUSE_SECONDS = 0.5
 
 
-def arguments(settings: TrainerSettings) -> list[str]:
+def arguments(settings: TrainerSettings, *, patience_seconds: int = 30 * 86_400) -> list[str]:
     """torchrun's, up to the program: processes of this machine alone, or of several."""
     processes = f"--nproc-per-node={settings.world_size}"
     if settings.nodes == 1:
@@ -33,7 +29,8 @@ def arguments(settings: TrainerSettings) -> list[str]:
         "--rdzv-backend=static",  # c10d deals ranks by address, and rank 0 must be where the spool is
         f"--rdzv-endpoint={settings.rendezvous}",
         f"--rdzv-id={RENDEZVOUS_ID}",
-        f"--rdzv-conf=timeout={PATIENCE_SECONDS}",
+        # How long machine 0 waits for the others, who may be switched on tomorrow.
+        f"--rdzv-conf=timeout={patience_seconds}",
     ]
 
 
@@ -87,7 +84,13 @@ def _must_be_free(settings: TrainerSettings, port: int) -> None:
             ) from error
 
 
-def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], on_progress: Callable[[str], None]) -> None:
+def _find(
+    settings: TrainerSettings,
+    address: tuple[int, tuple[str, int]],
+    on_progress: Callable[[str], None],
+    *,
+    dial_seconds: float = 5.0,
+) -> None:
     """Until somebody listens there."""
     last = time.monotonic() + settings.rendezvous_seconds
     family, place = address
@@ -95,7 +98,7 @@ def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], on_pr
     while True:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connection:
-                connection.settimeout(DIAL_SECONDS)
+                connection.settimeout(dial_seconds)
                 connection.connect(place)
                 return
         except OSError as error:
@@ -105,7 +108,7 @@ def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], on_pr
         if not waited:
             on_progress(f"looks for machine 0 at {settings.rendezvous}")
             waited = True
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(0.5)
 
 
 def _unreachable(settings: TrainerSettings, why: str) -> TrainingError:

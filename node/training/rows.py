@@ -12,7 +12,6 @@ from protocol.routing import Routing
 from protocol.routing import objection as odd_experts
 from protocol.segments import objection
 
-LEAST_LOGPROB = -1e4
 MOST_LOGPROB = 1e-3
 """Rounding may put the log-probability of a certain token a little above zero."""
 
@@ -50,7 +49,8 @@ def _fault(row: BatchRow, vocabulary: int, routing: Routing | None) -> str | Non
     if min(tokens) < 0 or max(tokens) >= vocabulary:
         return "vocabulary"
     logprobs = np.asarray(row.sampler_logprobs)
-    if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB or logprobs.min() < LEAST_LOGPROB:
+    least_logprob = -1e4
+    if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB or logprobs.min() < least_logprob:
         return "logprobs"
     taught = np.asarray(row.teacher_logprobs)
     if len(taught) not in (0, row.length) or not np.isfinite(taught).all():

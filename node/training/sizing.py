@@ -27,20 +27,13 @@ from node.inference.room import CHUNK, ModelSize
 from node.inference.weight_files import has_own_head
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
+from node.units import GIB
 from protocol.lora import Lora
 from protocol.recipe import Recipe
 
-GIB = 1 << 30
 RESERVE_SHARE = 0.1
 RESERVE = 3 * GIB // 4
 """Bytes that libraries take of a GPU (CUDA's context, NCCL's buffers), or of a process on a CPU."""
-MASTER, GRADIENT, MOMENTS, KEPT = 4, 4, 8, 4
-"""Bytes per parameter: float32 weights, their gradient, AdamW's two moments; where passes compute in float32, the
-weights once more, while those that were published stand in their place."""
-TABLES = 3
-"""Tables of `logit_cells` float32 numbers that are alive at once: two of node.training.head, one of an entropy."""
-GATHERED_LAYERS = 2
-"""Layers whose weights are gathered at once: the one that computes and the one that is fetched meanwhile."""
 
 
 class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +211,8 @@ def memory_of_a_rank(
     activations = _activations(shape, settings, size)
     gathered = _gathered(shape, settings, size, frozen=lora is not None) if sharded else 0
     cells = settings.logit_cells if gpu else min(settings.logit_cells, CPU_LOGIT_CELLS)
-    tables = TABLES * 4 * min(cells, settings.micro_batch_tokens * shape.vocabulary)
+    # Tables of `logit_cells` float32 numbers that are alive at once: two of node.training.head, one of an entropy.
+    tables = 3 * 4 * min(cells, settings.micro_batch_tokens * shape.vocabulary)
     host = (state if settings.offload_parameters else 0) + (activations if settings.offload_activations else 0)
     # The layer that computes has its own on the device still.
     kept = _one_layer(shape, settings, size) if settings.offload_activations else activations
@@ -248,7 +242,10 @@ def _state(shape: DecoderShape, settings: TrainerSettings, size: int, lora: Lora
         # As `Learner._wide` has it: bf16 layers round by themselves, a float32 root unit does not.
         wide = shape.root_parameters if settings.fp32_logits and lora is None else 0
     frozen = 0 if lora is None else shape.parameters * size
-    return frozen + learnt * (MASTER + GRADIENT + MOMENTS) + wide * KEPT + held * MASTER
+    # Bytes per parameter: float32 weights, their gradient, AdamW's two moments; where passes compute in float32, the
+    # weights once more, while those that were published stand in their place.
+    master = 4
+    return frozen + learnt * (master + 4 + 8) + wide * 4 + held * master
 
 
 def _activations(shape: DecoderShape, settings: TrainerSettings, size: int) -> int:
@@ -268,7 +265,8 @@ def _gathered(shape: DecoderShape, settings: TrainerSettings, size: int, *, froz
     """Whole weights of a few layers and of the root unit, their gradients, and the float32 buffer that is reduced."""
     head = 4 if settings.fp32_logits and not frozen else size
     # What is not freed after the forward pass stands there until the backward pass, of every layer.
-    layers = GATHERED_LAYERS if settings.reshard_after_forward else shape.layers
+    # Layers whose weights are gathered at once: the one that computes and the one that is fetched meanwhile.
+    layers = 2 if settings.reshard_after_forward else shape.layers
     weights = head * shape.root_parameters + size * layers * shape.layer_parameters
     gradient = 0 if frozen else max((head + 4) * shape.root_parameters, (size + 4) * shape.layer_parameters)
     return weights + gradient

@@ -34,7 +34,6 @@ from node.state.files import write_whole
 from node.state.kept import kept
 from node.training.errors import TrainingError
 
-POLL_SECONDS = 0.01
 _STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
 
 
@@ -202,7 +201,7 @@ class Spool(SpoolPaths):
             try:
                 return self.batch_path(step).read_bytes()
             except FileNotFoundError:
-                time.sleep(POLL_SECONDS)
+                time.sleep(0.01)
         return b""
 
     def checkpoint_steps(self) -> list[int]:

@@ -21,7 +21,6 @@ F32 = NDArray[np.float32]
 PARTS = ("weight", "exp_avg", "exp_avg_sq")
 MAX_HEADER = 1 << 26
 """Bytes of JSON; a tensor has some hundred."""
-HEADER_EACH = 1024
 _METADATA = "__metadata__"
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -77,7 +76,8 @@ def _tensors(card: CheckpointCard, path: Path, wanted: Shapes) -> dict[str, F32]
         raise _unusable(card, f"it cannot be read: {error.strerror}") from error
     # A file too short for this number gets one that the next check refuses.
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else len(data)
-    if not 0 < length <= min(MAX_HEADER, HEADER_EACH * (len(wanted) + 1), len(data) - 8):
+    header_each = 1024
+    if not 0 < length <= min(MAX_HEADER, header_each * (len(wanted) + 1), len(data) - 8):
         raise _unusable(card, f"its header of {length} bytes does not fit the file or the model")
     places = _places(card, bytes(data[8 : 8 + length]))
     if places.keys() != wanted.keys():

@@ -18,7 +18,6 @@ from node.training.world import World
 MASKS = ("clip_share", "mask_share", "sample_mask_share", "truncated_weight_share")
 PER_TOKEN = ("entropy", "mismatch_kl", "kl", "teacher_kl", *MASKS)
 """Means over loss tokens; those that the objective does not have are left out."""
-SOLVED = 1 - 1e-6
 
 
 class LossTally:
@@ -79,10 +78,11 @@ def describe(rows: Sequence[BatchRow]) -> dict[str, Any]:
     if not rows:
         return {"reward_mean": 0.0, "tokens": 0.0}
     lengths = [row.length for row in rows]
+    solved = 1 - 1e-6
     facts: dict[str, Any] = {
         "reward_mean": float(np.mean([row.reward for row in rows])),
         "task_reward_mean": float(np.mean([row.solved for row in rows])),
-        "pass_rate": float(np.mean([row.solved >= SOLVED for row in rows])),
+        "pass_rate": float(np.mean([row.solved >= solved for row in rows])),
         "length_mean": float(np.mean(lengths)),
         "length_max": float(max(lengths)),
         "truncated_share": float(np.mean([not row.finished for row in rows])),

@@ -14,14 +14,13 @@ import trio
 from node.changes import Changes
 from node.training.spool import Spool
 
-EVERY = 0.05
 PARTS = ("", "in", "out", "eval", "ckpt", "jobs")
 
 
 class SpoolWatch(Changes):
     """Of one spool. seconds: between two looks."""
 
-    def __init__(self, spool: Spool, seconds: float = EVERY) -> None:
+    def __init__(self, spool: Spool, seconds: float = 0.05) -> None:
         super().__init__()
         self._folders = [spool.root / part for part in PARTS]
         self._seconds = seconds

@@ -31,11 +31,7 @@ MOST = 64
 """Answers under way, of all clients together."""
 MAX_BODY = 4 << 20
 """Bytes of a request."""
-BODY_SECONDS = 30.0
-"""That a client may take to send one."""
 MOST_STOPS, MAX_STOP = 16, 256
-MOST_TOP = 20
-"""Alternatives to a token."""
 MAX_MESSAGES = 1024
 DEFAULT_TOKENS = {True: 4096, False: 16}
 """Most tokens of an answer where the request does not say, by whether it is a chat: OpenAI's own for texts."""
@@ -478,17 +474,17 @@ async def _until_gone(receive: Receive, scope: trio.CancelScope) -> None:
 # --- the fields of a request ---------------------------------------------------------------------
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request, *, body_seconds: float = 30.0) -> dict[str, Any]:
     """Raises Refused for one that is too long, comes too slowly, or is no JSON object."""
     data = bytearray()
-    with trio.move_on_after(BODY_SECONDS) as late:
+    with trio.move_on_after(body_seconds) as late:  # that a client may take to send one
         async with aclosing(request.stream()) as parts:
             async for part in parts:
                 data += part
                 if len(data) > MAX_BODY:
                     raise OpenAIRefused(f"the request is longer than {MAX_BODY} bytes", status=413)
     if late.cancelled_caught:
-        raise OpenAIRefused(f"the request did not come whole within {BODY_SECONDS:g} seconds", status=408)
+        raise OpenAIRefused(f"the request did not come whole within {body_seconds:g} seconds", status=408)
     try:
         found = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
@@ -548,10 +544,11 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 def _logprobs(body: dict[str, Any], *, chat: bool) -> int | None:
     """How many alternatives are told beside each token; None: not even its own."""
+    most_top = 20  # alternatives to a token
     if not chat:  # their number; some programs say false or true
         value = body.get("logprobs")
-        return None if value is False else 1 if value is True else _whole(body, "logprobs", 0, MOST_TOP)
-    top = _whole(body, "top_logprobs", 0, MOST_TOP)
+        return None if value is False else 1 if value is True else _whole(body, "logprobs", 0, most_top)
+    top = _whole(body, "top_logprobs", 0, most_top)
     if not _of(body, "logprobs", bool, False):
         if top:
             raise OpenAIRefused("top_logprobs is told with logprobs = true", "top_logprobs")

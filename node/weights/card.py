@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-POINTS = 24
-"""Of the curve, at most."""
 SHOWN = 3
 MOST_TEXT = 700
 CHECKED = (
@@ -85,7 +83,7 @@ class ModelCard:
     def _curve(self) -> str:
         if len(self.curve) < 2:
             return ""
-        every = max(1, -(-len(self.curve) // POINTS))
+        every = max(1, -(-len(self.curve) // 24))  # of the curve, at most
         shown = sorted({*self.curve[::every], self.curve[-1]})
         rows = [f"| {step} | {reward:.3f} |" for step, reward in shown]
         return "\n".join(["## Reward on held-back problems", "", "| step | mean reward |", "|---|---|", *rows])

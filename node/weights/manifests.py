@@ -12,8 +12,6 @@ from protocol.identity import Address
 from protocol.messages import PolicyAnnounced
 from protocol.policy import MAX_MANIFEST_BYTES, MalformedPolicy, PolicyManifest, decode_manifest
 
-MANIFEST_TIMEOUT = 60.0
-
 
 class Manifests:
     """clock: what was announced; sources: whom to ask for what an author announced; max_image: bytes that the run
@@ -50,7 +48,7 @@ class Manifests:
                 raise MalformedPolicy("wrong policy manifest", "the one in the announcement is not the one it names")
         else:
             path = await self._blobs.fetch(
-                message.manifest_root, self._sources(author), max_size=message.manifest_size, timeout=MANIFEST_TIMEOUT
+                message.manifest_root, self._sources(author), max_size=message.manifest_size, timeout=60.0
             )
             data = await trio.to_thread.run_sync(path.read_bytes)
         return await trio.to_thread.run_sync(decode_manifest, data)

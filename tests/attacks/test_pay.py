@@ -80,11 +80,8 @@ async def test_a_quorum_that_is_away_for_a_day_and_comes_back_with_other_members
 ) -> None:
     """Nothing is posted meanwhile, and nothing twice afterwards. What nobody named before they left is not paid."""
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    hour, polls = 3600, {"certifier.ROUND_SECONDS": 900.0, "court.earnings_tabler.PAUSES": (1800.0, 1800.0)}
-    polls |= {"pool_accounting.PAUSES": (1800.0, 1800.0)}
-    for name, value in polls.items():
-        monkeypatch.setattr(f"node.services.{name}", value)
-    world = World(tmp_path, epoch=4 * hour, window=8 * hour)
+    hour, slow = 3600, (1800.0, 1800.0)
+    world = World(tmp_path, epoch=4 * hour, window=8 * hour, round_seconds=900.0, pauses=(slow, slow))
     async with trio.open_nursery() as nursery:
         for node in world.nodes.values():
             nursery.start_soon(node.live)

@@ -11,13 +11,12 @@ from node.changes import Changes
 from node.clock import Clock
 from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
-from node.services.judging.queue import URGENT
-from node.services.judging.records import CLASSES_REMEMBERED, REMEMBERED, WorkerRecords
-from node.services.pool_accounting import HEARD, PoolAccounting
+from node.services.judging.records import WorkerRecords
+from node.services.pool_accounting import PoolAccounting
 from node.services.rounds.judging import ContributionJudge
 from node.services.training import ingest as intake_module
 from node.services.training.ingest import Ingest
-from node.swarm.contributions import KEPT, OPEN, Contributions
+from node.swarm.contributions import Contributions
 from node.swarm.facts import PeerTold
 from node.swarm.vote_set import FileState
 from protocol.decision import DecisionSpec, SuspicionLevel
@@ -36,6 +35,14 @@ from tests.attacks.validators.court import (
     Validator,
     court_run,
 )
+
+URGENT = 256
+REMEMBERED = 2048
+CLASSES_REMEMBERED = 8
+
+HEARD = 16
+KEPT = 2048
+OPEN = 1024
 
 LIAR, HONEST = VALIDATORS[0].address, VALIDATORS[1].address
 NONE: Any = None

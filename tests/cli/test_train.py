@@ -294,9 +294,9 @@ def test_without_a_terminal_it_says_what_it_does_where_nothing_else_was_said_in_
     run = SimpleNamespace(spec=SimpleNamespace(name="r", recipe=SimpleNamespace(steps=2)))
     with train.ProgressView(out, run) as view:  # type: ignore[arg-type]
         view.doing("loading")
-        now = train.SILENCE - 1
+        now = 20.0 - 1
         view.doing("sampling")
-        now = train.SILENCE
+        now = 20.0
         view.doing("learning")
         view.step({"step": 1})
         view.doing("sampling again")

@@ -3,7 +3,11 @@
 import pytest
 
 from node.blobs.headway import BlobProgress, describe, fraction
-from node.progress import AGAIN, MOST_EVENTS, ProgressRecord
+from node.progress import ProgressRecord
+
+MOST_EVENTS = 100
+
+AGAIN = 600.0
 
 
 class Clock:

@@ -7,8 +7,6 @@ from itertools import product
 import pytest
 
 from protocol.agreement import (
-    AGAIN_SECONDS,
-    AHEAD,
     BALLOT_SECONDS,
     Agreement,
     Proposal,
@@ -20,6 +18,9 @@ from protocol.agreement import (
 )
 from protocol.identity import Address
 from tests.protocol.agreement_model import FILES, KINDS, PEOPLE, Cell, Round, Rules, finds, proposal, rates
+
+AGAIN_SECONDS = 30.0
+AHEAD = 16
 
 
 def listed(*files: int, outer: int = 0) -> Proposal:

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from protocol import delta, packed
-from protocol.delta import HEADER_BYTES, PatchError, apply_patch, encode_patch, max_patch_bytes, patched, unchanged
+from protocol.delta import PatchError, apply_patch, encode_patch, max_patch_bytes, patched, unchanged
 from protocol.policy import bf16_bits
+
+HEADER_BYTES = 4 + 8 + 1
 
 PATTERNS = st.integers(0, 0xFFFF)
 RANDOM = np.random.default_rng(7)

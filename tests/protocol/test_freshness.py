@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from protocol.freshness import LEAF_BYTES, LEAVES, answer, challenge, content_digest, leaf_numbers
+from protocol.freshness import LEAF_BYTES, answer, challenge, content_digest, leaf_numbers
 from protocol.identity import NodeKey
 from protocol.rollout import SampleRow
+
+LEAVES = 32
 
 NODE, OTHER = NodeKey(b"\x05" * 32).address, NodeKey(b"\x06" * 32).address
 ROOT = b"\x11" * 32

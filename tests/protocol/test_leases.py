@@ -1,8 +1,12 @@
 """Who may do a shard, until when, and whose result counts."""
 
 from protocol.identity import Address, NodeKey
-from protocol.leases import CLASH_SECONDS, FORGIVEN_AFTER, MOST_HELD, PATIENCE_SECONDS, STRIKES, Leases, ResultStanding
+from protocol.leases import CLASH_SECONDS, MOST_HELD, Leases, ResultStanding
 from protocol.tasks import TaskSpec, weight
+
+STRIKES = 3.0
+FORGIVEN_AFTER = 10.0
+PATIENCE_SECONDS = 3.0
 
 TASK = bytes(32)
 A, B, C = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))

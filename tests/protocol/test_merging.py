@@ -83,7 +83,7 @@ def test_a_small_tensors_threshold_is_exact_whatever_the_numbers_are(density: fl
 def test_a_large_tensors_threshold_leaves_no_column_out(width: int) -> None:
     """With an even step only some columns would be seen, and here a column's place decides its size."""
     columns = np.arange(1, width + 1) * np.where(np.arange(width) % 2, 1e-4, 1e-6)
-    t = np.tile(columns.astype(np.float32), 8 * merging.SAMPLE // width)
+    t = np.tile(columns.astype(np.float32), 8 * (1 << 16) // width)
     model, base = bf16_bits(t), np.zeros(t.size, np.uint16)
     least = thresholds(Merge("ties", (1,), 0.2), base, [model])[0]
     assert abs((np.abs(bf16_values(model)) >= least).mean() - 0.2) < 0.01

@@ -23,8 +23,6 @@ from protocol.policy import MalformedPolicy, decode_image, describe_blob, descri
 
 log = structlog.get_logger(__name__)
 
-# An image may be tens of gigabytes on a slow line; the next one is not looked for meanwhile.
-FETCH_TIMEOUT = 3600.0
 MAX_REFUSED = 1024
 # 64 billion parameters in bf16; the store's quota is mostly the bound.
 MAX_IMAGE = 128 * 1024**3
@@ -100,7 +98,8 @@ class Mirror:
                     self._sources,
                     # What a source lists is a claim: neither more than that nor more than anybody's model.
                     max_size=min(row.image_size, MAX_IMAGE),
-                    timeout=FETCH_TIMEOUT,
+                    # An image may be tens of gigabytes on a slow line; the next one is not looked for meanwhile.
+                    timeout=3600.0,
                 )
             except StoreFull:
                 oldest = min(self._held, default=row.step)

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from node.blobs.scheduling.bitfield import Flags
 
 Peer = TypeVar("Peer", bound=Hashable)
-SPAN = 0.05
-"""Seconds over which a source's rate is measured, at least."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -88,7 +86,7 @@ class BlobSource(Generic[Peer]):
             self.counted_since = max(self.counted_since, flight.since)
         self.counted += size
         span = now - self.counted_since
-        if span < SPAN:
+        if span < 0.05:  # seconds over which a source's rate is measured, at least
             return
         rate = self.counted / span
         self.whole = 0.7 * self.whole + 0.3 * rate if self.whole else rate

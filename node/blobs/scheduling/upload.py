@@ -27,8 +27,6 @@ FADED = 64
 MAX_PEERS = 4096
 CHOKED = (0.5, 10.0)
 """Seconds until a choked peer should ask again, at least and at most."""
-PEER_BYTES = 16 * 1024**2
-"""Of answers to one peer that are in memory at once, those that it does not read among them."""
 
 
 class Reciprocity(Generic[Peer]):
@@ -159,7 +157,8 @@ class UploadQueue(Generic[Peer]):
         found: dict[Peer, None] = {}
         for peer in self._waiting:
             begun = sending[peer] % max(self._abreast(peer), 1)
-            if held[peer] < PEER_BYTES and (begun or free > (1 if sending[peer] else 0)):
+            # Of answers to one peer that are in memory at once, those that it does not read among them.
+            if held[peer] < 16 * 1024**2 and (begun or free > (1 if sending[peer] else 0)):
                 found[peer] = None
         return found
 
@@ -214,10 +213,6 @@ def _before(rank: tuple[float, float, float, object]) -> tuple[float, float, flo
 
 # More than this share one number less, and are simply not ranked: the bound is on memory alone.
 MAX_TAKERS = 2048
-
-
-ALLOWANCE = 8
-"""Pieces that a peer may hold alone before others come first."""
 
 
 class SuperSeed(Generic[Peer]):
@@ -275,7 +270,7 @@ class SuperSeed(Generic[Peer]):
         """0 for a peer that may have more; above that, how many pieces it holds alone."""
         number = self._numbers.get(peer, -1)
         alone = int(self._alone[number]) if number >= 0 else 0
-        return float(alone) if alone > ALLOWANCE else 0.0
+        return float(alone) if alone > 8 else 0.0  # pieces that a peer may hold alone before others come first
 
     def _number(self, peer: Peer) -> int:
         if peer not in self._numbers and len(self._numbers) < MAX_TAKERS:

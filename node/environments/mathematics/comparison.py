@@ -11,8 +11,6 @@ from node.environments.mathematics.reading import MathExpression, is_name, read,
 from node.environments.numbers import near
 
 _VALUES = frozenset({"number", "expression", "percent", "quantity"})
-_MOST_ORDERS = 64
-"""Items of lists whose order does not matter, each beside each."""
 
 
 def right(answers: Sequence[str], truths: Sequence[str]) -> bool:
@@ -246,7 +244,8 @@ def _same_in_order(truths: Sequence[MathExpression], answers: Sequence[MathExpre
 
 def _same_in_any_order(truths: list[MathExpression], answers: list[MathExpression], *, once: bool) -> bool:
     """once: whether what is said twice is said once, as in a set."""
-    if any(item.kind == "dots" for item in (*truths, *answers)) or max(len(truths), len(answers)) > _MOST_ORDERS:
+    # Items of lists whose order does not matter, each beside each.
+    if any(item.kind == "dots" for item in (*truths, *answers)) or max(len(truths), len(answers)) > 64:
         return _same_in_order(truths, answers)
     if once:
         truths, answers = _each_once(truths), _each_once(answers)

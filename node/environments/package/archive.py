@@ -24,7 +24,6 @@ RESERVED = "intellect_"
 _BLOCK = 512
 # No part begins with a dot: no path leads upwards, and none is hidden.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_DEPTH = 4
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
@@ -87,7 +86,7 @@ def check_name(name: str) -> None:
     """Raise PackageError unless `name` is a plain relative path of a kind of file that a package may hold."""
     parts = name.split("/")
     # A name of more than 100 bytes would spill into the header's prefix, which the reader does not look at.
-    if len(parts) > _DEPTH or not all(_PART.fullmatch(part) for part in parts) or len(name) > 100:
+    if len(parts) > 4 or not all(_PART.fullmatch(part) for part in parts) or len(name) > 100:
         raise refused(f"{name[:120]!r} is not a plain relative path", "use letters, digits, '_', '-' and '.'")
     if parts[0].startswith(RESERVED):
         raise refused(f"{name} has a name of the program's own", f"call it something without {RESERVED!r} in front")

@@ -24,8 +24,6 @@ from node.sandbox.confined import walls
 MAX_FINDINGS = 50
 LEAST_FOREIGN = 8
 """Rows in all of which another row's golden answer is paid before that is a mistake."""
-SHORTEST_LEAK = 3
-"""Characters of a golden answer that is looked for in its prompt: shorter ones stand everywhere."""
 GOLDEN, GARBAGE = "the golden answer", "garbage"
 WORTHLESS = {
     EMPTY: "",
@@ -200,7 +198,8 @@ def _leaks(item: Item, answers: Sequence[str]) -> bool:
     before, asked = read_prompt(item.prompt)
     prompt = " ".join(" ".join([*(text for _, text in before), asked]).lower().split())
     said = [" ".join(answer.lower().split()) for answer in answers]
-    return any(len(one) >= SHORTEST_LEAK and one in prompt for one in said)
+    # Characters of a golden answer that is looked for in its prompt: shorter ones stand everywhere.
+    return any(len(one) >= 3 and one in prompt for one in said)
 
 
 class _Player:

@@ -24,7 +24,6 @@ from node.environments.prompts import ListedProblems, check_template, read_promp
 from protocol.audit import MAX_ANSWER_CHARACTERS
 
 MAX_ID = 256
-_REMEMBERED = 1 << 14
 _Asked = tuple[Problem, Transcript, list[Turn]]
 """What an answer stands in: its problem, all that was said, and the same as text."""
 
@@ -40,9 +39,16 @@ class PackageEnvironment(ListedProblems, Defaults):
     """name, determinism and turns are the package's own."""
 
     def __init__(
-        self, package: LoadedPackage, scorer: PackageScorer, tokenizer: Tokenizer, arguments: Arguments
+        self,
+        package: LoadedPackage,
+        scorer: PackageScorer,
+        tokenizer: Tokenizer,
+        arguments: Arguments,
+        *,
+        remembered: int = 1 << 14,
     ) -> None:
         """Raises PackageError for rows that cannot be used."""
+        self._remembered = remembered
         manifest = package.manifest
         self.name, self.turns = manifest.name, manifest.turns
         self.determinism: Determinism = manifest.determinism
@@ -50,7 +56,7 @@ class PackageEnvironment(ListedProblems, Defaults):
         self._scorer = scorer
         self._tokenizer = tokenizer
         self._chat = arguments.template == "chat"
-        self._said = BoundedDict[bytes, str](_REMEMBERED)
+        self._said = BoundedDict[bytes, str](remembered)
         # All rows are read here, once, with their prompts: what is wrong with row 7 is known before a run begins.
         problems = [self._problem(item) for item in package.items()]
         self.hold(problems, arguments.held_back_share)
@@ -131,7 +137,7 @@ class PackageEnvironment(ListedProblems, Defaults):
         """Raises Undecided."""
         other = copy(self)
         # Each thread remembers for itself what was said: the table is not made for two.
-        other._package, other._said = self._package.another(), BoundedDict(_REMEMBERED)
+        other._package, other._said = self._package.another(), BoundedDict(self._remembered)
         other._scorer = self._scorer.another(other._package)
         return other
 

@@ -21,7 +21,6 @@ from node.sandbox import CallOutcome, CallStatus, Undecided
 FLOOR = 0.0
 MAX_TRIALS = 256
 MAX_INPUT_CHARACTERS = 1 << 20
-_REMEMBERED = 1 << 14
 
 
 class _Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +56,7 @@ class PackageScorer:
     def __init__(self, package: LoadedPackage, runner: ProgramRunner) -> None:
         self._package = package
         self._runner = runner
-        self._known = BoundedDict[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](1 << 14)
         self.gave_up = 0
         self.spent_on_programs = 0
         """instructions of all programs so far"""

@@ -21,7 +21,6 @@ Row = Any
 Turns = list[dict[str, str]]
 Asked = tuple[Row, Turns]
 CallAll = Callable[[str, Sequence[Sequence[Any]]], list[CallOutcome | Undecided]]
-_REMEMBERED = 1 << 12
 _Wish = str | ToolCall | None
 """What a package has for a model behind an answer: words, a call whose result is told, nothing more."""
 
@@ -43,9 +42,10 @@ class PackageSessions:
             opener, session.limits(packages), fuel=fuel, call_fuel=session.call_fuel, most=most
         )
         self._functions, self._call_all = functions, call_all
-        self._wishes = BoundedDict[bytes, _Wish](_REMEMBERED)
-        self._given = BoundedDict[bytes, tuple[dict[str, str], tuple[str, ...]] | None](_REMEMBERED)
-        self._ran = BoundedDict[bytes, dict[str, Any]](_REMEMBERED)
+        remembered = 1 << 12
+        self._wishes = BoundedDict[bytes, _Wish](remembered)
+        self._given = BoundedDict[bytes, tuple[dict[str, str], tuple[str, ...]] | None](remembered)
+        self._ran = BoundedDict[bytes, dict[str, Any]](remembered)
         self.spent = 0
         """instructions of all tests so far"""
 

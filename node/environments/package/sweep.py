@@ -16,10 +16,6 @@ from node.environments.package.loaded import Item, LoadedPackage
 from node.environments.package.scoring import FLOOR, PackageScorer, ScoredRow
 from node.sandbox import CallOutcome, CallStatus
 
-ROWS_AT_ONCE = 64
-BYTES_AT_ONCE = 128 * 1024
-MOST_BY_THEMSELVES = 4096
-"""Answers that are asked one by one where asking about many at once came to nothing."""
 _CONTEXT = "intellect-node environment check v1"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ .,:;!?()[]{}<>*#-_+=/\\|~^@$%&\"'"
@@ -75,7 +71,7 @@ def sweep(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[tuple[Item, str, float | None]]:
     """(row, answer's name, reward) of every row and three answers; None: this machine cannot tell."""
-    left = [MOST_BY_THEMSELVES]
+    left = [4096]  # answers that are asked one by one where asking about many at once came to nothing
     for done, some in _slices(items):
         answers = [_answers(seed, item.number) for item in some]
         asked = [[item.row, list(texts.values())] for item, texts in zip(some, answers, strict=True)]
@@ -101,9 +97,10 @@ def _slices(items: Sequence[Item]) -> Iterator[tuple[int, list[Item]]]:
     """(rows so far, rows that one call is asked about)."""
     some: list[Item] = []
     size = 0
+    bytes_at_once = 128 * 1024
     for done, item in enumerate(items):
         length = len(msgspec.json.encode(item.row))
-        if some and (len(some) == ROWS_AT_ONCE or size + length > BYTES_AT_ONCE):
+        if some and (len(some) == 64 or size + length > bytes_at_once):
             yield done, some
             some, size = [], 0
         some.append(item)

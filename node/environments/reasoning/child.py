@@ -22,17 +22,14 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-MEMORY_BYTES = 4 * 1024**3
-MADE = 16
-"""Data sets that are kept."""
-
 
 def main() -> None:
     replies, sys.stdout = sys.stdout, io.StringIO()  # scorers print
     warnings.simplefilter("ignore")
     import reasoning_gym
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    memory_bytes = 4 * 1024**3
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print(json.dumps(["ready", version("reasoning-gym")]), file=replies, flush=True)
     made: dict[str, Any] = {}
@@ -40,7 +37,7 @@ def main() -> None:
     def dataset(name: str, settings: dict[str, Any]) -> Any:
         key = json.dumps([name, settings], sort_keys=True)
         if key not in made:
-            if len(made) >= MADE:
+            if len(made) >= 16:  # data sets that are kept
                 made.clear()
             begin(key)
             made[key] = reasoning_gym.create_dataset(name, **settings)

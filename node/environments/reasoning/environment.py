@@ -32,9 +32,6 @@ from node.environments.reasoning.table import FLOORS, VERSION, refusal
 from node.environments.scoring_pool import POOL
 
 PYTHON_VARIABLE = "INTELLECT_NODE_REASONING_GYM_PYTHON"
-START_SECONDS = 120.0
-DEADLINE_SECONDS = 5.0
-"""For each problem or answer."""
 _CHILD = Path(__file__).with_name("child.py")
 
 
@@ -42,13 +39,19 @@ class ReasoningGym:
     """Blocking; one child, started when first needed, which threads ask one after the other. python: an interpreter
     that has the package, by default the one that PYTHON_VARIABLE names, or else our own."""
 
-    def __init__(self, python: str | None = None, deadline: float = DEADLINE_SECONDS) -> None:
+    def __init__(
+        self,
+        python: str | None = None,
+        deadline: float = 5.0,  # for each problem or answer
+        *,
+        start_seconds: float = 120.0,
+    ) -> None:
         self._python = python or os.environ.get(PYTHON_VARIABLE) or sys.executable
         self._deadline = deadline
         # One hash seed: what is made by going through a set of words is the same in every process.
         environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         # -P: nothing in the working directory is imported in the package's place.
-        self._child = LineChild([self._python, "-P", str(_CHILD)], environment, START_SECONDS, self._refused)
+        self._child = LineChild([self._python, "-P", str(_CHILD)], environment, start_seconds, self._refused)
         # The child answers in order: two threads that ask at once would take each other's answers.
         self._turn = threading.Lock()
 
@@ -111,7 +114,6 @@ class ReasoningGym:
 
 MAX_PROBLEMS = 1 << 24
 MAX_ANSWER_CHARACTERS = 4096
-_WINDOW = 64
 _KEPT = 1 << 14
 _OPENED, _CLOSED = "<answer>", "</answer>"
 
@@ -183,12 +185,13 @@ class ReasoningGymEnvironment(OneTurn):
 
     def _made(self, number: int) -> Problem:
         """A problem, with its neighbours: every exchange with another process costs more than a problem."""
+        window = 64
         if number not in self._known:
             if len(self._known) > _KEPT:
                 # They follow from their numbers, and are made again when they are needed.
                 self._known.clear()
-            first = number - number % _WINDOW
-            numbers = range(first, min(first + _WINDOW, self.size + self.held_back))
+            first = number - number % window
+            numbers = range(first, min(first + window, self.size + self.held_back))
             self._known.update(zip(numbers, self._gym.problems(self._dataset, self._settings, numbers), strict=True))
         question, answer = self._known[number]
         return Problem(f"{self._dataset}-{number}", question, (answer,))

@@ -30,12 +30,6 @@ from node.environments.server.openenv import OpenEnvEpisode
 from node.environments.tools.form import tell_result
 from node.errors import Mistake, Mistakes
 
-AT_ONCE = 8
-"""Episodes that a server is asked about side by side."""
-KEPT = 64
-"""Episodes that wait for their next turn."""
-_REMEMBERED = 1 << 12
-
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; url: of the server; protocol: 'openenv' (ws, wss) or 'mcp' (http, https, or
@@ -73,8 +67,9 @@ class ServerEnvironment(ListedProblems, Defaults):
     name = "server"
     determinism: Determinism = "witnessed"
 
-    def __init__(self, rows: Sequence[_Row], tokenizer: Tokenizer, arguments: Arguments) -> None:
+    def __init__(self, rows: Sequence[_Row], tokenizer: Tokenizer, arguments: Arguments, *, at_once: int = 8) -> None:
         """Raises ValueError for a prompt that cannot be used."""
+        self._at_once = at_once  # episodes that a server is asked about side by side
         self.turns = arguments.turns
         self._arguments, self._tokenizer = arguments, tokenizer
         self._chat = arguments.template == "chat"
@@ -87,7 +82,7 @@ class ServerEnvironment(ListedProblems, Defaults):
         self.gave_up = 0
         self._lock = threading.Lock()
         self._open: dict[_Key, Episode] = {}
-        self._said: BoundedDict[_Key, ServerReply] = BoundedDict(_REMEMBERED)
+        self._said: BoundedDict[_Key, ServerReply] = BoundedDict(1 << 12)
 
     def _problem(self, row: _Row) -> Problem:
         before, prompt = read_prompt(row.prompt)
@@ -103,12 +98,12 @@ class ServerEnvironment(ListedProblems, Defaults):
 
     def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         # These threads wait and do not compute. One slow episode holds up none of the others.
-        with ThreadPoolExecutor(AT_ONCE) as threads:
+        with ThreadPoolExecutor(self._at_once) as threads:
             return list(threads.map(partial(reply_of, self), problems, transcripts))
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """The server's last reward; 0 for none, for one that is not of 0 to 1, and for answers that were cut off."""
-        with ThreadPoolExecutor(AT_ONCE) as threads:
+        with ThreadPoolExecutor(self._at_once) as threads:
             found = list(threads.map(self._reward, problems, transcripts))
         self.gave_up += found.count(None)
         return [reward or 0.0 for reward in found]
@@ -166,7 +161,8 @@ class ServerEnvironment(ListedProblems, Defaults):
             # Two threads may have played the same answers at once: one episode is enough.
             spare = [self._open.pop(key)] if key in self._open else []
             self._open[key] = episode
-            spare += [self._open.pop(next(iter(self._open))) for _ in range(len(self._open) - KEPT)]
+            # Episodes that wait for their next turn.
+            spare += [self._open.pop(next(iter(self._open))) for _ in range(len(self._open) - 64)]
         # Outside of the lock: a server may take its time to let go.
         for one in spare:
             one.close()

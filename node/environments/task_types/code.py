@@ -25,7 +25,6 @@ MAX_TESTS = 512
 MAX_BYTES = 8 << 20
 """Of all tests of a row: every one of its answers carries them."""
 PYTHON = ("python", "python3", "py")
-_REMEMBERED = 1 << 14
 
 
 class CodeCase(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,7 +113,7 @@ class CodeScorer:
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner = runner
-        self._known = BoundedDict[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](1 << 14)
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:

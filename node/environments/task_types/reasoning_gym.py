@@ -16,7 +16,6 @@ from node.environments.task_types.base import Question, Row, Truth, read
 from node.environments.task_types.shapes.base import parsed
 
 MAX_ENTRY = 256 * 1024
-_REMEMBERED = 1 << 14
 
 
 def read_truth(info: Row, row: Row) -> Truth:
@@ -40,7 +39,7 @@ class ReasoningScorer:
 
     def __init__(self, gym: ReasoningGym | None = None) -> None:
         self._gym = gym or ReasoningGym()
-        self._known = BoundedDict[bytes, float](_REMEMBERED)
+        self._known = BoundedDict[bytes, float](1 << 14)
         self.gave_up = 0
 
     def start(self) -> None:

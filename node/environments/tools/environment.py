@@ -42,9 +42,7 @@ SEARCH = "search"
 MAX_PASSAGES = 1_000_000
 MAX_PASSAGE = 64 * 1024
 MAX_QUERY_WORDS = 32
-FOUND = 3
 _WORD = re.compile(rb"[a-z0-9\x80-\xff]+")
-_LOG_BITS = 16
 
 
 class Passage(msgspec.Struct, frozen=True):
@@ -63,7 +61,8 @@ def log2(numerator: int, denominator: int) -> int:
     whole = (numerator // denominator).bit_length() - 1
     mantissa = (numerator << 64) // (denominator << whole)
     found = whole
-    for _ in range(_LOG_BITS):
+    log_bits = 16
+    for _ in range(log_bits):
         mantissa = mantissa * mantissa >> 64
         found = found << 1 | (mantissa >> 65)
         mantissa >>= mantissa >> 65
@@ -85,7 +84,7 @@ class Corpus:
                 self._places[word].append((number, count))
         self._total = max(1, sum(self._lengths))
 
-    def best(self, query: str, count: int = FOUND) -> list[Passage]:
+    def best(self, query: str, count: int = 3) -> list[Passage]:
         """The passages that fit a query best, at most `count`; none that has none of its words."""
         scores: dict[int, int] = defaultdict(int)
         for word in list(dict.fromkeys(words(query)))[:MAX_QUERY_WORDS]:

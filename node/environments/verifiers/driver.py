@@ -27,7 +27,6 @@ from aiohttp import web
 MAX_BODY_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
 MAX_TURNS = 256
-TOGETHER = 16
 KEY = "INTELLECT_NODE_ENGINE_KEY"
 HARNESS = "intellect_node_harness"
 
@@ -272,7 +271,7 @@ async def serve(settings: dict, replies) -> None:
         **renderer,
     )
     context = ModelContext(model="policy", client=client)
-    gate = asyncio.Semaphore(TOGETHER)
+    gate = asyncio.Semaphore(16)
 
     async def answer(order: dict) -> None:
         async with gate:

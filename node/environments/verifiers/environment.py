@@ -22,7 +22,6 @@ from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 from node.places import default_cache
 
-START_SECONDS = 300.0
 SHOWN = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
 """What the package's process sees of our environment: no keys, no addresses."""
 _DRIVER = Path(__file__).with_name("driver.py")
@@ -58,7 +57,7 @@ class RolloutReplayer:
     Raises EnvironmentFault if the package cannot be loaded.
     """
 
-    def __init__(self, settings: dict[str, Any], seconds: float) -> None:
+    def __init__(self, settings: dict[str, Any], seconds: float, *, start_seconds: float = 300.0) -> None:
         self._settings = settings
         self._seconds = seconds
         self._numbers = itertools.count()
@@ -69,7 +68,7 @@ class RolloutReplayer:
         # Offline and with one hash seed: a package must come to the same on every machine.
         environment = shown | {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         command = [str(python()), "-P", str(_DRIVER)]
-        self._child = LineChild(command, environment, START_SECONDS, self._refused, [settings])
+        self._child = LineChild(command, environment, start_seconds, self._refused, [settings])
         self._child.start()
 
     def replay(self, rollouts: Sequence[tuple[int, Sequence[PackageTurn]]]) -> list[ReplayOutcome]:
@@ -148,8 +147,6 @@ def python() -> Path:
 
 
 MAX_TASKS = 1 << 20
-LONGEST = 1 << 20
-_WINDOW = 32
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,9 +193,10 @@ class VerifiersEnvironment(Defaults):
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """What the package first asks for. Its neighbours are asked too: a process takes many at once."""
         task = _number(problem)
+        window = 32
         if task not in self._first:
-            first = task - task % _WINDOW
-            tasks = range(first, min(first + _WINDOW, len(self._prompts)))
+            first = task - task % window
+            tasks = range(first, min(first + window, len(self._prompts)))
             asked = self._replayer.replay([(one, ()) for one in tasks])
             self._first.update((one, self._asked(found)) for one, found in zip(tasks, asked, strict=True))
         return list(self._first[task])
@@ -265,11 +263,12 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> VerifiersE
             f"seconds = {arguments.seconds:g}",
             f"use up to {MAX_TASKS} tasks, fewer held back, 1 to 256 turns",
         )
+    longest = 1 << 20
     settings = {
         "taskset": arguments.taskset,
         "config": _config(arguments.config),
         "tasks": arguments.tasks,
-        "longest": LONGEST,
+        "longest": longest,
         "model": str((assets / "model").resolve()),
         "renderer": arguments.renderer,
     }

@@ -8,18 +8,16 @@ from typing import Any
 
 from node.inference.errors import EngineError, ModelError
 from node.inference.model_files import TIED
-from node.inference.room import GIB, SIZES, ModelSize, NoRoom
+from node.inference.room import SIZES, ModelSize, NoRoom
 from node.inference.settings import EngineSettings
 from node.inference.weight_files import has_own_head
+from node.units import GIB
 
 MOST_AT_ONCE = 256
 """Sequences that are decoded together; more wait."""
 VLLM_FAMILIES = ("llama", "qwen2", "qwen3")
 """Model types whose numbers beside the torch engine's were measured. Other rows of node.inference.architectures have
 logits or weights' names of their own, which the hooks would have to know."""
-CPU_CACHE_BYTES = 1 << 30
-SHARE = 0.9
-"""Of what is free on a GPU: vLLM refuses to start where its share is not there."""
 DRAWING = GIB
 """Bytes of each GPU for logits and what is drawn from them."""
 LEAST_CACHE = GIB
@@ -75,8 +73,9 @@ def arguments(
     }
     if config.get(TIED, True) and has_own_head(model_dir):
         common["hf_overrides"] = {TIED: False}  # it would take the embedding for the head
+    cpu_cache_bytes = 1 << 30
     if cards is None:
-        return common | {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+        return common | {"enforce_eager": True, "kv_cache_memory_bytes": cpu_cache_bytes}
     return common | _on_gpus(settings, config, cards, model)
 
 
@@ -120,7 +119,8 @@ def share(model: ModelSize, settings: EngineSettings, cards: Cards, size: int) -
     """The part of a GPU's memory that vLLM may have, so that what others take and our own head have room; None where
     the model does not fit then."""
     own = SIZES[settings.dtype] * model.vocabulary * model.hidden + DRAWING
-    usable = int(SHARE * cards.free) - settings.leave
+    # Of what is free on a GPU: vLLM refuses to start where its share is not there.
+    usable = int(0.9 * cards.free) - settings.leave
     if usable < needs(model, settings.dtype, size):
         return None
     # Rounded down: vLLM does not start where its share is more than what is free.

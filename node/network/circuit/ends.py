@@ -22,9 +22,6 @@ from node.network.circuit.rules import RelayStatus
 from node.network.sockets import lean
 from node.network.yamux import YamuxSession, YamuxStream, stream_below
 
-# A relay with a wrong clock may promise years: it is asked again within a day.
-LONGEST_LEASE = 24 * 3600.0
-
 
 class RelayRefused(Exception):
     """The relay, or who was called through it, would not."""
@@ -40,7 +37,8 @@ async def reserve(stream: INetStream) -> float:
     """Ask for calls to be passed on; seconds for which the relay will. stream: of the hop protocol, new."""
     answer = await _ask(stream_below(stream), HopMessage(type=HopMessage.RESERVE))
     await stream.close()
-    return min(max(answer.reservation.expire - time.time(), 0.0), LONGEST_LEASE)
+    # A relay with a wrong clock may promise years: it is asked again within a day.
+    return min(max(answer.reservation.expire - time.time(), 0.0), 24 * 3600.0)
 
 
 async def call(stream: INetStream, target: ID) -> RawConnection:

@@ -41,20 +41,14 @@ log = structlog.get_logger(__name__)
 DCUTR = "/libp2p/dcutr"
 TRIES = 3
 """On one stream, and in a minute with one peer."""
-ANSWER_SECONDS = 10.0
-CONNECT_SECONDS = 6.0
-"""For one try: long enough for a system to send its first packet thrice."""
 UPGRADE_SECONDS = 3.0
 """For the handshake: where two calls missed each other, one came to a listener, and both ends are servers."""
 ACCEPT_SECONDS = 0.5
-LONGEST_WAIT = 2.0
-"""Half of a round trip that is believed."""
 AGAIN = (60.0, 3600.0)
 """Seconds until a hole is tried again: after a first failure, and at most."""
 FIRST = 2.0
 """Seconds in which who was called may find that it can dial the caller by its contacts."""
 MAX_OBSERVED = 8
-LOWEST_PORT = 1024
 MAX_FAILED = 1024
 
 
@@ -69,7 +63,11 @@ class Punching:
         address_of: Callable[[bytes], Address | None],
         *,
         private: bool,
+        answer_seconds: float = 10.0,
+        connect_seconds: float = 6.0,
     ) -> None:
+        self._answer_seconds = answer_seconds
+        self._connect_seconds = connect_seconds  # for one try: long enough for a system to send its first packet thrice
         self.failed: BoundedDict[Address, float] = BoundedDict(MAX_FAILED, refresh=True)
         """Members to whom no hole could be made, and since when on trio's clock."""
         self._seen_at = seen_at
@@ -142,12 +140,12 @@ class Punching:
             if not self._tries.take(peer, 1, trio.current_time()):
                 return False
             asked_at = trio.current_time()
-            with trio.fail_after(ANSWER_SECONDS):
+            with trio.fail_after(self._answer_seconds):
                 await wire.write(stream, self._where())
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)
                 if target is None:
                     return False
-                wait = min((trio.current_time() - asked_at) / 2, LONGEST_WAIT)
+                wait = min((trio.current_time() - asked_at) / 2, 2.0)  # half of a round trip that is believed
                 await wire.write(stream, HolePunch(type=HolePunch.SYNC))
             await trio.sleep(wait)
             if await self._meet(target, peer, client=False) or await self._accepted(peer):
@@ -173,7 +171,7 @@ class Punching:
 
     async def _follow(self, stream: YamuxStream, peer: ID) -> bool:
         for _ in range(TRIES):
-            with trio.fail_after(CONNECT_SECONDS + ANSWER_SECONDS):
+            with trio.fail_after(self._connect_seconds + self._answer_seconds):
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)
                 if target is None or not self._tries.take(peer, 1, trio.current_time()):
                     return False
@@ -220,7 +218,7 @@ class Punching:
         source = self._source(target[0])
         if source is None:
             return False
-        with trio.move_on_after(CONNECT_SECONDS):
+        with trio.move_on_after(self._connect_seconds):
             try:
                 stream = await sockets.connect_from(source, *target)
                 with trio.fail_after(UPGRADE_SECONDS):
@@ -249,13 +247,14 @@ class Punching:
 def chosen(told: Iterable[bytes], usable: Callable[[str], bool], *, private: bool) -> Place | None:
     """The first address of a stranger's list that may be dialled: TCP, by number, no port of the system's, and of the
     internet unless `private`. usable: whether this node could dial a host's family."""
+    lowest_port = 1024
     for raw in list(told)[:MAX_OBSERVED]:
         try:
             address = str(Multiaddr(raw))
         except (MultiaddrError, ValueError, LookupError):
             continue
         place, ip = place_of(address), ip_of(address)
-        if place is None or ip is None or place[1] < LOWEST_PORT or not usable(place[0]):
+        if place is None or ip is None or place[1] < lowest_port or not usable(place[0]):
             continue
         if may_call(ip, private=private):
             return place

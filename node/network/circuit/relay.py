@@ -24,8 +24,6 @@ log = structlog.get_logger(__name__)
 
 ASK_SECONDS = 10.0
 """For a caller to say what it wants, and for whom it calls to answer."""
-CHUNK = 256 * 1024
-"""Bytes that are taken from one side at once."""
 WINDOW = 1024**2
 """Bytes that may come from one side without waiting for us."""
 
@@ -172,7 +170,7 @@ async def _pour(source: YamuxStream, sink: YamuxStream, limit: int, pay: Callabl
     await source.widen(WINDOW)
     while limit > 0:
         try:
-            data = await source.read(CHUNK)
+            data = await source.read(256 * 1024)  # bytes that are taken from one side at once
         except MuxedStreamEOF:
             await sink.close()
             return

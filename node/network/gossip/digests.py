@@ -14,16 +14,8 @@ from node.network.gossip.peers import GossipPeer, GossipPeers
 from node.network.packets import packet
 
 DIGEST_PEERS = 3
-DIGEST_STRANGERS = 1
-"""A second. A stranger whose links are gone hears nothing else: 198 of 240 messages were lost without."""
 MAX_NAMED = 1000
 """Message ids that are looked at in one IHAVE or IWANT."""
-MISSING_BY_MEMBER, MISSING_BY_STRANGER = 512, 32
-"""Unknown messages that one peer may name between two ticks."""
-ASKED_TICKS = 8
-"""How long an answer to IWANT is expected."""
-ANSWER_BYTES = 256 * 1024
-"""Of messages in one answer to IWANT: a packet that everybody takes."""
 
 
 class Digests:
@@ -42,7 +34,7 @@ class Digests:
     def told(self, peer: bytes, have: rpc_pb2.ControlIHave) -> None:
         """Missing messages are asked for at the next tick: until then most come by themselves."""
         known = self._peers.of(peer)
-        most = MISSING_BY_MEMBER if self._peers.is_member(peer) else MISSING_BY_STRANGER
+        most = 512 if self._peers.is_member(peer) else 32  # unknown messages that one peer may name between two ticks
         self._learn_form(peer, known, have)
         for name in specified(have.messageIDs[:MAX_NAMED], known.form):
             if known.named < most and self._heard.first(name) is None:
@@ -63,7 +55,8 @@ class Digests:
         known = self._peers.of(peer)
         found: list[rpc_pb2.Message] = []
         now = self._peers.clock()
-        for message in self._heard.wanted(specified(want.messageIDs[:MAX_NAMED], known.form), ANSWER_BYTES):
+        # Of messages in one answer to IWANT: a packet that everybody takes.
+        for message in self._heard.wanted(specified(want.messageIDs[:MAX_NAMED], known.form), 256 * 1024):
             # By bytes and not by messages: one IWANT of a thousand names would ask for 80 MB.
             if known.bytes.take(message.ByteSize(), now):
                 found.append(message)
@@ -74,8 +67,9 @@ class Digests:
         """For what was told and did not come, one teller after the other; who has what the links kept back becomes a
         link. A teller that cannot be asked yet, because its stream is opened anew, is waited for."""
         wanted: dict[tuple[bytes, str], list[bytes]] = {}
-        self.asked = {name: at for name, at in self.asked.items() if at > self._heard.now - ASKED_TICKS}
-        since = self._heard.now - ASKED_TICKS
+        asked_ticks = 8  # how long an answer to IWANT is expected
+        self.asked = {name: at for name, at in self.asked.items() if at > self._heard.now - asked_ticks}
+        since = self._heard.now - asked_ticks
         self._missing = {name: told for name, told in self._missing.items() if told[-1] and told[1] > since}
         for name, (topic, _, tellers) in self._missing.items():
             teller = min(tellers, key=self._peers.failures)
@@ -104,5 +98,6 @@ class Digests:
         others = [peer for peer in self._peers.all_hearers(topic) if peer not in self._mesh.links[topic]]
         members = [peer for peer in others if self._peers.is_member(peer)]
         strangers = [peer for peer in others if not self._peers.is_member(peer)]
-        some, few = self._peers.some(members, DIGEST_PEERS), DIGEST_STRANGERS if members else DIGEST_PEERS
+        # A second. A stranger whose links are gone hears nothing else: 198 of 240 messages were lost without.
+        some, few = self._peers.some(members, DIGEST_PEERS), 1 if members else DIGEST_PEERS
         self.tell(topic, some + self._peers.some(strangers, few))

@@ -114,10 +114,6 @@ class PeerQueue:
         self._news.set()
 
 
-PIECES_AT_ONCE = 8
-"""Pieces that are worked off without letting others run."""
-PIECE_BYTES = 2048
-"""Of a packet: one that is longer counts for more pieces."""
 HEARD = (400.0, 2000.0)
 """Pieces of one peer, per second and in a burst. Who says more is heard later: a message that came before costs no
 signature, and no other budget."""
@@ -177,11 +173,12 @@ class Inbox:
 
     def _work(self) -> None:
         """Some pieces; `_behind` says whether more are here."""
+        pieces_at_once = 8  # pieces that are worked off without letting others run
         try:
-            room = PIECES_AT_ONCE
+            room = pieces_at_once
             while room > 0 and (count := next(self._pieces)):
                 room -= count
-            self._budget.charge(PIECES_AT_ONCE - room)
+            self._budget.charge(pieces_at_once - room)
             if room <= 0:
                 self._behind.set()
             elif self._behind.is_set():
@@ -197,7 +194,7 @@ class Inbox:
             while not (data := self._stream.read_now()):
                 yield 0
             for packet in cutter.cut(data):
-                count = 1 + len(packet) // PIECE_BYTES
+                count = 1 + len(packet) // 2048  # of a packet: one that is longer counts for more pieces
                 for _ in self._hear(packet):
                     yield count
                     count = 1
@@ -210,11 +207,6 @@ KIN = TProtocol("/intellect-node/meshsub/1")
 """The same, said between nodes of this program: so they know each other. A tree prunes what comes twice, a mesh wants
 several copies: pruned by four of ours, js-libp2p made four links again at once."""
 MAX_PACKET = 512 * 1024
-# As long as a dial: a peer that answers no stream request for so long is as good as gone.
-OPEN_SECONDS = 10.0
-# A stream that is cut is mostly a peer that restarts; one that is refused again and again is a peer without gossip.
-FIRST_RETRY, LAST_RETRY = 0.25, 8.0
-CLOSE_SECONDS = 3.0
 
 
 class GossipListener(Protocol):
@@ -323,9 +315,11 @@ class Gossip:
         for line in told:
             line.flush()
 
-    async def _keep(self, peer: bytes, line: PeerQueue) -> None:
+    async def _keep(self, peer: bytes, line: PeerQueue, *, first_retry: float = 0.25, last_retry: float = 8.0) -> None:
         """A stream to a peer, opened anew while it is connected."""
-        wait = FIRST_RETRY
+        # A stream that is cut is mostly a peer that restarts; one that is refused again and again is a peer without
+        # gossip.
+        wait = first_retry
         try:
             with line.scope:
                 while True:
@@ -334,7 +328,7 @@ class Gossip:
                     if not self._still_connected(peer):
                         break
                     # A stream that held for a while has earned a quick return.
-                    wait = FIRST_RETRY if trio.current_time() - began > LAST_RETRY else min(2 * wait, LAST_RETRY)
+                    wait = first_retry if trio.current_time() - began > last_retry else min(2 * wait, last_retry)
                     await trio.sleep(wait)
         finally:
             del self._lines[peer]
@@ -361,7 +355,8 @@ class Gossip:
                 await self._close(stream)
 
     async def _open(self, peer: bytes) -> INetStream:
-        with trio.fail_after(OPEN_SECONDS):
+        # As long as a dial: a peer that answers no stream request for so long is as good as gone.
+        with trio.fail_after(10.0):
             return await self._host.new_stream(ID(peer), [KIN, MESHSUB])
 
     def _greet(self, peer: bytes, stream: INetStream) -> None:
@@ -379,8 +374,8 @@ class Gossip:
         await self._close(stream)
         return better
 
-    async def _close(self, stream: INetStream) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+    async def _close(self, stream: INetStream, *, close_seconds: float = 3.0) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + close_seconds):
             try:
                 await stream.reset()
             except Exception as error:

@@ -16,26 +16,18 @@ from node.network.gossip.peers import GossipPeers
 FIRST_LINKS = 3
 """Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""
 LEAST_LINKS = 1
-MOST_LINKS = 16
 MOST_LINKS_OF_STRANGERS = 4
-MOST_LINKS_OF_OTHERS = 4
-"""Of members that run another program: such links are not pruned for what others bring too, so whoever holds them may
-hand on nothing."""
-TURN = 60.0
-"""Seconds for which such a link is kept, whatever it brings."""
 MAX_TURNS = 1024
-BACKOFF = 2
-"""Seconds after a PRUNE before a new GRAFT, unless it is needed: our own nodes take that at any time, or a tree that is
-broken would not be mended for two seconds. Who asks for more is of another program, and gets it."""
-MOST_BACKOFF = 3600
-BRINGS = 0.5
-"""Merits of a link that is of use: a message in the last 35 s."""
 
 
 class Mesh:
     """links: by topic, of those that we hear."""
 
-    def __init__(self, peers: GossipPeers) -> None:
+    def __init__(self, peers: GossipPeers, *, turn: float = 60.0, backoff: int = 2) -> None:
+        self._turn = turn  # seconds for which such a link is kept, whatever it brings
+        # Seconds after a PRUNE before a new GRAFT, unless it is needed: our own nodes take that at any time, or a tree
+        # that is broken would not be mended for two seconds. Who asks for more is of another program, and gets it.
+        self._backoff = backoff
         self.links: dict[str, set[bytes]] = {}
         self._peers = peers
         self._turns: BoundedDict[bytes, float] = BoundedDict(MAX_TURNS)
@@ -45,21 +37,25 @@ class Mesh:
         """Strangers hold few links, other programs some, and our own members are never turned away for them."""
         links = self.links[topic]
         members = [link for link in links if self._peers.is_member(link)]
+        most_links = 16
         if not self._peers.is_member(peer):
-            return len(links) - len(members) < MOST_LINKS_OF_STRANGERS and len(links) < MOST_LINKS
+            return len(links) - len(members) < MOST_LINKS_OF_STRANGERS and len(links) < most_links
         others = sum(map(self._peers.is_other, members))
-        may = self._peers.of(peer).kin or others < MOST_LINKS_OF_OTHERS
+        # Of members that run another program: such links are not pruned for what others bring too, so whoever holds
+        # them may hand on nothing.
+        may = self._peers.of(peer).kin or others < 4
         # Strangers' places are never given to members, nor members' to strangers: neither can crowd out the other.
-        return may and len(members) < MOST_LINKS - MOST_LINKS_OF_STRANGERS
+        return may and len(members) < most_links - MOST_LINKS_OF_STRANGERS
 
     def _makes_room(self, peer: bytes, topic: str) -> bool:
         """One of the other programs' links whose turn is over, and which brings nothing, gives way to another."""
         if not self._peers.is_other(peer):
             return False
         others = filter(self._peers.is_other, self.links[topic])
-        over = [link for link in others if self._peers.clock() - self._turns.get(link, 0.0) >= TURN]
+        over = [link for link in others if self._peers.clock() - self._turns.get(link, 0.0) >= self._turn]
         least = min(over, key=lambda link: self._peers.of(link).brought, default=None)
-        if least is None or self._peers.of(least).brought >= BRINGS:
+        # Merits of a link that is of use: a message in the last 35 s.
+        if least is None or self._peers.of(least).brought >= 0.5:
             return False
         self.prune(least, topic)
         return self.has_room(peer, topic)
@@ -68,7 +64,7 @@ class Mesh:
         """Who leaves its place, or goes, and takes it again begins no new turn."""
         self.links[topic].add(peer)
         now, began = self._peers.clock(), self._turns.get(peer)
-        if self._peers.is_other(peer) and (began is None or now - began >= 2 * TURN):
+        if self._peers.is_other(peer) and (began is None or now - began >= 2 * self._turn):
             self._turns[peer] = now
 
     def unlink(self, peer: bytes) -> None:
@@ -89,10 +85,11 @@ class Mesh:
     def pruned(self, peer: bytes, prune: rpc_pb2.ControlPrune) -> None:
         """Peers that it names instead are not dialled: whom we dial, the chain says."""
         known = self._peers.of(peer)
-        wait = min(max(prune.backoff, BACKOFF), MOST_BACKOFF)
+        most_backoff = 3600
+        wait = min(max(prune.backoff, self._backoff), most_backoff)
         known.backoff[prune.topicID] = self._peers.clock() + wait
         # Only a peer that asks for more than the usual pause is barred; ours can be grafted again when needed.
-        if wait > BACKOFF:
+        if wait > self._backoff:
             known.barred[prune.topicID] = self._peers.clock() + wait
         self.links[prune.topicID].discard(peer)
         self.fill(prune.topicID)
@@ -118,5 +115,5 @@ class Mesh:
 
     def prune(self, peer: bytes, topic: str) -> None:
         self.links[topic].discard(peer)
-        prune = rpc_pb2.ControlPrune(topicID=topic, backoff=BACKOFF)
+        prune = rpc_pb2.ControlPrune(topicID=topic, backoff=self._backoff)
         self._peers.control(peer, prune=[prune])

@@ -86,7 +86,6 @@ MAX_NAMES = 32_768
 """Of messages that are not looked at again."""
 MAX_BYTES = 8 * 1024**2
 """Of messages that are kept for those who missed them."""
-KEPT_TICKS = 20
 TOLD_TICKS = 6
 """How long digests name a message: to three draws of peers, at one a second."""
 
@@ -127,7 +126,8 @@ class MessageCache:
     def tick(self) -> None:
         """Half a second has gone by: what is old is dropped."""
         self.now += 1
-        while self._kept and next(iter(self._kept.values()))[0] <= self.now - KEPT_TICKS:
+        kept_ticks = 20
+        while self._kept and next(iter(self._kept.values()))[0] <= self.now - kept_ticks:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:

@@ -16,8 +16,6 @@ CONTROLS = (50.0, 500.0)
 """Control messages and subscriptions of one peer, per second and in a burst."""
 ANSWERED_BYTES = (256.0 * 1024, 2.0 * 1024**2)
 """Of messages that one peer asks for, per second and in a burst."""
-FORGIVEN = 0.99
-"""Of a link's failures and merits, left after each tick: half after 35 s."""
 
 Send = Callable[[bytes, bytes], None]
 """(raw peer id, packet): to that peer."""
@@ -98,7 +96,8 @@ class GossipPeers:
 
     def tick(self) -> None:
         """Half a second has gone by: what they did counts for less."""
+        forgiven = 0.99  # of a link's failures and merits, left after each tick: half after 35 s
         for peer in self.known.values():
-            peer.failures *= FORGIVEN
-            peer.brought *= FORGIVEN
+            peer.failures *= forgiven
+            peer.brought *= forgiven
             peer.named = 0

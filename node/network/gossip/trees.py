@@ -25,10 +25,6 @@ from node.network.packets import packet
 
 MAX_TOPIC_LENGTH = 256
 TICK = 0.5
-FRESH = 0.2
-"""What the last tick counts in the rate of messages."""
-CALM = 0.005
-"""Other messages, within the time between two copies of one, that let a link be pruned at once."""
 
 
 class Trees:
@@ -129,7 +125,8 @@ class Trees:
         places: were both cut, the tree would be in two parts. So the more messages come within the time between two
         copies, the more seldom a copy costs a link."""
         others = self._rate * (self.peers.clock() - first_at)
-        return self.peers.draw.random() * others < CALM
+        # Other messages, within the time between two copies of one, that let a link be pruned at once.
+        return self.peers.draw.random() * others < 0.005
 
     def _is_pushed(self, giver: bytes, message: rpc_pb2.Message) -> bool:
         """Neither asked for nor its own: it comes because the giver takes us for a link."""
@@ -191,7 +188,7 @@ class Trees:
     def tick(self) -> None:
         """Every TICK seconds."""
         self.heard.tick()
-        self._rate += (self._came / TICK - self._rate) * FRESH
+        self._rate += (self._came / TICK - self._rate) * 0.2  # what the last tick counts in the rate of messages
         self._came = 0
         self._digests.ask()
         self.peers.tick()

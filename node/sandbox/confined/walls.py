@@ -14,8 +14,6 @@ from pathlib import Path
 
 from node.sandbox.confined import libc
 
-FUEL_PER_SECOND = 10_000_000_000
-"""Of CPU time that a call may take: some three times what the same work takes natively (docs/sandbox.md)."""
 MAX_FILES = 64
 
 
@@ -40,7 +38,8 @@ def stdlib_directories() -> list[Path]:
 
 
 def cpu_seconds(fuel: int) -> int:
-    return max(1, -(-fuel // FUEL_PER_SECOND))
+    # Of CPU time that a call may take: some three times what the same work takes natively (docs/sandbox.md).
+    return max(1, -(-fuel // 10_000_000_000))
 
 
 def second_line() -> None:
@@ -90,7 +89,6 @@ def _limit(memory_mib: int, output_bytes: int, cpu: int) -> None:
 # Kernel documentation: userspace-api/landlock. Unprivileged, for good, inherited.
 _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
 """ABI -> how many rights over files it knows; 16 since 5."""
 
@@ -132,8 +130,10 @@ def only_read(directories: Iterable[Path]) -> None:
 
 def _allow(rules: int, directory: Path) -> None:
     parent = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+    read_file = 1 << 2
+    read_dir = 1 << 3
     try:
-        rule = _PathBeneath(_READ_FILE | _READ_DIR, parent)
+        rule = _PathBeneath(read_file | read_dir, parent)
         libc.syscall(
             libc.LANDLOCK_ADD_RULE,
             ctypes.c_int(rules),
@@ -213,8 +213,6 @@ _FUTEX, _FCNTL = (202, 98), (72, 25)
 _FUTEX_COMMAND, _FUTEX_WAKE = 0x7F, 1
 _FCNTL_ALLOWED = (0, 1, 2, 3, 1030)
 """Duplicate, get and set close-on-exec, get flags. Not the owner, to whom signals would go."""
-# The lower half of it: both architectures are little-endian, and these calls take an int there.
-_SECOND_ARGUMENT = 24
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, constant."""
@@ -266,6 +264,7 @@ def _allow_if_equal(values: Sequence[int]) -> list[Instruction]:
 def _allow_by_argument(number: int, values: Sequence[int], mask: int = 0xFFFFFFFF) -> list[Instruction]:
     """A call whose second argument has one of some values. It returns either way, so the number need not be loaded
     again."""
-    inside: list[Instruction] = [(_LOAD, 0, 0, _SECOND_ARGUMENT), (_AND, 0, 0, mask), *_allow_if_equal(values)]
+    # The lower half of it: both architectures are little-endian, and these calls take an int there.
+    inside: list[Instruction] = [(_LOAD, 0, 0, 24), (_AND, 0, 0, mask), *_allow_if_equal(values)]
     inside.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
     return [(_EQUAL, 0, len(inside), number), *inside]

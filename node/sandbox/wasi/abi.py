@@ -42,7 +42,6 @@ class WasiError(Exception):
 OPEN_CREATE, OPEN_DIRECTORY, OPEN_EXCLUSIVE, OPEN_TRUNCATE = 0b0001, 0b0010, 0b0100, 0b1000
 APPEND = 0b0001
 RIGHT_WRITE = 1 << 6
-ALL_RIGHTS = (1 << 30) - 1
 
 IOVEC = struct.Struct("<II")
 PRESTAT = struct.Struct("<B3xI")
@@ -59,7 +58,8 @@ ABSOLUTE_TIME = 1
 
 
 def fdstat(kind: FileType) -> bytes:
-    return _FDSTAT.pack(kind, 0, ALL_RIGHTS, ALL_RIGHTS)
+    all_rights = (1 << 30) - 1
+    return _FDSTAT.pack(kind, 0, all_rights, all_rights)
 
 
 def filestat(inode: int, kind: FileType, size: int) -> bytes:

@@ -26,9 +26,6 @@ from node.sandbox.wasi.streams import DIRECTORY
 from node.sandbox.wasi.system import System
 from node.sandbox.wire import replied
 
-HOST_MIB = 256
-"""What this process itself may use beside the guest's memory."""
-
 
 def main() -> None:
     try:
@@ -60,7 +57,7 @@ def _run(load: wire.LoadOrder, server: ForkingServer) -> wire.GuestEnding:
 
 def _limit(memory_mib: int) -> None:
     """The second line behind the guest's own limits."""
-    data = (memory_mib + HOST_MIB) << 20
+    data = (memory_mib + 256) << 20  # what this process itself may use beside the guest's memory
     for what, most in ((resource.RLIMIT_DATA, data), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(what, (most, most))
 
@@ -82,7 +79,6 @@ LOOP = Path(guest_modules.__file__ or "").with_name("loop.py")
 FLAGS = ["-s", "-S", "-B"]
 DISK = "work"
 """The one folder, below the guest's directory, that a session may write to."""
-_TABLE_ELEMENTS = 100_000
 
 
 class GuestModule:
@@ -101,7 +97,8 @@ class GuestModule:
         self._next, self._go_on = next_request, go_on
         self._in_session = False
         self._store = Store(engine)
-        self._store.set_limits(load.memory_mib << 20, _TABLE_ELEMENTS, 1, 4, 1)
+        table_elements = 100_000
+        self._store.set_limits(load.memory_mib << 20, table_elements, 1, 4, 1)
         self._channel = Channel(self._begin, self._again, load.output_bytes)
         program = ["-c", LOOP.read_text("utf-8"), load.entry, DIRECTORY, f"{DIRECTORY}/{CHANNEL_NAME}"]
         root = make_tree(load.files)

@@ -11,10 +11,6 @@ from wasmtime import Store
 CALL_FUEL = 50_000
 """A function of the host takes as long as so many instructions of the guest, 7 us (benchmarks.sandbox at af57af2)."""
 BYTE_FUEL = 4
-BEGINNING = 1_600_000_000 * 10**9
-"""Nanoseconds since 1970 when the guest's clock begins."""
-FOR_EVER = 10**18
-"""Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits."""
 
 
 class FuelMeter:
@@ -47,11 +43,13 @@ class FuelMeter:
     def now(self) -> int:
         """Nanoseconds since 1970."""
         # One nanosecond for each unit of fuel: time passes, and it passes alike on every machine.
-        return BEGINNING + self._spent + self.used + self._slept
+        # Nanoseconds since 1970 when the guest's clock begins.
+        return (1_600_000_000 * 10**9) + self._spent + self.used + self._slept
 
     def sleep(self, nanoseconds: int) -> None:
         # Bounded: the clock is a number of 64 bits, and a guest may sleep for as long as it likes.
-        self._slept = min(self._slept + max(nanoseconds, 0), FOR_EVER)
+        # Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits.
+        self._slept = min(self._slept + max(nanoseconds, 0), 10**18)
 
     def random(self, size: int) -> bytes:
         self._drawn += 1

@@ -5,8 +5,6 @@ from node.sandbox.wasi.abi import Errno, GuestMemory, WasiError
 from node.sandbox.wasi.channel import Exited
 from node.sandbox.wasi.meter import BYTE_FUEL, FuelMeter
 
-_BLOCK = 1 << 16
-
 
 class Surroundings:
     """As of `System`: the public methods are WASI's functions."""
@@ -56,8 +54,9 @@ class Surroundings:
     def random_get(self, address: int, size: int) -> None:
         self._meter.charge(BYTE_FUEL * size)
         # In blocks: a guest may ask for 4 GiB, and the first block beyond its memory ends it with FAULT.
-        for start in range(0, size, _BLOCK):
-            self._memory.write(address + start, self._meter.random(min(_BLOCK, size - start)))
+        block = 1 << 16
+        for start in range(0, size, block):
+            self._memory.write(address + start, self._meter.random(min(block, size - start)))
 
     def _sizes(self, texts: list[bytes], count: int, size: int) -> None:
         self._memory.write(count, abi.SIZE.pack(len(texts)))

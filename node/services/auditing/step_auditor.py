@@ -36,9 +36,6 @@ from protocol.statements import VerdictOutcome, sign
 
 log = structlog.get_logger()
 KIND = "step-verdict"
-NEXT_PATIENCE = 300.0
-"""Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart."""
-WAITING = 16
 REFUTED = 2
 """Accusations of one member that this validator could not follow, after which it follows no more of them."""
 
@@ -68,7 +65,8 @@ class StepAuditor(Service):
         self._context = context
         self._lots = lots
         self._replaying = replaying
-        self._send, self._wanted = trio.open_memory_channel[_Wanted](WAITING)
+        waiting = 16
+        self._send, self._wanted = trio.open_memory_channel[_Wanted](waiting)
         self._begun: BoundedDict[bytes, None] = BoundedDict(1024)
         # An audit and a count may come to one step at a time, and the journal is asked and written in two visits.
         self._speaking = trio.Lock()
@@ -208,7 +206,8 @@ class StepAuditor(Service):
             # An accuser names the statement. What is replayed must be the one that was announced here.
             if self._replaying.statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
-            return await self._replaying.audited(statement, NEXT_PATIENCE)
+            # Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart.
+            return await self._replaying.audited(statement, 300.0)
         except (IntellectError, OSError) as error:  # a full disk passes
             why = error.why if isinstance(error, IntellectError) else str(error)
             self.counts["undecided"] += 1

@@ -32,11 +32,8 @@ from protocol.statements import VerdictOutcome, work_id
 log = structlog.get_logger()
 AUDIT_SECONDS = 900.0
 """For the child. A step that takes longer cannot be audited here."""
-FETCH_TIMEOUT = 60.0
 CHECKPOINT_PATIENCE = 15.0
 """Seconds that the checkpoint after a step may come behind its announcement."""
-FETCHERS = 8
-"""Files and reports on their way at once."""
 MOST_BYTES = 4 << 30
 """Of files and reports of one audit."""
 Found = tuple[AuditRuling | None, Audit | None]
@@ -145,7 +142,7 @@ class StepReplay:
         held.enter_context(self._context.blobs.holding([root]))
         membership = self._context.membership
         sources = list(dict.fromkeys([*first, membership.trainer, *membership.addresses()]))
-        return await self._context.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+        return await self._context.blobs.fetch(root, sources, max_size=size, timeout=60.0)
 
     async def _gather(self, step: int, beyond: int, held: ExitStack) -> tuple[StepOrder, BatchManifest]:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
@@ -185,7 +182,8 @@ class StepReplay:
         # Sizes are the manifest's word; the bound is ours, before the first byte.
         if sum(size for size, _ in wanted.values()) > MOST_BYTES:
             raise Unavailable(f"files and reports of the step have more than {MOST_BYTES >> 30} GiB")
-        found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(FETCHERS)
+        # Files and reports on their way at once.
+        found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(8)
 
         async def fetch(root: bytes, size: int, author: Address) -> None:
             async with fetchers:

@@ -47,21 +47,9 @@ from protocol.statements import Domain, Earnings, EpochRoot, Verdict, sign, sign
 from protocol.table import MAX_HEAD_BYTES, EarningsTable, decode_head, encode_head, table_after
 
 log = structlog.get_logger()
-PAUSES = (1.0, 15.0)
 """Seconds between two looks: a fortieth of the window, within these."""
-SETTLING = 2.5
-"""Looks between signing a table and carrying it: what another one leaves out, with a proof, is heeded first."""
-REPEAT_EVERY = 60.0
-SAID_WITHIN = 1.0
-"""Seconds that the word on a table waits for other words of this node."""
 ROOTS_EACH = 64
 """Roots of one validator and epoch that are read."""
-TABLES_EACH = 16
-"""Tables of one validator that are compared before the next is posted: nobody keeps the others signing anew."""
-AHEAD = 3600
-"""Seconds that another's number may be ahead of this node's time."""
-MISSES = 3
-"""Roots named by one table that cannot be had or are of no use, before the rest of it is not looked at."""
 
 
 class _Mine(msgspec.Struct):
@@ -77,8 +65,9 @@ class EarningsTabler(ChainPoller):
     name = "earnings-tabler"
     trouble = "earnings.interrupted"
 
-    def __init__(self, books: PoolAccounting) -> None:
+    def __init__(self, books: PoolAccounting, *, pauses: tuple[float, float] = (1.0, 15.0)) -> None:
         super().__init__(books)
+        self._pauses = pauses
         context = books.context
         self._bench = OfficeTerm({})
         self._left_at: dict[int, int] = {}
@@ -102,7 +91,7 @@ class EarningsTabler(ChainPoller):
         """The last one that this node signed. None of before its start: a journal that was lost knows none of them."""
         self._doubted = b""
         """The root of the waiting table that was told to be another one than this node's."""
-        self._pause = PAUSES[0]
+        self._pause = pauses[0]
         self._next_try = 0.0
         self.waiting = ""
         self.posted = 0
@@ -188,7 +177,7 @@ class EarningsTabler(ChainPoller):
     async def look(self, seen: PoolRecord) -> float:
         """One look at what is to be tabled, signed, compared, carried."""
         pool, first = seen.pool, seen.first
-        self._pause = min(max(pool.window / 40, PAUSES[0]), PAUSES[1])
+        self._pause = min(max(pool.window / 40, self._pauses[0]), self._pauses[1])
         if not self._is_one_time(pool):
             self.waiting = "the pool's judges are not those of the newest event: endpoints are at different blocks"
             return self._pause
@@ -321,7 +310,7 @@ class EarningsTabler(ChainPoller):
             f"{own.total:,}, or others' lines: its guardian can hold it: contract earnings hold"
         )
 
-    async def _sign(self, table: EarningsTable) -> None:
+    async def _sign(self, table: EarningsTable, *, repeat_every: float = 60.0) -> None:
         now, own = self._context.clock.monotonic(), self._mine
         # Compared by lines: other sources of the same units are no reason to sign anew.
         rows = (table.epoch, table.total, table.lines, table.owed)
@@ -336,21 +325,23 @@ class EarningsTabler(ChainPoller):
             number = self._heard(earnings) or int(self._context.time.now())
             message = self._signed(earnings, number, info.root, info.size)
             # First the others get the time to sign alike; then one carries it, chosen by the table's own root.
-            turn = SETTLING * self._pause + seconds_to_wait(self._context, root)
+            # Looks between signing a table and carrying it: what another one leaves out, with a proof, is heeded first.
+            turn = 2.5 * self._pause + seconds_to_wait(self._context, root)
             own = self._mine = _Mine(message, table, now + turn)
             self._frozen = max(self._frozen, table.epoch)
             log.info("earnings.signed", epoch=table.epoch, total=table.total, nodes=len(table.lines))
         elif heard := self._heard(own.message.earnings):
             said = own.message
             own.message, own.said_at = self._signed(said.earnings, heard, said.table, said.size), 0.0
-        if not own.said_at or now - own.said_at >= REPEAT_EVERY:
+        if not own.said_at or now - own.said_at >= repeat_every:
             own.said_at = now
-            self._context.board.say([own.message], within=SAID_WITHIN)
+            # Seconds that the word on a table waits for other words of this node.
+            self._context.board.say([own.message], within=1.0)
 
     def _heard(self, earnings: Earnings) -> int:
         """The greatest number under which others sign the same, so that a quorum comes to one; 0 for none that is later
         than what this node signed."""
-        most = int(self._context.time.now()) + AHEAD
+        most = int(self._context.time.now()) + 3600  # seconds that another's number may be ahead of this node's time
         said = [one.earnings for one in self._books.signed.values()]
         alike = [one.number for one in said if msgspec.structs.replace(one, number=earnings.number) == earnings]
         return max((one for one in alike if self._number < one <= most), default=0)
@@ -377,7 +368,8 @@ class EarningsTabler(ChainPoller):
         own, first = self._mine.message.earnings.root if self._mine else b"", self._first
         if message.earnings.root == own or message.earnings.epoch < first or author == self._own:
             return
-        if message.table in self._done or self._compared[author] >= TABLES_EACH:
+        # Tables of one validator that are compared before the next is posted: nobody keeps the others signing anew.
+        if message.table in self._done or self._compared[author] >= 16:
             return
         # Before it is fetched: a validator cannot keep this one fetching by naming what nobody has.
         self._compared[author] += 1
@@ -395,7 +387,8 @@ class EarningsTabler(ChainPoller):
         log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
         misses = 0
         for raw in table.sources:
-            if misses >= MISSES:
+            # Roots named by one table that cannot be had or are of no use, before the rest of it is not looked at.
+            if misses >= 3:
                 break
             try:
                 signed = of_kind(open_envelope(self._context.domain, self._pool, raw), EpochRootSigned)

@@ -54,16 +54,9 @@ from protocol.messages import (
 from protocol.statements import Earnings, EpochRoot, Rechecked, Verdict, VerdictOutcome, WorkCommitment, work_id
 
 log = structlog.get_logger()
-TRIES = 20
-TURN_SECONDS = 1.0
 PENDING = 1024
-STEP_PATIENCE = 60.0
-"""Seconds that others are given to audit a step that a quorum found bad, before the stake is touched."""
 REFUSED, ROOTS = 8192, 256
 """Works that one validator spoke against, and roots and tables that it signed, which are remembered."""
-READ = 4
-"""Roots of one validator whose leaves are kept in mind."""
-KINDS_TO_CONVICT = 2
 
 
 class OnChainCourt(Protocol):
@@ -75,7 +68,8 @@ class OnChainCourt(Protocol):
 class Slashing:
     """Executes verdicts until cancelled."""
 
-    def __init__(self, context: Context, court: OnChainCourt) -> None:
+    def __init__(self, context: Context, court: OnChainCourt, *, turn_seconds: float = 1.0) -> None:
+        self._turn_seconds = turn_seconds
         self._context = context
         self._court = court
         self._register = context.state.register
@@ -114,7 +108,7 @@ class Slashing:
                     nursery.start_soon(self._execute, verdict)
                 # What is pending ripens by what others say; a fork is told to nobody.
                 self._news = trio.Event()
-                with trio.move_on_after(TURN_SECONDS):
+                with trio.move_on_after(self._turn_seconds):
                     await self._news.wait()
 
     # what a key signed against itself
@@ -175,7 +169,8 @@ class Slashing:
         """A leaf beside a word of the same key against the work, whichever came first."""
         async for read in self._context.facts.subscribe(LeavesRead):
             works = {leaf.work: leaf for leaf in read.leaves}
-            self._leaves.setdefault(read.author, BoundedDict(READ))[read.said.signature] = read, works
+            # Roots of one validator whose leaves are kept in mind.
+            self._leaves.setdefault(read.author, BoundedDict(4))[read.said.signature] = read, works
             refused: Mapping[WorkId, tuple[Verdict, bytes]] = self._refused.get(read.author, {})
             if (work := next((one for one in refused if one in works), None)) is not None:
                 await self._on_leaf(read, works[work], *refused[work])
@@ -247,7 +242,7 @@ class Slashing:
             return False
         if verdict.reason == Reason.CONVICTED:
             # One kind of hardware may have a flaw that makes honest work look bad.
-            return len({kind(vote.verifier) for vote in accusing.values()}) >= KINDS_TO_CONVICT
+            return len({kind(vote.verifier) for vote in accusing.values()}) >= 2
         return vote_set.state(id) is FileState.REJECTED
 
     def _heard_by_all(self, verdict: Verdict) -> bool:
@@ -286,7 +281,8 @@ class Slashing:
             one = next(iter(said.values()))
             if context.membership.is_evicted(one.trainer):
                 return
-            patient = context.clock.monotonic() - began < STEP_PATIENCE
+            # Seconds that others are given to audit a step that a quorum found bad, before the stake is touched.
+            patient = context.clock.monotonic() - began < 60.0
             # An auditor that finds the step good must have had the time to say so.
             awaited = patient and not said.keys() >= set(context.state.vote_set.active_validators())
             reason, proof = _proof_of(said)
@@ -296,13 +292,14 @@ class Slashing:
                 bad = one.statement.commitment(one.trainer)
                 if await self._carry(one.trainer, partial(self._file_case, bad, one.word, reason, proof)):
                     return
-            await trio.sleep(TURN_SECONDS)
+            await trio.sleep(self._turn_seconds)
 
     async def _carry(self, node: Address, case: "Callable[[set[Any]], Case | None]") -> bool:
         """Whether it is done, by this node or another; not if there is nothing to show any more. case: asked anew
         before each attempt, and given validators without their stake."""
         unfit = set[Any]()
-        for attempt in range(TRIES):
+        tries = 20
+        for attempt in range(tries):
             if self._context.membership.is_evicted(node):
                 return True
             shown = case(unfit)

@@ -8,17 +8,15 @@ from blake3 import blake3
 from node.services.context import Context
 from node.swarm.register import WorkId
 
-TURN = 10.0
-"""Seconds that each one before this node is given."""
-
 
 def seconds_to_wait(context: Context, work: WorkId) -> float:
     """How long this node lets others act on a work before it does so itself; 0 where it is alone."""
     own = context.key.address
     others = [one for one in context.state.vote_set.active_validators() if one != own]
+    turn = 10.0  # seconds that each one before this node is given
     if own in context.state.disputes.quarantined:  # the others do not count on it
-        return TURN * len(others)
-    return TURN * sum(place(work, one) < place(work, own) for one in others)
+        return turn * len(others)
+    return turn * sum(place(work, one) < place(work, own) for one in others)
 
 
 def place(work: WorkId, address: str) -> bytes:

@@ -30,16 +30,7 @@ from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import Address
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 30.0
-FETCH_PAUSE = 1.0
-LAST_TRY = 5.0
-"""Seconds for a file that has been due for long, of a worker who did not hand over the one before it."""
-CLAIM_PATIENCE = 8.0
-"""Seconds that the claim may come behind the result of a task's shard."""
 QUEUE = 64
-MOST_ASKED = 16
-"""Files that are fetched at one time because the trainer asked."""
-RECHECK_POLL = 1.0
 FILL_AFTER, FILL_STEP = 4.0, 1.0
 """Seconds until a file that too few have looked at is anybody's, and seconds between ranks. They count from when this
 validator passed the file's place: before that, those who are drawn wait for it just as long."""
@@ -198,7 +189,8 @@ class Fetching:
         async for wanted in self._context.facts.subscribe(VerdictWanted):
             work = self._register.get(wanted.work)
             # Bounded: requests go on top of the pile, and the trainer asks for every late file.
-            if work is None or self._asked >= MOST_ASKED or (len(self.queue) and self._has_place(work)):
+            # Files that are fetched at one time because the trainer asked.
+            if work is None or self._asked >= 16 or (len(self.queue) and self._has_place(work)):
                 continue
             # Given back once its fetch ends: see `_hurry`.
             self._asked += 1
@@ -223,7 +215,7 @@ class Fetching:
                 # Marked only where it found room: else it is put on top once there is some.
                 if work and id not in self._rechecked and self.queue.hurry(CommittedFile(work, recheck=True)):
                     self._rechecked.add(id)
-            await trio.sleep(RECHECK_POLL)
+            await trio.sleep(1.0)
 
     # having them
 
@@ -239,7 +231,8 @@ class Fetching:
         if await self._context.journal.do(self._context.journal.said, "verdict", work.id):
             return CommittedFile(work)
         # Messages overtake each other: a claim comes behind the result of its shard, a submission before the last one.
-        fault = await self._lasting(self._register.fault, work, CLAIM_PATIENCE if work.task else 0.0)
+        # Seconds that the claim may come behind the result of a task's shard.
+        fault = await self._lasting(self._register.fault, work, 8.0 if work.task else 0.0)
         fault = fault or await self._lasting(self._register.gap, work, self._audit.delivery_seconds)
         if fault:
             return CommittedFile(work, fault=fault)
@@ -265,16 +258,14 @@ class Fetching:
         with trio.move_on_after(self._patience(work)):
             while True:
                 try:
-                    path = await self._context.blobs.fetch(
-                        root, self._holders(work), max_size=limit, timeout=FETCH_TIMEOUT
-                    )
+                    path = await self._context.blobs.fetch(root, self._holders(work), max_size=limit, timeout=30.0)
                     self._register.was_delivered(work)
                     self._owing.discard(work.node)
                     return path
                 except IntellectError as error:
                     own = error if isinstance(error, OwnFailure) else None
                     log.info("rollout.unavailable", node=work.node, why=error.why)
-                await trio.sleep(FETCH_PAUSE)
+                await trio.sleep(1.0)
         if own is not None:
             raise own
         self._owing.add(work.node)
@@ -286,7 +277,8 @@ class Fetching:
         whole = self._audit.delivery_seconds
         if work.node not in self._owing:
             return whole
-        return max(work.at + whole - self._context.clock.monotonic(), LAST_TRY)
+        # Seconds for a file that has been due for long, of a worker who did not hand over the one before it.
+        return max(work.at + whole - self._context.clock.monotonic(), 5.0)
 
     def _holders(self, work: RegisteredWork) -> list[Address]:
         """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some

@@ -29,17 +29,8 @@ from protocol.messages import DIGEST, Judgement
 from protocol.values import rows_differ
 
 log = structlog.get_logger()
-ROUND = 30.0
-"""Seconds between two rounds, or an eighth of the pool's window where that is less."""
-SHARE, MOST = 4, 8
-"""Of a validator's verdicts of a round one in so many is picked, at least one and at most MOST."""
 LOT = 24
 """One in so many files has a group recomputed, of one of its validators."""
-PATIENCE = 120.0
-"""Seconds for a report, or the pool's window where that is less: a restart or a busy machine must cost nobody a round,
-and what is certified after the window is in no table."""
-OWN_SECONDS = 1.0
-"""Seconds for the own one, which is here or nowhere."""
 
 Look = Callable[[RegisteredWork, tuple[int, ...]], Awaitable[tuple[Inspected, Rows] | None]]
 """Recomputes groups of a work's file here; None if that cannot be done now."""
@@ -64,7 +55,8 @@ class PeerAudit:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                await trio.sleep(min(ROUND, self._context.time.certified_after / 2))
+                # Seconds between two rounds, or an eighth of the pool's window where that is less.
+                await trio.sleep(min(30.0, self._context.time.certified_after / 2))
                 for claims in self._certifying.claims():
                     nursery.start_soon(self._pay, claims)
 
@@ -76,7 +68,8 @@ class PeerAudit:
         # Files that this node judged itself can be compared without its engine.
         known = [one for one in claims if self._own_word(one.work) is not None] or claims
         # Unpredictable: who could guess the picks would take care with those files alone.
-        picks = secrets.SystemRandom().sample(known, min(-(-len(claims) // SHARE), MOST, len(known)))
+        # Of a validator's verdicts of a round one in four is picked, at least one and at most eight.
+        picks = secrets.SystemRandom().sample(known, min(-(-len(claims) // 4), 8, len(known)))
         for claim in dict.fromkeys([*picks, *lot]):
             try:
                 if not await self._is_so(claim, recompute=claim in lot):
@@ -109,7 +102,9 @@ class PeerAudit:
             return True  # there is nothing to report
         if not vote.report_root:
             raise ProtocolError("no report", "it names none")
-        patience = min(PATIENCE, 4 * self._context.time.certified_after)
+        # Seconds for a report, or the pool's window where that is less: a restart or a busy machine must cost nobody a
+        # round, and what is certified after the window is in no table.
+        patience = min(120.0, 4 * self._context.time.certified_after)
         theirs = await self._report(work, vote, [validator, *self._holders(validator)], patience)
         left_out = [group for group in groups if group not in theirs and not _is_undecided(vote, group)]
         if left_out and vote.rewards:  # a file of very many groups does not say which were undecided
@@ -147,7 +142,8 @@ class PeerAudit:
         """What this validator found itself; nothing where it did not look, or has its report no more."""
         own = self._own_word(work)
         try:
-            return await self._report(work, own, [], OWN_SECONDS) if own is not None else {}
+            # Seconds for the own one, which is here or nowhere.
+            return await self._report(work, own, [], 1.0) if own is not None else {}
         except IntellectError:
             return {}
 

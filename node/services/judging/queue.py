@@ -12,12 +12,6 @@ import trio
 T = TypeVar("T")
 Place = tuple[int, int, bytes]
 """Where a file stands in the order that all validators keep: see Fetching."""
-URGENT = 256
-PATIENCE = 10.0
-MOST_BEHIND = 2
-"""Authors. Beside their looks and the one that is waited for, an engine has a thread left (node.inference.process)."""
-MOST_WAITING = 64
-"""Looks at one author's files."""
 
 
 class FileQueue(Generic[T]):
@@ -47,7 +41,7 @@ class FileQueue(Generic[T]):
 
     def hurry(self, item: T) -> bool:
         """Put on top; False if too much is urgent already."""
-        if len(self._urgent) >= URGENT:
+        if len(self._urgent) >= 256:
             return False
         self._urgent.append(item)
         self._filled.release()
@@ -76,7 +70,7 @@ class InspectionQueue:
     wrote them: they hold up the files of their author, and nobody else's.
     """
 
-    def __init__(self, nursery: trio.Nursery, patience: float = PATIENCE) -> None:
+    def __init__(self, nursery: trio.Nursery, patience: float = 10.0) -> None:
         self._nursery = nursery
         self._patience = patience
         self._behind: dict[Hashable, deque[Callable[[], Awaitable[None]]]] = {}
@@ -85,13 +79,15 @@ class InspectionQueue:
         """Look, now or when the author's others are over; False if too many of them wait already."""
         waiting = self._behind.get(author)
         if waiting is not None:
-            if len(waiting) >= MOST_WAITING:
+            if len(waiting) >= 64:  # looks at one author's files
                 return False
             waiting.append(look)
             return True
         over = trio.Event()
         self._nursery.start_soon(self._look, author, look, over)
-        with trio.move_on_after(self._patience if len(self._behind) < MOST_BEHIND else math.inf):
+        # Authors. Beside their looks and the one that is waited for, an engine has a thread left
+        # (node.inference.process).
+        with trio.move_on_after(self._patience if len(self._behind) < 2 else math.inf):
             await over.wait()
         # The event is asked and not the scope: a look may end at the moment at which its patience does.
         if not over.is_set():

@@ -19,10 +19,6 @@ from protocol.statements import VerdictOutcome
 from protocol.tasks import TaskId
 from protocol.values import mean_logprobs, reward_tags
 
-REMEMBERED = 64
-AT_ONCE = 8
-"""Results that the engine is asked about."""
-
 
 class Recomputing:
     """means: None where this node takes no part in tasks; tolerance: as in protocol.values.rows_differ."""
@@ -30,8 +26,8 @@ class Recomputing:
     def __init__(self, means: TaskMeans | None, tolerance: float) -> None:
         self._means = means
         self._tolerance = tolerance
-        self._own: BoundedDict[tuple[TaskId, int], bytes] = BoundedDict(REMEMBERED)
-        self._turn, self._some = trio.Lock(), trio.CapacityLimiter(AT_ONCE)
+        self._own: BoundedDict[tuple[TaskId, int], bytes] = BoundedDict(64)
+        self._turn, self._some = trio.Lock(), trio.CapacityLimiter(8)  # results that the engine is asked about
 
     async def inspect(
         self, work: RegisteredWork, path: Path | None = None, *, afresh: bool = False

@@ -16,10 +16,6 @@ from protocol.decision import DecisionSpec, Evidence, SuspicionLevel, WorkerReco
 from protocol.engines import kind
 from protocol.identity import Address
 
-REMEMBERED, CLASSES_REMEMBERED = 2048, 8
-"""Workers of whom one other validator said something, and its classes of engines: it crowds out its own word only."""
-IN_MEMORY = 1024
-
 
 class WorkerHistory(msgspec.Struct, frozen=True):
     """records: of the sequential test, by the class of engine that looked (each file counts in one of them, so that the
@@ -37,7 +33,7 @@ class WorkerRecords:
     def __init__(self, spec: DecisionSpec, journal: Journal) -> None:
         self._spec = spec
         self._journal = journal
-        self._known: BoundedDict[Address, WorkerHistory] = BoundedDict(IN_MEMORY)
+        self._known: BoundedDict[Address, WorkerHistory] = BoundedDict(1024)
         self._others: dict[Address, BoundedDict[Address, BoundedDict[str, int]]] = {}
         """Validator -> worker -> class of engine -> level."""
 
@@ -81,8 +77,10 @@ class WorkerRecords:
 
     def heard(self, validator: Address, node: Address, level: int, verifier: str) -> None:
         """What another validator says of a worker, looking with one class of engine."""
-        workers = self._others.setdefault(validator, BoundedDict(REMEMBERED, refresh=True))
-        workers[node] = told = workers.get(node, BoundedDict(CLASSES_REMEMBERED, refresh=True))
+        # Workers of whom one other validator said something, and its classes of engines: it crowds out its own word
+        # only.
+        workers = self._others.setdefault(validator, BoundedDict(2048, refresh=True))
+        workers[node] = told = workers.get(node, BoundedDict(8, refresh=True))
         told[verifier] = level
 
     def seconded(self, node: Address, verifier: str, believed: set[Address]) -> bool:

@@ -39,13 +39,6 @@ from protocol.messages import (
 from protocol.statements import Rechecked, Verdict, VerdictOutcome
 
 log = structlog.get_logger()
-SEALED_WITHIN, BUSY_SEALED_WITHIN = 0.3, 2.0
-"""Seconds that a seal waits for other words of this node; the second where files wait longer than that anyway."""
-AT_ONCE, SHOWN_WITHIN = 0.05, 1.0
-"""Likewise a verdict that may be shown; the second where a quorum of others decides the file without it."""
-LOOK_AGAIN = 1.0
-"""Seconds after which it is looked again for whom to wait: no fact tells who has fallen silent."""
-WAITING = 1024
 
 
 class VerdictPublisher:
@@ -59,7 +52,8 @@ class VerdictPublisher:
         """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
         self._unshown: dict[WorkId, Bell] = {}
         """Rung when somebody else has its verdict on a work, too."""
-        self._send, self._receive = trio.open_memory_channel[tuple[WorkId, VerdictIssued]](WAITING)
+        waiting = 1024
+        self._send, self._receive = trio.open_memory_channel[tuple[WorkId, VerdictIssued]](waiting)
 
     async def run(self) -> None:
         """Seal and show what `say` was given."""
@@ -80,7 +74,8 @@ class VerdictPublisher:
         board, state, audit = self._context.board, self._context.state, self._context.run.spec.audit
         over, seal, another = math.inf, Seal(id, seal_of(message, self._own)), Bell()
         self._unshown[id] = another
-        board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
+        # Seconds that a seal waits for other words of this node; the second where files wait longer than that anyway.
+        board.say([seal], within=0.3 if self._is_calm() else 2.0)
         with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
                 sealed = state.seals.sealing(id) | {self._own}
@@ -89,10 +84,12 @@ class VerdictPublisher:
                     patience.deadline = min(patience.deadline, over)
                 if self._enough_sealed(id, sealed):
                     break
-                await another.wait(LOOK_AGAIN)
+                # Seconds after which it is looked again for whom to wait: no fact tells who has fallen silent.
+                await another.wait(1.0)
         del self._unshown[id]
         awaited = board.withdraw(seal) or self._is_needed(id)
-        board.say([message], within=AT_ONCE if awaited else SHOWN_WITHIN)
+        # Likewise a verdict that may be shown; the second where a quorum of others decides the file without it.
+        board.say([message], within=0.05 if awaited else 1.0)
         # Not when this verdict was shown but when the time is over: until then a slower one is not late.
         if over < math.inf:
             await trio.sleep_until(over)

@@ -27,11 +27,6 @@ from node.services.base import Service
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import Address
 
-FIRST_LOOK = 60.0
-WATCH_EVERY, AGAIN = 2.0, 1.0
-REMEMBERED = 1024
-"""Joinings and leavings of which it is known what they changed, the newest; and benches."""
-
 
 class Events(Service):
     """Ready once the pool's history is known, or has been waited for long enough."""
@@ -43,17 +38,18 @@ class Events(Service):
         self._progress = progress or ProgressRecord()
         self._membership = membership
         self.ledger = Ledger(membership.own, self._read_until, lambda: follower.now)
-        self._stood: BoundedDict[ChainEvent, tuple[str, int]] = BoundedDict(REMEMBERED)
+        remembered = 1024  # joinings and leavings of which it is known what they changed, the newest; and benches
+        self._stood: BoundedDict[ChainEvent, tuple[str, int]] = BoundedDict(remembered)
         """Where its node was and until when, before a member joined again or left."""
-        self._benches: deque[tuple[tuple[Address, ...], int]] = deque(maxlen=REMEMBERED)
+        self._benches: deque[tuple[tuple[Address, ...], int]] = deque(maxlen=remembered)
         """Who was in office before each change, and their quorum."""
 
     async def start(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.run)
         await nursery.start(self._follower.run)
-        with trio.move_on_after(FIRST_LOOK):
+        with trio.move_on_after(60.0):
             while self._follower.block is None and not self._goes_on_without():
-                with trio.move_on_after(AGAIN):  # members that are known from before may come a little later
+                with trio.move_on_after(1.0):  # members that are known from before may come a little later
                     await self._follower.looked.wait()
 
     def _goes_on_without(self) -> bool:
@@ -71,7 +67,7 @@ class Events(Service):
         """Tell of a chain that answers no more, and of one that answers again."""
         healthy = True
         while True:
-            await trio.sleep(WATCH_EVERY)
+            await trio.sleep(2.0)
             await self._end_leases()
             if self._follower.healthy != healthy and self._follower.block is not None:
                 healthy = self._follower.healthy

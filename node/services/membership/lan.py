@@ -22,15 +22,10 @@ from node.services.base import Service
 from protocol.identity import Address
 
 log = structlog.get_logger()
-PAUSE = 0.25
-"""Seconds between two claims that are looked at."""
-AGAIN = 60.0
-"""Until multicast is tried again where it failed, or only this machine was listened on."""
 SERVICE = "_p2p._udp.local."
 TEXT = b"dnsaddr="
 MAX_HEARD = 64
 """Contacts that wait to be looked at; of more, the newest are dropped."""
-ASK_MILLISECONDS = 1000
 
 
 @asynccontextmanager
@@ -59,7 +54,8 @@ class _Ear:
         if state_change is ServiceStateChange.Removed:
             return
         info = ServiceInfo(service_type, name)
-        if not info.request(zeroconf, ASK_MILLISECONDS):
+        ask_milliseconds = 1000
+        if not info.request(zeroconf, ask_milliseconds):
             return
         try:
             for contact in contacts_in(info.text or b""):
@@ -136,7 +132,8 @@ class Lan(Service):
                     await self._listen(own)
             except (OSError, ZeroconfError) as error:  # the library's own: on a busy machine its thread comes too late
                 log.info("lan.no_multicast", why=repr(error))
-            await trio.sleep(AGAIN)
+            # Until multicast is tried again where it failed, or only this machine was listened on.
+            await trio.sleep(60.0)
 
     def status(self) -> dict[str, Any]:
         return {"node": {"lan": len(self.found)}}
@@ -151,7 +148,7 @@ class Lan(Service):
         async with neighbourhood(own) as heard:
             async for text in heard:
                 self.hear(text)
-                await trio.sleep(PAUSE)
+                await trio.sleep(0.25)  # seconds between two claims that are looked at
 
     def hear(self, text: str) -> None:
         """Dial whom a claim names, if it may be a member in this network."""

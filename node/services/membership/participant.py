@@ -124,8 +124,6 @@ async def needs_no_join(chain: ChainClient, pool: PoolInfo, node: Address) -> bo
     return now < renewal_due(known.lease_until, pool.lease_seconds)
 
 
-TRY_EVERY = 5.0
-"""Seconds between two tries of a node that is no member yet."""
 RETRY, REFUSED = 20.0, 300.0
 """Seconds after which a renewal that failed is tried again: the last eighth of a lease is time for many. The second,
 at most, where the chain answers: a paused pool takes nobody in, and gas stays dear for a while."""
@@ -216,7 +214,7 @@ class LeaseRenewal(Service):
                 await self._chain.join(self._pool, self._contact())
         except IntellectError as error:
             log.info("pool.not_rejoined", why=error.why)
-            await trio.sleep(TRY_EVERY)
+            await trio.sleep(5.0)  # seconds between two tries of a node that is no member yet
         else:
             self._joined = True
             told = f"the chain answers again: in pool {self._pool}, reached at {self._contact()}"

@@ -26,11 +26,6 @@ log = structlog.get_logger()
 
 PROTOCOL = "/intellect-node/peers/1"
 NAME = "peers"
-ASK_EVERY = 30.0
-ASK_SECONDS = 10.0
-SAVE_EVERY = 30.0
-ANSWER_PAUSE = 10.0
-"""Seconds between two answers to one peer."""
 MAX_ASKERS = 1024
 EMPTY = b"\x90"
 """A list of nothing, in msgpack."""
@@ -76,7 +71,7 @@ class PeerDialler(Service):
 
     async def _save_always(self) -> None:
         while True:
-            await trio.sleep(SAVE_EVERY)
+            await trio.sleep(30.0)
             try:
                 await trio.to_thread.run_sync(write_whole, self._path, self.book.kept(time.time()))
             except OSError as error:
@@ -90,21 +85,21 @@ class PeerDialler(Service):
         while True:
             if connected := sorted(self._member.network.connected()):
                 await self.ask(random.choice(connected))  # noqa: S311 - no secret
-            await trio.sleep(ASK_EVERY)
+            await trio.sleep(30.0)
 
     async def ask(self, peer: Address) -> None:
         """Take what a peer knows of others."""
         network = self._member.network
         try:
-            data = await network.request(peer, PROTOCOL, b"", max_response=MAX_TOLD_BYTES, timeout=ASK_SECONDS)
+            data = await network.request(peer, PROTOCOL, b"", max_response=MAX_TOLD_BYTES, timeout=10.0)
             await self._take(data)
         except IntellectError as error:  # of another version, or gone
             log.debug("peers.not_asked", peer=peer, why=error.why)
 
-    async def _answer(self, asker: Address, _: bytes) -> bytes:
+    async def _answer(self, asker: Address, _: bytes, *, answer_pause: float = 10.0) -> bytes:
         now = trio.current_time()
         # The book is larger than the question, so an asker must not get it as often as it likes.
-        if now - self._told.get(asker, -ANSWER_PAUSE) < ANSWER_PAUSE:
+        if now - self._told.get(asker, -answer_pause) < answer_pause:  # seconds between two answers to one peer
             return EMPTY
         self._told[asker] = now
         return self.book.told(time.time())

@@ -22,15 +22,9 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 
 log = structlog.get_logger()
-ASKED = 3
-FIRST = 1.0
-"""Seconds from the first connection to the first round; until anybody has tried, the wait for the next one doubles."""
 AGAIN = (60.0, 900.0)
 """Seconds until the next round, where nobody could dial this node, and where most could."""
-SETTLE_EVERY = 2.0
 MAX_REFUSED = 1024
-RELAYS = 2
-"""That a node nobody can dial reserves: one may go."""
 RETRY = (2.0, 120.0)
 """Seconds before a member that would not carry us is asked again: at first, and at most."""
 REMEDY = "forward a port to it and give --announce, or let members carry it: intellect-node doctor"
@@ -62,11 +56,14 @@ class Reach(Service):
 
     async def run(self) -> None:
         self._network.offer_relay(self._offer == "on")
+        # Seconds from the first connection to the first round; until anybody has tried, the wait for the next one
+        # doubles.
+        first = 1.0
         while not self._network.connected():  # noqa: ASYNC110 - the network has no event for it
-            await trio.sleep(FIRST)
+            await trio.sleep(first)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._settle_always)
-            unknown = FIRST
+            unknown = first
             while True:
                 await trio.sleep(AGAIN[1] if self.way == "direct" else AGAIN[0] if self.tried else unknown)
                 unknown = min(2 * unknown, AGAIN[0])
@@ -75,7 +72,7 @@ class Reach(Service):
     async def _settle_always(self) -> None:
         while True:
             await self.settle()
-            await trio.sleep(SETTLE_EVERY)
+            await trio.sleep(2.0)
 
     def status(self) -> dict[str, Any]:
         seen = f"{self.seen[0]}:{self.seen[1]}" if self.seen else ""
@@ -92,7 +89,7 @@ class Reach(Service):
     async def ask_around(self) -> None:
         """One round, among those with a direct connection: what a relay sees is not where we are."""
         connected = sorted(self._network.connected() - self._network.relayed())
-        answers = [await self._look(one) for one in random.sample(connected, min(ASKED, len(connected)))]
+        answers = [await self._look(one) for one in random.sample(connected, min(3, len(connected)))]
         tries = [look for look in answers if look and look.reached is not None]
         self._notice([look.seen for look in answers if look and look.seen])
         if not tries:
@@ -159,7 +156,7 @@ class Reach(Service):
         # By chance: in one order all hidden nodes would ask the same few members.
         random.shuffle(willing)
         for relay in [*[relay for relay, due in self._due.items() if due <= now], *willing]:
-            if relay in self._due or len(self._due) < RELAYS:
+            if relay in self._due or len(self._due) < 2:  # that a node nobody can dial reserves: one may go
                 await self._reserve_at(relay, now)
 
     async def _reserve_at(self, relay: Address, now: float) -> None:

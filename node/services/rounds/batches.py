@@ -21,7 +21,6 @@ from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManife
 from protocol.seats import Used, broken_rule, groups_of
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 30.0
 
 
 class Batches:
@@ -98,8 +97,8 @@ class Batches:
             found.append(await trio.to_thread.run_sync(decode_composed, data))
         return found
 
-    async def _fetch(self, root: bytes, holders: Sequence[Address], most: int) -> Path:
+    async def _fetch(self, root: bytes, holders: Sequence[Address], most: int, *, fetch_timeout: float = 30.0) -> Path:
         own = self._context.key.address
         sources = [one for one in holders if one != own]
-        timeout = min(FETCH_TIMEOUT, self._spec.audit.delivery_seconds)
+        timeout = min(fetch_timeout, self._spec.audit.delivery_seconds)
         return await self._context.blobs.fetch(root, sources, max_size=max(most, 1), timeout=timeout)

@@ -24,8 +24,6 @@ from node.training.watch import SpoolWatch
 from protocol.errors import IntellectError
 
 log = structlog.get_logger()
-LAST_AGAIN = 10.0
-"""Seconds until the last round is evaluated once more, where that failed."""
 
 
 class StatePublisher(Service):
@@ -94,7 +92,8 @@ class StatePublisher(Service):
             if round_ < self._rounds.last:
                 await self._rounds.newer_than(round_)
             else:
-                await trio.sleep(LAST_AGAIN)  # none is newer, and the run has not ended without it
+                # Seconds until the last round is evaluated once more, where that failed.
+                await trio.sleep(10.0)  # none is newer, and the run has not ended without it
             return
         if self._evaluator is not None:
             await self._watch.until(lambda: self._evaluations.complete(round_))

@@ -24,12 +24,16 @@ from protocol.manifest import encode_manifest
 from protocol.seats import share
 
 log = structlog.get_logger()
-WAIT_SHARE = 0.25
-"""Of a round's seconds, after which a seat makes the steps that it has batches for: steps take time, too."""
 
 
 class ReplicaTrainer(RoundWorker):
-    """One per trainer."""
+    """One per trainer.
+
+    Several trainers learn from the same stream of files, and no group may be learnt from twice. A leader that deals
+    would be one machine on which all wait, and a first come, first served needs a word that all hear in time. So the
+    round's outer state, which everybody has, deals: a file is one trainer's by a hash of both (`protocol.seats.share`).
+    What a slow one leaves over the next round deals anew. Validators deal in the same way, so they know whose it was.
+    """
 
     name = "replica-trainer"
 
@@ -66,7 +70,8 @@ class ReplicaTrainer(RoundWorker):
         are."""
         await self._forget(outer.round)
         first = (outer.round * self._seats + seat) * self._inner
-        self._ready, waits = 0, until - (1 - WAIT_SHARE) * self._rounds.rules.round_seconds
+        # Of a round's seconds, after which a seat makes the steps that it has batches for: steps take time, too.
+        self._ready, waits = 0, until - 0.75 * self._rounds.rules.round_seconds
         while self._ready < self._inner:
             changed = self._changed.next
             if self._is_past(outer.round):

@@ -22,16 +22,21 @@ from protocol.messages import Heartbeat, RoundVote, of_kind, open_envelope
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds between two looks at most: that a peer is gone nobody says."""
 IDLE_ROUNDS = 8
 """Rounds that do not wait for who has claimed a seat and contributed nothing to a round that waited."""
-RECALLED = 64
-"""Own words that are read again when a round is first looked at: those of many rounds."""
 
 
 class RoundCloser(Service):
-    """One per validator."""
+    """One per validator.
+
+    Who closes a round? A leader would be one machine on which all wait. "In is what a quorum of lists names" needs
+    none, but who heard two of three lists and who heard all three add different things, and their states part for ever.
+    So validators agree, by `protocol.agreement` (ADR 040): this service says a word once its own clock allows it,
+    whoever has spoken, and says it again, because boards forget and a liar's word may reach one alone. What it signed
+    before a restart binds it: its journal is read before it says anything of a round.
+
+    A round is over when all who claimed a seat have contributed, or its seconds are. A peer that one waited for in vain
+    keeps nobody waiting for the next `IDLE_ROUNDS`."""
 
     name = "round-closer"
 
@@ -65,7 +70,8 @@ class RoundCloser(Service):
                     if outer.round:
                         due = await self._look(outer.round - 1, None)
                     due = min(due, await self._look(outer.round, outer))
-                await self._bell.wait(min(due - self._context.clock.monotonic(), LOOK_EVERY))
+                # Seconds between two looks at most: that a peer is gone nobody says.
+                await self._bell.wait(min(due - self._context.clock.monotonic(), 1.0))
             nursery.cancel_scope.cancel()
 
     def _is_in_office(self) -> bool:
@@ -74,7 +80,8 @@ class RoundCloser(Service):
     async def _recall(self, round_: int) -> None:
         """What this node signed of a round before this start binds it, and boards may have forgotten it."""
         context, self._recalled[round_] = self._context, None
-        for raw in await context.journal.do(context.journal.last_said, "cut", RECALLED):
+        # Own words that are read again when a round is first looked at: those of many rounds.
+        for raw in await context.journal.do(context.journal.last_said, "cut", 64):
             try:
                 signed = of_kind(open_envelope(context.domain, context.pool, raw), RoundVote)
             except ProtocolError as error:  # of another pool

@@ -24,14 +24,6 @@ from protocol.errors import IntellectError
 from protocol.seats import choose
 
 log = structlog.get_logger()
-MOST_PAUSE = 60.0
-"""Seconds, at most, between two tries of a round whose contribution could not be made."""
-KEPT = 4
-"""Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and after."""
-HEARD = 5.0
-"""Seconds, at most, until this node's own jury knows what it committed to."""
-SAID = 2
-"""Heartbeats with a seat before the first steps: others that start at the same time are heard by then."""
 
 
 class RoundWorker(Service):
@@ -41,8 +33,13 @@ class RoundWorker(Service):
     blobs_a_round = 1
     """What a replay of this node's contribution may ask for."""
 
-    def __init__(self, context: Context, rounds: Rounds, store: PolicyPins, rest: GuestRest | None = None) -> None:
+    def __init__(
+        self, context: Context, rounds: Rounds, store: PolicyPins, rest: GuestRest | None = None, *, kept: int = 4
+    ) -> None:
         """store: from which others are served."""
+        # Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and
+        # after.
+        self._kept = kept
         self._rest = rest or GuestRest()
         self._context, self._rounds, self._pins = context, rounds, store
         self.seat, self._said = -1, 0
@@ -53,7 +50,7 @@ class RoundWorker(Service):
         """Of what a round's steps or their contribution wait for."""
         rounds.moved.follow(self._changed.tell)
         self._rest.changed.follow(self._changed.tell)
-        self._served: BoundedDict[bytes, None] = BoundedDict(KEPT * self.blobs_a_round)
+        self._served: BoundedDict[bytes, None] = BoundedDict(kept * self.blobs_a_round)
 
     async def run(self) -> None:
         await self.works.count()
@@ -94,7 +91,8 @@ class RoundWorker(Service):
                 self._context.progress.trouble(f"no contribution to round {at} yet: {in_words(error)}")
                 # again, in this round if it still runs: one that nobody contributes to would never end
                 await trio.sleep(pause)
-                pause = min(2 * pause, MOST_PAUSE)
+                # Seconds, at most, between two tries of a round whose contribution could not be made.
+                pause = min(2 * pause, 60.0)
             else:
                 # What a rest has cut short may be made yet, if the round lasts.
                 round_, pause = (round_ if self._rest.why else at), 1.0
@@ -109,7 +107,8 @@ class RoundWorker(Service):
             self._rounds.process.wake()
 
     def _is_seated(self) -> bool:
-        return self.seat >= 0 and self._said >= SAID and not self._rest.why
+        # Heartbeats with a seat before the first steps: others that start at the same time are heard by then.
+        return self.seat >= 0 and self._said >= 2 and not self._rest.why
 
     def _is_past(self, round_: int) -> bool:
         """Whether nobody would count a contribution to a round."""
@@ -154,7 +153,7 @@ class RoundWorker(Service):
         index = round_ - outer.round
         await commit(self._context, outer.root, index, Path(found["path"]), units, outer.round, round_)
         # With fragments the next steps begin at once, and ask what stands; the jury hears of it as of anybody's.
-        with trio.move_on_after(HEARD):
+        with trio.move_on_after(5.0):  # seconds, at most, until this node's own jury knows what it committed to
             await self._changed.until(lambda: bool(self._works(round_)))
         self.rate.add(learnt)
         await self.works.count()
@@ -184,7 +183,7 @@ class RoundWorker(Service):
         info = await self._context.blobs.add(path)
         if info.root in self._served:
             return
-        if len(self._served) == KEPT * self.blobs_a_round:
+        if len(self._served) == self._kept * self.blobs_a_round:
             # `BoundedDict` lets the oldest go with the next one, but not its pin.
             self._pins.unpin(next(iter(self._served)))
         self._served[info.root] = None

@@ -10,13 +10,13 @@ from node.training.outer import OuterStateFile, write_policy
 from node.weights.images import DescribedImage, describe_image
 
 log = structlog.get_logger()
-KEPT_STATES = 2
 
 
 class OuterFiles:
     """folder: in the spool."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, kept_states: int = 2) -> None:
+        self._kept_states = kept_states
         self._folder = folder
 
     def path(self, round_: int) -> Path:
@@ -35,7 +35,7 @@ class OuterFiles:
                 path.unlink()
             else:
                 newest = max(newest, found.round)
-                whole = [path, *whole] if found.round >= newest - KEPT_STATES else whole
+                whole = [path, *whole] if found.round >= newest - self._kept_states else whole
         if whole:
             return whole
         raise TrainingError("no outer state is here", str(self._folder), "start the node again")
@@ -54,7 +54,7 @@ class OuterFiles:
         """Those of rounds long before, with what was contributed to them here."""
         for path in self._folder.iterdir():
             number = path.name.removeprefix("outer-").removesuffix(".safetensors")
-            if number.isdigit() and int(number) < round_ - KEPT_STATES:
+            if number.isdigit() and int(number) < round_ - self._kept_states:
                 for inner in path.iterdir() if path.is_dir() else ():
                     inner.unlink()
                 path.rmdir() if path.is_dir() else path.unlink()

@@ -25,9 +25,6 @@ from protocol.run import RunSpec
 from protocol.tasks import SUBJECT, TaskId
 
 log = structlog.get_logger()
-MOST_OPEN = 8
-"""Judge tasks for training at a time; the owner's own tasks come beside them."""
-SHARD_SIZE = 64
 
 
 class Judges:
@@ -66,13 +63,13 @@ class Judges:
     async def _offer(self, file: LabelRequest) -> None:
         """Unless enough are open."""
         open_ones = sum(one.open and one.spec.nonce.startswith(PREFIX) for one in self._owner.own.values())
-        if open_ones >= MOST_OPEN:
+        if open_ones >= 8:  # judge tasks for training at a time; the owner's own tasks come beside them
             return
         data = await trio.to_thread.run_sync(encode, file.batch)
         path = self._scratch / f"{file.name.hex()}.arrow"
         await trio.to_thread.run_sync(path.write_bytes, data)
         try:
-            spec = judge_task(self._run, data, len(file.rows), shard_size=SHARD_SIZE, nonce=_nonce(file))
+            spec = judge_task(self._run, data, len(file.rows), shard_size=64, nonce=_nonce(file))
             await self._owner.offer(TaskRequest(spec, files={SUBJECT: str(path)}))
         finally:
             await trio.to_thread.run_sync(path.unlink)

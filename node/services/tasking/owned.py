@@ -10,7 +10,6 @@ from node.swarm.register import RegisteredWork, WorkId
 from node.tasks.records import TaskFolder
 from protocol.tasks import TaskId, TaskSpec
 
-REPEAT_EVERY = 20.0
 LAST_WORDS = 6
 """How often it is said again that a task is over."""
 
@@ -36,9 +35,9 @@ class Owned(msgspec.Struct):
         """Whether everybody had the time to hear of its end."""
         return self.said >= LAST_WORDS
 
-    def due(self) -> float:
+    def due(self, *, repeat_every: float = 20.0) -> float:
         """When it is to be said again."""
-        return self.repeated + REPEAT_EVERY
+        return self.repeated + repeat_every
 
     def was_said(self, now: float) -> None:
         self.repeated = now

@@ -40,22 +40,30 @@ from protocol.messages import TaskOffered, VerdictRequested
 from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges."""
-GATHERERS = 4
-MOST_OPEN = 32
-REMEMBERED = 8192
 
 
 class TaskScheduler(Service):
-    """directory: of the tasks' folders; labels, lessons: what waits for judges, and for the teacher. own: the tasks of
+    """Task queues usually have a server that hands out work and counts leases. Here any node of the pool does a shard,
+    and each knows from the board which are free (`protocol.leases`): the owner hands out nothing. It offers, says the
+    offer again while shards are open, and gathers results that the pool's own validators accepted, as they judge any
+    file. So a task needs no trust in its owner, and a restart nothing but its directory.
+
+    directory: of the tasks' folders; labels, lessons: what waits for judges, and for the teacher. own: the tasks of
     this node."""
 
     name = "task-scheduler"
 
     def __init__(
-        self, context: Context, directory: Path, labels: LabelQueue | None = None, lessons: TeacherQueue | None = None
+        self,
+        context: Context,
+        directory: Path,
+        labels: LabelQueue | None = None,
+        lessons: TeacherQueue | None = None,
+        *,
+        look_every: float = 1.0,
     ) -> None:
+        # Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges.
+        self._look_every = look_every
         self._context = context
         self._directory = directory
         run = context.run.spec
@@ -65,8 +73,8 @@ class TaskScheduler(Service):
         if lessons is not None and lessons.wanted:
             self._askers.append(Teachers(self, lessons, run, context.blobs))
         self.own: dict[TaskId, Owned] = {}
-        self._asked: BoundedDict[WorkId, None] = BoundedDict(REMEMBERED)
-        self._limit = trio.CapacityLimiter(GATHERERS)
+        self._asked: BoundedDict[WorkId, None] = BoundedDict(8192)
+        self._limit = trio.CapacityLimiter(4)
         self._sequence = 0
         self._bell = Bell()
 
@@ -90,7 +98,7 @@ class TaskScheduler(Service):
                     except (IntellectError, OSError) as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
                 await self._ask_for_training()
-                await self._bell.wait(LOOK_EVERY)
+                await self._bell.wait(self._look_every)
 
     async def _hear_verdicts(self) -> None:
         async for touched in self._context.facts.subscribe(WorkTouched):
@@ -119,8 +127,9 @@ class TaskScheduler(Service):
     async def offer(self, wish: TaskRequest) -> TaskId:
         """Begin a task. Raises TaskRefused, ProtocolError for what makes no sense, IntellectError for files that cannot
         be added."""
-        if sum(own.open for own in self.own.values()) >= MOST_OPEN:
-            raise TaskRefused("no further task", f"{MOST_OPEN} are open", "wait for one to end, or cancel one")
+        most_open = 32
+        if sum(own.open for own in self.own.values()) >= most_open:
+            raise TaskRefused("no further task", f"{most_open} are open", "wait for one to end, or cancel one")
         spec = wish.spec
         if spec.samples_asked and spec.weights is None:
             policy = self._policy(wish.policy)
@@ -285,7 +294,7 @@ class TaskScheduler(Service):
             self._bell.ring()
         except (IntellectError, OSError) as error:  # somebody may have it later; a full disk passes
             log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=shard, why=str(error))
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(self._look_every)
         finally:
             own.busy.discard(shard)
 

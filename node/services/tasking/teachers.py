@@ -27,8 +27,6 @@ PREFIX = "lessons "
 """Begins the nonce of such a task."""
 MOST_OPEN = 4
 """Tasks at a time. Files that come meanwhile share the next one: every task is told of for two minutes."""
-LEASE_SECONDS = 60.0
-FETCH_TIMEOUT = 30.0
 
 
 class Teachers:
@@ -72,7 +70,7 @@ class Teachers:
         for lesson in lessons:
             try:
                 path = await self._blobs.fetch(
-                    lesson.root, [Address(lesson.author)], max_size=lesson.size, timeout=FETCH_TIMEOUT
+                    lesson.root, [Address(lesson.author)], max_size=lesson.size, timeout=30.0
                 )
             except IntellectError as error:  # without it the batch could not be made either
                 log.warning("lesson.lost", work=lesson.name.hex()[:16], why=error.why)
@@ -91,7 +89,7 @@ class Teachers:
             step=max(lesson.step for lesson in lessons),
             assets=tuple(assets),
             shard_size=1,
-            lease_seconds=LEASE_SECONDS,
+            lease_seconds=60.0,
             units=self._units(lessons),
             nonce=PREFIX + secrets.token_hex(8),
         )

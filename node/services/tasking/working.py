@@ -33,17 +33,6 @@ from protocol.messages import TaskClaimed
 from protocol.tasks import TaskId, admits_engine
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds until a shard is looked for though nothing was heard: leases end, and who holds one may die."""
-SETTLE = 0.3
-"""Seconds in which another claim on the same shard may be heard, before work begins."""
-HEARD_IN = 2.0
-"""Seconds in which the own claim comes back from the board."""
-PRODUCE_DEADLINE = 600.0
-PAUSE_AFTER_FAILURE = 5.0
-REMIND_EVERY = 30.0
-MOST_REMINDERS = 16
-REMEMBERED = 4096
 
 
 class TaskWork(Service):
@@ -52,8 +41,16 @@ class TaskWork(Service):
     name = "task-worker"
 
     def __init__(
-        self, context: Context, engine: EngineChild, stock: TaskInputs, scratch: Path, rest: GuestRest | None = None
+        self,
+        context: Context,
+        engine: EngineChild,
+        stock: TaskInputs,
+        scratch: Path,
+        rest: GuestRest | None = None,
+        *,
+        remind_every: float = 30.0,
     ) -> None:
+        self._remind_every = remind_every
         self._context = context
         self._own = context.key.address
         self._book = context.state.tasks
@@ -64,7 +61,7 @@ class TaskWork(Service):
         self._bell = Bell()
         self._book.follow(self._bell.ring)
         self._rest.changed.follow(self._bell.ring)
-        self._said: BoundedDict[bytes, bool] = BoundedDict(REMEMBERED)
+        self._said: BoundedDict[bytes, bool] = BoundedDict(4096)
         self._failed: BoundedDict[TaskId, float] = BoundedDict(MOST_TASKS)
         """When each task could not be done here last."""
         self._committed: dict[tuple[bytes, int], float] = {}
@@ -78,7 +75,8 @@ class TaskWork(Service):
             await self._remind()
             found = None if self._rest.why else await self._find()
             if found is None:
-                await self._bell.wait(REMIND_EVERY if self._rest.why else LOOK_EVERY)
+                # Seconds until a shard is looked for though nothing was heard: leases end, and who holds one may die.
+                await self._bell.wait(self._remind_every if self._rest.why else 1.0)
                 continue
             try:
                 await self._take(*found)
@@ -88,7 +86,7 @@ class TaskWork(Service):
                 self._failed[found[0].id] = trio.current_time()
                 log.warning("task.failed", task=found[0].id.hex()[:16], shard=found[1], why=why)
                 self._context.progress.trouble(f"a shard of {found[0].title} was not done: {why}")
-                await trio.sleep(PAUSE_AFTER_FAILURE)
+                await trio.sleep(5.0)
 
     def status(self) -> dict[str, Any]:
         return {"tasks": {"work": {**self.counts, "units": self.units, "seconds": round(self.seconds, 2)}}}
@@ -154,7 +152,7 @@ class TaskWork(Service):
             await trio.to_thread.run_sync(out.write_bytes, result)
             await self._deliver(task, shard, out, task.spec.units)
 
-    async def _sample(self, task: Task, shard: int) -> None:
+    async def _sample(self, task: Task, shard: int, *, produce_deadline: float = 600.0) -> None:
         order, load = await self._stock.order(task)
         if not await self._claim(task, shard):
             return
@@ -167,7 +165,7 @@ class TaskWork(Service):
             out_path=str(out),
             task=order,
         )
-        most = max(PRODUCE_DEADLINE, task.spec.lease_seconds)
+        most = max(produce_deadline, task.spec.lease_seconds)
         with self._rest.work() as scope:
             produced = await self._engine.ask(asked, timeout=most, policy=load)
         if scope.cancelled_caught:
@@ -194,8 +192,9 @@ class TaskWork(Service):
             now = time.time_ns() // 1_000_000
             claim = TaskClaimed(pool=self._context.pool, task=task.id, shard=shard, sequence=now)
             await self._context.board.post(claim)
-            await self._context.until(lambda: self._holds(task, shard), ShardClaimed, seconds=HEARD_IN)
-            await trio.sleep(SETTLE)
+            # Seconds in which the own claim comes back from the board.
+            await self._context.until(lambda: self._holds(task, shard), ShardClaimed, seconds=2.0)
+            await trio.sleep(0.3)  # seconds in which another claim on the same shard may be heard, before work begins
         held = self._holds(task, shard)
         self.counts["claimed"] += held
         return held
@@ -206,11 +205,12 @@ class TaskWork(Service):
     async def _remind(self) -> None:
         """Say again what the owner does not have after a while: it may have been away for longer than boards keep."""
         now, journal, said = trio.current_time(), self._context.journal, 0
+        most_reminders = 16
         for (id, shard), at in list(self._committed.items()):
             task = self._book.find(id)
             if task is None or not task.open or shard in task.gathered:
                 del self._committed[id, shard]
-            elif now - at > REMIND_EVERY and said < MOST_REMINDERS:
+            elif now - at > self._remind_every and said < most_reminders:
                 said += 1
                 self._committed[id, shard] = now
                 raw = await journal.do(journal.said, "commitment", slot_name(id, shard))

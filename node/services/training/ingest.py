@@ -38,17 +38,9 @@ from protocol.messages import DIGEST, Judgement, VerdictRequested
 from protocol.rollout import MAX_FILE_BYTES, ReportHeader, ValidatorReport, decode
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 30.0
 PENDING = 256
 FETCHERS = 16
 """Files on their way at once: at 3 s each, four brought 1.3 a second, and a thousand workers make four."""
-JOINED_AT_ONCE = 4
-"""Of them in memory, each with its reports."""
-LOOK_EVERY = 1.0
-"""Seconds between two looks at a file whose time is over: what becomes of it only time decides."""
-REMEMBERED = 8192
-AGAIN = 4.0
-"""Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further verdict."""
 QUESTIONS = (2.0, 64.0)
 """Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/counts.py`).
 Where validators are slower than workers everything waits, and who asked for all of it would be muted with its policies.
@@ -81,7 +73,13 @@ class Ingest:
         asks: Callable[[], bool] = lambda: True,
         look: OwnLook | None = None,
         hopeless: Callable[[str], None] = lambda why: None,
+        remembered: int = 8192,
+        again: float = 4.0,
     ) -> None:
+        self._remembered = remembered
+        # Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further
+        # verdict.
+        self._again = again
         self._context = context
         self._spec = context.run.spec
         self._register = context.state.register
@@ -95,9 +93,9 @@ class Ingest:
         self.values = Values(context, look, taken_back=taken_back, hopeless=hopeless)
         self._open: dict[WorkId, RegisteredWork] = {}
         self._asked: set[WorkId] = set()
-        self._asked_of: BoundedDict[Address, float] = BoundedDict(REMEMBERED, refresh=True)
+        self._asked_of: BoundedDict[Address, float] = BoundedDict(remembered, refresh=True)
         self._questions = TokenBucket(*QUESTIONS)
-        self._joining = trio.CapacityLimiter(JOINED_AT_ONCE)
+        self._joining = trio.CapacityLimiter(4)  # of them in memory, each with its reports
         self._looked_at: set[WorkId] = set()
         self._taken: set[WorkId] = set()
         self._lacking: dict[WorkId, Lacking] = {}
@@ -113,7 +111,7 @@ class Ingest:
         """Take in files until cancelled."""
         journal = self._context.journal
         # A rejection may still come for a file that trained a step before this start.
-        self._trained = set(await journal.do(journal.used.trained_by, REMEMBERED))
+        self._trained = set(await journal.do(journal.used.trained_by, self._remembered))
         self.invalidated = len(await journal.do(journal.used.invalidated))
         await self.values.recall()
         async with trio.open_nursery() as nursery:
@@ -188,7 +186,8 @@ class Ingest:
         for work in self._open.values():
             due.append(work.at + (patience if work.id in self._asked else patience / 2))
         # What is late waits for a verdict, for a question that may be asked, or for room; what goes stale nobody tells.
-        return min((min(at - now, AGAIN) if at > now else LOOK_EVERY for at in due), default=math.inf)
+        # Seconds between two looks at a file whose time is over: what becomes of it only time decides.
+        return min((min(at - now, self._again) if at > now else 1.0 for at in due), default=math.inf)
 
     def _try_again(self, now: float) -> None:
         """What lacked values once more, if it may still train."""
@@ -236,7 +235,7 @@ class Ingest:
             work.commitment.file_root,
             [work.node, *holders],
             max_size=min(work.signed.message.size, MAX_FILE_BYTES),
-            timeout=FETCH_TIMEOUT,
+            timeout=30.0,
         )
         self._register.was_delivered(work)
         return path
@@ -298,7 +297,7 @@ class Ingest:
                     self._to_judge(unjudged)
             had = before.had.union(group.key for group in new)
             if lacks and unjudged is None and self._fresh(work.step):
-                due = self._context.clock.monotonic() + AGAIN * 2**before.tries
+                due = self._context.clock.monotonic() + self._again * 2**before.tries
                 self._lacking[work.id] = Lacking(work, had, before.tries + 1, due)
                 self._bell.ring()
             # Neither usable nor waiting for judges. It was paid for, so the status counts it.

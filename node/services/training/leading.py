@@ -7,8 +7,8 @@ import structlog
 import trio
 
 from node.errors import StateError
-from node.services.chairing import Chairing, LeadFrom, OnChain
 from node.services.context import Context
+from node.services.leader_lease import LeaderLease, LeadFrom, OnChain
 from node.services.training.groups import Groups
 from node.services.training.record import Record
 from node.services.training.returning import REPEATED, Returning
@@ -21,13 +21,15 @@ from node.training.spool import Spool
 from node.training.watch import SpoolWatch
 
 log = structlog.get_logger()
-TAKES_BACK = 32
-"""Policies that a standby may take back, which could not replay them. Who is further behind does not lead: its turn
-would cost more than waiting for another trainer."""
 
 
 class Leading:
-    """The candidate of one chair. chain: None at a desk, where nobody else leads; chair: None then."""
+    """The candidate of one chair. chain: None at a desk, where nobody else leads; chair: None then.
+
+    A leader and a standby are the same program: what differs is where batches come from (`StandingBy`: the leader's
+    manifests; else this trainer's own pool), and who may publish. So a take-over hands nothing over. The former leader
+    cuts its spool back to what the new term begins with and stands by, in the same way as after a restart (ADR 031).
+    What it knows here is asked before each policy and never kept: terms come and are taken back with the chain."""
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class Leading:
         self._policies, self._terms = context.state.policies, context.membership.terms
         self._term = 0
         self.returning = Returning(context, spool)
-        self.chair = Chairing(context, chain, self) if chain is not None else None
+        self.chair = LeaderLease(context, chain, self) if chain is not None else None
 
     def leads(self, step: int) -> bool:
         """Whether policy `step` is this trainer's to make and publish."""
@@ -84,7 +86,9 @@ class Leading:
             return None  # nothing was heard of the run yet
         if self.returning.gives_up:
             return self._ready_after(newest) if behind <= REPEATED else None
-        if behind > TAKES_BACK or (behind > 0 and self._others.gets_beyond(newest)):
+        # Policies that a standby may take back, which could not replay them. Who is further behind does not lead: its
+        # turn would cost more than waiting for another trainer.
+        if behind > 32 or (behind > 0 and self._others.gets_beyond(newest)):
             return None
         return self._ready_after(newest)
 

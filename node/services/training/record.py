@@ -25,7 +25,6 @@ from protocol.earnings import most_files
 from protocol.manifest import ComposedBatch, encode_manifest
 
 log = structlog.get_logger()
-HISTORY = 400
 NO_POLICY = "no policy is made of such a batch, and others are waited for"
 
 
@@ -45,8 +44,16 @@ class Record:
     the run is over; ended_by: why, where that is not its last step."""
 
     def __init__(
-        self, context: Context, spool: Spool, watch: SpoolWatch, evaluations: Evaluations, observer: Observer
+        self,
+        context: Context,
+        spool: Spool,
+        watch: SpoolWatch,
+        evaluations: Evaluations,
+        observer: Observer,
+        *,
+        history: int = 400,
     ) -> None:
+        self._history = history
         self._context, self._spool, self._watch = context, spool, watch
         self._evaluations, self._observer = evaluations, observer
         self._spec = context.run.spec
@@ -54,7 +61,7 @@ class Record:
         self.step = -1
         self.done = False
         self.ended_by: str | None = None
-        self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
+        self.metrics: deque[StepMetrics] = deque(maxlen=history)
         self.staleness: Counter[int] = Counter()
         self._announced: dict[int, float] = {}
         self._began_at: float | None = None
@@ -84,7 +91,7 @@ class Record:
         began = await journal.do(journal.recall, "training_began")
         self._began_at = cached("the journal's training_began", lambda: float(began)) if began else None
         last = self._observer.newest
-        for step in range(max(0, last + 1 - HISTORY), last + 1):
+        for step in range(max(0, last + 1 - self._history), last + 1):
             if self._spool.is_complete(step):  # it may have been skipped, or taken back by another trainer's term
                 record = await trio.to_thread.run_sync(self._spool.record, step)
                 self.metrics.append(msgspec.convert(record, StepMetrics))

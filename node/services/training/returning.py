@@ -18,9 +18,6 @@ from node.training.spool import Spool
 log = structlog.get_logger()
 REPEATED = 64
 """Own announcements that are said again, so that they are known here: a take-over takes no more back."""
-LOOK = 1.0
-IN_VAIN = 30
-"""Looks at which nothing led on from the newest step, before that is believed."""
 
 
 class Returning:
@@ -67,9 +64,10 @@ class Returning:
         while self.covers(self.stated) and (newest := self._spool.newest_step()) < self.stated:
             # Counted, not timed: what could not be had is offered again now and then.
             at, in_vain = newest, (0 if newest > at else in_vain + nothing_leads_on())
-            if in_vain >= IN_VAIN and not self.gives_up:
+            # Looks at which nothing led on from the newest step, before that is believed.
+            if in_vain >= 30 and not self.gives_up:
                 self._end()
-            await trio.sleep(LOOK)
+            await trio.sleep(1.0)
 
     def _end(self) -> None:
         step = self._spool.newest_step()

@@ -27,12 +27,6 @@ from protocol.manifest import BatchManifest, ComposedBatch
 from protocol.messages import PolicyAnnounced, StepObjected
 
 log = structlog.get_logger()
-FOLLOW_AGAIN = 1.0
-"""Seconds before what could not be had of another trainer's step is asked for again."""
-PATIENCE = 5
-"""Times in a row after which a standby goes on from a checkpoint instead, if one is offered."""
-FAR = 8
-"""Steps that a standby would rather replay than skip."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -46,7 +40,21 @@ class StandingBy:
     """compared, equal: replayed steps; apart: the first that came out otherwise here, after which nothing is followed;
     differences: in what the leader computes otherwise, in words: then its bits cannot be replayed here."""
 
-    def __init__(self, context: Context, spool: Spool, watch: SpoolWatch, groups: Groups, record: Record) -> None:
+    def __init__(
+        self,
+        context: Context,
+        spool: Spool,
+        watch: SpoolWatch,
+        groups: Groups,
+        record: Record,
+        *,
+        follow_again: float = 1.0,
+        patience: int = 5,
+    ) -> None:
+        # Seconds before what could not be had of another trainer's step is asked for again.
+        self._follow_again = follow_again
+        # Times in a row after which a standby goes on from a checkpoint instead, if one is offered.
+        self._patience = patience
         self._context, self._spool, self._groups, self._record = context, spool, groups, record
         self._policies = context.state.policies
         self._adopting = StateSync(context, spool, watch, context.progress.trouble)
@@ -59,7 +67,7 @@ class StandingBy:
     @property
     def is_stuck(self) -> bool:
         """Whether nothing leads on from here but a checkpoint."""
-        return bool(self.differences) or self._in_vain >= PATIENCE
+        return bool(self.differences) or self._in_vain >= self._patience
 
     def gets_beyond(self, newest: int) -> bool:
         """Whether there is a way on from the newest state that is here, with nobody leading."""
@@ -87,13 +95,14 @@ class StandingBy:
             return False
         offer = self._adopting.best(newest)
         lost = self._policies.of_step(step + 1) is None and self._policies.newest_step > step
-        if not offer or not (self.is_stuck or lost or offer.message.step - newest > FAR):
+        # Steps that a standby would rather replay than skip.
+        if not offer or not (self.is_stuck or lost or offer.message.step - newest > 8):
             return await self._replay(step)
         if await self._adopting.adopt(offer):
             self._in_vain = 0
             await self.settle_adopted()
         else:
-            await trio.sleep(FOLLOW_AGAIN)
+            await trio.sleep(self._follow_again)
         return True
 
     async def settle_adopted(self) -> None:
@@ -121,9 +130,10 @@ class StandingBy:
             self._in_vain += 1
             log.warning("step.not_followed", step=step, why=error.why)
             self._context.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
-            if self._in_vain == PATIENCE and isinstance(error, ProtocolError):  # by what was signed, not for want of it
+            # By what was signed, not for want of it.
+            if self._in_vain == self._patience and isinstance(error, ProtocolError):
                 await self._object_to(signed.message)
-            await trio.sleep(FOLLOW_AGAIN)
+            await trio.sleep(self._follow_again)
             return True
         self._in_vain = 0
         await self._groups.settle_batch(composed)

@@ -25,11 +25,6 @@ from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 600.0
-REFUSED = 64
-"""Checkpoints that are remembered, so that none is fetched twice in vain."""
-LATER = 10.0
-"""Seconds before one that could not be had is asked for again."""
 
 
 Fetch = Callable[[bytes, int], Awaitable[Path]]
@@ -58,7 +53,8 @@ class StateSync:
         self._context = context
         self._spool, self._watch = spool, watch
         self._told = on_progress
-        self._refused: BoundedDict[bytes, float] = BoundedDict(REFUSED)
+        # Checkpoints that are remembered, so that none is fetched twice in vain.
+        self._refused: BoundedDict[bytes, float] = BoundedDict(64)
         """Root of the card -> from when on it may be asked for again."""
         self.counts = {"taken": 0, "refused": 0}
 
@@ -101,7 +97,8 @@ class StateSync:
             except ProtocolError as error:
                 return self._refuse(offer, error.why)
             except IntellectError as error:
-                return self._refuse(offer, error.why, self._context.clock.monotonic() + LATER)
+                # Seconds before one that could not be had is asked for again.
+                return self._refuse(offer, error.why, self._context.clock.monotonic() + 10.0)
             await trio.to_thread.run_sync(lambda: adoption.order(self._spool, step, card.read_bytes(), files, roots))
         await self._watch.until(lambda: adoption.answered(self._spool))
         refusal = await trio.to_thread.run_sync(adoption.end, self._spool)
@@ -124,6 +121,6 @@ class StateSync:
 
         def fetch(root: bytes, size: int) -> Awaitable[Path]:
             held.enter_context(blobs.holding([root]))
-            return blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+            return blobs.fetch(root, sources, max_size=size, timeout=600.0)
 
         return fetch

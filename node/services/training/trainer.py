@@ -12,8 +12,8 @@ import trio
 
 from node.metrics.observer import Observer, open_observer
 from node.services.base import Service
-from node.services.chairing import OnChain
 from node.services.context import Context
+from node.services.leader_lease import OnChain
 from node.services.training.feeding import Feeding
 from node.services.training.groups import Groups
 from node.services.training.ingest import Ingest

@@ -14,8 +14,6 @@ from node.web.page.plain import Steady
 from node.web.page.sections import DECISION_COLUMNS, MEMBER_COLUMNS, decisions, members, sections
 from node.web.page.series import LOAD_COLUMNS, STEP_COLUMNS, Curves
 
-KEPT = 12
-"""Policies."""
 SPREAD_COLUMNS = ("step", "at", "held", "live", "seconds")
 SHOWN = 16
 """Times of one policy: beyond that, as many quantiles."""
@@ -84,7 +82,8 @@ class SpreadBook:
     was first heard of says nothing about how policies travel.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: int = 12) -> None:
+        self._kept = kept  # policies
         self._policies: dict[int, PolicySpread] = {}
         self._had: dict[str, int] = {}
 
@@ -93,14 +92,14 @@ class SpreadBook:
         for member, step in holders:
             had = self._had.get(member)
             if had is not None and step > had:
-                self._note(member, max(had + 1, step - KEPT + 1), step, now)
+                self._note(member, max(had + 1, step - self._kept + 1), step, now)
             self._had[member] = step if had is None else max(had, step)
-        for step in sorted(self._policies)[:-KEPT]:
+        for step in sorted(self._policies)[: -self._kept]:
             del self._policies[step]
 
     def _note(self, member: str, first: int, last: int, now: float) -> None:
         newest = max(self._policies, default=-1)
-        for step in range(max(first, newest - KEPT + 1), last + 1):
+        for step in range(max(first, newest - self._kept + 1), last + 1):
             spread = self._policies.get(step)
             if spread is None:
                 spread = self._policies[step] = PolicySpread(step, now, {})

@@ -108,10 +108,6 @@ def _ending(name: str) -> str:
 EVALUATIONS = "spool/eval"
 # The trainer writes it itself, but a page must not depend on how large.
 MAX_BYTES = 1 << 20
-SHOWN = 6
-"""Answers of an evaluation."""
-LONGEST = 600
-"""Characters of a problem, and of an answer."""
 
 
 class RolloutSamples:
@@ -142,16 +138,17 @@ class RolloutSamples:
                 told = msgspec.json.decode(file.read(MAX_BYTES), type=list[dict[str, Any]])
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return []
+        longest = 600  # characters of a problem, and of an answer
         return [
             {
-                "problem": words(one.get("prompt"), LONGEST),
-                "answer": words(one.get("answer"), LONGEST),
+                "problem": words(one.get("prompt"), longest),
+                "answer": words(one.get("answer"), longest),
                 "reward": number(one.get("reward")),
                 "length": number(one.get("length")),
                 "target": number(one.get("target")),
                 "finished": bool(one.get("finished")),
             }
-            for one in told[:SHOWN]
+            for one in told[:6]  # answers of an evaluation
         ]
 
 
@@ -246,8 +243,6 @@ def page_routes(
 # up); what it missed comes first. It is written to only when it has taken what was written before.
 PULSE = 5.0
 """Seconds after which a viewer hears that nothing has changed: one that hears nothing has lost us."""
-RETRY = 2000
-"""Milliseconds before a browser tries again."""
 # Each is a connection that stays; the listener's other 192 remain for those who come and go.
 MAX_VIEWERS = 64
 
@@ -312,8 +307,8 @@ class EventStream(Response):
                 nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
                 await self._tell(send)
 
-    async def _tell(self, send: Send) -> None:
-        await self._write(send, f"retry: {RETRY}\n".encode())
+    async def _tell(self, send: Send, *, retry: int = 2000) -> None:
+        await self._write(send, f"retry: {retry}\n".encode())  # milliseconds before a browser tries again
         while True:
             if self._feed.version > self._seen:
                 version = self._feed.version

@@ -4,14 +4,11 @@ import math
 import unicodedata
 from typing import Any
 
-LONGEST = 200
-JITTER = 1.5
-"""Seconds by which a moment may seem to move."""
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 """Categories of characters that move, hide or turn what stands beside them."""
 
 
-def words(value: Any, longest: int = LONGEST) -> str:
+def words(value: Any, longest: int = 200) -> str:
     """Text of at most `longest` characters without anything invisible; empty for what is no text."""
     if not isinstance(value, str):
         return ""
@@ -48,7 +45,7 @@ class Steady:
         if not isinstance(ago, int | float) or not math.isfinite(ago):
             return None
         at, before = now - ago, self._known.get(name)
-        if before is None or abs(at - before) > JITTER:
+        if before is None or abs(at - before) > 1.5:  # seconds by which a moment may seem to move
             self._known[name] = before = round(at)
         return before
 

@@ -25,12 +25,6 @@ from node.web.page.plain import number, table, words
 Ago = Callable[[str, Any], int | None]
 RECENT = 30
 """Verdicts, slashes and events that are shown."""
-MEMBERS = 2000
-"""Rows of the table of members; the swarm may be larger, the page says so."""
-# So that the event loop turns between two portions.
-AT_ONCE = 250
-POINTS, PEERS = 1000, 256
-"""Rounds of the loss curve, and peers, of a run that pre-trains."""
 EVENTS = dict.fromkeys(
     (
         "role",
@@ -69,9 +63,10 @@ def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
     """The table of members by address, in MEMBER_COLUMNS: some at a time."""
     counted = status.contributions.members if status.contributions else {}
     uses = status.uses.workers if status.uses else {}
-    rows = status.swarm[:MEMBERS]
-    for first in range(0, len(rows), AT_ONCE):
-        some = rows[first : first + AT_ONCE]
+    rows = status.swarm[:2000]  # rows of the table of members; the swarm may be larger, the page says so
+    at_once = 250  # so that the event loop turns between two portions
+    for first in range(0, len(rows), at_once):
+        some = rows[first : first + at_once]
         yield {
             row.address: _member(row, counted.get(row.address, ContributionPart()), uses.get(row.address), ago)
             for row in some
@@ -288,10 +283,11 @@ def _rounds(status: Status, _: Ago) -> dict[str, Any] | None:
         return None
     losses = _numbers(told, "round", "rounds", "loss", "eval_loss", "perplexity")
     pace = _numbers(told, "tokens_per_second", "bits_per_parameter", "contributions")
-    points = [(number(at), number(loss)) for at, loss in told.losses[-POINTS:]]
+    # Rounds of the loss curve, and peers, of a run that pre-trains.
+    points = [(number(at), number(loss)) for at, loss in told.losses[-1000:]]
     rows = [
         {**_numbers(one, "seat", "round"), "address": words(one.address, 42), "in": one.inside, "equal": one.equal}
-        for one in told.peers[:PEERS]
+        for one in told.peers[:256]
     ]
     return {
         **losses,

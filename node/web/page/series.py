@@ -19,10 +19,6 @@ from node.web.page.plain import number
 
 MOST, FRESH = 800, 400
 """Points of a series, and how many of them are never merged."""
-THINNED = 650
-"""Points that are left when there were too many: viewers get the whole series then, so not with every step."""
-INTERVAL = 10
-"""Seconds of one row of `load`."""
 STEP_COLUMNS = (
     "step", "at", "eval", "train", "told", "own", "rate", "seconds", "age", "entropy", "grad_norm", "mismatch",
     "error",
@@ -99,7 +95,8 @@ class Series:
 
     def _bound(self) -> None:
         if len(self._points) > MOST:
-            self._points = {point.x: point.values for point in thin(self.points, THINNED, FRESH)}
+            # Points that are left when there were too many: viewers get the whole series then, so not with every step.
+            self._points = {point.x: point.values for point in thin(self.points, 650, FRESH)}
             self.whole = True
 
 
@@ -124,7 +121,7 @@ class Curves:
     def _feed_load(self, status: DaemonStatus, now: float) -> None:
         alive = [row for row in status.swarm if row.state in ("healthy", "unhealthy")]
         rate = sum(number(row.tokens_per_second) or 0 for row in alive if row.role == "worker")
-        at, step = int(now // INTERVAL), _step(status)
+        at, step = int(now // 10), _step(status)  # seconds of one row of `load`
         self.load.put(at, members=len(alive), rate=round(rate, 1), step=step)
 
     def _feed_held(self, status: DaemonStatus, now: float) -> None:
@@ -208,7 +205,6 @@ def _mean_of(column: tuple[float | None, ...]) -> float | None:
 # no more than itself.
 log = structlog.get_logger(__name__)
 
-PAGE_BYTES = 4096
 MAX_BYTES = 4 * 1024 * 1024
 """Of the file; what SQLite needs beside it while it writes is less."""
 FORMAT = 1
@@ -268,11 +264,12 @@ class SeriesFile:
         return found
 
     def _open(self) -> sqlite3.Connection:
+        page_bytes = 4096
         if self._db is None:
             db = sqlite3.connect(self._path, isolation_level="DEFERRED", check_same_thread=False)
-            db.execute(f"PRAGMA page_size={PAGE_BYTES}")
+            db.execute(f"PRAGMA page_size={page_bytes}")
             # SQLite itself keeps to it: a bug in thinning can then not fill a user's disk.
-            db.execute(f"PRAGMA max_page_count={MAX_BYTES // PAGE_BYTES}")
+            db.execute(f"PRAGMA max_page_count={MAX_BYTES // page_bytes}")
             # A power cut may lose the last points, which is no harm; the file itself stays sound.
             db.execute("PRAGMA synchronous=NORMAL")
             db.executescript(_SCHEMA)

@@ -25,7 +25,7 @@ import msgspec
 
 from node.bounded_dict import BoundedDict
 from node.services import certifier
-from node.services.certifier import WAITING, Certifier
+from node.services.certifier import Certifier
 from node.services.run_progress import RunProgress
 from node.swarm import board, catchup, pool_state, works
 from node.swarm.checkpoints import OfferedCheckpoints
@@ -42,6 +42,8 @@ from protocol.errors import ProtocolError
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, parse_envelope
 from protocol.statements import WorkCommitment, work_id
 from tests.attacks.matrix.world import KEYS, POOL, QUORUM
+
+WAITING = 512
 
 
 @contextmanager

@@ -35,10 +35,10 @@ from node.run.assets import Run
 from node.services.auditing.step_auditor import StepAuditor
 from node.services.auditing.step_replay import StepReplay, Unavailable
 from node.services.certifier import Certifier
-from node.services.chairing import Chairing, LeadFrom
 from node.services.context import PoolTime, make_context
 from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
+from node.services.leader_lease import LeaderLease, LeadFrom
 from node.services.run_progress import RunProgress
 from node.services.usage_tracker import UsageTracker
 from node.swarm import policies as policy_clock
@@ -334,7 +334,7 @@ class Node:
         self._say_dropped, heard = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
         chain: Any = OnChain(world.calls, name)
         candidate = SimpleNamespace(holds=lambda: True, ready=self._ready, at=lambda: (0, bytes(32)))
-        self.chairing = Chairing(self.context, chain, candidate if name == "standby" else None)
+        self.leader_lease = LeaderLease(self.context, chain, candidate if name == "standby" else None)
         self.validator: Validator | None = None
         self.certifying: Certifier | None = None
         self.auditing: StepAuditor | None = None
@@ -386,7 +386,7 @@ class Node:
     async def run(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.network.run)
         services: list[Callable[[], Awaitable[None]]] = [
-            self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.chairing.run,
+            self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.leader_lease.run,
             self._hear_dropped,
         ]  # fmt: skip
         for one in (self.validator, self.certifying, self.auditing):

@@ -8,9 +8,10 @@ import trio
 
 from node.inference.wire import LoadPolicy, Reply, Request
 from node.services.judging.judge import Validator
-from node.services.judging.queue import PATIENCE
 from node.swarm.vote_set import FileState
 from tests.attacks.validators.court import OTHER, WORKER, Court, TruthfulEngine
+
+PATIENCE = 10.0
 
 FILES = 3
 STALL = 60.0

@@ -15,7 +15,6 @@ from node.services.judging.judge import Validator
 from node.services.judging.verdict_publisher import SEAL_SECONDS, VerdictPublisher
 from node.swarm.facts import JudgeContradicted
 from node.swarm.register import RegisteredWork
-from node.swarm.seals import SEALS
 from node.swarm.vote_set import FileState
 from protocol.messages import Seal, ValidatorBatch, VerdictIssued, seal_of
 from protocol.statements import VerdictOutcome, WorkCommitment, work_id
@@ -29,6 +28,8 @@ from tests.attacks.validators.court import (
     root_of,
 )
 from tests.cheats.seats import Choosy, Copier, LookingTurncoat, SecondLook, Turncoat
+
+SEALS = 4096
 
 LIAR = VALIDATORS[0].address
 

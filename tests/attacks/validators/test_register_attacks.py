@@ -14,7 +14,7 @@ from node.services.judging.fetching import Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.swarm.register import RegisteredWork, WorkId
-from node.swarm.vote_set import SILENT_AFTER, FileState
+from node.swarm.vote_set import FileState
 from protocol.checks import Fault, Reason
 from protocol.earnings import most_files
 from protocol.identity import NodeKey
@@ -33,6 +33,8 @@ from tests.attacks.validators.court import (
     policy_root,
     root_of,
 )
+
+SILENT_AFTER = 4
 
 MADE_UP = b"\x99" * 32
 WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")

@@ -12,7 +12,6 @@ import trio
 
 from node.services.judging.judge import Validator
 from node.services.training.state_sync import StateSync
-from node.swarm.step_votes import KEPT
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.messages import (
@@ -38,6 +37,8 @@ from tests.attacks.validators.court import (
     announcement,
     policy_root,
 )
+
+KEPT = 512
 
 FAR = 2**40
 

@@ -11,7 +11,6 @@ from node.inference.wire import Inspected
 from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.swarm.disputes import EVIDENCE
 from node.swarm.facts import Quarantined
 from node.swarm.jury import Jury
 from node.swarm.register import RegisteredWork
@@ -33,6 +32,8 @@ from tests.attacks.validators.court import (
     changed,
     root_of,
 )
+
+EVIDENCE = 64
 
 WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")
 BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)

@@ -414,7 +414,7 @@ def test_an_audit_stands_back_as_a_session_where_there_are_such_groups(
     fetched.stand_back()
     monkeypatch.setattr(fetched, "AUTOGROUP", group)
     fetched.stand_back()
-    assert niced == [fetched.NICE] * 2 and group.read_text() == str(fetched.SESSION_NICE)
+    assert niced == [15] * 2 and group.read_text() == "5"
 
 
 def audit(says: Mapping[str, Says], differences: tuple[str, ...] = (), **figures: float) -> Audit:

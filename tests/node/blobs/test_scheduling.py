@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.download import Download
-from node.blobs.scheduling.upload import ALLOWANCE, HALF_LIFE, PEER_BYTES, Reciprocity, SuperSeed, UploadQueue
+from node.blobs.scheduling.upload import HALF_LIFE, Reciprocity, SuperSeed, UploadQueue
 from protocol.errors import ProtocolError
+
+PEER_BYTES = 16 * 1024**2
+ALLOWANCE = 8
 
 PIECE = 256 * 1024
 

@@ -4,11 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from node.calibration.cuts import LEAST_ROUTING, hard_cuts, rarely_exceeded
+from node.calibration.cuts import hard_cuts, rarely_exceeded
 from protocol.checks import check_activations, check_routing, check_sampling
 from protocol.cuts import Cuts
 from protocol.engines import pair
 from tests.node.calibration.simulated import PAIRS, RULES, RUN, by_rule, count, draw, refused, statistics
+
+LEAST_ROUTING = 1e-3
 
 
 @pytest.mark.parametrize("name", PAIRS)

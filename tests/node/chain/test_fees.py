@@ -8,10 +8,12 @@ import trio
 
 from node.chain import sender
 from node.chain.errors import FeeTooHigh, TransactionUnconfirmed
-from node.chain.sender import UNASKED_RAISES, SendLimits
+from node.chain.sender import SendLimits
 from protocol.upkeep import DAY, LEASE_SECONDS, WEEK, Patience, margin, renewal_due, slot_began
 from tests.node.chain.conftest import Settled
 from tests.node.chain.test_sender import Sending, no_blocks, offers, sending
+
+UNASKED_RAISES = 5
 
 __all__ = ["sending"]
 

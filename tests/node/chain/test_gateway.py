@@ -55,14 +55,12 @@ async def test_events_are_not_lost_behind_machines_that_lag(
     gateway: Any,
     chain_rpc: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     again: int,
     all_told: bool,
 ) -> None:
     """The control asks for no block a second time."""
-    monkeypatch.setattr(follower_module, "AGAIN", again)
     habits = gateway(lags=LAGS)
-    async with following(through, tmp_path / "f.sqlite") as follower:
+    async with following(through, tmp_path / "f.sqlite", again=again) as follower:
         for number in range(8):
             await through.direct.join(through.pool, str(number))
             for _ in range(3):  # slowly enough for a look at each
@@ -205,13 +203,11 @@ async def test_events_that_an_endpoint_keeps_back_are_found_by_another_and_told(
     chain_rpc: Any,
     tmp_path: Path,
     connect: Callable[..., ChainClient],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not at once, but within LOOK_BACK: an endpoint that says that nothing happened is not asked twice each time."""
-    monkeypatch.setattr(follower_module, "LOOK_BACK", 0.3)
+    """Not at once, but within `look_back`: an endpoint that says that nothing happened is not asked twice each time."""
     honest = through.direct.profile.rpc_urls[0]
     with_second(through, connect, honest, honest.replace("127.0.0.1", "localhost"))
-    async with following(through, tmp_path / "f.sqlite") as follower:
+    async with following(through, tmp_path / "f.sqlite", look_back=0.3) as follower:
         await take(follower, 2)
         meddler.before["eth_getLogs"] = {"result": []}
         await through.direct.join(through.pool, "here", key=through.node)

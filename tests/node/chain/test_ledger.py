@@ -17,8 +17,10 @@ from contracts.bindings import (
     SlashOverturned,
     ValidatorsSet,
 )
-from node.chain.ledger import MOST_TABLES, Ledger
+from node.chain.ledger import Ledger
 from protocol.identity import NodeKey
+
+MOST_TABLES = 1_024
 
 OWN, OTHER = NodeKey.generate().address, NodeKey.generate().address
 

@@ -1,6 +1,10 @@
 """How many blocks are asked for at once."""
 
-from node.chain.logs import CAUTIOUS, FEW, FIRST, MANY, MOST, BlockSpan
+from node.chain.logs import FIRST, MOST, BlockSpan
+
+FEW = 1_000
+MANY = 2_500
+CAUTIOUS = 64
 
 
 def _questions(blocks: int, limit: int, logs_per_block: float = 0.0, most_logs: int = 10_000) -> int:

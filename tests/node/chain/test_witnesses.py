@@ -9,15 +9,16 @@ import pytest
 import trio
 
 from contracts.bindings import Contracts, Joined, _view_forms
-from node.chain import follower as follower_module
 from node.chain import receipts as receipts_module
 from node.chain import witnesses
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, EndpointsDisagree, Reverted, TransactionUnconfirmed
 from node.chain.follower import RolledBack
 from node.chain.sender import SendLimits
-from node.chain.witnesses import AGREED_FOR, Witnesses, out_of_time
+from node.chain.witnesses import Witnesses, out_of_time
 from tests.node.chain.test_follower import following, nothing_more, take
+
+AGREED_FOR = 3600.0
 
 LIMITS = SendLimits(poll=0.02, bump_after=0.3, give_up=2.0, lag=0.2)
 CALL, BLOCK = "eth_call", "eth_getBlockByNumber"
@@ -273,14 +274,13 @@ async def test_blocks_that_one_endpoint_calls_replaced_take_nothing_back(
 async def test_an_endpoint_that_stands_still_is_left_for_one_that_goes_on(
     people: Any, meddler: Any, ask: Any, chain_rpc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_module, "LOOK_BACK", 0.3)
     monkeypatch.setattr(witnesses, "BEHIND", 1.0)
     frozen = dict[str, Any]()
     meddler.rule = lambda request: frozen if frozen and request["method"] == BLOCK else None
     for honest, told in ((0, False), (1, True)):
         people.client = ask(honest)
         frozen.clear()
-        async with following(people, tmp_path / f"{honest}.sqlite") as follower:
+        async with following(people, tmp_path / f"{honest}.sqlite", look_back=0.3) as follower:
             await take(follower, 2 + honest)  # and what was told before
             latest = await trio.to_thread.run_sync(chain_rpc, BLOCK, "latest", False)
             frozen["result"] = latest

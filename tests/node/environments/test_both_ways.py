@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from node.environments import both_ways
 from node.environments.both_ways import look_both_ways
 from node.environments.dataset import Arguments, load
 from node.environments.errors import DatasetError
@@ -47,7 +46,7 @@ def test_a_program_that_does_nothing_must_not_pass(tmp_path: Path, monkeypatch: 
     made = environment(tmp_path, rows)
     monkeypatch.setattr(type(made), "score_texts", lambda self, problem, answers: [float("pass" in a) for a in answers])
     found = look_both_ways(made)
-    assert found.looked_at == both_ways.PROGRAMS_LOOKED_AT == len(found.overpaid)
+    assert found.looked_at == 8 == len(found.overpaid)
 
 
 def test_truths_that_are_only_words_are_counted(tmp_path: Path) -> None:

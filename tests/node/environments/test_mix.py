@@ -5,12 +5,14 @@ import pytest
 
 from node.environments.base import OneTurn, Problem, Segment, Transcript, one_answer
 from node.environments.errors import EnvironmentFault
-from node.environments.mix import SIZE, MixEnvironment, label_of
+from node.environments.mix import MixEnvironment, label_of
 from node.environments.registry import check_arguments, check_prompts, load_environment
 from protocol.draw import draw_problems
 from protocol.identity import address_from_bytes
 from protocol.run import EnvironmentSpec
 from protocol.sections import EnvironmentPart
+
+SIZE = 1 << 62
 
 NODE = address_from_bytes(b"\x05" * 20)
 MIX = EnvironmentSpec(

@@ -2,15 +2,16 @@
 
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
 
-from node.inference import client, link, watchdog
 from node.inference.client import EngineProcess
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
+from node.inference.link import ChildLink
 from node.inference.wire import MOST_REQUESTS, EngineReady, Loaded, LoadPolicy, Produce, Produced, RequestProgress
 from protocol.cuts import Cuts
 from protocol.run import VerificationSpec
@@ -18,8 +19,17 @@ from protocol.run import VerificationSpec
 PRETENDER = [sys.executable, str(Path(__file__).with_name("pretender.py"))]
 
 
-def engine(assets: str = "fine", command: list[str] = PRETENDER) -> EngineProcess:
-    return EngineProcess(command, b"{}", Path(assets))
+def engine(
+    assets: str = "fine",
+    command: list[str] = PRETENDER,
+    *,
+    repeats: int = 0,
+    first_pause: float = 0.01,
+    cancel_grace: float = 120.0,
+) -> EngineProcess:
+    """Impatient, and asks for nothing again unless told otherwise."""
+    link = partial(ChildLink, silent=0.5, ping_every=0.2, cancel_grace=cancel_grace)
+    return EngineProcess(command, b"{}", Path(assets), link=link, first_pause=first_pause, repeats=repeats)
 
 
 def load(path: str) -> LoadPolicy:
@@ -31,14 +41,6 @@ def order(path: str) -> Produce:
 
 
 POLICY = load("well")
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "SILENT", 0.5)
-    monkeypatch.setattr(link, "PING_EVERY", 0.2)
-    monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(client, "REPEATS", 0)
 
 
 @pytest.mark.parametrize(("deed", "why"), [("die", "exit status 9"), ("babble", "announced"), ("hang", "says nothing")])
@@ -59,9 +61,8 @@ async def test_a_child_that_breaks_is_replaced_with_all_it_started(deed: str, wh
     assert last is not None and not psutil.pid_exists(last)
 
 
-async def test_a_request_that_kills_its_child_is_asked_again_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "REPEATS", 1)
-    child = engine()
+async def test_a_request_that_kills_its_child_is_asked_again_so_often() -> None:
+    child = engine(repeats=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(child.run)
         with pytest.raises(EngineCrashed):
@@ -71,11 +72,8 @@ async def test_a_request_that_kills_its_child_is_asked_again_so_often(monkeypatc
         nursery.cancel_scope.cancel()
 
 
-async def test_what_was_in_flight_when_a_child_died_is_done_by_the_next_which_gets_its_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "REPEATS", 1)
-    child, made = engine(), []
+async def test_what_was_in_flight_when_a_child_died_is_done_by_the_next_which_gets_its_policy(tmp_path: Path) -> None:
+    child, made = engine(repeats=1), []
 
     async def ask(path: str) -> None:
         made.append(await child.ask(order(path), timeout=30, policy=POLICY))
@@ -91,9 +89,7 @@ async def test_what_was_in_flight_when_a_child_died_is_done_by_the_next_which_ge
     assert len(made) == 3 and all(isinstance(one, Produced) for one in made) and child.restarts == 1
 
 
-async def test_a_request_that_takes_its_child_along_takes_no_other_request_along(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_that_takes_its_child_along_takes_no_other_request_along() -> None:
     """The child says which it was at. Who asked for that one hears what the child said."""
     child, done = engine(), trio.Event()
 
@@ -157,9 +153,8 @@ async def test_a_request_over_its_time_is_given_up_and_the_child_goes_on() -> No
         nursery.cancel_scope.cancel()
 
 
-async def test_a_child_that_does_not_let_go_of_what_was_cancelled_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "CANCEL_GRACE", 0.2)
-    child = engine()
+async def test_a_child_that_does_not_let_go_of_what_was_cancelled_is_replaced() -> None:
+    child = engine(cancel_grace=0.2)
     async with trio.open_nursery() as nursery:
         await nursery.start(child.run)
         with pytest.raises(EngineTimeout):
@@ -235,14 +230,11 @@ def test_a_validator_needs_arithmetic_in_which_work_was_seen(computes: str, sees
         child.check_permitted(RULES, "validator")
 
 
-async def test_a_new_child_that_computes_in_another_way_makes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_child_that_computes_in_another_way_makes_nothing(tmp_path: Path) -> None:
     """A GPU that is gone after a crash must not cost its owner the stake."""
-    monkeypatch.setattr(client, "FIRST_PAUSE", 0.5)
     told = tmp_path / "class"
     told.write_text("here/bfloat16/sdpa")
-    child = engine(str(tmp_path))
+    child = engine(str(tmp_path), first_pause=0.5)
     async with trio.open_nursery() as nursery:
         await nursery.start(child.run)
         child.check_permitted(RULES)

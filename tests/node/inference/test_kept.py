@@ -8,8 +8,10 @@ import pytest
 
 from node.environments.base import OneTurn
 from node.inference.errors import EngineError
-from node.inference.guarded import MOST_LANES, Guarded
+from node.inference.guarded import Guarded
 from node.inference.session import KeptPolicies, KeptPolicy
+
+MOST_LANES = 4
 
 KEY = bytes(32)
 

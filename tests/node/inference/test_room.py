@@ -6,24 +6,15 @@ import pytest
 
 from cli.run_directory import TrainingMeans, engines_of
 from node.config import NodeConfig
-from node.inference.room import (
-    CONTEXT,
-    GIB,
-    LEAST_TOKENS,
-    PASS_TOKENS,
-    SHARE,
-    MemoryPlan,
-    ModelSize,
-    NoRoom,
-    needed,
-    plan,
-)
+from node.inference.room import CONTEXT, GIB, LEAST_TOKENS, PASS_TOKENS, MemoryPlan, ModelSize, NoRoom, needed, plan
 from node.processes.forkserver import Anew
 from node.training.planner import GpuCard, PlannedMachine
 from node.training.planning import plan_here
 from node.training.settings import TrainerSettings
 from node.training.sizing import KNOWN, engine_size
 from protocol.run import RunSpec, encode_run
+
+SHARE = 0.9
 
 SMALL, MIDDLE, LARGE = "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"
 

@@ -2,14 +2,12 @@
 
 import pytest
 
-from node.inference.watchdog import (
-    LOADING,
-    SILENT,
-    SILENT_AT_WORK,
-    STANDING,
-    STANDING_AT_WORK,
-    Watchdog,
-)
+from node.inference.watchdog import LOADING, Watchdog
+
+STANDING = 30.0
+STANDING_AT_WORK = 600.0
+
+SILENT, SILENT_AT_WORK = 5.0, 60.0
 
 
 def until_it_barks(dog: Watchdog, *, cpu: float, hears: bool, busy: str = "", start: float = 0.0) -> float:

@@ -21,7 +21,6 @@ from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode, reque
 from node.local.rollouts import Doing, LocalRun
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
-from node.recipe.requirements import LEAST_BARREN
 from node.state.files import write_whole
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError
@@ -29,6 +28,8 @@ from node.training.spool import Spool
 from protocol.policy import decode_image, describe_tensors, encode_image, policy_root
 from protocol.run import RunSpec, encode_run
 from protocol.sections import Filters, LengthBudget
+
+LEAST_BARREN = 10
 
 STEPS = 5
 BUDGET = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")

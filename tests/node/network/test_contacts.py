@@ -3,8 +3,10 @@
 import pytest
 
 from node.network.contacts import Contact, address_set, announced, better_than_relays, ways_to
-from node.network.dialling import PAUSE, Knocks
+from node.network.dialling import Knocks
 from protocol.identity import NodeKey, PeerId
+
+PAUSE = 30.0
 
 KEY, RELAY, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
 SELF = f"/p2p/{KEY.peer_id}"

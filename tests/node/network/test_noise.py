@@ -15,7 +15,9 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.security.noise.transport import Transport
 
 from node.network import noise
-from node.network.noise import LAST_NONCE, LENGTH, TAG, Cipher, LeanNoise, NoiseBroken, NoiseSession
+from node.network.noise import LENGTH, TAG, Cipher, LeanNoise, NoiseBroken, NoiseSession
+
+LAST_NONCE = (1 << 64) - 2
 
 SIZES = (1, 2, 1000, MAX_PLAINTEXT_LENGTH, MAX_PLAINTEXT_LENGTH + 1, 5 * MAX_PLAINTEXT_LENGTH + 7)
 

@@ -2,14 +2,20 @@
 
 import pytest
 
-from node.blobs.circle import FIRST_BAN, LONGEST_BAN, Reputation
+from node.blobs.circle import Reputation
 from node.network import requests
 from node.network.budget import Budgets, TokenBucket
 from node.network.contacts import MAX_CONTACT, Contact, parse_bootnode, parse_contact
 from node.network.errors import BadContact
 from node.network.redial import LONGEST_DELAY, delay_after
-from node.network.requests import IDLE_SECONDS, MOST_KEPT, KeptStreams
+from node.network.requests import KeptStreams
 from protocol.identity import Address, NodeKey
+
+FIRST_BAN = 10.0
+LONGEST_BAN = 3600.0
+
+MOST_KEPT = 8
+IDLE_SECONDS = 10.0
 
 KEY = NodeKey.generate()
 ALICE, BOB = Address("alice"), Address("bob")

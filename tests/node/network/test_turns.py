@@ -9,10 +9,16 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 
-from node.network.lanes import FRESH, HOLD_SECONDS, LOOK_SECONDS, NEAR, PathWatch
+from node.network.lanes import LOOK_SECONDS, PathWatch
 from node.network.sockets import Tcp
-from node.network.turns import LEAST_TURN, NEWS_TURNS, TURN_SECONDS, LinePace, Turns
+from node.network.turns import TURN_SECONDS, LinePace, Turns
 from node.network.yamux import DATA, HEADER, MAX_WRITE, YamuxSession
+
+HOLD_SECONDS = 2.0
+FRESH = 2
+NEAR = 0.001
+LEAST_TURN = 4 * 1024
+NEWS_TURNS = 4
 
 TURN = 1000
 

@@ -13,7 +13,9 @@ import trio.testing
 
 from node import daemon
 from node.config import NodeConfig
-from node.processes.supervision import LOOK_EVERY, Supervision
+from node.processes.supervision import Supervision
+
+LOOK_EVERY = 2.0
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 import msgspec
 import pytest
 
-from node.recipe.pool import KEPT_ASIDE, Group, Origin, PoolSample, RolloutPool, teaches
+from node.recipe.pool import Group, Origin, PoolSample, RolloutPool, teaches
 from protocol.identity import address_bytes, address_from_bytes
 from protocol.recipe import PRESETS, preset
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.sections import Distill, Filters
 from protocol.statements import WorkCommitment
+
+KEPT_ASIDE = 8
 
 MIXED, FLAT = (0.0, 1.0), (1.0, 1.0)
 

@@ -602,14 +602,15 @@ class Node:
             time=time,
         )
         chain: Any = world.chain
-        books = PoolAccounting(context, chain, ledger)
+        books = PoolAccounting(context, chain, ledger, pauses=world.pauses[0])
         self.paying, self.settling = LeafReader(books), Claimer(books, gathers=world.gathers)
         self.manager = ServiceManager()
         self.leaving = Departure(context, self.settling, self.manager)
         services: list[Any] = [self.paying, self.settling, self.leaving, *world.more(self)]
         if self.role == "validator":
-            self.certifying = Certifier(context)
-            self.tabling, self.bringing = EarningsTabler(books), ClaimCarrier(books)
+            self.certifying = Certifier(context, round_seconds=world.round_seconds)
+            self.tabling = EarningsTabler(books, pauses=world.pauses[1])
+            self.bringing = ClaimCarrier(books, **world.turns)
             services += [self.certifying, self.tabling, self.bringing]
         self.lives, self.scope = True, trio.CancelScope()
         try:
@@ -639,8 +640,14 @@ class World:
         window: int = 86_400,
         escrow: int = 10**12,
         delay: int | None = None,
+        round_seconds: float = 4.0,
+        pauses: tuple[tuple[float, float], tuple[float, float]] = ((1.0, 300.0), (1.0, 15.0)),
     ) -> None:
-        """delay: seconds that a table waits, a quarter of the window unless given."""
+        """delay: seconds that a table waits, a quarter of the window unless given; pauses: between two looks at what is
+        earned, and at the table."""
+        self.round_seconds, self.pauses = round_seconds, pauses
+        self.turns = dict[str, int]()
+        """When a keeper claims for another."""
         self.chain, self.gossip, self.blobs = Treasury(epoch, window, escrow, delay), Gossip(), Blobs(folder)
         self.nodes: dict[Address, Node] = {}
         for keys, role in ((WORKERS, "worker"), (VALIDATORS, "validator")):

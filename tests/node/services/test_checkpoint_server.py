@@ -10,7 +10,7 @@ import pytest
 
 from node.blobs.store import BlobStore
 from node.services import checkpoint_server
-from node.services.checkpoint_server import BEHIND, CheckpointServer
+from node.services.checkpoint_server import CheckpointServer
 from node.swarm.terms import LeaderTerms
 from node.training.spool import Spool
 from protocol.identity import NodeKey
@@ -19,6 +19,8 @@ from protocol.messages import CheckpointOffered, Signed
 from tests.attacks.validators.court import court_run
 from tests.words import announced as policy_announced
 from tests.words import policies as policies_of
+
+BEHIND = 4
 
 KEY = NodeKey(b"\1" * 32)
 

@@ -18,8 +18,7 @@ from tests.node.services.earners import WORKERS, Node, World, inline
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    monkeypatch.setattr("node.services.certifier.ROUND_SECONDS", 20.0)
-    return World(tmp_path, epoch=100, window=800, delay=2)
+    return World(tmp_path, epoch=100, window=800, delay=2, round_seconds=20.0)
 
 
 async def keep(node: Node) -> None:
@@ -155,11 +154,10 @@ async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, w
 
 
 async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_week_later(
-    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Any, world: World
 ) -> None:
     """A week of a thousand seconds."""
-    monkeypatch.setattr(claim_carrier, "WEEK", 1000)
-    monkeypatch.setattr(claim_carrier, "TURN", 50)
+    world.turns |= {"week": 1000, "turn": 50}
     async with trio.open_nursery() as nursery:
         for node in [*world.validators, *world.workers[:2]]:
             nursery.start_soon(node.live)
@@ -189,11 +187,9 @@ async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_wee
 
 
 async def test_who_has_left_is_claimed_for_sooner_than_a_member_that_may_come_back(
-    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Any, world: World
 ) -> None:
-    monkeypatch.setattr(claim_carrier, "DAY", 200)
-    monkeypatch.setattr(claim_carrier, "WEEK", 1500)
-    monkeypatch.setattr(claim_carrier, "TURN", 5)
+    world.turns |= {"day": 200, "week": 1500, "turn": 5}
     async with trio.open_nursery() as nursery:
         for node in [*world.validators, *world.workers[:2]]:
             nursery.start_soon(node.live)
@@ -212,11 +208,8 @@ async def test_who_has_left_is_claimed_for_sooner_than_a_member_that_may_come_ba
         nursery.cancel_scope.cancel()
 
 
-async def test_who_is_slashed_is_claimed_for_by_nobody(
-    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claim_carrier, "WEEK", 100)
-    monkeypatch.setattr(claim_carrier, "TURN", 5)
+async def test_who_is_slashed_is_claimed_for_by_nobody(autojump_clock: Any, world: World) -> None:
+    world.turns |= {"week": 100, "turn": 5}
     async with trio.open_nursery() as nursery:
         worker = await begin(world, nursery)
         other = world.workers[1]

@@ -7,10 +7,12 @@ import trio
 from trio.testing import MockClock
 
 from node.environments.package.archive import pack, root_of
-from node.services.environment_catalogue import REPEAT_EVERY, EnvironmentCatalogue, NotOffered
+from node.services.environment_catalogue import EnvironmentCatalogue, NotOffered
 from protocol.messages import EnvironmentPublished
 from tests.attacks.validators.court import POOL
 from tests.node.services.tasking.town import Town, ToyEngine, at_once, opened
+
+REPEAT_EVERY = 60.0
 
 CODE = b"""# /// environment
 # name = "maze"

@@ -17,8 +17,7 @@ OWN = WORKERS[0].address
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Epochs of 100 s, and a window of 800: of a pool that ends in its second epoch filing begins at 1,800 s."""
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    monkeypatch.setattr("node.services.certifier.ROUND_SECONDS", 20.0)
-    return World(tmp_path, epoch=100, window=800, delay=200)
+    return World(tmp_path, epoch=100, window=800, delay=200, round_seconds=20.0)
 
 
 async def begin(world: World, nursery: trio.Nursery) -> Node:

@@ -6,11 +6,14 @@ from typing import Any
 import trio
 
 from node.services.hardware_prover import HardwareProver
-from node.swarm.claims import PAUSE, VALID, Claims, ClaimTrial
+from node.swarm.claims import Claims, ClaimTrial
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
 from tests.memory_network import MemoryHub, MemoryNetwork
+
+PAUSE = 600.0
+VALID = 24 * 3600.0
 
 VALIDATOR, GPU, CPU, SILENT, TRAINER = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
 

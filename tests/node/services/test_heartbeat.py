@@ -9,7 +9,7 @@ import trio
 
 from node.clock import Clock
 from node.services.base import ServiceManager
-from node.services.heartbeat import STARTING, HeartbeatSender
+from node.services.heartbeat import HeartbeatSender
 from node.state.journal import Journal
 from node.state.pen import Pen
 from node.swarm.board import Board
@@ -19,6 +19,8 @@ from protocol.liveness import MemberState, MemberTable
 from protocol.messages import Heartbeat
 from protocol.statements import Domain
 from tests.memory_network import MemoryHub, MemoryNetwork
+
+STARTING = 60.0
 
 MEMBERS = 199
 NOON = 1_800_000_000.0

@@ -8,9 +8,11 @@ import trio
 from zeroconf import EventLoopBlocked
 
 from node.network.contacts import MAX_CONTACTS_EACH
-from node.services.membership.lan import AGAIN, MAX_HEARD, Lan, _Ear, contacts_in, neighbourhood, service_of
+from node.services.membership.lan import MAX_HEARD, Lan, _Ear, contacts_in, neighbourhood, service_of
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
+
+AGAIN = 60.0
 
 OWN, OTHER, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
 HERE = "/ip4/192.168.1.2/tcp/4001"

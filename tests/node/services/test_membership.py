@@ -29,12 +29,14 @@ from node.services.membership.events import Events
 from node.services.membership.participant import ensure_participant
 from node.services.membership.reach import Reach
 from node.swarm.dialback import DialbackAnswer
-from node.swarm.membership import EXPIRED_AT_ONCE, Membership
+from node.swarm.membership import Membership
 from node.swarm.neighbours import MOST
 from protocol.identity import Address, NodeKey
 from protocol.liveness import MAX_LEFT
 from protocol.messages import Heartbeat
 from tests.memory_network import MemoryHub, MemoryNetwork
+
+EXPIRED_AT_ONCE = 200
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 POWERS = Powers(OTHER.address, OTHER.address, 0, 2500, 7200, 60)

@@ -14,7 +14,7 @@ from node.chain.blocks import Block
 from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.services.context import PoolTime
-from node.services.pool_accounting import ANEW_SECONDS, PoolAccounting
+from node.services.pool_accounting import PoolAccounting
 from protocol import pages
 from protocol.blobs import describe
 from protocol.earnings import EarningsLine
@@ -24,6 +24,8 @@ from protocol.pages import verify
 from protocol.statements import Earnings
 from protocol.table import encode_head, table_after
 from tests.attacks.validators.court import InlineJournal
+
+ANEW_SECONDS = 120.0
 
 POOL, TIMES = 7, [0, 3, 3, 9, 12, 12, 12, 40, 41, 60]
 """Of blocks, by their number."""

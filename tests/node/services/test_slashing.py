@@ -16,8 +16,7 @@ from node.chain.cases import (
     VerdictContradiction,
 )
 from node.chain.errors import ChainError, Reverted
-from node.services.court.slashing import STEP_PATIENCE, Slashing
-from node.services.court.turns import TURN
+from node.services.court.slashing import Slashing
 from node.services.judging.judge import Validator
 from node.swarm import jury
 from node.swarm.facts import LeavesRead
@@ -64,6 +63,9 @@ from tests.attacks.validators.court import (
     truth,
 )
 from tests.words import stating
+
+STEP_PATIENCE = 60.0
+TURN = 10.0
 
 LIAR = VALIDATORS[0]
 EVERYBODY = (len(VALIDATORS) + 1) * TURN

@@ -11,7 +11,6 @@ from node.services.auditing.step_auditor import StepAuditor
 from node.services.auditing.step_replay import StepReplay
 from node.services.judging.judge import Validator
 from node.services.usage_tracker import UsageTracker
-from node.swarm.batch_usage import BATCHES, IN_A_ROW
 from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.identity import NodeKey, address_bytes
@@ -30,6 +29,9 @@ from protocol.statements import VerdictOutcome
 from tests.attacks.validators.court import DOMAIN, OTHER, POOL, TRAINER, WORKER, Court, policy_root
 from tests.node.services.tasking.town import at_once
 from tests.words import stating
+
+IN_A_ROW = 4
+BATCHES = 3
 
 
 async def test_validators_name_each_accepted_work_once_and_all_come_to_the_same_due(autojump_clock: Any) -> None:

@@ -17,10 +17,8 @@ EPOCH = 6 * 3600
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    monkeypatch.setattr("node.services.certifier.ROUND_SECONDS", 1800.0)
-    monkeypatch.setattr("node.services.pool_accounting.PAUSES", (1800.0, 1800.0))
-    monkeypatch.setattr("node.services.court.earnings_tabler.PAUSES", (1800.0, 1800.0))
-    world = World(tmp_path, epoch=EPOCH, window=DAY)
+    slow = (1800.0, 1800.0)
+    world = World(tmp_path, epoch=EPOCH, window=DAY, round_seconds=1800.0, pauses=(slow, slow))
     world.gathers = True
     return world
 

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from node.errors import StateError
-from node.state.journal import MOST_SAID, Journal
+from node.state.journal import Journal
 from protocol.earnings import Accepted, Leaf
 from protocol.identity import NodeKey, address_bytes
+
+MOST_SAID = 200_000
 
 NODE = NodeKey(b"n" * 32).address
 

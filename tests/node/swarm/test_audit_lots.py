@@ -2,7 +2,7 @@
 
 import msgspec
 
-from node.swarm.audit_lots import OVERDUE_WINDOWS, AuditLots, BrokenPromise
+from node.swarm.audit_lots import AuditLots, BrokenPromise
 from node.swarm.register import RegisteredWork
 from protocol.audit import RATE_ONE, AuditSpec
 from protocol.identity import NodeKey
@@ -12,6 +12,8 @@ from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Verdict, VerdictOutcome, WorkCommitment, work_id
 from tests.words import announced as policy_announced
 from tests.words import policies as policies_of
+
+OVERDUE_WINDOWS = 8
 
 VALIDATOR, WORKER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
 GROUPS = 16

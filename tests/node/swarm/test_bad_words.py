@@ -10,7 +10,7 @@ import pytest
 from node.swarm.counts import COUNTS
 from node.swarm.facts import JudgeDisbelieved
 from node.swarm.pool_state import HELD_SECONDS
-from node.swarm.register import CLOSED_AFTER, CLOSED_SECONDS
+from node.swarm.register import CLOSED_AFTER
 from node.swarm.vote_set import FileState
 from protocol.errors import ProtocolError
 from protocol.messages import (
@@ -48,6 +48,8 @@ from tests.node.swarm.pools import (
     template,
     verdict,
 )
+
+CLOSED_SECONDS = 300.0
 
 FAR = (2**63, 2**64 - 1, -1, -(2**63))
 

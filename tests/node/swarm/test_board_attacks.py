@@ -259,7 +259,7 @@ async def test_what_was_refused_is_looked_at_again_when_it_is_handed_over_later(
     board._authority.joined(STRANGER.address, "")  # type: ignore[attr-defined]
     await board.catching_up.take(FLOODER.address, [early])
     assert by(nodes["trainer"], STRANGER) == [], "who repeats it at once has it looked at no sooner"
-    await trio.sleep(catchup.REFUSED_FOR + 1)
+    await trio.sleep(21.0)
     await board.catching_up.take(FLOODER.address, [early])
     assert by(nodes["trainer"], STRANGER) == [0]
 

@@ -8,12 +8,14 @@ from trio.testing import MockClock
 
 from node.network.errors import NetworkError
 from node.network.host import Libp2pNetwork
-from node.swarm.claims import MAX_REQUEST, NO, PAUSE, PROTOCOL, Claims, ClaimTrial, Pose, Prover, ShowRows, TrialTold
+from node.swarm.claims import MAX_REQUEST, NO, PROTOCOL, Claims, ClaimTrial, Pose, Prover, ShowRows, TrialTold
 from node.swarm.claims import IsReady as Ready
 from protocol.freivalds import ROWS, Challenge, row_digests, rows_of
 from protocol.identity import NodeKey
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.networks import know
+
+PAUSE = 600.0
 
 VERIFIER, PROVER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
 SIZE, SECONDS = 64, 2.5

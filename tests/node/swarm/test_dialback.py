@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import trio
 
-from node.swarm.dialback import PAUSE, DialBack, accepts
+from node.swarm.dialback import DialBack, accepts
 from protocol.identity import NodeKey
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.networks import know
+
+PAUSE = 30.0
 
 ASKER, MEMBER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from node.swarm.membership import SHORTEST_SILENCE, is_cut_off
+from node.swarm.membership import is_cut_off
+
+SHORTEST_SILENCE = 5.0
 
 
 def test_one_voice_that_was_heard_lately_is_enough() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from node.swarm import message_store as shelf_module
 from node.swarm.counts import COUNTS
-from node.swarm.message_store import KEPT_STEPS, MAX_AGE, PER_STEP, MessageStore, SeenMessage
+from node.swarm.message_store import KEPT_STEPS, MAX_AGE, MessageStore, SeenMessage
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
     EpochRootSigned,
@@ -21,6 +21,8 @@ from protocol.messages import (
 )
 from protocol.statements import EpochRoot, WorkCommitment
 from tests.words import announced as policy_announced
+
+PER_STEP = 2
 
 TRAINER, WORKER, FLOODER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3, 4))
 

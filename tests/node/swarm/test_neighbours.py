@@ -3,8 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from node.swarm.neighbours import BLIND, LONELY, MOST, MOST_BARRED_ALIVE, SUITORS, UNTOLD, VALIDATORS, Neighbours
+from node.swarm.neighbours import MOST, Neighbours
 from protocol.identity import Address
+
+VALIDATORS = 8
+SUITORS = 128
+LONELY = 3.0
+UNTOLD = 8.0
+BLIND = 2
+MOST_BARRED_ALIVE = 30.0
 
 MEMBERS = [Address(f"0x{number:040x}") for number in range(300)]
 OWN, TRAINER, *OTHERS = MEMBERS

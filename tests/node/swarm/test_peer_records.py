@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
-from node.swarm.peer_records import AHEAD, EXPIRES, MAX_RECORDS, MAX_TOLD, MAX_TOLD_BYTES, PeerRecords
+from node.swarm.peer_records import AHEAD, MAX_RECORDS, MAX_TOLD, MAX_TOLD_BYTES, PeerRecords
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat, seal
 from protocol.statements import Domain
+
+EXPIRES = 24 * 3600.0
 
 OWN, MEMBER, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
 DOMAIN = Domain(31337, Address("0x" + "11" * 20))

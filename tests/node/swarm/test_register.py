@@ -9,17 +9,7 @@ from hypothesis import strategies as st
 from node.swarm.counts import Admission
 from node.swarm.facts import Equivocation
 from node.swarm.policies import ANCHOR_SECONDS, GRACE_SECONDS, PolicyIndex
-from node.swarm.register import (
-    BACKLOG_SECONDS,
-    CLOSED_AFTER,
-    CLOSED_AT_ONCE,
-    CLOSED_SECONDS,
-    EARLY,
-    EARLY_SECONDS,
-    RESULTS,
-    Register,
-    RegisteredWork,
-)
+from node.swarm.register import BACKLOG_SECONDS, CLOSED_AFTER, Register, RegisteredWork
 from node.swarm.task_table import MOST_TASKS, TaskTable
 from node.swarm.terms import LeaderTerms
 from protocol.checks import Reason
@@ -31,6 +21,12 @@ from protocol.statements import WorkCommitment, work_id
 from protocol.tasks import TaskSpec, encode_task, task_id
 from tests.words import announced as policy_announced
 from tests.words import policies as policies_of
+
+EARLY = 16
+EARLY_SECONDS = 60.0
+CLOSED_SECONDS = 300.0
+RESULTS = 1024
+CLOSED_AT_ONCE = 256
 
 NODE, OTHER, TRAINER = (NodeKey(bytes([n]) * 32).address for n in (5, 6, 7))
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"), recipe=Recipe(max_staleness=2))

@@ -2,9 +2,11 @@
 
 from itertools import cycle, islice
 
-from node.swarm.round_votes import REMEMBERED, RoundBook
+from node.swarm.round_votes import RoundBook
 from protocol.agreement import RoundCommittee, Word
 from tests.protocol.agreement_model import FILES, PEOPLE, proposal
+
+REMEMBERED = 256
 
 LISTED = proposal(FILES[0])
 

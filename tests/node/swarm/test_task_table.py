@@ -2,12 +2,15 @@
 
 import pytest
 
-from node.swarm.task_table import BACKLOG_SECONDS, EARLY, MOST_TASKS, TaskTable, describe_task
+from node.swarm.task_table import MOST_TASKS, TaskTable, describe_task
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.lots import pack_groups
 from protocol.messages import Signed, TaskClaimed, TaskOffered
 from protocol.tasks import TaskSpec, encode_task, task_id
+
+EARLY = 64
+BACKLOG_SECONDS = 20.0
 
 OWNER, A, B = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
 SPEC = TaskSpec(kind="filter", policy="ab" * 32, last=32, shard_size=8)

@@ -19,12 +19,14 @@ from node.recipe.requirements import reached_target
 from node.run.file import compile_run
 from node.run.problems import place_files
 from node.training import evaluation
-from node.training.evaluations import MOST_WAITING, Evaluations
+from node.training.evaluations import Evaluations
 from node.training.evaluator import Evaluator, evaluation_engine
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec, encode_run
 from protocol.sections import EvaluationEnvironment, LengthBudget
+
+MOST_WAITING = 4
 
 LENGTHS = Path("examples/lengths.toml")
 SORT = {"digits": 2, "held_back": 20}

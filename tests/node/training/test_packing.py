@@ -2,7 +2,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.training.packing import ATTENTION_PADDING, buckets, plan, plan_padded
+from node.training.packing import buckets, plan, plan_padded
+
+ATTENTION_PADDING = 1.125
 
 lengths_ = st.lists(st.integers(1, 300), min_size=1, max_size=80)
 

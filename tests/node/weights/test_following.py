@@ -13,7 +13,7 @@ import trio
 from node import light_client, sdk
 from node.chain.profile import load_profile
 from node.weights.errors import PolicyUnknown
-from tests.node.weights.test_visitor import Guest
+from tests.node.weights.test_light_client import Guest
 
 STEPS = 2
 
@@ -21,10 +21,10 @@ STEPS = 2
 class Scene(Guest):
     """A visitor whose trainer publishes in the visitor's own loop: the next policy once the last one was taken."""
 
-    def __init__(self, origin, peer, run, silent: int) -> None:
+    def __init__(self, origin, peer, run, silent: int, heard: float) -> None:
         self._trainer, self._policies, self._silent = origin(), run, silent
         self._taken = trio.Event()
-        super().__init__(peer("guest", self._trainer.key.address), STEPS)
+        super().__init__(peer("guest", self._trainer.key.address), STEPS, heard)
 
     @asynccontextmanager
     async def _visiting(self, *, newest: bool):
@@ -57,16 +57,15 @@ OPENING = threading.Event()
 def scene(origin, peer, run, monkeypatch):
     """silent: the first step that the trainer does not publish."""
     LEFT.clear()
-    monkeypatch.setattr(light_client, "LOOK", 0.01)
 
     def profile(name: str, **options: Path) -> object:
         OPENING.set()
         return SimpleNamespace(pool=7) if name == "little" else load_profile(name, **options)
 
-    def stage(silent: int = STEPS + 1) -> None:
+    def stage(silent: int = STEPS + 1, heard: float = 60.0) -> None:
         OPENING.clear()
         monkeypatch.setattr("node.chain.profile.load_profile", profile)
-        monkeypatch.setattr(light_client, "LightClient", lambda *_, **__: Scene(origin, peer, run, silent))
+        monkeypatch.setattr(light_client, "LightClient", lambda *_, **__: Scene(origin, peer, run, silent, heard))
 
     return stage
 
@@ -143,9 +142,8 @@ def test_a_task_that_is_cancelled_while_it_opens_leaves_nothing_behind(scene, tm
     assert not any(one.is_alive() for one in ours)
 
 
-def test_what_ends_a_visit_is_raised_in_the_program(scene, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(light_client, "HEARD_WITHIN", 0.1)
-    scene(silent=0)
+def test_what_ends_a_visit_is_raised_in_the_program(scene, tmp_path: Path) -> None:
+    scene(silent=0, heard=0.1)
 
     async def asks() -> None:
         async with follow(tmp_path) as policies:

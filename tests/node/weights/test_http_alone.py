@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from node import light_client, sdk
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.blobs.http.sources import parse_source
 from node.blobs.store import BlobStore
-from node.light_client import LightClient
+from node.light_client import LightClient, Waits
 from node.network.host import Libp2pNetwork
 from node.services.gateway import served
 from node.state.journal import Journal
@@ -88,9 +89,8 @@ class Trainer:
 async def pool(people, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery):
     """A pool whose manager leads, a profile of its chain, and gateways of whatever list."""
     monkeypatch.setattr(policies, "ANCHOR_SECONDS", 0.1)
-    monkeypatch.setattr(light_client, "LIST_EVERY", 0.05)
-    monkeypatch.setattr(light_client, "LOOK", 0.02)
-    monkeypatch.setattr(light_client, "HEARD_WITHIN", 1.0)
+    waits = Waits(listing=0.05, look=0.02, heard=1.0)
+    monkeypatch.setattr(light_client, "LightClient", partial(LightClient, waits=waits))
     called: list[object] = []
     monkeypatch.setattr(Libp2pNetwork, "set_contact", lambda *told: called.append(told))
     leader = NodeKey.generate()
@@ -116,7 +116,9 @@ async def pool(people, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery:
         return Trainer(tmp_path / name, key, people.client.domain, pool)
 
     cache, profile = tmp_path / "cache", people.client.profile
-    yield SimpleNamespace(profile=profile, number=number, serve=serve, trainer=trainer, directory=cache, called=called)
+    yield SimpleNamespace(
+        profile=profile, number=number, serve=serve, trainer=trainer, directory=cache, called=called, waits=waits
+    )
 
 
 def follow(pool, *gateways: str, after: int = -1):
@@ -155,7 +157,9 @@ async def test_one_policy_is_fetched_by_http(pool, step: int | None) -> None:
     trainer = pool.trainer("honest")
     await trainer.publish()
     source = parse_source(await pool.serve(trainer), private=True)
-    guest = LightClient(pool.profile, pool.number, pool.directory, quota=10**8, sources=[source], alone=True)
+    guest = LightClient(
+        pool.profile, pool.number, pool.directory, quota=10**8, sources=[source], alone=True, waits=pool.waits
+    )
     with trio.fail_after(30):
         visit = await guest.fetch(step)
     assert visit.policy.step == (2 if step is None else step) and visit.trainer == trainer.key.address
@@ -216,7 +220,9 @@ async def test_an_old_announcement_is_the_policy_that_it_names_and_never_a_newer
 async def test_a_leader_that_announces_two_policies_of_a_step_is_found_out_by_two_gateways(
     pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(light_client, "HEARD_WITHIN", 20.0)  # on a busy machine a list takes more than a second
+    # On a busy machine a list takes more than a second.
+    waits = Waits(listing=0.05, look=0.02, heard=20.0)
+    monkeypatch.setattr(light_client, "LightClient", partial(LightClient, waits=waits))
     one, other = pool.trainer("one"), pool.trainer("other")
     await one.publish()
     await other.publish(seed=7)

@@ -112,5 +112,5 @@ def test_members_that_say_they_run_another_program_leave_room_for_our_own() -> N
     for peer in [*others, *own]:
         node.trees.control(peer, rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID=TOPIC)]))
     links = node.trees.links[TOPIC]
-    assert len(links & set(others)) == mesh.MOST_LINKS_OF_OTHERS
-    assert len(links & set(own)) == mesh.MOST_LINKS - mesh.MOST_LINKS_OF_STRANGERS - mesh.MOST_LINKS_OF_OTHERS
+    assert len(links & set(others)) == 4
+    assert len(links & set(own)) == 16 - mesh.MOST_LINKS_OF_STRANGERS - 4

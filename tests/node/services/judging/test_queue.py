@@ -4,7 +4,11 @@ from typing import Any
 
 import trio
 
-from node.services.judging.queue import MOST_BEHIND, MOST_WAITING, PATIENCE, InspectionQueue
+from node.services.judging.queue import InspectionQueue
+
+PATIENCE = 10.0
+MOST_BEHIND = 2
+MOST_WAITING = 64
 
 
 class Diary:

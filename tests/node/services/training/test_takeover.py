@@ -27,11 +27,10 @@ from node.metrics.observer import Observer
 from node.recipe.join import join
 from node.recipe.pool import Group, Origin
 from node.run.assets import Run
-from node.services.chairing import Chairing
 from node.services.checkpoint_server import CheckpointServer
 from node.services.context import PoolTime
+from node.services.leader_lease import LeaderLease
 from node.services.training.groups import Groups
-from node.services.training.leading import TAKES_BACK
 from node.services.training.trainer import TrainerService
 from node.state.files import write_whole
 from node.swarm.ownwords import promise_in
@@ -64,6 +63,8 @@ from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Se
 from tests.memory_network import MemoryHub
 from tests.node.services.daemons import copied
 from tests.node.services.tasking.town import at_once
+
+TAKES_BACK = 32
 
 SECOND, THIRD = NodeKey(b"\4" * 32), NodeKey(b"\5" * 32)
 KEYS = (TRAINER, SECOND, THIRD)
@@ -390,7 +391,7 @@ class Pool:
             self._seat(seat)
         for seat in self.judges:
             seat.context.time = PoolTime(wall=now)
-            chair = Chairing(seat.context, Door(self.chain, seat.key.address))  # type: ignore[arg-type]
+            chair = LeaderLease(seat.context, Door(self.chain, seat.key.address))  # type: ignore[arg-type]
             nursery.start_soon(chair.run)
             nursery.start_soon(seat.beat)
         for desk in present:

@@ -23,8 +23,8 @@ from node.recipe import manifest as manifests
 from node.recipe.batch_log import BatchLog
 from node.recipe.manifest import materialise
 from node.recipe.pool import Selection
-from node.services.chairing import LeadFrom
 from node.services.context import Context
+from node.services.leader_lease import LeadFrom
 from node.services.training import feeding, ingest
 from node.services.training.groups import Groups
 from node.services.training.record import StepMetrics

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
-from node.web.page.page import LONGEST, SHOWN, RolloutSamples
+from node.web.page.page import RolloutSamples
+
+SHOWN = 6
+LONGEST = 600
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[2J" + "A" * 5000
 

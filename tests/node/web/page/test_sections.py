@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from node.web.page.model import KEPT, Model, SpreadBook, quantiles
+from node.web.page.model import Model, SpreadBook, quantiles
 from node.web.page.plain import Steady, number, table, words
 from node.web.page.sections import DECISION_COLUMNS, MEMBER_COLUMNS, RECENT, decisions, members, sections
 from tests.swarms import address, status, typed
+
+KEPT = 12
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m\n\u0000" + "A" * 500
 

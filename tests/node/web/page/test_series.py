@@ -5,8 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.web.page.series import FRESH, MOST, THINNED, Curves, Point, Series, thin
+from node.web.page.series import FRESH, MOST, Curves, Point, Series, thin
 from tests.swarms import status, typed
+
+THINNED = 650
 
 
 def points(count: int, start: int = 0) -> list[Point]:

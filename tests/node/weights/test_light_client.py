@@ -1,4 +1,4 @@
-"""A visitor's policies: when they end, and when it gives up instead of waiting for ever."""
+"""A light client's policies: when they end, and when it gives up instead of waiting for ever."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -8,8 +8,7 @@ import msgspec
 import pytest
 import trio
 
-from node import light_client
-from node.light_client import LightClient
+from node.light_client import LightClient, Waits
 from node.weights.errors import PolicyUnknown
 from protocol.blobs import describe
 from protocol.policy import encode_manifest
@@ -20,8 +19,9 @@ from tests.node.weights.test_weights import announce
 class Guest(LightClient):
     """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
 
-    def __init__(self, peer: Peer, steps: int) -> None:
+    def __init__(self, peer: Peer, steps: int, heard: float = 60.0) -> None:
         self._pool, self.peer, self._steps, self._directory = 7, peer, steps, peer.directory / "weights"
+        self._waits = Waits(look=0.01, silence=0.05, heard=heard)
         self.meanwhile: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         """What happens while a model's files are fetched."""
 
@@ -38,12 +38,6 @@ class Guest(LightClient):
     async def _assets(self, member, run):
         await self.meanwhile()
         return {}
-
-
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch) -> None:
-    monkeypatch.setattr(light_client, "LOOK", 0.01)
-    monkeypatch.setattr(light_client, "FIRST_SILENCE", 0.05)
 
 
 async def test_policies_end_after_the_last_step_of_the_run(run, origin, peer) -> None:
@@ -129,9 +123,8 @@ async def test_a_newest_policy_that_cannot_be_one_is_not_waited_for(run, origin,
         await guest.fetch()
 
 
-async def test_a_pool_that_says_nothing_is_told(origin, peer, monkeypatch) -> None:
-    monkeypatch.setattr(light_client, "HEARD_WITHIN", 0.1)
-    guest = Guest(peer("guest", origin().key.address), steps=9)
+async def test_a_pool_that_says_nothing_is_told(origin, peer) -> None:
+    guest = Guest(peer("guest", origin().key.address), steps=9, heard=0.1)
     silence = pytest.RaisesExc(PolicyUnknown, match="no policy")
     with trio.fail_after(5), pytest.RaisesGroup(silence, flatten_subgroups=True):
         async with guest.following() as visits:

@@ -11,8 +11,8 @@ import trio.testing
 
 from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
-from node.services.chairing import STALL_BATCHES, Chairing, LeadFrom
 from node.services.context import Context
+from node.services.leader_lease import LeaderLease, LeadFrom
 from node.swarm.facts import Facts, TermMoved, WorkTouched
 from node.swarm.terms import LeaderTerms
 from node.swarm.vote_set import FileState
@@ -25,6 +25,8 @@ from protocol.run import RunError
 from protocol.sections import ChairRules
 from protocol.statements import Domain, TermSilent, VerdictOutcome, sign, signer_of, work_id
 from tests.attacks.validators.court import court_run
+
+STALL_BATCHES = 8
 
 A, B, C, V, W = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
 DOMAIN = Domain(31337, A.address)
@@ -63,7 +65,7 @@ class World:
         self.evicted: set[Any] = set()
         self.run = RUN
 
-    def node(self, key: NodeKey, ready: LeadFrom | None = None) -> Chairing:
+    def node(self, key: NodeKey, ready: LeadFrom | None = None) -> LeaderLease:
         terms = LeaderTerms(A.address, lambda: self.time)
         terms.take(0, A.address, 0, bytes(32), int(self.time) + LEASE)
         terms.seat([one.address for one in (A, B, C)], LEASE, GRACE)
@@ -99,7 +101,7 @@ class World:
         context.until = partial(Context.until, context)
         context.on_news = partial(Context.on_news, context)
         candidate = SimpleNamespace(holds=lambda: True, ready=lambda: ready, at=lambda: (0, bytes(32)))
-        return Chairing(context, Door(self, key), candidate)  # type: ignore[arg-type]
+        return LeaderLease(context, Door(self, key), candidate)  # type: ignore[arg-type]
 
     async def post(self, message: Any) -> None:
         self.said.append(message)
@@ -153,7 +155,7 @@ def hears(world: World, *validators: NodeKey) -> None:
         world.facts.tell([Signed(one.address, said, b"")])
 
 
-async def silence(world: World, *validators: Chairing) -> None:
+async def silence(world: World, *validators: LeaderLease) -> None:
     for one in validators:
         term = one._terms.now
         if one._is_inactive(term):

@@ -28,20 +28,6 @@ from protocol.messages import LeaderSilent, StepVerdict
 from protocol.statements import TermSilent, Verdict, VerdictOutcome, WorkCommitment, sign
 
 log = structlog.get_logger()
-LOOK_EVERY = 1.0
-"""Seconds between two looks at what only time decides: silence, a lease, a turn."""
-PAUSE = 2.0
-"""Seconds before a transaction that failed is tried again."""
-TURN = 5.0
-"""Seconds that a standby leaves to each one before it to carry the validators' words."""
-HELD_WITH = 3
-"""The last part of a lease, in which it is held: so long, of an hour twenty minutes, a chain may be slow or silent
-before a standby may take the chair. Each hold costs gas, so it is not held sooner."""
-STALL_BATCHES = 8
-"""Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand still: of
-one batch's files too many may be without a signal."""
-STALL_STEPS = 10
-"""Times the longest of the last steps, which it is given at least."""
 Lease = tuple[int, int]
 """(number of the term, end of the lease in unix seconds)."""
 
@@ -80,12 +66,22 @@ class ChairCandidate(Protocol):
         ...
 
 
-class Chairing(Service):
+class LeaderLease(Service):
     """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear."""
 
     name = "chair"
 
-    def __init__(self, context: Context, chain: OnChain, candidate: ChairCandidate | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        chain: OnChain,
+        candidate: ChairCandidate | None = None,
+        *,
+        look_every: float = 1.0,
+        pause: float = 2.0,
+    ) -> None:
+        self._look_every = look_every  # seconds between two looks at what only time decides: silence, a lease, a turn
+        self._pause = pause  # seconds before a transaction that failed is tried again
         self._candidate = candidate
         self._context = context
         self._chain = chain
@@ -100,7 +96,7 @@ class Chairing(Service):
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(every, LOOK_EVERY, self._sign)
+            nursery.start_soon(every, self._look_every, self._sign)
             if self._candidate is not None:
                 nursery.start_soon(self._act_always, self._candidate)
             nursery.start_soon(self._count_accepted)
@@ -167,15 +163,18 @@ class Chairing(Service):
         # Files that were counted for an older policy say nothing of a leader that made one since.
         if term.ended or newest != policies.newest_step or len(accepted) < self._enough:
             return False
-        if not (heard := policies.heard_at(STALL_STEPS)) or newest >= spec.recipe.steps:
+        stall_steps = 10  # times the longest of the last steps, which it is given at least
+        if not (heard := policies.heard_at(stall_steps)) or newest >= spec.recipe.steps:
             return False
         longest = max((after - before for before, after in pairwise(heard)), default=0.0)
-        patience = max(spec.chair.stall_seconds, STALL_STEPS * longest)
+        patience = max(spec.chair.stall_seconds, stall_steps * longest)
         return self._context.clock.monotonic() - max(heard[-1], term.at) > patience
 
     @property
     def _enough(self) -> int:
-        return STALL_BATCHES * self._context.run.spec.rollout.files_per_step
+        # Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand
+        # still: of one batch's files too many may be without a signal.
+        return 8 * self._context.run.spec.rollout.files_per_step
 
     async def _count_accepted(self) -> None:
         state = self._context.state
@@ -206,7 +205,7 @@ class Chairing(Service):
 
     async def _act_always(self, candidate: ChairCandidate) -> None:
         kinds = (LeaderSilent, StepVerdict, LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone)
-        await self._context.on_news(partial(self._try_to_act, candidate), *kinds, within=LOOK_EVERY)
+        await self._context.on_news(partial(self._try_to_act, candidate), *kinds, within=self._look_every)
 
     async def _try_to_act(self, candidate: ChairCandidate) -> None:
         if not self._terms.seated or self._context.key.address not in self._terms.trainers:
@@ -218,15 +217,17 @@ class Chairing(Service):
             if error.name == "ValidatorUnfit":  # one spoils the others' signatures
                 self._unfit |= {one for one in self._context.membership.validators if one in error.args_.values()}
             log.info("chair.refused", why=error.why)
-            await trio.sleep(PAUSE)
+            await trio.sleep(self._pause)
         except IntellectError as error:
             log.warning("chair.not_reached", why=error.why)
-            await trio.sleep(PAUSE)
+            await trio.sleep(self._pause)
 
     async def _act(self, candidate: ChairCandidate) -> None:
         term, now = self._terms.now, self._context.time.now()
         if term.holder == self._context.key.address and not term.ended:
-            if now > term.until - self._terms.lease / HELD_WITH and candidate.holds():
+            # The last part of a lease, in which it is held: so long, of an hour twenty minutes, a chain may be slow or
+            # silent before a standby may take the chair. Each hold costs gas, so it is not held sooner.
+            if now > term.until - self._terms.lease / 3 and candidate.holds():
                 await self._chain.hold_chair(self._context.pool, *candidate.at())
                 await self._until_changed(term)
             if candidate.holds():
@@ -260,7 +261,8 @@ class Chairing(Service):
             return
         if self._complete is None or self._complete[0] != key:
             self._complete = key, self._context.clock.monotonic()
-        if self._context.clock.monotonic() - self._complete[1] >= place * TURN:
+        # Seconds that a standby leaves to each one before it to carry the validators' words.
+        if self._context.clock.monotonic() - self._complete[1] >= place * 5.0:
             await act()
             await self._until_changed(term)
 
@@ -310,4 +312,6 @@ class Chairing(Service):
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""
         # Until its event is read the term looks as before, and the next look would send the transaction again.
-        await self._context.until(lambda: self._terms.now != term, TermBegan, TermMoved, Undone, seconds=4 * PAUSE)
+        await self._context.until(
+            lambda: self._terms.now != term, TermBegan, TermMoved, Undone, seconds=4 * self._pause
+        )
