@@ -210,7 +210,7 @@ async def written_out(policy: HeldPolicy, store: BlobStore, directory: Path) -> 
         with store.holding(policy.blobs):
             try:
                 info = await trio.to_thread.run_sync(lambda: build_image(policy.image(), policy.manifest.tensors, work))
-                await store.add(work, move=True, known=info)
+                await store.add(work, move=True, known=info, synced=False)
             finally:
                 work.unlink(missing_ok=True)
     return store.path(root)
