@@ -9,6 +9,10 @@ Bound, bits per weight: H2(p) + p * v, where p is the share of weights that chan
 entropy of the changes in units in the last place: what a coder needs that knows both distributions and no more. With
 v = 1.1 (a sign, and now and then a larger step) it is the stricter bound of the design notes; both ratios are shown.
 Speeds are MB of image per second of CPU time on one core, best of several runs; a row's all come from one run.
+
+Written: what a follower's store counts a step beside the image's size, with a real publisher and follower and a wire in
+memory. Weights change by one unit in the last place. Beside it the same with every image an anchor, which writes each
+of them whole.
 """
 
 import os
@@ -23,6 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import trio
 import zstandard
 from blake3 import blake3
 
@@ -153,6 +158,64 @@ def measure_policies(old: Path, new: Path, work: Path) -> dict[str, Any]:
     }
 
 
+def drift(bits: np.ndarray, share: float, random: np.random.Generator) -> np.ndarray:
+    """A share of the weights one unit in the last place up or down."""
+    moved = bits.copy()
+    places = random.choice(bits.size, int(share * bits.size), replace=False)
+    moved[places] += random.choice(np.array([1, 0xFFFF], np.uint16), places.size)
+    return moved
+
+
+async def follow(folder: Path, share: float, steps: int, count: int, anchor_every: int) -> dict[str, Any]:
+    """What a follower writes of so many steps after its first image."""
+    from tests.node.weights import little_swarm as swarm
+
+    wire, random = swarm.Wire(), np.random.default_rng(1)
+    trainer = swarm.Origin(wire, folder / "trainer", swarm.NodeKey.generate(), anchor_every=anchor_every)
+    peer = swarm.Peer(wire, folder / "peer", trainer.key.address, quota=1 << 34, limit=1 << 34)
+    bits = bf16_bits(random.standard_normal(count, dtype=np.float32) * np.float32(0.02))
+    before, seconds = 0, 0.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.follower.run)
+        for step in range(steps + 1):
+            await trainer.publish(step, {f"layer.{at}": part for at, part in enumerate(np.array_split(bits, 4))})
+            began = time.process_time()
+            while (newest := peer.policy_cache.newest) is None or newest.step < step:
+                await trio.sleep(0.001)
+            seconds += time.process_time() - began if step else 0.0
+            before = before or peer.store.written
+            bits = drift(bits, share, random)
+        nursery.cancel_scope.cancel()
+    size = newest.manifest.image_size
+    return {
+        "changed": share,
+        "steps": steps,
+        "of_image": (peer.store.written - before) / steps / size,
+        "cpu_s_per_gb": seconds / steps / size * 1e9,
+    }
+
+
+def written(quick: bool) -> list[dict[str, Any]]:
+    """Both ways for each share of changed weights."""
+    import node.logs
+    from tests.node.weights import little_swarm
+
+    node.logs.print_logs(40)
+    little_swarm.QUOTA = 1 << 34
+    rows: list[dict[str, Any]] = []
+    for share, steps in ((0.01, 88), (0.05, 24)):
+        for name, every in (("each image whole", 1), ("base and patches", 50)):
+            most, count = min(steps, 8) if every == 1 else steps, 1 << (19 if quick else 23)
+            with tempfile.TemporaryDirectory() as folder:
+                found = trio.run(follow, Path(folder), share, most, count, every)
+            rows.append({"name": name, **found})
+            print(
+                f"{name:26}{found['changed']:9.2%} changed: {found['of_image']:8.2%} of the image written a step, "
+                f"{found['cpu_s_per_gb']:.2f} s CPU a GB ({found['steps']} steps)"
+            )
+    return rows
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     titles = f"{'changed':>9}{'1 ulp':>7}{'of full':>9}{'/bound':>8}{'/strict':>8}"
     print(f"{'simulated step':26}{titles}  MB/s of image, one core")
@@ -198,7 +261,8 @@ def main() -> None:
         ]
     if real:
         show_real(real)
-    save(options.json, {"simulated": rows, "real": real})
+    print()
+    save(options.json, {"simulated": rows, "real": real, "written": written(options.quick)})
 
 
 if __name__ == "__main__":

@@ -221,20 +221,25 @@ def _from_state(file: str, state_dir: Path, policy: Path | None) -> "SelfAudit":
     # A file here may have 64 characters in its name, too: then the file is meant.
     path = state.blob(file) if len(file) == ROOT_DIGITS and not Path(file).exists() else Path(file)
     named = named_policy(path, spec)
-    if policy is None and named:
-        policy = _recorded(state_dir, named) or state.policy(named, spec.recipe.steps)
-    image = policy or assets / "model"
-    return audit_file(path, spec, assets, image)
+    with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
+        if policy is None and named:
+            policy = _recorded(state_dir, named, Path(folder)) or state.policy(named, spec.recipe.steps)
+        return audit_file(path, spec, assets, policy or assets / "model")
 
 
-def _recorded(state_dir: Path, root: str) -> Path | None:
-    """The image of a policy of which the node kept the record, if it is still there."""
-    from node.weights.records import PolicyRecords
+def _recorded(state_dir: Path, root: str, folder: Path) -> Path | None:
+    """The image of a policy of which the node kept the record, if it is still there; one that rests on another is put
+    together in the folder."""
+    from node.weights.images import build_image
+    from node.weights.records import PolicyRecords, find_held
 
     records = PolicyRecords(state_dir / "weights" / "held").read()
-    images = {record.manifest.policy_root.hex(): record.manifest.image_root.hex() for record in records}
-    image = state_dir / "blobs" / "complete" / images.get(root, "none")
-    return image if image.is_file() else None
+    record = next((one for one in records if one.manifest.policy_root.hex() == root), None)
+    held = find_held(state_dir, record) if record else None
+    if held is None or not held.patches:
+        return held.path if held else None
+    build_image(held.image(), held.manifest.tensors, folder / "image")
+    return folder / "image"
 
 
 @contextmanager

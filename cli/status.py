@@ -226,8 +226,12 @@ def _audited(trainer: AuditedPart) -> str:
 
 
 def _power(audit: AuditPart) -> str:
-    shared = f", {audit.checked_share:.0%} of the groups recomputed" if audit.checked_share is not None else ""
-    return f"audit power {audit.power or 0:.3f} against cheating in {audit.cheated_share:.0%}{shared}"
+    share, looked = audit.checked_share, ""
+    if share is not None:
+        looked = (
+            "; everything was looked at" if share >= 1 else f"; looked at: {share:.0%} of the groups, others not used"
+        )
+    return f"audit power {audit.power or 0:.3f} against cheating in {audit.cheated_share:.0%}{looked}"
 
 
 def _training(status: DaemonStatus) -> Iterator[str]:
@@ -356,7 +360,8 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
     if status.auditing and status.auditing.why_not:
         lines.append(f"this validator audits no steps of the trainer: {status.auditing.why_not}")
     if audit and audit.power is not None and audit.power < audit.power_wanted:
-        lines.append(f"the audit's power is below the run's {audit.power_wanted:.2f}")
+        short = "the validators cannot look at enough of what one worker makes; what nobody looks at is not trained on"
+        lines.append(f"the audit's power is below the run's {audit.power_wanted:.2f}: {short}")
     if audit and audit.quarantined:
         lines.append(f"{len(audit.quarantined)} validators are not believed")
     lines += _restarts(status)

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from cli.weights_serve import Fetched, Place
     from node.blobs.headway import BlobProgress
     from node.chain.client import ChainClient
+    from node.inference.layers import LayeredImage
     from node.light_client import LightClient
     from node.swarm.terms import LeaderTerms
     from node.weights.export import Exported
     from node.weights.gguf import GgufPlan
+    from node.weights.policy_cache import HeldPolicy
     from node.weights.records import PolicyRecord
 
 MOST_STEPS = 1_000_000
@@ -154,7 +156,7 @@ def _fetch_to(
     record = PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest)
     task = bars.add_task("writing", total=policy.manifest.image_size, peers="")
     exported = export_model(
-        policy.path,
+        policy.image(),
         record,
         visit.assets,
         out,
@@ -237,7 +239,7 @@ def export(
         _export_trained(out, trained, step, gguf, as_json)
         return
     # A record may outlive its image, which the store evicts when it is full.
-    held = [(d, r) for d, r in _held(state_dir) if _image(d, r).is_file() and step in (None, r.manifest.step)]
+    held = [(d, r) for d, r in _held(state_dir) if _at_rest(d, r) and step in (None, r.manifest.step)]
     if not held:
         raise CommandError(
             "no such policy is held here" if step is not None else "no policy is held here",
@@ -412,8 +414,18 @@ def _held(state_dir: Path | None) -> "Iterator[tuple[Path, PolicyRecord]]":
             yield directory, record
 
 
-def _image(directory: Path, record: "PolicyRecord") -> Path:
-    return directory / "blobs" / "complete" / record.manifest.image_root.hex()
+def _at_rest(directory: Path, record: "PolicyRecord") -> "HeldPolicy | None":
+    """The policy as the node keeps it; None where it does not any more."""
+    from node.weights.records import find_held
+
+    return find_held(directory, record)
+
+
+def _image(directory: Path, record: "PolicyRecord") -> "LayeredImage":
+    held, step = _at_rest(directory, record), record.manifest.step
+    if held is None:
+        raise CommandError(f"the policy of step {step} is not here any more", "the node let it go", "try again", RUN)
+    return held.image()
 
 
 def _assets(directory: Path, record: "PolicyRecord") -> dict[str, Path]:
@@ -430,7 +442,7 @@ def _assets(directory: Path, record: "PolicyRecord") -> dict[str, Path]:
 
 def _row(directory: Path, record: "PolicyRecord") -> dict[str, Any]:
     manifest = record.manifest
-    image = _image(directory, record)
+    held = _at_rest(directory, record)
     return {
         "step": manifest.step,
         "policy_root": manifest.policy_root.hex(),
@@ -441,7 +453,8 @@ def _row(directory: Path, record: "PolicyRecord") -> dict[str, Any]:
         "patches": len(manifest.patches),
         "anchor_step": manifest.anchor.step if manifest.anchor else manifest.step,
         "state_dir": str(directory),
-        "path": str(image) if image.is_file() else None,
+        "path": str(held.path) if held else None,
+        "patches_at_rest": len(held.patches) if held else 0,
     }
 
 
@@ -525,17 +538,18 @@ def _named(path: Path, weights: bytes, record: "PolicyRecord | None", root: str 
 
 
 def _verify_held(directory: Path, record: "PolicyRecord", signer: _Signer | None, as_json: bool) -> dict[str, Any]:
-    from node.weights.export import describe_files
+    from node.weights.export import describe_tensors
     from protocol.policy import MalformedPolicy
 
     image, manifest = _image(directory, record), record.manifest
     with _bars(as_json) as bars:
         task = bars.add_task(f"step {manifest.step}", total=manifest.image_size, peers="")
-        infos = describe_files([image], on_progress=lambda count: bars.advance(task, count))
+        infos = describe_tensors(image, on_progress=lambda count: bars.advance(task, count))
     if infos != manifest.tensors:
-        raise MalformedPolicy(f"the policy of step {manifest.step} is damaged", f"{image} is not what was signed for")
+        what = f"the policy of step {manifest.step} is damaged"
+        raise MalformedPolicy(what, f"{image.base} and its patches are not what was signed for")
     signed = signer.check(record) if signer else None
-    return {"path": str(image), "step": manifest.step, "policy_root": manifest.policy_root.hex(), "signer": signed}
+    return {"path": str(image.base), "step": manifest.step, "policy_root": manifest.policy_root.hex(), "signer": signed}
 
 
 # small things

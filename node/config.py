@@ -168,10 +168,10 @@ class NodeConfig(BaseSettings):
 
     @property
     def quota(self) -> int:
-        """Bytes of the blob store: of a capped disk four sevenths of what logs and journal leave, since what is built
-        beside it takes up to three images where four are kept."""
+        """Bytes of the blob store: of a capped disk seven tenths of what logs and journal leave, since an image that is
+        built beside it is as large as three of the seven."""
         most = self.limits.disk
-        return min(self.store_quota, max(most - DISK_FIXED, 0) * 4 // 7) if most else self.store_quota
+        return min(self.store_quota, max(most - DISK_FIXED, 0) * 7 // 10) if most else self.store_quota
 
     @property
     def upload_rate(self) -> float:

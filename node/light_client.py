@@ -5,7 +5,7 @@ stakes nothing, says nothing and is gone afterwards. What it has fetched stays i
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,7 @@ from node.weights.errors import PolicyUnknown
 from node.weights.fetch import PolicyFollower
 from node.weights.policy_cache import HeldPolicy, PolicyCache
 from node.weights.records import PolicyRecords
+from node.weights.workshop import written_out
 from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
@@ -48,12 +49,14 @@ MODEL = "model/"
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
-    """policy: verified; assets: the model's files other than weights, by their name in a model directory."""
+    """policy: verified; assets: the model's files other than weights, by their name in a model directory; image: the
+    policy's own, of one that is followed, until the next is told."""
 
     policy: HeldPolicy
     trainer: Address
     run: RunSpec
     assets: dict[str, Path]
+    image: Path | None = None
 
 
 def check_announced(run: RunSpec) -> None:
@@ -112,9 +115,10 @@ class LightClient:
         # No buffer: what is not taken yet may be overtaken, and the newest is asked for only then.
         send, receive = trio.open_memory_channel[PolicySnapshot](0)
         async with self._visiting(newest=True) as (member, run, follower, policy_cache), trio.open_nursery() as nursery:
+            store, places = member.stock.store, self._directory / "building"
 
             async def tell() -> None:
-                known = after
+                known, told = after, ExitStack()
                 if self._alone:  # what one gateway shows another one may contradict, before any of it counts
                     with trio.move_on_after(HEARD_WITHIN):
                         await self._listed.wait()
@@ -125,7 +129,12 @@ class LightClient:
                         await self._heard(follower)
                         continue
                     known = policy.step
-                    await send.send(await self._visit(member, run, follower, policy))
+                    # Whoever follows reads a file, which stays until the next one is there.
+                    image, before, told = await written_out(policy, store, places), told, ExitStack()
+                    told.enter_context(store.holding([policy.manifest.image_root]))
+                    visit = await self._visit(member, run, follower, policy)
+                    await send.send(msgspec.structs.replace(visit, image=image))
+                    before.close()
                 # Not where it fails: an end of the channel would look like the run's.
                 await send.aclose()
 

@@ -248,7 +248,7 @@ class _Policies(AsyncIterator[Policy]):
     async def __anext__(self) -> Policy:
         visit = await self._visits.__anext__()
         held = visit.policy
-        return Policy(held.step, held.root, held.path, visit.assets, visit.run.name)
+        return Policy(held.step, held.root, visit.image or held.path, visit.assets, visit.run.name)
 
 
 class _Portal(AsyncIterator[Policy]):

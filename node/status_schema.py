@@ -646,9 +646,11 @@ class TasksPart(msgspec.Struct, frozen=True):
 
 
 class BlobsPart(msgspec.Struct, frozen=True):
-    """How whole the blobs on this disk are. damaged: found with other bytes than their name says, of which the pool
-    had the right ones again, or not; oldest_look_seconds: since the longest unseen one was compared, None before."""
+    """The blobs on this disk. bytes_written: since the start; damaged: found with other bytes than their name says, of
+    which the pool had the right ones again, or not; oldest_look_seconds: since the longest unseen one was compared,
+    None before."""
 
+    bytes_written: int = 0
     damaged: int = 0
     fetched_again: int = 0
     not_fetched_again: int = 0

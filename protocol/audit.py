@@ -23,7 +23,7 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     window: policies per audit window; cheated_share, power: lots are sized so that a worker that cheats in this
     share of its groups is seen within one window with this probability; probation: groups of a worker that must
-    have been recomputed without a fault before its lots shrink to that size;
+    have been recomputed without a fault before its files are not looked at whole any more;
     trust: 'verified' (a file trains once its quorum has accepted it) or 'optimistic' (once the first validator
     has; what the quorum rejects later is invalidated);
     verdict_seconds: how long a silent validator is waited for; delivery_seconds: how long a worker may take to hand
@@ -125,13 +125,6 @@ def joint_share(shares: Iterable[float]) -> float:
     return 1.0 - missed
 
 
-def share_of_one(joint: float, validators: int) -> float:
-    """What each of `validators` must draw so that together they reach `joint`."""
-    if joint >= 1.0:
-        return 1.0
-    return 1.0 - (1.0 - joint) ** (1.0 / max(1, validators))
-
-
 def share_of_files(validators: int, quorum: int) -> float:
     """The share of all files that one of `validators` looks at: so that one more than the quorum are expected to look
     at each. Who is not enough is filled up (node/services/judging)."""
@@ -161,33 +154,40 @@ class AuditLoad(msgspec.Struct, frozen=True):
     def is_calm(self) -> bool:
         return self.backlog <= CALM_SECONDS
 
+    @property
+    def is_behind(self) -> bool:
+        return self.backlog > BEHIND_SECONDS
+
 
 BUSY_SHARE = 0.8
 """Of its capacity that a validator plans with: the rest is for re-checks and for bad minutes."""
-CALM_SECONDS = 5.0
-"""Backlog below which a validator recomputes everything, whatever it has pledged."""
+UNMEASURED_SHARE = 1 / 16
+"""What a validator promises that has measured nothing yet. One that can do more looks at everything all the same; one
+that cannot would keep its promise for a window in which no policy is learnt (docs/figures/scale.md)."""
+CALM_SECONDS, BEHIND_SECONDS = 5.0, 30.0
+"""Backlog below which a validator recomputes everything, and beyond which nothing that it has not pledged."""
 
 
-def pledged_share(load: AuditLoad | None, groups: int, validators: int, spec: AuditSpec) -> float:
+def pledged_share(load: AuditLoad | None, groups: int, spec: AuditSpec) -> float:
     """The share that a validator promises for the next window: what the power needs, or what it can do if less.
 
-    groups: of one worker in one window; validators: those who share the work. Unknown load promises the need.
+    groups: of one worker in one window.
     """
-    needed = share_of_one(needed_share(groups, spec), validators)
+    needed = needed_share(groups, spec)
     if load is None or load.arriving <= 0:
-        return needed
+        return min(needed, UNMEASURED_SHARE)
     return min(needed, BUSY_SHARE * load.capacity / load.arriving)
 
 
 def share_of_file(pledged: float, load: AuditLoad | None, verified: int, suspect: bool, spec: AuditSpec) -> float:
     """The share of one file's groups to draw, at least what was pledged.
 
-    verified: groups of this worker that were recomputed without a fault. Whoever is suspected or on probation is
-    recomputed entirely; everybody is, while there is nothing better to do.
+    verified: groups of this worker that were recomputed without a fault since it came or was refused. While there is
+    nothing better to do everybody is recomputed entirely; then whoever is suspected or on probation; and nobody by a
+    validator that is behind, since however many newcomers come, what it pledged is what it can do.
     """
-    if suspect or load is None or load.is_calm:
+    if load is None or load.is_calm:
         return 1.0
-    if verified < spec.probation:
-        # A newcomer has no record yet that a cheat would lose, so it is looked at more closely.
-        return min(1.0, 3.0 * pledged)
-    return pledged
+    # A newcomer has no record yet that a cheat would lose.
+    whole = suspect or verified < spec.probation
+    return 1.0 if whole and not load.is_behind else pledged

@@ -18,7 +18,9 @@ DEFAULT_PIECE_SIZE = 256 * 1024
 MIN_PIECE_SIZE = 16 * 1024
 MAX_PIECE_SIZE = 64 * 1024 * 1024
 MAX_PIECES = 65_536
-MAX_BLOB_SIZE = 128 * 1024**3
+# An image of 500 billion parameters. Everything is done piece by piece, so a larger blob costs nobody more memory: what
+# a stranger's may have is told by whoever asks for it, and bounded by the quota (ADR 120).
+MAX_BLOB_SIZE = 1024**4
 # 32 bytes of hash and msgpack's two or three before each.
 MAX_INFO_BYTES = 40 * MAX_PIECES + 256
 _CONTEXT = "intellect-node blob v1"

@@ -36,7 +36,7 @@ CHUNK = 1 << 22
 """Elements that are coded together: bounds the memory of both sides."""
 WINDOW = 1 << 17
 """Elements that are handed out together: 256 KiB, which stay in the processor's cache, and never more than a piece."""
-# 128 GiB of bf16: as large as a blob may be.
+# 128 GiB of bf16: no tensor is larger.
 MAX_ELEMENTS = 1 << 36
 HEADER_BYTES = 4 + 8 + 1
 _MAGIC = b"IND\x02"
@@ -100,22 +100,51 @@ def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0
     base = _flat(base)
     readers = [PackedReader(patch) for patch in patches]
     try:
-        # Patches that change nothing are no layer: a chain of many steps often leaves a tensor alone.
-        layers = [reader for reader in readers if _header(reader, base.size)]
-        # Two rooms by turns: a layer reads what the one before has put together.
-        room = [np.empty(min(CHUNK, base.size), dtype=np.uint16) for _ in layers[1:3]]
+        layers = _layers(readers, base.size)
+        room = np.empty(min(CHUNK, base.size) if layers[1:] else 0, dtype=np.uint16)
         window = np.empty(min(WINDOW, base.size), dtype=np.uint16)
         for span in _chunks(base.size):
-            stretch, changes = base[span], _NOTHING
-            for place, reader in enumerate(layers):
-                if place:
-                    stretch = _put(changes, stretch, room[place % len(room)])
-                changes = _decode_chunk(reader, stretch)
+            stretch, changes = _stacked(layers, base[span], room)
             yield from _windows(changes, stretch, window, before + span.start)
         for reader in readers:
             reader.end()
     except PackedError as error:
         raise PatchError(error.why) from error
+
+
+def patched_part(base: U16, patches: Sequence[bytes | memoryview], start: int, stop: int) -> U16:
+    """Elements `start` to `stop` of the same. Chunks before them are passed over unopened, those behind them not looked
+    at: for patches of which all was compared once. Raises PatchError."""
+    base = _flat(base)
+    parts: list[U16] = [np.empty(0, dtype=np.uint16)]
+    try:
+        layers = _layers([PackedReader(patch) for patch in patches], base.size)
+        for span in _chunks(base.size):
+            if span.stop <= start:
+                for reader in layers:
+                    _pass_over(reader)
+            elif span.start < stop:
+                room = np.empty(span.stop - span.start, dtype=np.uint16)
+                stretch, changes = _stacked(layers, base[span], room)
+                whole = _put(changes, stretch, room)
+                parts.append(whole[max(0, start - span.start) : stop - span.start])
+    except PackedError as error:
+        raise PatchError(error.why) from error
+    return np.concatenate(parts)
+
+
+def _layers(readers: Sequence[PackedReader], count: int) -> list[PackedReader]:
+    """Patches that change nothing are no layer: a chain of many steps often leaves a tensor alone."""
+    return [reader for reader in readers if _header(reader, count)]
+
+
+def _stacked(layers: Sequence[PackedReader], base: U16, room: U16) -> "tuple[U16, ChunkChanges]":
+    """A chunk after all layers but the last, in `room` where any of them changes it, and what the last changes."""
+    stretch, changes = base, _NOTHING
+    for reader in layers:
+        stretch = _put(changes, stretch, room)
+        changes = _decode_chunk(reader, stretch)
+    return stretch, changes
 
 
 def max_patch_bytes(count: int) -> int:
@@ -282,12 +311,29 @@ def _decode_chunk(reader: PackedReader, base: U16) -> ChunkChanges:
     return ChunkChanges(positions, _decode_steps(reader, base, positions))
 
 
+def _pass_over(reader: PackedReader) -> None:
+    """The next chunk."""
+    (form,) = cast(tuple[int], reader.unpack(_BYTE))
+    if form in (_SPARSE8, _SPARSE16):
+        reader.take(_COUNT.size)
+    for _ in range({_RAW: 2, _SPARSE8: 1, _SPARSE16: 2}.get(form, 0)):
+        reader.skip()
+    if form in (_DENSE, _SPARSE8, _SPARSE16):
+        reader.skip()
+        reader.take(_BYTE.size)
+        reader.skip()
+        reader.skip()
+
+
 def _put(changes: ChunkChanges, base: U16, room: U16) -> U16:
-    """A whole chunk with its changes, uint16[base.size], in `room` if it is put together."""
+    """A whole chunk with its changes, uint16[base.size], in `room` if it is put together; `base` may lie there."""
     if changes.positions is None:
         return changes.values
+    if not changes.positions.size:
+        return base
     out = room[: base.size]
-    np.copyto(out, base)
+    if not np.may_share_memory(out, base):
+        np.copyto(out, base)
     out[changes.positions] = _stepped(out[changes.positions], changes.values)
     return out
 

@@ -74,6 +74,11 @@ class PackedReader:
         body = self.take(packed)
         return body if packed == size else _inflate(body, size)
 
+    def skip(self) -> None:
+        """Pass over one section, unopened."""
+        _, packed = cast(tuple[int, int], self.unpack(_LENGTHS))
+        self.take(packed)
+
     def end(self) -> None:
         """Nothing may be left."""
         if self._rest:

@@ -5,16 +5,18 @@ likely a little is enough: another expert is another function, so nothing behind
 therefore computes with the experts on record, and sees by its own router how far each choice was from its own.
 
 A record has one line per token that went through the model (prompt and output without the last), in it the experts of
-each layer that has any, a byte each, ascending within a layer: so one choice has one spelling.
+each layer that has any, ascending within a layer: so one choice has one spelling. An expert is a byte, or two, the
+lower one first, where a layer has more than a byte can name.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_EXPERTS = 256
-"""Of one layer: what a byte can name."""
+MAX_EXPERTS = 1024
+"""Of one layer; twice of what is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +29,28 @@ class Routing:
 
     @property
     def width(self) -> int:
-        """Bytes of a token's line."""
+        """Experts of a token's line."""
         return self.layers * self.chosen
 
+    @property
+    def entry(self) -> int:
+        """Bytes of an expert."""
+        return 1 if self.experts <= 256 else 2
 
-def table_of(record: bytes, routing: Routing) -> NDArray[np.uint8]:
-    """uint8[tokens, width], a view of a record whose length fits."""
-    return np.frombuffer(record, dtype=np.uint8).reshape(-1, routing.width)
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of an expert in a record."""
+        return np.dtype(f"<u{self.entry}")
+
+
+def table_of(record: bytes, routing: Routing) -> NDArray[Any]:
+    """uint8[tokens, width], or uint16, a view of a record whose length fits."""
+    return np.frombuffer(record, dtype=routing.dtype).reshape(-1, routing.width)
 
 
 def objection(record: bytes, tokens: int, routing: Routing | None) -> str:
     """Why this is no record of `tokens` tokens of a model; empty if it is one. routing: None of a model without."""
-    width = routing.width if routing else 0
+    width = routing.width * routing.entry if routing else 0
     if len(record) != tokens * width:
         return f"{len(record)} bytes of experts where {tokens} tokens of this model have {tokens * width}"
     if routing is None:

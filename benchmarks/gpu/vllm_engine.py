@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,28 +46,6 @@ def _measured(made: VllmEngine, job: dict[str, Any]) -> Iterator[Row]:
         yield "prefill", {"way": WAY, "tokens": len(texts[0]), "tokens_per_s": best}
     for batch in (1, 8) if job["quick"] else (1, 8, 64, 256):
         yield "sampler and rows", {"batch": batch, **_cost_of_hooks(made, [16] * batch)}
-    yield "a policy loaded in flight", _swapped_in_flight(made, Path(job["other"]))
-
-
-def _swapped_in_flight(made: VllmEngine, other: Path) -> dict[str, Any]:
-    """Eight requests draw on, from the next token on with the new weights."""
-    decoder, drawn = made.decoder(1.0), np.random.default_rng(3)
-    for prompt in prompts(8, made.vocabulary):
-        decoder.submit(GenerationRequest(prompt, drawn.random(32)))
-    for _ in range(8):
-        decoder.step()
-    started = time.perf_counter()
-    made.load(made.read(str(other)), interrupt=True)
-    seconds, done = time.perf_counter() - started, []
-    while len(decoder):
-        done += [completion for _, completion in decoder.step()]
-    return {
-        "requests": 8,
-        "went on to their end": sum(len(one.output) == 32 for one in done),
-        "drawn on with the new weights": sum(len(one.swaps) == 1 for one in done),
-        "seconds": seconds,
-        "GB/s": other.stat().st_size / seconds / 1e9,
-    }
 
 
 def _engine(model: Path, settings: EngineSettings) -> Engine:

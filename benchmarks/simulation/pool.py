@@ -5,8 +5,8 @@
     python -m benchmarks.simulation.pool --wide [--shares 1 0.1 0.02] [--thief SHARE REFUSED]     what each cheat gains
     python -m benchmarks.simulation.pool --honest     bad calibrations, newcomers, the last minute of a day
 
-Also: [--groups 8] [--policies 288] [--seeds 3] [--seed 7] [--ring 3] [--clears 1] [--no-alarm] [--capacity H100]
-[--run FILE.toml] [--days 14] [--quick] [--json].
+Also: [--groups 8] [--policies 288] [--seeds 3] [--seed 7] [--ring 3] [--clears 1] [--cut 10] [--no-alarm]
+[--capacity H100] [--run FILE.toml] [--days 14] [--quick] [--json].
 
 The rule is `rule.py`. What a look finds is drawn from the tables of a calibrated run (`evidence.py`), refused by the
 product's cuts and remembered by its sequential test. Derived, not measured: an H100 takes 21 s for a look at a group
@@ -287,7 +287,7 @@ def turned(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 def _pool(kinds: Sequence[Kind], fresh: Sequence[bool], looks: Looks, asked: Mapping[str, Any], seed: int) -> Pool:
     most = float("inf") if asked["no_alarm"] else asked["ring"]
-    rule = msgspec.structs.replace(Rule(), ring=most, clears=asked["clears"])
+    rule = msgspec.structs.replace(Rule(), ring=most, clears=asked["clears"], cut=asked["cut"])
     capacity = asked["capacity"] and asked["capacity"] * POLICY_SECONDS / LOOK_SECONDS
     return Pool(kinds, fresh, looks, rule, seed=seed, groups=asked["groups"], floor=asked["floor"], capacity=capacity)
 
@@ -418,6 +418,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--days", type=int, default=14, help="of --wide")
     parser.add_argument("--ring", type=int, default=3, help="trusted workers refused that ring the alarm")
     parser.add_argument("--clears", type=int, default=1, help="clean looks since the alarm that let a worker train")
+    parser.add_argument("--cut", type=float, default=10.0, help="of a day's pay per refused share; 0: a file at a time")
     parser.add_argument("--no-alarm", action="store_true")
     parser.add_argument("--capacity", type=float, help="H100 that there are for looks")
     parser.add_argument("--run", type=Path, default=RUN, help="whose calibrated tables say what a look finds")

@@ -20,7 +20,7 @@ from cli.demo.cast import DemoOptions, Scene, cast, quorum_of
 from cli.demo.chain import DemoChain
 from cli.demo.supervise import Spawn, SupervisedProgram, run_to_end
 from cli.demo.view import DemoView
-from cli.keyring import open_node_key
+from cli.keyring import NODE_KEY, node_password, open_node_key
 from cli.pools import about_run
 from cli.run import notes_of
 from cli.run_template import render_run, with_real_paths
@@ -28,7 +28,7 @@ from node.state.files import write_whole
 
 if TYPE_CHECKING:
     from node.run.file import RunFile
-    from protocol.identity import Address
+    from protocol.identity import Address, NodeKey
     from protocol.run import VerificationSpec
 
 OWN_RUN = Path(__file__).with_name("sort.toml")
@@ -57,6 +57,8 @@ def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
     return run
 
 
+_KEYS = "intellect-node keys of a demo v1"
+"""On a chain of its own, where they are worth nothing: everybody can make them."""
 TOKEN = 10**18
 FUND = 1000 * TOKEN
 UNITS_PER_EPOCH = 10**9
@@ -89,7 +91,6 @@ async def prepare(
     from node.chain.faucet import COIN_FOR_GAS, DevnetFaucet
     from node.run.file import compile_run, load_run_file
     from node.run.problems import check_run
-    from protocol.identity import NodeKey
 
     if options.resume:
         run = await trio.to_thread.run_sync(load_run_file, scene.run_file)
@@ -121,7 +122,7 @@ async def prepare(
         threshold=quorum_of(options.validators),
     )
     # An account of the moment: on a devnet anybody is given coin and tokens.
-    account = NodeKey.generate()
+    account = key_of(options, "owner")
     await DevnetFaucet(chain.client).fund(account.address, coin=COIN_FOR_GAS, token=FUND)
     pool = await chain.client.create_pool(params, key=account)
     await chain.client.fund_pool(pool, FUND, key=account)
@@ -189,11 +190,30 @@ async def teach_start_model(
         view.say(f"the start model is right in {accuracy:.0%} of its tries")
 
 
+def key_of(options: DemoOptions, name: str) -> "NodeKey":
+    """Of who plays that part: its account and its peer identity. It follows from the seed, so that two demos of one
+    seed have the same addresses, and draw alike. On a chain that runs already a demo of this seed may have been, and
+    would be in the way."""
+    from blake3 import blake3
+
+    from protocol.identity import NodeKey
+
+    if options.network is not None:
+        return NodeKey.generate()
+    return NodeKey(blake3(f"{options.seed} {name}".encode(), derive_key_context=_KEYS).digest())
+
+
 async def _make_keys(options: DemoOptions, scene: Scene, addresses: "dict[str, Address]") -> None:
-    """The keys of those whom the pool names; the others make their own when they start."""
-    for name in (one.name for one in cast(options) if one.role != "worker"):
-        key = await trio.to_thread.run_sync(lambda d=scene.state_dir(name): open_node_key(d, create=True))
-        addresses[name] = key.address
+    from node.state.keystore import save_key
+
+    def make(name: str) -> "NodeKey":
+        directory = scene.state_dir(name)
+        if not (directory / NODE_KEY).exists():
+            save_key(directory / NODE_KEY, key_of(options, name), node_password(directory, None))
+        return open_node_key(directory)
+
+    for one in cast(options):
+        addresses[one.name] = (await trio.to_thread.run_sync(make, one.name)).address
 
 
 def _last_accuracy(log: Path) -> float | None:

@@ -22,6 +22,8 @@ from protocol.blobs import (
 )
 from protocol.errors import ProtocolError
 
+SMALL = 64 * 1024
+"""Bytes of a blob that are read again after a power cut sooner than its list is synced."""
 DAMAGE = frozenset({errno.EIO, errno.ENOENT, errno.EUCLEAN, errno.EBADMSG})
 """What a disk says of a file that cannot be had whole any more. All else (no descriptor, no right, no memory) says
 nothing of the file."""
@@ -84,28 +86,62 @@ def read_info(path: Path) -> BlobInfo | None:
         return None
 
 
-def write_info(path: Path, info: BlobInfo) -> None:
+def write_info(path: Path, info: BlobInfo, *, synced: bool = False) -> None:
     temporary = path.with_name(f"{path.name}.info.new")
     with temporary.open("wb") as file:
         file.write(encode_info(info))
         file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            os.fsync(file.fileno())
     os.replace(temporary, info_path(path))
 
 
-def adopt(source: Path, final: Path, info: BlobInfo, descriptor: int | None = None) -> None:
-    """Give a whole blob its name. descriptor: of `source`, where that is open."""
+def adopt(source: Path, final: Path, info: BlobInfo, *, synced: bool) -> None:
+    """Give a whole blob its name. synced: it outlives a power cut from now on. The list of a small one does not, and is
+    made anew from its bytes."""
     with disk_errors():
-        opened = os.open(source, os.O_RDONLY) if descriptor is None else descriptor
-        try:
-            # Bytes, list, name, directory, in this order: a crash at any instant leaves a whole blob or a partial one.
-            os.fsync(opened)
-        finally:
-            if descriptor is None:
-                os.close(opened)
-        write_info(final, info)
+        if synced:
+            with source.open("rb") as file:
+                # Bytes, list, name, directory, in this order: a cut at any instant leaves a whole blob or none.
+                os.fsync(file.fileno())
+        write_info(final, info, synced=synced and info.size > SMALL)
         os.replace(source, final)
-        sync_directory(final.parent)
+        if synced:
+            sync_directory(final.parent)
+
+
+def adopt_partial(source: Path, final: Path, info: BlobInfo) -> None:
+    """The same of one that was fetched, and can be again."""
+    adopt(source, final, info, synced=False)
+    info_path(source).unlink(missing_ok=True)
+
+
+def adopt_copy(source: Path, temporary: Path, folder: Path) -> BlobInfo:
+    """A copy of a file as a blob, which is described of the copy: the source may change."""
+    copy(source, temporary)
+    info = describe_file(temporary)
+    adopt(temporary, folder / info.root.hex(), info, synced=True)
+    return info
+
+
+def adopt_bytes(data: memoryview, temporary: Path, final: Path, info: BlobInfo) -> bool:
+    """What a peer sent in one go, if it is what the list says. It can be fetched again."""
+    spans = map(info.span, range(len(info.pieces)))
+    hashes = [blake3(data[offset : offset + length]).digest() for offset, length in spans]
+    if len(data) != info.size or hashes != list(info.pieces):
+        return False
+    with disk_errors():
+        temporary.write_bytes(data)
+    adopt(temporary, final, info, synced=False)
+    return True
+
+
+def list_anew(path: Path) -> BlobInfo | None:
+    """The piece list of a small blob, which a power cut may have taken; None where its bytes are not the name's."""
+    if not 0 < path.stat().st_size <= SMALL or (info := describe_file(path)).root.hex() != path.name:
+        return None
+    write_info(path, info)
+    return info
 
 
 def read_pieces(path: Path, info: BlobInfo, pieces: Iterable[int], header: bytes = b"") -> bytes:

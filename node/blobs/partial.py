@@ -15,7 +15,8 @@ from protocol.blobs import BlobInfo
 
 
 class Partial:
-    """have: indices of the pieces that are here; closed: told once nobody writes here any more."""
+    """have: indices of the pieces that are here; closed: told once nobody writes here any more; wrote: told how many
+    bytes were written."""
 
     def __init__(
         self,
@@ -24,12 +25,14 @@ class Partial:
         have: set[int],
         limiter: trio.CapacityLimiter,
         closed: Callable[["Partial"], None],
+        wrote: Callable[[int], None],
     ) -> None:
         self.info = info
         self.have = have
         self.descriptor = descriptor
         self._limiter = limiter
         self._told = closed
+        self._wrote = wrote
         self._users = 0
         self._closed = False
 
@@ -67,6 +70,7 @@ class Partial:
             try:
                 await trio.to_thread.run_sync(self._write, list(pieces), data, good, limiter=self._limiter)
             finally:
+                self._wrote(sum(self.info.span(piece)[1] for piece in {*good} - self.have))
                 self.have.update(good)  # what was written before the disk was full is not fetched again
         return good
 

@@ -6,9 +6,12 @@ Layout below the directory, where <root> is 64 hex digits:
     partial/<root>   partial/<root>.info      as much as has arrived; pieces are hashed again at opening
     partial/<token>.new                       a blob of our own on its way in; thrown away at the next start
 
-A blob is complete once both files carry their final name, and they get it only after the bytes are
-on disk: a crash at any instant leaves either a complete blob or a partial one. A disk may change what it holds: a blob
-of an earlier start is hashed before it is used (`proof`), and each piece before it is handed on.
+    boot                                      of the machine, at the last start
+
+A blob is complete once both files carry their final name: a process that is killed leaves either a complete blob or a
+partial one. Blobs of our own are synced before that, so that a power cut leaves them, too. What can be fetched or made
+again is not: after another boot it may be torn, and is forgotten. A disk may change what it holds: a blob of an earlier
+start is hashed before it is used (`proof`), and each piece before it is handed on. The loop never waits for a disk.
 
 Knows which blobs there are, `room` what fits, `proof` what is sound; knows nothing of peers.
 """
@@ -30,14 +33,13 @@ from node.blobs.partial import Partial
 from node.blobs.proof import BlobProofs
 from node.blobs.room import Room, written
 from node.bounded_dict import BoundedDict
+from node.state.pen import boot_id
 from protocol.blobs import BlobInfo, describe
 
 log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 
-SMALL = 64 * 1024
-"""Bytes that are hashed and written in place; anything more goes to a thread."""
 MAX_THREADS = 4
 BUSY = 60.0
 """Seconds for which the store waits where no more files may be open: whoever holds them is done by then, or never."""
@@ -57,30 +59,38 @@ class BlobStore:
         self.pin, self.unpin, self.holding = self.room.pin, self.room.unpin, self.room.holding
         self._infos = BoundedDict[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
+        self.written = 0
+        """Bytes of blobs that were written since the start, what was moved here among them."""
         self.proof = BlobProofs(self._complete, self.room.complete, self.info, self.evict, self._limiter)
         self.whole = self.proof.whole
         with disk_errors():
             for folder in (self._complete, self._partial):
                 folder.mkdir(parents=True, exist_ok=True)
-            self._scan()
+            self._scan(directory / "boot")
 
-    def _scan(self) -> None:
+    def _scan(self, boot: Path) -> None:
         found: list[tuple[float, bytes, int]] = []
+        now = boot_id()
+        cut = not now or not boot.exists() or boot.read_text(errors="replace") != now
         for path in self._complete.iterdir():
             root = files.root_of(path.name)
             if root is None:
                 continue
-            info = files.read_info(path)
+            info = files.read_info(path) or (files.list_anew(path) if cut else None)
             stat = path.stat()
             # Before they are used they are hashed; their size is looked at now.
             if info is None or info.size != stat.st_size:
-                self.proof.damage(root, "its piece list or its size is another")
+                if cut:
+                    log.info("blob.torn_by_a_cut", root=root.hex(), then="forgotten, and fetched again")
+                else:
+                    self.proof.damage(root, "its piece list or its size is another")
                 files.remove(path)
             else:
                 found.append((stat.st_mtime, root, info.size))
         self.room.complete |= {root: size for _, root, size in sorted(found)}
         self.proof.unproven |= self.room.complete.keys()
         self._scan_partial()
+        boot.write_text(now)
 
     def _scan_partial(self) -> None:
         left: list[tuple[float, bytes, int]] = []
@@ -102,44 +112,64 @@ class BlobStore:
 
     # -- complete blobs ----------------------------------------------------------------------------
 
-    async def add(self, source: Path | bytes, *, move: bool = False, known: BlobInfo | None = None) -> BlobInfo:
+    async def add(
+        self, source: Path | bytes, *, move: bool = False, known: BlobInfo | None = None, synced: bool = True
+    ) -> BlobInfo:
         """Take in a blob of our own. move: the file at `source` is ours to keep (no copy is made); known: of a file
-        that is moved, where it was hashed as it was written.
+        that is moved, where it was hashed as it was written; synced: it outlives a power cut, as what nobody else has
+        must.
 
         Raises StoreFull.
         """
         if isinstance(source, bytes):
-            info = describe(source) if len(source) <= SMALL else await self._in_thread(describe, source)
-            return await self._take_in(info, files.write_new, source)
+            info = describe(source) if len(source) <= files.SMALL else await self._in_thread(describe, source)
+            return await self._take_in(info, files.write_new, source, synced=synced)
         if move:
             info = known or await self._in_thread(files.describe_file, source)
             # A move on one disk is a new name and takes no room: an image is as large as all else in the store.
             on_disk = files.on_one_disk(source, self.directory)
-            return await self._take_in(info, shutil.move, source, on_disk=on_disk)
+            return await self._take_in(info, shutil.move, source, on_disk=on_disk, synced=synced)
         size = await self._in_thread(os.path.getsize, source)
         with self.room.arriving(b"", size) as temporary:
-            await self._in_thread(files.copy, source, temporary)
-            info = await self._in_thread(files.describe_file, temporary)  # of the copy: the source may change
-            if not await self.whole(info.root):
-                await self._in_thread(files.adopt, temporary, self._complete / info.root.hex(), info)
-                self.room.complete[info.root] = info.size
+            info = await self._in_thread(files.adopt_copy, source, temporary, self._complete)
+            self.proof.unproven.discard(info.root)
+            self.room.complete[info.root] = info.size
+            self._wrote(size)
         return info
 
     async def _take_in(
-        self, info: BlobInfo, bring: Callable[..., object], source: Path | bytes, *, on_disk: bool = False
+        self,
+        info: BlobInfo,
+        bring: Callable[..., object],
+        source: Path | bytes,
+        *,
+        on_disk: bool = False,
+        synced: bool,
     ) -> BlobInfo:
         if await self.whole(info.root):
             return info
         with self.room.arriving(info.root, info.size, on_disk=on_disk) as temporary:
-            await self._in_thread(self._bring, bring, source, temporary, info, here=info.size <= SMALL)
+            await self._in_thread(self._bring, bring, source, temporary, info, synced)
             self.room.complete[info.root] = info.size
+            self._wrote(info.size)
         return info
 
-    def _bring(self, bring: Callable[..., object], source: object, temporary: Path, info: BlobInfo) -> None:
+    def _bring(
+        self, bring: Callable[..., object], source: object, temporary: Path, info: BlobInfo, synced: bool
+    ) -> None:
         with disk_errors():
             if not temporary.exists():  # moved before all files were open that may be
                 bring(source, temporary)
-        files.adopt(temporary, self._complete / info.root.hex(), info)
+        files.adopt(temporary, self._complete / info.root.hex(), info, synced=synced)
+
+    async def take_whole(self, info: BlobInfo, data: memoryview) -> bool:
+        """A small blob that a peer sent in one go; whether it is what its list says. Raises StoreFull, BlobTooLarge."""
+        with self.room.arriving(info.root, info.size) as temporary:
+            final = self._complete / info.root.hex()
+            if not await self._in_thread(files.adopt_bytes, data, temporary, final, info):
+                return False
+            self.room.complete[info.root] = info.size
+        return True
 
     def has(self, root: bytes) -> bool:
         return root in self.room.complete
@@ -232,7 +262,10 @@ class BlobStore:
             except BaseException:
                 os.close(descriptor)
                 raise
-        return Partial(info, descriptor, have, self._limiter, self._closed)
+        return Partial(info, descriptor, have, self._limiter, self._closed, self._wrote)
+
+    def _wrote(self, size: int) -> None:
+        self.written += size
 
     def _closed(self, partial: Partial) -> None:
         root, room = partial.info.root, self.room
@@ -247,20 +280,19 @@ class BlobStore:
         if not partial.complete:
             raise StoreFailed(f"blob {name[:16]} is not complete")
         source, final = self._partial / name, self._complete / name
-        await self._in_thread(files.adopt, source, final, info, partial.descriptor)
-        files.info_path(source).unlink(missing_ok=True)
+        await self._in_thread(files.adopt_partial, source, final, info)
         self.room.partial.pop(info.root, None)
         self.room.complete[info.root] = info.size
         return final
 
     # -- inside ------------------------------------------------------------------------------------
 
-    async def _in_thread(self, work: Callable[..., Result], *args: object, here: bool = False) -> Result:
-        """here: not in a thread. Where no more files may be open, what is asked for waits, and is tried again."""
+    async def _in_thread(self, work: Callable[..., Result], *args: object) -> Result:
+        """Where no more files may be open, what is asked for waits, and is tried again."""
         ends, pause = trio.current_time() + BUSY, 0.1
         while True:
             try:
-                return work(*args) if here else await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
+                return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
             except StoreBusy as error:
                 if trio.current_time() + pause > ends:
                     raise

@@ -96,6 +96,10 @@ class Transfer:
         self.headway = Headway(self.progress, trio.current_time())
         self._downloads = downloads
         self._max_size = max_size
+        self._whole: BlobInfo | None = None
+        """Of a blob that came in one go, with its list."""
+        self._named = False
+        """Whether somebody has named the list."""
         self._failure: NetworkError | None = None
         self._news = trio.Event()
         self._opening = trio.Lock()
@@ -104,7 +108,8 @@ class Transfer:
 
     @property
     def size(self) -> int:
-        return self.pieces.partial.info.size if self.pieces else 0
+        info = self._whole or (self.pieces.partial.info if self.pieces else None)
+        return info.size if info else 0
 
     @property
     def in_flight(self) -> int:
@@ -125,6 +130,8 @@ class Transfer:
 
     def progress(self, rate: float = 0.0) -> BlobProgress | None:
         """How far it is by now; None before its size is known."""
+        if self._whole is not None:
+            return BlobProgress(self.root, self.size, self.size, rate, 0)
         if self.pieces is None:
             return None
         plan = self.pieces.plan
@@ -137,14 +144,17 @@ class Transfer:
         started = trio.current_time()
         info = self._downloads.store.partial_info(self.root)
         if info is not None:
+            if info.size > self._max_size:
+                raise BlobTooLarge(self.root, info.size, self._max_size)
             await self._open(info)
         if not self._done():
             await self._gather()
         if self._failure is not None:
             raise self._failure
-        if self.pieces is None:
-            raise BlobUnavailable(self.root, "no source named its pieces")
-        await self._downloads.store.finish(self.pieces.partial)
+        if self._whole is None:
+            if self.pieces is None:
+                raise BlobUnavailable(self.root, "no source named its pieces")
+            await self._downloads.store.finish(self.pieces.partial)
         self.headway.report(trio.current_time(), force=True)
         seconds, sources = round(trio.current_time() - started, 3), len(self.circle.contacts)
         log.info("blob.fetched", root=self.root.hex(), size=self.size, seconds=seconds, sources=sources)
@@ -180,7 +190,9 @@ class Transfer:
             await trio.sleep(TICK)
 
     def _done(self) -> bool:
-        return self._failure is not None or (self.pieces is not None and self.pieces.plan.complete)
+        if self._failure is not None or self._whole is not None:
+            return True
+        return self.pieces is not None and self.pieces.plan.complete
 
     def wake(self) -> None:
         """Something happened: whoever waits looks again."""
@@ -237,7 +249,7 @@ class Transfer:
     # -- the piece list ----------------------------------------------------------------------------
 
     def _seek(self, source: Address, delay: float) -> None:
-        if self.nursery is not None and self.pieces is None and not self.circle.contacts[source].seeking:
+        if self.nursery is not None and not self._named and not self.circle.contacts[source].seeking:
             self.circle.contacts[source].seeking = True
             self.nursery.start_soon(self._seek_info, source, delay)
 
@@ -245,9 +257,9 @@ class Transfer:
         """Ask `source` for the piece list until somebody has named it."""
         contacts = self.circle.contacts
         with trio.move_on_after(delay):
-            while self.pieces is None:
+            while not self._named:
                 await self._news.wait()
-        while self.pieces is None and source in contacts:
+        while not self._named and source in contacts:
             now = trio.current_time()
             ready = max(contacts[source].retry_at, self._downloads.reputation.ready_at(source, now))
             if ready > now:
@@ -258,7 +270,7 @@ class Transfer:
                 await self._ask_info(source)
             except Exception as error:
                 self.judge(source, error)
-            if self.pieces is None and contacts[source].misses >= GIVE_UP_AFTER:
+            if not self._named and contacts[source].misses >= GIVE_UP_AFTER:
                 break
         if source in contacts:
             contacts[source].seeking = False
@@ -269,6 +281,10 @@ class Transfer:
         # Raises unless the list hashes to the root, so nothing that follows depends on the source's honesty.
         info = decode_info(said.info, self.root)
         have = read_map(said.have, info)
+        if info.size > self._max_size:
+            raise BlobTooLarge(self.root, info.size, self._max_size)
+        if said.data and await self._take_whole(source, info, said.data):
+            return
         pieces = await self._open(info)
         if said.data:
             await pieces.take_whole(source, said.data)
@@ -277,13 +293,26 @@ class Transfer:
             pieces.tell_around(trio.current_time())
         self.wake()
 
+    async def _take_whole(self, source: Address, info: BlobInfo, data: bytes) -> bool:
+        """A small blob that came with its list, in one job; False where some of it was here before."""
+        # Compared with the promised size before hashing: a larger body would be hashed for nothing.
+        if len(data) != info.size:
+            raise PeerMisbehaved(source, f"{len(data)} bytes for a blob of {info.size}")
+        async with self._opening:
+            if self.pieces is None and self._whole is None:
+                if not await self._downloads.store.take_whole(info, memoryview(data)):
+                    raise PeerMisbehaved(source, "the blob it sent has another hash")
+                self._whole, self._named = info, True
+                self._downloads.got(source, len(data), trio.current_time())
+                self.wake()
+        return self._whole is not None
+
     async def _open(self, info: BlobInfo) -> PieceDownloads:
-        if info.size > self._max_size:
-            raise BlobTooLarge(self.root, info.size, self._max_size)
         async with self._opening:  # several sources may name the list at once
             if self.pieces is None:
                 partial = await self._downloads.store.open_partial(info)
                 self.pieces = PieceDownloads(self, self._downloads, self.circle, self.headway, partial)
+                self._named = True
                 self.headway.begins(trio.current_time())
             return self.pieces
 

@@ -256,13 +256,13 @@ def opened(
 ) -> Answerer:
     """image: a policy's weights instead of the model's own. Raises ModelError, EngineError."""
     from node.inference.engines import load_start
-    from node.inference.model_files import CONFIG, read_json
+    from node.inference.model_files import CONFIG, language_config, read_json
 
     if image is not None:
         engine.load(engine.read(str(image)))
     elif not adapters:
         load_start(engine, model)
-    told = read_json(model / CONFIG)
+    told = language_config(read_json(model / CONFIG))
     positions = told.get("max_position_embeddings")
     whole = positions if isinstance(positions, int) else 2048
     return Answerer(engine, tokenizer, whole, adapters, None if image else model)

@@ -5,11 +5,15 @@ the same row: the engine's pass (transformer), the learner's attention and head 
 is refused by name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from protocol.routing import MAX_EXPERTS, Routing
+
+CORRECTION = "e_score_correction_bias"
+"""Of a router's experts, as transformers calls it: added to what decides, and not to what an expert counts."""
 
 
 class Gain(Enum):
@@ -28,11 +32,48 @@ AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layern
 @dataclass(frozen=True, slots=True)
 class ExpertParts:
     """Of a layer with experts. router: its name; width: what the configuration calls an expert's; clamped: experts have
-    biases, their matrices are [in, out], columns of gate and up take turns in one, and both are clamped between."""
+    biases, their matrices are [in, out], columns of gate and up take turns in one, and both are clamped between;
+    shared: an MLP beside them that computes every token; shared_gate: the layer that says how much it counts;
+    corrected: experts are chosen by the logistic function of what the router says, and a correction of each."""
 
     router: str = "gate"
     width: str = "moe_intermediate_size"
     clamped: bool = False
+    shared: str = ""
+    shared_gate: str = ""
+    corrected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """A gated delta layer (node.inference.delta). key_heads, heads: counts of keys and of values; kernel: tokens that
+    its convolution sees."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values, and of their gates."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values: what is convolved."""
+        return 2 * self.keys + self.values
+
+    @property
+    def remembered(self) -> int:
+        """Numbers that stand for all tokens before, in float32."""
+        return self.heads * self.key_dim * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +82,9 @@ class Architecture:
     norms. whole_norms: queries and keys are normed over all heads, not each. fused: queries, keys and values have one
     matrix, gate and up have one. wide_positions: rotated in float32. caps: scores and logits are capped where the
     configuration says by how much. root_scale: embeddings are multiplied by the root of their width. sinks: each head
-    has a score that takes part in the softmax and has no value. experts: layers have several MLPs and a router, where
-    the configuration says which."""
+    has a score that takes part in the softmax and has no value. gated: each query brings a gate for what it finds.
+    delta: what goes into gated delta layers comes of these matrices, where the configuration has such layers. experts:
+    layers have several MLPs and a router, where the configuration says which."""
 
     norms: tuple[str, str, str, str] = BEFORE
     gain: Gain = Gain.ROUNDED
@@ -52,9 +94,12 @@ class Architecture:
     caps: bool = False
     root_scale: bool = False
     sinks: bool = False
+    gated: bool = False
+    delta: tuple[str, ...] = ()
     experts: ExpertParts | None = None
 
 
+_QWEN_DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 _OLMO = Architecture(norms=AFTER, gain=Gain.PRODUCT, whole_norms=True, wide_positions=True)
 ARCHITECTURES = {
     "llama": Architecture(),
@@ -65,6 +110,7 @@ ARCHITECTURES = {
         gain=Gain.PRODUCT, sinks=True, experts=ExpertParts(router="router", width="intermediate_size", clamped=True)
     ),
     "mistral": Architecture(),
+    "mixtral": Architecture(experts=ExpertParts(width="intermediate_size")),
     "ministral": Architecture(),
     "smollm3": Architecture(),
     "granite": Architecture(),
@@ -73,30 +119,48 @@ ARCHITECTURES = {
     "olmo3": _OLMO,
     "gemma2": Architecture(norms=AROUND, gain=Gain.ONE_MORE, caps=True, root_scale=True),
     "gemma3_text": Architecture(norms=AROUND, gain=Gain.ONE_MORE, root_scale=True),
+    "qwen3_next": Architecture(
+        gain=Gain.ONE_MORE,
+        gated=True,
+        delta=("in_proj_qkvz", "in_proj_ba"),
+        experts=ExpertParts(shared="shared_expert", shared_gate="shared_expert_gate"),
+    ),
+    "glm4_moe": Architecture(experts=ExpertParts(shared="shared_experts", corrected=True)),
+    "qwen3_5_text": Architecture(gain=Gain.ONE_MORE, gated=True, delta=_QWEN_DELTA),
+    "qwen3_5_moe_text": Architecture(
+        gain=Gain.ONE_MORE,
+        gated=True,
+        delta=_QWEN_DELTA,
+        experts=ExpertParts(shared="shared_expert", shared_gate="shared_expert_gate"),
+    ),
 }
 """By model_type of config.json."""
 FAMILIES = tuple(ARCHITECTURES)
 ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of positions whose frequencies do not depend on a sequence's length."""
 LAYERS = ("full_attention", "sliding_attention")
+DELTA = "linear_attention"
+"""Transformers' name of gated delta layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attending:
     """How one layer attends. scale: of its scores, None: the root of a head's width; window: places that are seen, the
     own one among them, None: all; cap: scores are cap * tanh(score / cap); positions: which table of them, None: it
-    has no positions; sinks: of its heads each has one."""
+    has no positions; sinks: of its heads each has one; delta: it does not attend, but remembers in this way."""
 
     scale: float | None = None
     window: int | None = None
     cap: float | None = None
     positions: str | None = ""
     sinks: bool = False
+    delta: DeltaShape | None = None
 
     @property
     def plain(self) -> bool:
         """Whether a kernel that knows nothing of these numbers computes it."""
-        return self.scale is None and self.window is None and self.cap is None and not self.sinks
+        of_scores = self.scale is None and self.window is None and self.cap is None and not self.sinks
+        return of_scores and self.delta is None
 
 
 PLAIN = Attending()
@@ -110,8 +174,11 @@ def unsupported(config: Any) -> str | None:
     kinds = {table.get("rope_type", "default") for table in (rope.values() if _by_layer(rope) else [rope]) if table}
     if odd := sorted(kinds - set(ROPE)):
         return f"positions of kind {odd[0]!r} are not supported; supported are {', '.join(ROPE)}"
-    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYERS)):
-        return f"layers of kind {odd[0]!r} are not supported; supported are {', '.join(LAYERS)}"
+    known = (*LAYERS, DELTA) if ARCHITECTURES[config.model_type].delta else LAYERS
+    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - set(known)):
+        return f"layers of kind {odd[0]!r} are not supported; supported are {', '.join(known)}"
+    if (kinds := getattr(config, "layer_types", None)) and kinds.count(DELTA) == len(kinds):
+        return "a model in which no layer attends is not supported"
     if getattr(config, "use_bidirectional_attention", None):
         return "attention to what comes later is not supported"
     # A family whose row has no caps would be computed without this one, silently: other logits than the model's own.
@@ -120,6 +187,8 @@ def unsupported(config: Any) -> str | None:
     routing = routing_of(config)
     if routing and not 1 <= routing.chosen <= routing.experts <= MAX_EXPERTS:
         return f"{routing.chosen} of {routing.experts} experts are not supported; supported are up to {MAX_EXPERTS}"
+    if routing and (groups := getattr(config, "n_group", None) or 1) != 1:
+        return f"experts in {groups} groups, of which some are chosen first, are not supported"
     return None
 
 
@@ -128,13 +197,30 @@ def expert_layers(config: Any) -> list[int]:
     if not ARCHITECTURES[config.model_type].experts:
         return []
     every, dense = getattr(config, "decoder_sparse_step", 1), set(getattr(config, "mlp_only_layers", None) or ())
-    return [at for at in range(config.num_hidden_layers) if at not in dense and (at + 1) % every == 0]
+    first = getattr(config, "first_k_dense_replace", 0)
+    return [at for at in range(first, config.num_hidden_layers) if at not in dense and (at + 1) % every == 0]
 
 
 def routing_of(config: Any) -> Routing | None:
     """What the routers of a model do; None if it has none."""
     layers = len(expert_layers(config))
-    return Routing(layers, config.num_experts, config.num_experts_per_tok) if layers else None
+    if not layers:
+        return None
+    # Under one name or the other; what transformers calls by both it writes into config.json by one.
+    experts = next(int(found) for name in EXPERT_COUNTS if (found := getattr(config, name, None)))
+    return Routing(layers, experts, config.num_experts_per_tok)
+
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configurations call how many experts a layer has."""
+
+
+def shared_width(config: Any) -> int:
+    """Of the MLP beside experts; 0 if there is none."""
+    parts = ARCHITECTURES[config.model_type].experts
+    if parts is None or not parts.shared:
+        return 0
+    return int(getattr(config, "shared_expert_intermediate_size", 0)) or expert_width(config) * config.n_shared_experts
 
 
 def expert_width(config: Any) -> int:
@@ -152,9 +238,43 @@ def _by_layer(rope: Any) -> bool:
 def attending(config: Any) -> list[Attending]:
     """Of each layer."""
     row, count = ARCHITECTURES[config.model_type], config.num_hidden_layers
-    scale = _scale(config)
+    scale, shape = _scale(config), delta_shape(config)
     cap = config.attn_logit_softcapping if row.caps else None
-    return [Attending(scale, _window(config, at), cap, _positions(config, at), row.sinks) for at in range(count)]
+    return [
+        Attending(positions=None, delta=shape)
+        if shape and config.layer_types[at] == DELTA
+        else Attending(scale, _window(config, at), cap, _positions(config, at), row.sinks)
+        for at in range(count)
+    ]
+
+
+DELTA_SIZES = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+"""Names in a configuration, in the order of DeltaShape's."""
+
+
+def delta_shape(config: Any) -> DeltaShape | None:
+    """Of the gated delta layers of a model; None if it has none."""
+    if not ARCHITECTURES[config.model_type].delta or DELTA not in config.layer_types:
+        return None
+    return DeltaShape(*(getattr(config, name) for name in DELTA_SIZES))
+
+
+def recalling_layers(config: Mapping[str, Any]) -> int:
+    """How many layers remember instead of attending, by a config.json. Raises KeyError, TypeError, ZeroDivisionError
+    for one that makes no sense."""
+    row = ARCHITECTURES.get(config.get("model_type", ""))
+    if row is None or not row.delta:
+        return 0
+    kinds, every = config.get("layer_types"), config.get("full_attention_interval", 4)
+    if kinds is None:
+        return sum((at + 1) % every != 0 for at in range(config["num_hidden_layers"]))
+    return kinds.count(DELTA)
 
 
 def written_out(config: Any) -> bool:

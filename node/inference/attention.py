@@ -18,7 +18,8 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from node.inference.architectures import PLAIN, Attending
+from node.inference.architectures import PLAIN, Attending, DeltaShape
+from node.inference.delta import DeltaState, Mix
 from node.inference.transformer import TransformerShape
 
 _numbers = count(1)
@@ -38,8 +39,10 @@ class KVCache:
         self.number = next(_numbers)
         """Of these tensors: others have another."""
         self.rows = self.span = 0
-        self.keys = [self._empty(0, 0) for _ in range(shape.layers)]
-        self.values = [self._empty(0, 0) for _ in range(shape.layers)]
+        self.keys = [self._empty(layer, 0, 0) for layer in range(shape.layers)]
+        self.values = [self._empty(layer, 0, 0) for layer in range(shape.layers)]
+        self.states = self._states(0)
+        """Of layers that remember, by their number: of each row, behind its last token."""
 
     def resize(self, rows: int, span: int, kept_rows: int, kept_span: int) -> None:
         """Make room for rows x span tokens, with what the first rows have in their first positions."""
@@ -49,18 +52,34 @@ class KVCache:
         # One tensor after the other, so only a single one exists twice. node.inference.room reckons with that.
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
-                new = self._empty(rows, span)
+                new = self._empty(layer, rows, span)
                 new[:kept_rows, :, :kept_span] = old[:kept_rows, :, :kept_span]
                 kept[layer] = new
+        states = self._states(rows)
+        for layer, state in states.items():
+            for new, old in zip(state, self.states[layer], strict=True):
+                new[:kept_rows] = old[:kept_rows]
+        self.states = states
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first positions of a row, into another."""
+        """The first positions of a row, into another. Where layers remember, these must be all that the row has."""
         for kept in (*self.keys, *self.values):
             kept[target, :, :length] = kept[source, :, :length]
+        for state in self.states.values():
+            for part in state:
+                part[target] = part[source]
 
-    def _empty(self, rows: int, span: int) -> Tensor:
+    def _states(self, rows: int) -> dict[int, DeltaState]:
+        kinds = enumerate(self.shape.at(layer).delta for layer in range(self.shape.layers))
+        return {layer: self._state(kind, rows) for layer, kind in kinds if kind is not None}
+
+    def _state(self, kind: DeltaShape, rows: int) -> DeltaState:
+        inputs = torch.zeros(rows, kind.channels, kind.kernel - 1, dtype=self._dtype, device=self._device)
+        return DeltaState(inputs, torch.zeros(rows, kind.heads, kind.key_dim, kind.value_dim, device=self._device))
+
+    def _empty(self, layer: int, rows: int, span: int) -> Tensor:
         """Zeros: a masked position must hold no NaN, which a weight of 0 would not remove."""
-        whole = -(-span // self.block) * self.block
+        whole = 0 if self.shape.at(layer).delta else -(-span // self.block) * self.block
         return torch.zeros(
             rows, self.shape.kv_heads, whole, self.shape.head_dim, dtype=self._dtype, device=self._device
         )
@@ -172,6 +191,9 @@ class Causal:
         positions = torch.arange(length, device=q.device)
         return self._kernel(q, k, v, self._masks.of(positions, length, q.dtype, how.window), how=how, sinks=sunk)
 
+    def recall(self, layer: int, mix: Mix) -> Tensor:
+        return mix(None, None)[0]
+
 
 def by_head(sinks: Tensor | None) -> Tensor | None:
     """[heads, 1] of [heads]."""
@@ -206,9 +228,10 @@ class Chunk:
 
     by_shape = True
 
-    def __init__(self, kernel: Kernel, cache: KVCache, first: int, start: int) -> None:
+    def __init__(self, kernel: Kernel, cache: KVCache, first: int, start: int, lengths: Tensor | None = None) -> None:
+        """lengths: int64[B], of each row, behind which padding stands; None: no layer remembers."""
         self._kernel, self._cache, self._first, self._start = kernel, cache, first, start
-        self._masks = _Masks()
+        self._masks, self._lengths = _Masks(), lengths
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         rows, places = slice(self._first, self._first + len(q)), slice(self._start, self._start + q.shape[2])
@@ -220,6 +243,15 @@ class Chunk:
             return self._kernel(q, k, v, causal=True, how=how, sinks=sunk)
         keys, values = keys[:, :, :end], values[:, :, :end]
         return self._kernel(q, keys, values, self._seen(q, keys, values, how), how=how, sinks=sunk)
+
+    def recall(self, layer: int, mix: Mix) -> Tensor:
+        assert self._lengths is not None  # of a model whose layers remember
+        kept = DeltaState(*(part[self._first :][: len(self._lengths)] for part in self._cache.states[layer]))
+        # At position 0 a row begins anew, whatever it held.
+        out, behind = mix(kept if self._start else None, self._lengths)
+        for part, new in zip(kept, behind, strict=True):
+            part.copy_(new)
+        return out
 
     def _seen(self, q: Tensor, keys: Tensor, values: Tensor, how: Attending) -> Tensor:
         end = keys.shape[2]
@@ -248,6 +280,12 @@ class DecodeStep:
         sunk = None if sinks is None else sinks.view(k.shape[1], -1)
         found = self._kernel(grouped, keys, values, self._seen(how.window), how=how, sinks=sunk)
         return found.reshape(rows, heads, 1, dim)
+
+    def recall(self, layer: int, mix: Mix) -> Tensor:
+        inputs, matrix = (part[: len(self._places)] for part in self._cache.states[layer])
+        out, behind = mix(DeltaState(inputs, matrix), None)  # the matrix is changed where it is
+        inputs.copy_(behind.inputs)
+        return out
 
     def _seen(self, window: int | None) -> Mask:
         if self._level and (window is None or window >= self._end):

@@ -41,6 +41,8 @@ class TorchDecoder:
         self._rows: list[Drawn] = []
         self._waiting: deque[Drawn] = deque()
         self._numbers = count(1)
+        self._extra = model.row_tokens
+        """That each row takes besides its own."""
         self._reach = float(_FIRST_GUESS)
 
     def submit(self, request: GenerationRequest) -> int:
@@ -88,7 +90,7 @@ class TorchDecoder:
     @property
     def room(self) -> int:
         # One is let in whatever it needs: alone it may have more than the budget.
-        most = min(self._most, self._left // max(self._expected, int(self._reach), 1))
+        most = min(self._most, self._left // max(self._expected + self._extra, int(self._reach), 1))
         return max(most - len(self), 0 if len(self) else 1)
 
     @torch.inference_mode()
@@ -164,7 +166,7 @@ class TorchDecoder:
     def _make_room(self) -> None:
         """For the next token of every row; the shortest wait if not all have it."""
         self._tried = len(self._rows)
-        while len(self._rows) > 1 and len(self._rows) * self._longest > self._left:
+        while len(self._rows) > 1 and len(self._rows) * (self._longest + self._extra) > self._left:
             # The shortest has the fewest tokens to compute again.
             self._put_back(min(range(len(self._rows)), key=lambda row: self._rows[row].own))
         self._provide(len(self._rows), self._longest)
@@ -191,8 +193,8 @@ class TorchDecoder:
         if rows <= self._cache.rows and span <= self._cache.span:
             return
         span = max(span, self._cache.span)
-        span = max(span, min(span + max(64, span // 4), self._left // rows))
-        wanted = min(len(self), self._most, self._left // span)
+        span = max(span, min(span + max(64, span // 4), self._left // rows - self._extra))
+        wanted = min(len(self), self._most, self._left // (span + self._extra))
         self._cache.resize(max(rows, wanted), span, len(self._rows), min(self._longest, self._cache.span))
         self._prompts.cache.captured.clear()  # they are over the rows, too
 
@@ -214,7 +216,7 @@ class TorchDecoder:
             rows = len(self._rows) + len(chosen) + 1
             # Each takes the room of the longest, as rows of one cache do.
             beginnings = math.prod(self._prompts.held(held.values()))
-            too_wide = rows > self._most or rows * longest > self._budget - beginnings
+            too_wide = rows > self._most or rows * (longest + self._extra) > self._budget - beginnings
             if (rows > 1 and too_wide) or (chosen and sum(prompts.values()) > self._model.pass_tokens):
                 break
             chosen.append(one)
@@ -230,8 +232,9 @@ class TorchDecoder:
         beginnings = self._prompts.begin(branching)
         whole = [one for one in fresh if one.begun not in sharing]
         self._provide(self._tried, max(self._longest, 1, *(len(one.tokens) for one in whole)))
-        # A row keeps the tokens that it began with, however far it is: who begins with the same ones copies them.
-        places = {one.begun: row for row, one in enumerate(self._rows)}
+        # A row keeps the tokens that it began with, however far it is: who begins with the same ones copies them. What
+        # its layers remember is of all of its tokens, and of no use to others.
+        places = {} if self._model.remembers else {one.begun: row for row, one in enumerate(self._rows)}
         new = {one.begun: one for one in whole if one.begun not in places}
         originals = sorted(new.values(), key=lambda one: len(one.tokens))
         self._passes.run(originals, self._cache, first)

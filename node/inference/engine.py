@@ -26,6 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from node.inference.layers import PatchFile
 from node.inference.proofs import ProofRows
 from protocol.routing import Routing
 from protocol.segments import sampled_tokens
@@ -57,14 +58,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]; swaps: places in the
-    output from which on other weights drew, where an engine was interrupted by a new policy between two tokens;
+    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden];
     experts: None of a model that has none; kept: the request's rows, with those of the output: heads has none then."""
 
     output: list[int]
     finished: bool
     heads: U16
-    swaps: tuple[int, ...] = ()
     experts: U8 | None = None
     kept: ProofRows | None = None
 
@@ -182,8 +181,9 @@ class Engine(Protocol):
         """Token ids that end a completion."""
         ...
 
-    def read(self, path: str) -> Weights:
-        """Read a bf16 safetensors image and check its names and shapes. Raises ModelError."""
+    def read(self, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> Weights:
+        """Read a bf16 safetensors image, or what patches make of it, and check its names and shapes. digests: of its
+        tensors, which are compared where there are patches. Raises ModelError."""
         ...
 
     def load(self, weights: Weights) -> None:

@@ -4,13 +4,15 @@ A matrix product of 7 rows is not summed as one of 64 is, nor is a prompt's pass
 one pass only: TILE tokens, each at its place of its own row of the cache, whatever they belong to. Too few are filled
 up. Every operation then meets one shape, and so one kernel that sums in one order. Attention goes through a token's
 cache in blocks of BLOCK places from the first on, in float32; a block that a token does not see changes nothing of it,
-to the bit. Of a layer with experts all of them compute the whole tile, since how many tokens one has depends on the
-others. Decoding and verifying are the same computation, and honest work is equal, not alike (docs/calibration.md).
+to the bit. A layer that remembers takes the tokens of one row one after the other. Of a layer with experts all of
+them compute the whole tile, since how many tokens one has depends on the others. Decoding and verifying are the same
+computation, and honest work is equal, not alike (docs/calibration.md).
 
 That a kernel treats all slots of a tile alike is its maker's doing: it is tried with the weights in use after each
 load, and an engine for which it is not so has no weights.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,9 +22,10 @@ from torch import Tensor
 
 from node.inference.architectures import Attending
 from node.inference.attention import LEAST, Beginnings, KVCache
+from node.inference.delta import DeltaState, Mix
 from node.inference.errors import EngineError
+from node.inference.experts import Routes
 from node.inference.language_model import I64, LanguageModel
-from node.inference.transformer import Routes
 from protocol.engines import FIXED
 
 TILE, CPU_TILE = 128, 16
@@ -127,12 +130,23 @@ class FixedModel(LanguageModel):
         fed, at_rows, at_places = self.numbers(whole)
         farthest = int(places.max())
         attend = AttentionBlocks(cache, at_rows, at_places, used, farthest // self.block + 1)
+        if self.remembers:
+            attend.turns = [self.numbers(slots) for slots in _turns(rows)]
         end = -(-(farthest + 1) // TABLE) * TABLE
         return self._transformer(fed[:, None], at_places[:, None], end, attend, routes)[:used, 0]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         parts = [_filled(some, self.tile) for some in hidden.split(self.tile)]
         return torch.cat([super(FixedModel, self)._logits(some) for some in parts])[: len(hidden)]
+
+
+def _turns(rows: I64) -> Sequence[I64]:
+    """Places of the tokens that are the first of their rows, then of those that are the second, and so on."""
+    seen: Counter[int] = Counter()
+    turn = np.empty(len(rows), dtype=np.int64)
+    for place, row in enumerate(rows.tolist()):
+        turn[place], seen[row] = seen[row], seen[row] + 1
+    return [np.flatnonzero(turn == number) for number in range(int(turn.max()) + 1)]
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:
@@ -155,6 +169,22 @@ class AttentionBlocks:
         self._own = rows[:used], places[:used]
         self._all = torch.arange(blocks * cache.block, device=rows.device)
         self._masks: dict[int | None, Sequence[Tensor]] = {}
+        self.turns: Sequence[Tensor] = ()
+        """Which of the tokens are computed together where layers remember: of each row one."""
+
+    def recall(self, layer: int, mix: Mix) -> Tensor:
+        """All slots are computed in every turn, so that each turn is of one shape."""
+        states, found = self._cache.states[layer], None
+        first = self._places == 0
+        for slots in self.turns:
+            inputs, matrix = (part[self._rows].mul_(~first.view(-1, *[1] * (part.ndim - 1))) for part in states)
+            out, behind = mix(DeltaState(inputs, matrix), None)
+            found = torch.zeros_like(out) if found is None else found
+            found[slots] = out[slots]
+            for part, new in zip(states, behind, strict=True):
+                part[self._rows[slots]] = new[slots]
+        assert found is not None  # a pass has a token
+        return found
 
     def _unseen(self, window: int | None) -> Sequence[Tensor]:
         """Of each block, made once for all layers with this window."""

@@ -7,7 +7,7 @@ gives what one in float32 does, up to the order of sums, at half the bytes and o
 import torch
 from torch import Tensor
 
-from node.inference.transformer import linear
+from node.inference.matrices import linear
 
 CHUNK_CELLS = 1 << 24
 """Weights turned into float32 at a time where a device has no such product: 64 MiB."""

@@ -1,8 +1,8 @@
 """A policy's image as an engine reads it: mapped, not copied. Its pages are the file's, and memory that is short takes
-them back."""
+them back. Where patches lead on from the image, each tensor is put together as it is asked for, and compared."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference.errors import ModelError
+from node.inference.layers import LayeredImage, PatchFile, in_order
 from node.inference.lora import expected_tensors
+from protocol.delta import PatchError
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, weights_root
 
 
@@ -35,11 +37,58 @@ class ImageFile(dict[str, Tensor]):
         return image
 
 
-def read_image(path: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """bf16 views of the tensors of a canonical policy image; names and shapes must be exactly those of `parameters`, or
-    of an adapter to them (node.inference.lora). Raises ModelError."""
+class PatchedWeights(Mapping[str, Tensor]):
+    """bf16 tensors by name, put together as they are asked for. Raises ModelError."""
+
+    def __init__(self, path: str, patches: Sequence[PatchFile], digests: bytes) -> None:
+        self.path, self.patches, self.digests = path, patches, digests
+        self.image = open_layers(path, patches, digests)
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.image)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.image
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            bits = self.image[name]
+        except (MalformedPolicy, PatchError) as error:
+            raise unusable(self.path, error.why) from None
+        return torch.from_numpy(bits).view(torch.bfloat16)
+
+
+def open_layers(path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> LayeredImage:
+    """Raises ModelError."""
+    try:
+        return LayeredImage(Path(path), patches, digests)
+    except (OSError, ValueError) as error:
+        raise unusable(path, str(error)) from None
+    except (MalformedPolicy, PatchError) as error:
+        raise unusable(path, error.why) from None
+
+
+def one_by_one(weights: Mapping[str, Tensor], names: Iterable[str]) -> Iterator[Tensor]:
+    """The tensors of these names, from several threads where they have to be put together."""
+    if isinstance(weights, PatchedWeights):
+        return in_order(weights.__getitem__, list(names), weights.image.layout.size)
+    return map(weights.__getitem__, names)
+
+
+def read_image(
+    path: str, parameters: Mapping[str, Tensor], patches: Sequence[PatchFile] = (), digests: bytes = b""
+) -> Mapping[str, Tensor]:
+    """bf16 tensors of a canonical policy image, or of what patches make of it; names and shapes must be exactly those
+    of `parameters`, or of an adapter to them (node.inference.lora). Raises ModelError."""
+    if patches:
+        weights = PatchedWeights(path, patches, digests)
+        _check(path, dict(weights.image.forms), parameters)
+        return weights
     tensors = open_image(path)
-    _check(path, tensors, parameters)
+    _check(path, {name: bits.shape for name, bits in tensors.items()}, parameters)
     return as_tensors(tensors)
 
 
@@ -58,14 +107,14 @@ def as_tensors(image: Mapping[str, NDArray[np.uint16]]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(bits).view(torch.bfloat16) for name, bits in image.items()}
 
 
-def _check(path: str, tensors: Mapping[str, np.ndarray], parameters: Mapping[str, Tensor]) -> None:
-    expected = expected_tensors({name: bits.shape for name, bits in tensors.items()}, parameters)
-    if set(tensors) != set(expected):
-        wrong = sorted(set(tensors) ^ set(expected))
+def _check(path: str, shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]) -> None:
+    expected = expected_tensors(shapes, parameters)
+    if set(shapes) != set(expected):
+        wrong = sorted(set(shapes) ^ set(expected))
         raise unusable(path, f"tensor {wrong[0][:100]!r} is missing or not expected ({len(wrong)} in all)")
     for name, shape in expected.items():
-        if tensors[name].shape != shape:
-            raise unusable(path, f"tensor {name[:100]!r} has shape {tensors[name].shape} instead of {shape}")
+        if shapes[name] != shape:
+            raise unusable(path, f"tensor {name[:100]!r} has shape {shapes[name]} instead of {shape}")
 
 
 def unusable(path: str, why: str) -> ModelError:

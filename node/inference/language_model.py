@@ -17,11 +17,12 @@ from node.inference.adapters import Adapters
 from node.inference.architectures import logit_cap, logit_divisor
 from node.inference.attention import KERNELS, Beginnings, Branches, Causal, Chunk, DecodeStep, KVCache
 from node.inference.errors import EngineError
+from node.inference.experts import Routes
 from node.inference.graphs import Graphs
 from node.inference.head import OutputHead
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
-from node.inference.transformer import Routes, Transformer
+from node.inference.transformer import Transformer
 from protocol.engines import LORA
 
 T = TypeVar("T")
@@ -33,7 +34,8 @@ U8 = NDArray[np.uint8]
 
 class LanguageModel:
     """model: as for Transformer; attention: one of attention.KERNELS, or LORA; logit_cells: most logits (rows *
-    vocabulary) at a time; pass_tokens: most tokens in one pass without a cache. adapters: None but for LORA."""
+    vocabulary) at a time; pass_tokens: most tokens in one pass without a cache; row_tokens: of a cache, whose memory
+    is what a row remembers. adapters: None but for LORA."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class LanguageModel:
         attention: str,
         logit_cells: int = CPU_CELLS,
         pass_tokens: int = CPU_PASS_TOKENS,
+        row_tokens: int = 0,
     ) -> None:
         self.adapters = Adapters(device, dtype) if attention == LORA else None
         self._transformer = Transformer(model, device, dtype, self.adapters)
@@ -51,11 +54,15 @@ class LanguageModel:
         self._head = OutputHead(self._transformer.head)
         self._divisor, self._cap = logit_divisor(model.config), logit_cap(model.config)
         self._device = device
-        self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
+        self.logit_cells, self.pass_tokens, self.row_tokens = logit_cells, pass_tokens, row_tokens
         self.routing = self._transformer.routing
         self.graphs = Graphs(self._transformer, self._kernel, device, self.adapters)
-        self.graphs.works &= self.routing is None  # how many tokens an expert has is known while a step runs
-        self.shares = True
+        self.remembers = self._transformer.shape.remembers
+        # How many tokens an expert has is known while a step runs; a capture computes its step twice, and what layers
+        # remember would have its token twice.
+        self.graphs.works &= self.routing is None and not self.remembers
+        # What a row remembers at the end of a beginning is its own from then on.
+        self.shares = not self.remembers
         self.vocabulary, self.hidden = self._head.vocabulary, self._head.hidden
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -99,7 +106,8 @@ class LanguageModel:
         """Tokens at `start` and after it of the cache's rows from `first` on, padded on the right: [B, T, hidden]."""
         tokens = self.padded(batch)
         end = start + tokens.shape[1]
-        attend = Chunk(self._kernel, cache, first, start)
+        lengths = self.numbers([len(one) for one in batch]) if self.remembers else None
+        attend = Chunk(self._kernel, cache, first, start, lengths)
         return self._transformer(tokens, torch.arange(start, end, device=self._device), end, attend, routes)
 
     def step(

@@ -1,7 +1,7 @@
 """The small JSON files of a model directory."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,17 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TIED, POSITIONS = "tie_word_embeddings", "max_position_embeddings"
 SMALL_FILES = (".json", ".txt", ".model", ".jinja")
 QUANTIZATION = "quantization_config"
+NESTED: Mapping[str, tuple[str, str]] = {
+    "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+"""model_type of a model that reads pictures, too -> that of its language model, and transformers' class of it."""
+_UNSAID: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208, TIED: True}
+}
+"""What published configurations leave to transformers' defaults."""
+_NESTED = "text_config"
 MAX_CONFIG_BYTES = 1024**2
 
 
@@ -40,6 +51,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def language_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json as the language model in it is described: itself, but of a model that reads pictures, too."""
+    inner, kind = config.get(_NESTED), str(config.get("model_type"))
+    if kind not in NESTED or not isinstance(inner, dict):
+        return config
+    own = {**_UNSAID.get(kind, {}), **{name: config[name] for name in (TIED, "eos_token_id") if name in config}}
+    return own | inner | {"model_type": NESTED[kind][0], "architectures": [NESTED[kind][1]]}
+
+
 def is_mxfp4(config: dict[str, Any]) -> bool:
     """Whether a config.json says that experts are in four bits of the kind that node.inference.start_weights reads."""
     said = config.get(QUANTIZATION)
@@ -57,6 +77,9 @@ def as_bf16(config: bytes, tensors: Collection[str] = ()) -> bytes:
         found: Any = json.loads(config)
     except (ValueError, RecursionError):
         return config
+    if isinstance(found, dict) and (inner := language_config(found)) is not found:
+        found = inner  # its pictures are no part of a policy
+        config = (json.dumps(found, indent=2) + "\n").encode()
     if isinstance(found, dict) and is_mxfp4(found):
         del found[QUANTIZATION]
         config = (json.dumps(found, indent=2) + "\n").encode()

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from node.inference.engine import F32, F64, U8, U16, FinishedSequence, Prefill
 from node.inference.errors import EngineError, ran_out
+from node.inference.experts import Routes, as_recorded
 from node.inference.language_model import I64, LanguageModel, batches
 from node.inference.out_of_memory import smaller
 from node.inference.room import CHUNK_TOKENS
 from node.inference.transfer import fetched
-from node.inference.transformer import Routes
 from protocol.routing import objection
 from protocol.segments import sampled_places
 
@@ -41,7 +41,7 @@ class _Work:
         self.experts: U8 | None = None
         self.routing: F32 | None = None
         if model.routing is not None:
-            self.experts = np.empty((len(self.fed), model.routing.width), dtype=np.uint8)
+            self.experts = np.empty((len(self.fed), model.routing.width), dtype=model.routing.dtype)
             self.routing = np.empty(len(self.fed), dtype=np.float32)
 
     def known(self, start: int) -> U8 | None:
@@ -137,6 +137,7 @@ def _note_routes(batch: Sequence[_Work], routes: Routes | None, start: int, widt
     if routes is None:
         return
     chosen, short = fetched(routes.chosen, routes.short)
+    chosen = as_recorded(chosen)
     for i, one in enumerate(batch):
         assert one.experts is not None and one.routing is not None  # of a model with experts
         there = slice(start, min(start + width, len(one.fed)))

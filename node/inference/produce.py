@@ -94,7 +94,7 @@ def _check_size(session: EngineSession) -> None:
         return
     said = rollout.max_environment_tokens if session.bounds.turns > 1 else 0
     tokens = rollout.max_prompt_tokens + rollout.max_output_tokens + said
-    size = rollout.samples_per_file * tokens * (routing.width + 4)
+    size = rollout.samples_per_file * tokens * (routing.width * routing.entry + 4)
     if size > MAX_FILE_BYTES:
         raise EngineError(
             "this run's rollout files could become too large",

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from node.inference.attention import Beginnings, KVCache
 from node.inference.engine import U8, U16, Completion, GenerationRequest
+from node.inference.experts import Routes, as_recorded
 from node.inference.language_model import LanguageModel, batches
 from node.inference.room import CHUNK_TOKENS
 from node.inference.transfer import fetched
-from node.inference.transformer import Routes
 
 
 @dataclass(eq=False, slots=True)
@@ -115,7 +115,7 @@ def note(routes: Routes | None, rows: Sequence[tuple[Drawn, int]], width: int, s
     behind all that is known; those that were known stay."""
     if routes is None:
         return
-    (chosen,) = fetched(routes.chosen)
+    chosen = as_recorded(*fetched(routes.chosen))
     for (one, fed), lines in zip(rows, chosen.reshape(len(rows), width, -1), strict=True):
         assert one.experts is not None  # of a model with experts
         skipped = 0 if start is None else sum(map(len, one.experts)) - start

@@ -4,15 +4,18 @@ Counted from the model's shape for what an engine holds at its peak. What is lef
 logits have their room is the cache: it decides how many sequences of which length are decoded together.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
-from node.inference.architectures import expert_width, routing_of
+from node.inference.architectures import DELTA, DeltaShape, delta_shape, expert_width, routing_of, shared_width
 from node.inference.errors import EngineError
 
 GIB = 1 << 30
+CHUNK = 64
+"""Tokens of a pass that gated delta layers take together (node.inference.delta)."""
 SIZES = {"float32": 4, "bfloat16": 2}
 """Bytes of a number, by type."""
 SHARE, CPU_SHARE = 0.9, 0.8
@@ -35,8 +38,8 @@ CPU_CELLS = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Numbers, not bytes. cached: of one token in the cache of all layers; widest: that a layer holds of each token at
-    once in a pass."""
+    """Numbers, not bytes. layers: with a cache; cached: of one token in the cache of all layers; widest: that a layer
+    holds of each token at once in a pass; remembered: of one row, in float32, whatever its length."""
 
     parameters: int
     layers: int
@@ -44,19 +47,25 @@ class ModelSize:
     widest: int
     hidden: int
     vocabulary: int
+    remembered: int = 0
 
     @classmethod
     def of(cls, config: Any, parameters: int) -> Self:
         """config: of transformers, of a decoder."""
         routing = routing_of(config)
-        intermediate = config.intermediate_size
+        intermediate = getattr(config, "intermediate_size", 0)  # no layer may have it where all have experts
         if routing:  # those of a token, and the token once for each
-            intermediate = max(intermediate, routing.chosen * (expert_width(config) + config.hidden_size))
+            of_experts = routing.chosen * (expert_width(config) + config.hidden_size)
+            intermediate = max(intermediate, of_experts + shared_width(config))
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        delta = delta_shape(config)
+        recalling = config.layer_types.count(DELTA) if delta else 0
         return cls.counted(
             parameters=parameters,
-            layers=config.num_hidden_layers,
+            layers=config.num_hidden_layers - recalling,
+            delta=delta,
+            recalling=recalling,
             queries=heads * dim,
             keys=(getattr(config, "num_key_value_heads", None) or heads) * dim,
             hidden=config.hidden_size,
@@ -66,17 +75,37 @@ class ModelSize:
 
     @classmethod
     def counted(
-        cls, *, parameters: int, layers: int, queries: int, keys: int, hidden: int, intermediate: int, vocabulary: int
+        cls,
+        *,
+        parameters: int,
+        layers: int,
+        queries: int,
+        keys: int,
+        hidden: int,
+        intermediate: int,
+        vocabulary: int,
+        delta: DeltaShape | None = None,
+        recalling: int = 0,
     ) -> Self:
-        """queries, keys: widths of all heads together."""
-        widest = 3 * hidden + max(3 * intermediate, 4 * queries + 4 * keys)
-        return cls(parameters, layers, 2 * layers * keys, widest, hidden, vocabulary)
+        """layers: that attend; recalling: that remember instead, as `delta` says; queries, keys: widths of all heads
+        together."""
+        wide, remembered = 4 * queries + 4 * keys, 0
+        if delta is not None:
+            # In float32, and of each chunk what its tokens do to each other: counted in numbers of two bytes.
+            wide = max(wide, 8 * delta.channels + 2 * delta.heads * (6 * CHUNK + 4 * delta.value_dim))
+            remembered = recalling * (delta.remembered + delta.channels * (delta.kernel - 1))
+        widest = 3 * hidden + max(3 * intermediate, wide)
+        return cls(parameters, layers, 2 * layers * keys, widest, hidden, vocabulary, remembered)
+
+    def row_tokens(self, dtype: str) -> int:
+        """Tokens of a cache that take as much memory as what one row remembers."""
+        return math.ceil(SIZES["float32"] * self.remembered / (SIZES[dtype] * self.cached))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """weights, passes, logits, cache: bytes; batch_tokens: in the cache; pass_tokens: in one pass without a cache;
-    logit_cells: logits (rows * vocabulary) at a time."""
+    logit_cells: logits (rows * vocabulary) at a time; row_tokens: of the cache, that each row takes besides its own."""
 
     weights: int
     passes: int
@@ -85,6 +114,7 @@ class MemoryPlan:
     batch_tokens: int
     pass_tokens: int
     logit_cells: int
+    row_tokens: int = 0
 
     @property
     def small(self) -> bool:
@@ -119,9 +149,10 @@ def plan(
     of_token = size * model.cached
     growing = size * model.cached // model.layers  # a layer's cache is there twice while it grows
     tokens = min(MOST_TOKENS if gpu else CPU_TOKENS, (left - passes - logits) // (of_token + growing))
-    if tokens < LEAST_TOKENS:
-        raise _too_little(weights + passes + logits + LEAST_TOKENS * of_token, free, leave, usable)
-    return MemoryPlan(weights, passes, logits, tokens * of_token, tokens, pass_tokens, cells)
+    row = model.row_tokens(dtype)
+    if tokens < LEAST_TOKENS + row:
+        raise _too_little(weights + passes + logits + (LEAST_TOKENS + row) * of_token, free, leave, usable)
+    return MemoryPlan(weights, passes, logits, tokens * of_token, tokens, pass_tokens, cells, row)
 
 
 @lru_cache(1024)

@@ -64,7 +64,7 @@ class EngineServer:
             raise EngineError("the engine is not ready", "no run was prepared", "send Prepare first")
         if isinstance(request, LoadPolicy):
             started = time.monotonic()
-            session.keep(request.policy_root, request.path)
+            session.keep(request.policy_root, request.path, request.patches, request.digests)
             return Loaded(id=request.id, seconds=time.monotonic() - started)
         desk = EngineHandle(owner, ticket)
         if isinstance(request, Teach):

@@ -1,6 +1,5 @@
 """What an engine process holds between requests: the run, its problems, one engine, recent weights."""
 
-import mmap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,8 @@ from node.inference.engine import (
 from node.inference.engines import EngineFactory, load_start, teacher_beside
 from node.inference.errors import EngineError
 from node.inference.guarded import Guarded
+from node.inference.image import PatchedWeights, open_layers
+from node.inference.layers import LayeredImage, PatchFile
 from node.inference.scheduler import EnginePolicy
 from node.inference.tasks import DrawnTasks, Shard, Shards, deal
 from node.inference.turns import Bounds, Generate, bounds_of
@@ -159,9 +160,9 @@ class EngineSession:
         assert self._about is not None  # whoever makes a file or looks at one has a view
         return self._about
 
-    def keep(self, policy_root: bytes, path: str) -> None:
+    def keep(self, policy_root: bytes, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> None:
         """Read a policy's weights; the oldest ones are forgotten. Raises EngineError."""
-        self.policies.keep(policy_root, path)
+        self.policies.keep(policy_root, path, patches, digests)
 
     def working_with(self, policy_root: bytes, order: ShardOrder | None) -> AbstractContextManager[None]:
         """While somebody is at work on a submission or a shard, its policy is kept."""
@@ -309,46 +310,18 @@ class _AtOnce:
 
 # The policies that an engine's process keeps: the last ones that were loaded, and those that a job is at work with.
 # Jobs and loads come from several threads.
-_HEADER = 8
-
-
-class PolicyImage:
-    """A canonical policy image (safetensors). Raises EngineError if the file cannot be read."""
-
-    def __init__(self, path: str) -> None:
-        try:
-            with Path(path).open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # mmap raises ValueError for a file that is empty.
-        except (OSError, ValueError) as error:
-            raise EngineError("the policy's file cannot be read", str(error), "check the disk") from None
-        self._start = _HEADER + int.from_bytes(self._map[:_HEADER], "little")
-        if self._start > len(self._map):
-            raise EngineError("the policy's file cannot be read", "its header is longer than it", "fetch it again")
-
-    def answer(self, key: bytes) -> str:
-        """64 hex digits over the leaves that `key` chooses of the tensors' bytes."""
-        return freshness.answer(key, len(self._map) - self._start, self._read)
-
-    def close(self) -> None:
-        self._map.close()
-
-    def _read(self, offset: int, length: int) -> bytes:
-        return self._map[self._start + offset : self._start + offset + length]
-
-
 @dataclass(frozen=True, slots=True)
 class KeptPolicy:
-    """weights: as the engine read them; image: the file's bytes, mapped."""
+    """weights: as the engine read them; image: the policy's bytes."""
 
     weights: Weights
-    image: PolicyImage
+    image: LayeredImage
 
 
 class KeptPolicies:
-    """read: a file's weights for the engine; limit: how many are kept, and more only while more are in use."""
+    """read: a policy's weights for the engine; limit: how many are kept, and more only while more are in use."""
 
-    def __init__(self, read: Callable[[str], Weights], limit: int) -> None:
+    def __init__(self, read: Callable[[str, Sequence[PatchFile], bytes], Weights], limit: int) -> None:
         self._read = read
         self._limit = limit
         self._kept: dict[bytes, KeptPolicy] = {}
@@ -373,10 +346,13 @@ class KeptPolicies:
             raise EngineError("the policy is not loaded", why, "send LoadPolicy first")
         return kept
 
-    def keep(self, root: bytes, path: str) -> None:
+    def keep(self, root: bytes, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> None:
         """Read a policy; the oldest ones that nobody uses are forgotten. Raises EngineError."""
         # Read outside of the lock: a load may wait for a disk, and jobs begin and end meanwhile.
-        policy = self._kept.get(root) or KeptPolicy(self._read(path), PolicyImage(path))
+        policy = self._kept.get(root)
+        if policy is None:
+            weights = self._read(path, patches, digests)
+            policy = KeptPolicy(weights, weights.image if isinstance(weights, PatchedWeights) else open_layers(path))
         with self._lock:
             # Taken out and put in again it is the newest, and the oldest are forgotten first.
             self._kept.pop(root, None)
@@ -396,12 +372,10 @@ class KeptPolicies:
                 self._forget()
 
     def close(self) -> None:
-        for policy in self._kept.values():
-            policy.image.close()
         self._kept.clear()
 
     def _forget(self) -> None:
         self._users += Counter()  # drops those that nobody uses
         idle = [root for root in self._kept if not self._users[root]]
         for root in idle[: max(0, len(self._kept) - self._limit)]:
-            self._kept.pop(root).image.close()
+            del self._kept[root]

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from node.inference.architectures import CORRECTION
 from node.inference.errors import ModelError
 from node.inference.weight_files import BLOCKS, SCALES, weight_files
 
@@ -40,11 +41,17 @@ class StartWeights(Mapping[str, Tensor]):
             return torch.stack([torch.cat([self[part] for part in parts]) for parts in self._stacks[name]])
         if name in self._small:
             return _widened(self._stored(name + BLOCKS), self._stored(name + SCALES), self.shape(name))
-        return self._stored(name).to(torch.bfloat16)
+        stored = self._stored(name)
+        if name.endswith(CORRECTION):
+            # Experts are chosen by differences of these. What all have in common would take the bits that tell them
+            # apart in bf16.
+            stored = stored.float() - stored.float().mean()
+        return stored.to(torch.bfloat16)
 
     def _stored(self, name: str) -> Tensor:
-        with _opened(self._files[name]) as file:
-            return file.get_tensor(name)
+        stored = self._stored_as[name]
+        with _opened(stored.file) as file:
+            return file.get_tensor(stored.called)
 
     def __iter__(self) -> Iterator[str]:
         inside = {part for parts in self._stacks.values() for one in parts for part in one}

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from node.inference.chat_template import Render, eos_texts, load_template, turn_end
 from node.inference.errors import ModelError
-from node.inference.model_files import read_json
+from node.inference.model_files import language_config, read_json
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
 DRAWS = ("dropout", "alpha", "nbest_size")
@@ -225,7 +225,7 @@ def _eos_ids(model_dir: Path) -> list[int]:
         path = model_dir / name
         if name == "generation_config.json" and not path.exists():
             continue
-        eos = read_json(path).get("eos_token_id")
+        eos = language_config(read_json(path)).get("eos_token_id")
         ids: list[Any] = eos if isinstance(eos, list) else [eos]
         if ids and all(type(one) is int and one >= 0 for one in ids):
             return ids

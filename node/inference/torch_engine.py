@@ -23,11 +23,13 @@ from node.inference.architectures import FAMILIES, unsupported, written_out
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, FinishedSequence, Prefill, Weights
 from node.inference.errors import EngineError, ModelError, ran_out
+from node.inference.experts import correct_as_parameters
 from node.inference.fixed import model_for
 from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
+from node.inference.layers import PatchFile
 from node.inference.lora import whole_weights
-from node.inference.model_files import QUANTIZATION, TIED, is_mxfp4, read_json
+from node.inference.model_files import NESTED, QUANTIZATION, TIED, is_mxfp4, language_config, read_json
 from node.inference.out_of_memory import left_out, let_go
 from node.inference.prefilling import Prefiller
 from node.inference.room import MemoryPlan, ModelSize, NoRoom, plan, room_for_adapters
@@ -59,6 +61,9 @@ def build_model(model_dir: Path, device: str = "cpu") -> Any:
         config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever the config's values break
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
+    if config.model_type in NESTED:
+        config = config.get_text_config()
+        setattr(config, TIED, language_config(raw).get(TIED, getattr(config, TIED, False)))
     if raw.get(QUANTIZATION) is not None:
         delattr(config, QUANTIZATION)  # what was in MXFP4 is read in bf16 (node.inference.start_weights)
     # A head of its own is part of the model, whatever its description says: other loaders keep it, too.
@@ -77,6 +82,7 @@ def build_model(model_dir: Path, device: str = "cpu") -> Any:
     except Exception as error:  # as above
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
     model.eval()
+    correct_as_parameters(model)
     return model
 
 
@@ -118,7 +124,7 @@ class TorchEngine:
         self._names = image_names(shell)
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
         fits = _plan(ModelSize.of(shell.config, self.parameters), settings, self._for_adapters(settings))
-        limits = {"logit_cells": fits.logit_cells, "pass_tokens": fits.pass_tokens}
+        limits = {name: getattr(fits, name) for name in ("logit_cells", "pass_tokens", "row_tokens")}
         self._model = model_for(shell, settings.device, getattr(torch, settings.dtype), settings.attention, **limits)
         self._batch_tokens = settings.batch_tokens or fits.batch_tokens
         self._prefiller = Prefiller(self._model, min(fits.pass_tokens, self._batch_tokens))
@@ -155,8 +161,8 @@ class TorchEngine:
             left_out(settings.name, error)
             return None
 
-    def read(self, path: str) -> Weights:
-        return read_image(path, self._names)
+    def read(self, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> Weights:
+        return read_image(path, self._names, patches, digests)
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:

@@ -8,13 +8,13 @@ left out and named. Where loaders would disagree about what the model is, none i
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from node.inference.errors import ModelError
-from node.inference.model_files import CONFIG, EMBEDDING, HEAD, INDEX, WEIGHTS, read_json
+from node.inference.model_files import CONFIG, EMBEDDING, HEAD, INDEX, NESTED, WEIGHTS, read_json
 
 BLOCKS, SCALES = "_blocks", "_scales"
 """Of a tensor in MXFP4 (OCP Microscaling Formats 1.0): two numbers a byte, lower half first, and a power of two, 127
@@ -26,13 +26,26 @@ _ELSEWHERE = "transformers_weights"
 """Of config.json: the file that transformers loads instead of all others."""
 _LFS = b"version https://git-lfs"
 _PIECE = 1 << 24
+_BESIDE_PICTURES = ((r"^language_model\.(?=model\.|lm_head\.)", ""), (r"^model\.language_model\.", "model."))
+"""Names that a language model has in files of a model that reads pictures, too -> its own."""
+_PUBLISHED: Mapping[str, Sequence[tuple[str, str]]] = {
+    "mixtral": (
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.w1\.weight$", ".gate_proj.weight"),
+        (r"\.w3\.weight$", ".up_proj.weight"),
+        (r"\.w2\.weight$", ".down_proj.weight"),
+    )
+}
+"""The same of architectures that transformers renames."""
 _SHARD = re.compile(r"(.*-of-\d+)\.safetensors")
 
 
 class Stored(NamedTuple):
-    """A tensor as a file's header has it. dtype: safetensors' name of it; start, stop: bytes of the file."""
+    """A tensor as a file's header has it. called: its name there; dtype: safetensors' name of its type; start, stop:
+    bytes of the file."""
 
     file: Path
+    called: str
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -77,11 +90,28 @@ def weight_files(directory: Path) -> WeightFiles:
     """Of a model directory in Hugging Face form. Raises ModelError where files are missing or broken, and where it is
     not one model."""
     files, homes = _chosen(directory)
-    elsewhere = read_json(directory / CONFIG).get(_ELSEWHERE) if (directory / CONFIG).exists() else None
+    config = read_json(directory / CONFIG) if (directory / CONFIG).exists() else {}
+    elsewhere = config.get(_ELSEWHERE)
     if elsewhere not in (None, WEIGHTS if homes is None else INDEX):
         refuse(directory / CONFIG, f"{_ELSEWHERE} = {str(elsewhere)[:80]!r}: other programs load other files", _ONE_WAY)
     others = {path.name for path in directory.glob(f"*{SUFFIX}")} - {path.name for path in files}
-    return _accounted(directory, files, homes, tuple(sorted(others)))
+    found = _accounted(directory, files, homes, tuple(sorted(others)))
+    kind = str(config.get("model_type"))
+    others = _BESIDE_PICTURES if kind in NESTED else _PUBLISHED.get(kind, ())
+    return replace(found, tensors=_named(found.tensors, others)) if others else found
+
+
+def _named(tensors: Mapping[str, Stored], others: Sequence[tuple[str, str]]) -> dict[str, Stored]:
+    """By the names that the model's tensors have here. Raises ModelError where two would have one."""
+    named: dict[str, Stored] = {}
+    for name, stored in tensors.items():
+        own = name
+        for pattern, ours in others:
+            own = re.sub(pattern, ours, own, count=1)
+        if own in named:
+            refuse(stored.file, f"{stored.called[:100]!r} and {named[own].called[:100]!r} are one tensor's names")
+        named[own] = stored
+    return named
 
 
 def files_of(directory: Path) -> tuple[Path, ...]:
@@ -206,7 +236,7 @@ def _header(path: Path) -> Iterator[_Named]:
         refuse(path, "there are no tensors in it", _EXPORT)
     for name in found:
         start, stop = (8 + size + place for place in said[name]["data_offsets"])
-        yield _Named(name, Stored(path, str(said[name]["dtype"]), tuple(said[name]["shape"]), start, stop))
+        yield _Named(name, Stored(path, name, str(said[name]["dtype"]), tuple(said[name]["shape"]), start, stop))
 
 
 def _broken(path: Path, error: Exception) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
+from node.inference.layers import PatchFile
 from protocol.decision import Evidence
 from protocol.errors import UNREADABLE, ProtocolError
 from protocol.messages import NO_PROMPTS
@@ -67,11 +68,14 @@ class EngineReady(_Message, frozen=True):
 
 
 class LoadPolicy(AnsweredMessage["Loaded"], frozen=True):
-    """Keep a policy's weights in memory. policy_root: 32 bytes; path: its bf16 image, already verified."""
+    """Keep a policy's weights. policy_root: 32 bytes; path: its bf16 image, already verified, or the one from which
+    `patches` lead to it; digests: 32 bytes of each tensor in name order, which the engine then compares."""
 
     policy_root: bytes
     step: int
     path: str
+    patches: tuple[PatchFile, ...] = ()
+    digests: bytes = b""
 
 
 class Loaded(_Message, frozen=True):

@@ -23,7 +23,7 @@ GROWING = {
         *("messages_in", "messages_out", "bytes_in", "bytes_out", "requests_in", "requests_out"),
         *("dropped", "rejected", "faults"),
     ),
-    "blobs": ("damaged", "fetched_again", "not_fetched_again", "bytes_looked_at"),
+    "blobs": ("bytes_written", "damaged", "fetched_again", "not_fetched_again", "bytes_looked_at"),
 }
 """Fields that count since the daemon's start, or since its journal's."""
 RENAMED = {("run", "steps_total"): "intellect_run_last_step"}

@@ -12,10 +12,11 @@ from node.hardware import Hardware
 from node.platforms import lacking
 from node.preflight.finding import CheckFinding, PreflightFailed, failure, ok, worst
 from node.units import size_of
+from node.weights.policy_cache import ROOM
 from protocol.run import RunSpec
 
-IMAGES = 7
-"""Of a policy, for which a capped disk has room: four in the store, and three while one is built."""
+IMAGES = ROOM + 1
+"""Of a policy, for which a capped disk has room: those of the store, and one that is built."""
 ENGINE_SHARE, ENGINE_CONTEXT = 0.9, 2**29
 """As in node.inference.room: of its memory an engine uses so much, and the libraries take so many bytes."""
 GIB = 2**30
@@ -109,7 +110,7 @@ def _of_run(config: NodeConfig, role: str, hardware: Hardware, run: RunSpec) -> 
     if guest.gpu_memory and hardware.gpus and guest.gpu_memory < gpu:
         what = f"[guest] gpu_memory = {guest.gpu_memory / GIB:.1f} GiB: the run needs at least {gpu / GIB:.1f}"
         yield what, f'set gpu_memory = "{gpu / GIB + 0.05:.1f} GiB" or more, or join another pool'
-    least = DISK_FIXED + IMAGES * weights
+    least = DISK_FIXED + int(IMAGES * weights)
     if guest.disk and guest.disk < least:
         what = f"[guest] disk = {size_of(guest.disk)}: the run needs at least {size_of(least)}"
         yield what, f'set disk = "{-(-least // 10**8) / 10:.1f} GB" or more, or join another pool'

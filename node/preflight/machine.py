@@ -29,6 +29,7 @@ from node.training.errors import TrainingError
 from node.training.planner import PlannedMachine, TrainingWork, check_engine, plan
 from node.training.sizing import DecoderShape, shape_like
 from node.units import size_of
+from node.weights.policy_cache import ROOM
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
@@ -241,7 +242,8 @@ def check_memory(
 
 
 def check_disk(directory: Path, quota: int, image: int = 0) -> CheckFinding:
-    """quota: bytes that the blob store may take; image: bytes of a policy, 0 if unknown. Blocking, for a moment."""
+    """quota: bytes that the blob store may take; image: bytes of a policy at most, 0 if unknown. Blocking, for a
+    moment."""
     place = existing(directory)
     try:
         # By writing: permissions say nothing of a file system that is mounted read-only.
@@ -254,17 +256,38 @@ def check_disk(directory: Path, quota: int, image: int = 0) -> CheckFinding:
     return judge_disk(disk.f_bavail * disk.f_frsize, stored, quota, image, place)
 
 
+def check_quota(quota: int, image: int) -> CheckFinding:
+    """Whether a store of so many bytes has room for policies whose image has so many. Pure."""
+    kept = int(ROOM * image)
+    if quota >= kept:
+        return ok("disk", f"the store has room for {ROOM} images of {size_of(image)}", quota_bytes=quota)
+    what = f"store_quota is {size_of(quota)}, and policies of {size_of(image)} need {size_of(kept)}: {ROOM} images"
+    remedy = f"set INTELLECT_NODE_STORE_QUOTA={kept} (bytes) or more, or join another pool"
+    return failure("disk", what, remedy, quota_bytes=quota, needed_bytes=kept)
+
+
+def policy_bytes(run: RunSpec, shape: DecoderShape | None = None) -> int:
+    """Of a policy's image at most; 0 where policies are adapters. shape: of the run's model, by the size of its files
+    where it is not known."""
+    if run.recipe.lora is not None:
+        return 0
+    return 2 * shape.parameters if shape else run.weight_bytes()
+
+
 def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> CheckFinding:
     """free: bytes that this user may still write; stored: bytes of blobs that are there. Pure."""
-    logs = LOG_BYTES * (LOG_FILES + 1)
-    most, least = max(quota - stored, 0) + 3 * image + logs, MIN_FREE_BYTES + 4 * image
+    logs, kept = LOG_BYTES * (LOG_FILES + 1), int(ROOM * image)
+    # An image is built beside the store, and may be while that is full of what could go.
+    most, least = max(quota - stored, 0) + image + logs, MIN_FREE_BYTES + max(0, kept - stored)
     data = {"free_bytes": free, "wanted_bytes": most, "needed_bytes": least, "path": str(place)}
+    if (small := check_quota(quota, image)).level == "failure":
+        return small
     if free < least:
         what = f"{size_of(free)} are free in {place}, at least {size_of(least)} are needed"
         return failure("disk", what, "free some space, or use --state-dir on another disk", **data)
     if free < most:
         what = f"{size_of(free)} are free in {place}; with a full store of {size_of(quota)} it would be {size_of(most)}"
-        room = max(free - logs - 3 * image - MIN_FREE_BYTES, MIN_FREE_BYTES) // 2**20 * 2**20
+        room = max(free - logs - image - MIN_FREE_BYTES, MIN_FREE_BYTES, kept) // 2**20 * 2**20
         return warning("disk", what, f"set INTELLECT_NODE_STORE_QUOTA={room} (bytes), or make room", **data)
     return ok("disk", f"{size_of(free)} free in {place}", **data)
 

@@ -47,8 +47,10 @@ from node.preflight.machine import (
     check_lock,
     check_machine,
     check_memory,
+    check_quota,
     check_sandbox,
     check_versions,
+    policy_bytes,
     speed_finding,
 )
 from node.preflight.reach import (
@@ -66,7 +68,7 @@ from node.recipe.speed import measured, recall
 from node.run.assets import Run
 from node.state.locks import holder_of
 from node.training.planning import machine_of
-from node.training.sizing import shape_of
+from node.training.sizing import DecoderShape, shape_of
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
@@ -252,21 +254,20 @@ class PreflightSurvey:
         with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
             run = await self._visit(chain, pool, Path(folder)) if self._scope.visit else None
             spec = run.spec if run else None
-            # Two: the policy that is worked with and the one that is fetched meanwhile.
-            image = 2 * spec.weight_bytes() if spec else 0
+            shape = shape_of(run.assets / MODEL) if run else None
+            image = policy_bytes(spec, shape) if spec else 0
             await self._thread(lambda: [check_disk(self._directory, self._config.quota, image)])
             await self._thread(lambda: check_guest(self._config, role, self._hardware, spec))
             if spec is not None and role == "worker":
                 self._add(await self._estimate(chain, pool, spec))
-            await self._thread(lambda: [self._fits(run, spec, role)])
+            await self._thread(lambda: [self._fits(spec, shape, role)])
             if spec is not None and role != "trainer" and not self._config.engine_command:
                 self._add(await check_class(spec.verification, role, self._config.engine_options, self._starter))
             if run is not None and self._scope.engine and role != "trainer":
                 self._add(await check_engine(self._config.engine_argv, run.spec, run.assets, self._starter))
 
-    def _fits(self, run: Run | None, spec: RunSpec | None, role: Role) -> CheckFinding:
+    def _fits(self, spec: RunSpec | None, shape: DecoderShape | None, role: Role) -> CheckFinding:
         hardware = capped(self._hardware, self._config.limits)
-        shape = shape_of(run.assets / MODEL) if run else None
         return check_memory(spec, role, hardware, machine_of(hardware), shape, self._config.trainer)
 
     async def _estimate(self, chain: ChainClient, pool: PoolInfo, spec: RunSpec) -> CheckFinding:
@@ -358,6 +359,8 @@ async def check_before_stake(
     if spec is None:
         return
     await trio.to_thread.run_sync(refuse_guest, config, role, hardware, spec)
+    if (store := check_quota(config.quota, policy_bytes(spec))).level == "failure":
+        raise PreflightFailed([store])
     machine = await trio.to_thread.run_sync(machine_of, hardware)
     if (memory := check_memory(spec, role, hardware, machine)).level == "failure":
         raise PreflightFailed([memory])

@@ -12,8 +12,9 @@ import msgspec
 
 from node import limits
 from node.hardware import Gpu
+from node.inference.architectures import recalling_layers
 from node.inference.errors import ModelError
-from node.inference.model_files import read_json
+from node.inference.model_files import language_config, read_json
 from protocol.run import RunSpec
 
 MEMORY_SHARE = 0.5
@@ -86,16 +87,16 @@ def measure(assets: Path, gpus: tuple[Gpu, ...] = ()) -> MachineCapacity:
 
 
 def cache_per_token(config: Path) -> int:
-    """Bytes of keys and values per token: 2 * layers * key-value heads * head dimension * CACHE_BYTES.
+    """Bytes of keys and values per token: 2 * layers that attend * key-value heads * head dimension * CACHE_BYTES.
 
     0, which limits nothing, if the description does not say them.
     """
     try:
-        model = read_json(config)
+        model = language_config(read_json(config))
         heads = int(model["num_attention_heads"])
-        layers = int(model["num_hidden_layers"])
+        layers = int(model["num_hidden_layers"]) - recalling_layers(model)
         key_heads = int(model.get("num_key_value_heads") or heads)
         dimension = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
-    except (ModelError, ValueError, KeyError, TypeError, ZeroDivisionError):
+    except (ModelError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return 0
     return 2 * layers * key_heads * dimension * CACHE_BYTES

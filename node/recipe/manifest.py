@@ -1,7 +1,8 @@
 """From groups to the manifest of a batch, and from a manifest to the batch: the only way to the learner.
 
-The trainer composes a manifest of what its pool has chosen and then does what everybody does who replays the step:
-`materialise` reads files and reports again and makes the rows. What the pool had in memory reaches no learner. Pure.
+The trainer composes a manifest of what its pool has chosen. Whoever replays the step has the manifest alone:
+`materialise` reads files and reports and makes the rows. The trainer has read and joined them when they were accepted,
+by the same function, and does not do it twice. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ import msgspec
 from node.recipe.join import join
 from node.recipe.judged import Blobs, scores_of
 from node.recipe.label_queue import LabelRequest, with_scores, without_rewards
-from node.recipe.pool import Group, Selection, freshness, group_id, origin_of, teaches
+from node.recipe.pool import Group, Key, Selection, freshness, group_id, origin_of, teaches
 from node.recipe.teacher_queue import asks_for_teachers, taught_in, with_teacher
 from node.training.batch import Batch, BatchHeader
 from protocol.blobs import describe
@@ -62,13 +63,16 @@ def _used_work(run: RunSpec, members: Sequence[Group], used: set[tuple[bytes, in
     )
 
 
-def materialise(run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Blobs) -> Batch:
-    """The batch whose parts these are. reports: what judges were asked and said is among them. Raises ProtocolError
-    where it breaks a rule of the run; what `files` and `reports` raise for what cannot be had goes through."""
+def materialise(
+    run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Blobs, joined: Mapping[Key, Group] = {}
+) -> Batch:
+    """The batch whose parts these are. reports: what judges were asked and said is among them; joined: groups that this
+    node has made of these files and values before. Raises ProtocolError where it breaks a rule of the run; what `files`
+    and `reports` raise for what cannot be had goes through."""
     chosen: list[Group] = []
     for work in manifest.works:
-        given = _groups(run, manifest.pool, work, files(work.file_root), reports)
-        chosen += _used(run, work, given)
+        given = _at_hand(run, manifest.pool, work, joined)
+        chosen += _used(run, work, given or _groups(run, manifest.pool, work, files(work.file_root), reports))
     wanted = run.rollout.prompts_per_step
     if len(chosen) != wanted:
         raise MalformedManifest("bad batch manifest", f"it uses {len(chosen)} groups, a batch has {wanted}")
@@ -91,6 +95,17 @@ def _used(run: RunSpec, work: UsedWork, given: Mapping[int, Group]) -> Iterator[
         if group not in given:
             raise MalformedManifest("bad batch manifest", f"the reports lack group {group}, which it uses")
         yield given[group]
+
+
+def _at_hand(run: RunSpec, pool: int, work: UsedWork, joined: Mapping[Key, Group]) -> dict[int, Group] | None:
+    """All groups that are named of a file, where they were joined before. What judges and teachers said is read."""
+    if work.judged or (pool and asks_for_teachers(run)):
+        return None
+    name = work.name(pool)
+    most = run.rollout.prompts_per_file
+    named = [group for bitmap in (work.used, work.flat) for group in unpack_groups(bitmap, most) or ()]
+    found = {group: joined[name, group] for group in named if (name, group) in joined}
+    return found if len(found) == len(named) else None
 
 
 def _groups(run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs) -> dict[int, Group]:

@@ -24,7 +24,7 @@ from node.environments.registry import check_prompt, check_prompts, load_environ
 from node.environments.task_types.table import MARKED_TASKS, MARKS
 from node.errors import Mistake, Mistakes, RunFileError
 from node.inference.errors import ModelError
-from node.inference.model_files import HEAD, POSITIONS, TIED, read_json
+from node.inference.model_files import HEAD, POSITIONS, TIED, language_config, read_json
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.weight_files import weight_files
 from node.run.file import CompiledRun
@@ -69,7 +69,7 @@ def notes_on_model(run: CompiledRun) -> list[str]:
     """What its files say that is legal and probably not meant. Raises ModelError."""
     if (said := run.files.get(f"{MODEL}/config.json")) is None:
         return []  # `look_at` says so
-    config, directory, rollout = read_json(said), said.parent, run.spec.rollout
+    config, directory, rollout = language_config(read_json(said)), said.parent, run.spec.rollout
     positions = config.get(POSITIONS)
     longest = rollout.max_prompt_tokens + rollout.max_output_tokens
     weights, notes = weight_files(directory), list[str]()
@@ -338,7 +338,7 @@ def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
     """A tokenizer of another model gives tokens that the model has no weights for."""
     config = run.files["model/config.json"]
     try:
-        rows = read_json(config).get("vocab_size")
+        rows = language_config(read_json(config)).get("vocab_size")
     except ModelError:
         return  # `_check_model` says so
     # Fewer tokens than rows are usual: models round their vocabulary up for the hardware.

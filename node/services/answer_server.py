@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from node.guest.rest import GuestRest
 from node.inference.client import EngineProcess
-from node.inference.wire import AnswerRequest, LoadPolicy, RequestProgress, SaidToken
+from node.inference.wire import AnswerRequest, RequestProgress, SaidToken
 from node.services.base import Service
 from node.services.workplace import Workplace
 from node.weights.policy_cache import HeldPolicy, PolicyCache
@@ -120,11 +120,10 @@ class AnswerServer(Service):
         order = AnswerRequest(
             policy_root=policy.root, **{name: getattr(asked, name) for name in AnswerOrder.__struct_fields__}
         )
-        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         found, why = None, ""
         with self._rest.work():
             try:
-                found = await self._engine.ask(order, timeout=SECONDS, policy=load, on_progress=told)
+                found = await self._engine.ask(order, timeout=SECONDS, policy=policy.load(), on_progress=told)
             except IntellectError as error:
                 why = f"{error.what}: {error.why}"
         if found is None:

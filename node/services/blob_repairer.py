@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from node.blobs.errors import StoreFailed
-from node.blobs.proof import BlobProofs
+from node.blobs.store import BlobStore
 from node.services.base import Service
 from node.services.committing import REPEATED
 from node.services.context import Context
@@ -39,9 +39,9 @@ class BlobRepairer(Service):
 
     name = "blob-repairer"
 
-    def __init__(self, context: Context, proof: BlobProofs, *, every: float = ROUND, rests: float = RESTS) -> None:
+    def __init__(self, context: Context, store: BlobStore, *, every: float = ROUND, rests: float = RESTS) -> None:
         self._context = context
-        self._proof = proof
+        self._store, self._proof = store, store.proof
         self._every, self._rests = every, rests
         self._send, self._lost = trio.open_memory_channel[tuple[bytes, int]](WAITING)
         self._fetched = self._gone = self._looked_at = 0
@@ -49,7 +49,7 @@ class BlobRepairer(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.member.stock.store.proof)
+        return cls(place.context, place.member.stock.store)
 
     async def run(self) -> None:
         self._proof.follow(self._handle)
@@ -64,6 +64,7 @@ class BlobRepairer(Service):
         oldest = None if self._oldest is None else round(max(0.0, time.time() - self._oldest), 1)
         return {
             "blobs": {
+                "bytes_written": self._store.written,
                 "damaged": self._proof.damaged,
                 "fetched_again": self._fetched,
                 "not_fetched_again": self._gone,

@@ -1,14 +1,18 @@
 """Blobs and policies over HTTP, for whoever cannot or will not speak to peers. Off unless asked for."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import structlog
 import trio
 
 from node.blobs.http.server import Gateway, ServedPolicy, own_certificate, server_context
+from node.blobs.store import BlobStore
 from node.services.base import Service
 from node.services.workplace import Workplace
 from node.weights.policy_cache import PolicyCache
+from node.weights.workshop import written_out
 
 log = structlog.get_logger()
 WHAT, FLAG = "the gateway", "--gateway"
@@ -36,7 +40,8 @@ class Serving(Service):
             tls = await trio.to_thread.run_sync(server_context, certificate)
         listener = place.web.at(config.gateway, WHAT, FLAG, tls)
         policy_cache = place.context.policy_cache
-        gateway = Gateway(listener, place.store, lambda: served(policy_cache), certificate)
+        whole = partial(make_whole, policy_cache, place.store, place.scratch)
+        gateway = Gateway(listener, place.store, lambda: served(policy_cache), certificate, whole)
         log.info("gateway.serving", source=gateway.source())
         return cls(gateway, config.gateway_announce)
 
@@ -47,9 +52,25 @@ class Serving(Service):
         return {"gateway": self._gateway.source(self._announce)}
 
 
+async def make_whole(policy_cache: PolicyCache, store: BlobStore, directory: Path, root: bytes) -> None:
+    """See that the image of the held policy `root` is a blob. directory: on the store's disk. Raises IntellectError."""
+    held = policy_cache.by_root(root)
+    if held is not None:
+        await trio.to_thread.run_sync(lambda: directory.mkdir(parents=True, exist_ok=True))
+        await written_out(held, store, directory)
+
+
 def served(policy_cache: PolicyCache) -> list[ServedPolicy]:
     """The policies that are held, oldest first."""
     return [
-        ServedPolicy(one.step, one.root, one.manifest.image_root, one.manifest.image_size, one.path, one.announcement)
+        ServedPolicy(
+            one.step,
+            one.root,
+            one.manifest.image_root,
+            one.manifest.image_size,
+            one.path,
+            one.announcement,
+            one.image if one.patches else None,
+        )
         for one in policy_cache.held
     ]

@@ -5,6 +5,7 @@ Its own rewards are for its log only. What it has committed to is in the journal
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,14 +14,16 @@ import trio
 
 from node.guest.rest import DOING, PAUSED, GuestRest
 from node.inference.client import EngineChild
-from node.inference.wire import LoadPolicy, Produce, Produced, RequestProgress, SaidToken
+from node.inference.wire import Produce, Produced, RequestProgress, SaidToken
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.speed import measured
 from node.services.base import Service
 from node.services.committing import OwnWorks, commit
 from node.services.context import Context, Rate
 from node.services.workplace import Workplace
+from node.swarm.batch_usage import BatchUsage
 from node.swarm.facts import RunTold
+from node.swarm.files_ahead import FilesAhead, WorkFate
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.unclaimed import ActiveWorkers, UnclaimedShare
@@ -64,6 +67,7 @@ class RolloutWorker(Service):
         scratch: Path,
         gauge: CapacityGauge,
         rest: GuestRest | None = None,
+        usage: BatchUsage | None = None,
     ) -> None:
         self._context = context
         self._journal = context.journal
@@ -74,13 +78,15 @@ class RolloutWorker(Service):
         self._informative, self._signal = 1.0, False
         self._makers = ActiveWorkers(MAKES_NOTHING)
         self._leftovers = UnclaimedShare()
+        self._usage = usage
+        fate = partial(_fate, context, usage) if usage is not None else None
+        self._ahead = FilesAhead(context.run.spec.recipe.max_staleness, fate)
         self.rate = Rate(clock=context.clock.monotonic)
         self.last_reward: float | None = None
         self.waiting: str | None = None
         self.finished = False
         self.works = OwnWorks(context)
         self.generate_seconds = 0.0
-        self._first_step = -1
         self._arrived_step = -1
         self._arrived_at = 0.0
         self._interval = FIRST_INTERVAL
@@ -94,7 +100,7 @@ class RolloutWorker(Service):
         run = place.context.run
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
         gauge = CapacityGauge(run.spec, machine, await _expected_speed(place), lambda: place.member.claims.believed)
-        return cls(place.context, place.engine, place.scratch, gauge, place.rest)
+        return cls(place.context, place.engine, place.scratch, gauge, place.rest, place.usage)
 
     async def run(self) -> None:
         await self.works.count()
@@ -217,7 +223,7 @@ class RolloutWorker(Service):
             fork = self._context.state.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer is not believed any more: {fork.what}"
-            more, most = 1 if self._signal else self._share(), most_files(self._context.run.spec)
+            more, most = 1 if self._signal else max(self._share(), 1), most_files(self._context.run.spec)
             wanted = self._share() + more * math.floor(waited / patience)
             wanted += self._left_over() if made >= wanted else 0
             made = most if self._journal.fence.covers(policy.step) else made
@@ -236,8 +242,7 @@ class RolloutWorker(Service):
 
     def _left_over(self) -> int:
         """Files that others made too few of: this worker's part of them, once nobody makes any."""
-        needed = math.ceil(self._context.run.spec.files_per_policy * self._refill())
-        return self._leftovers.taken(needed, self._quiet(), self._context.clock.monotonic())
+        return self._leftovers.taken(self._ahead.needed, self._quiet(), self._context.clock.monotonic())
 
     def _quiet(self) -> float:
         """Seconds without a file of anybody's after which none is to be expected."""
@@ -252,8 +257,8 @@ class RolloutWorker(Service):
         """Remember when a policy came, and how long policies usually take."""
         if policy.step == self._arrived_step:
             return
-        if self._first_step < 0:
-            self._first_step = policy.step
+        batch = self._context.run.spec.files_per_policy * self._refill()
+        self._ahead.arrived(policy.step, batch, self._usage.newest if self._usage else -1)
         now = self._context.clock.monotonic()
         if self._arrived_step >= 0:
             # Policies that were passed over took their part of the time.
@@ -265,23 +270,18 @@ class RolloutWorker(Service):
     def _note_work(self, work: RegisteredWork) -> None:
         if work.is_sampled:
             self._makers.made(work.node, work.step)
+            self._ahead.made(work.id, work.step)
             self._leftovers.made(work.node, work.step, self._context.clock.monotonic())
 
     def _share(self) -> int:
-        """Files per policy so that all live workers that make any together make what a step needs.
-
-        Of the first policy that a worker meets it makes twice that, if the run allows staleness: from then on the
-        trainer has one batch in hand while the next is being made, and neither waits for the other.
-        """
-        run = self._context.run.spec
+        """Files of the newest policy so that all live workers that make any together make what `FilesAhead` says."""
         beats = self._context.membership.beats(self._context.clock.monotonic(), "worker")
         living = [node for node, beat in beats.items() if beat.state != PAUSED]
         # Oneself counts as a maker from the start, or the first share would be divided among the others alone.
         self._makers.made(self._context.key.address, self._arrived_step)
-        workers = max(1, self._makers.count(living, self._arrived_step))
-        share = math.ceil(run.files_per_policy * self._refill() / workers)
-        ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
-        return 2 * share if ahead else share
+        own = self._context.key.address
+        makers = sorted({own, *self._makers.among(living, self._arrived_step)})
+        return self._ahead.share(len(makers), makers.index(own))
 
     def _refill(self) -> float:
         """Files to make for each that a batch needs: with the online filter, groups without signal do not count."""
@@ -290,7 +290,6 @@ class RolloutWorker(Service):
         return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
-        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
         order = Produce(
             policy_root=policy.root,
@@ -300,7 +299,9 @@ class RolloutWorker(Service):
             out_path=str(out),
             capacity=self._gauge.capacity,
         )
-        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load, on_progress=self._note_progress)
+        produced = await self._engine.ask(
+            order, timeout=PRODUCE_DEADLINE, policy=policy.load(), on_progress=self._note_progress
+        )
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds
         self._file_seconds = produced.seconds
@@ -333,6 +334,13 @@ class RolloutWorker(Service):
     async def _watch_trainer(self) -> None:
         async for told in self._context.facts.subscribe(RunTold):
             self.finished = told.over
+
+
+def _fate(context: Context, usage: BatchUsage, id: WorkId) -> WorkFate:
+    state = context.state.vote_set.state(id)
+    if state is FileState.REJECTED or usage.is_settled(id):
+        return WorkFate.GONE
+    return WorkFate.ACCEPTED if state is FileState.ACCEPTED else WorkFate.OPEN
 
 
 async def _expected_speed(place: Workplace) -> float | None:

@@ -14,10 +14,9 @@ from node.services.base import Service
 from node.services.context import Context, manifest_of
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
-from node.services.workplace import Dropped, Workplace
+from node.services.workplace import Dropped, Workplace, usage_of
 from node.swarm.batch_usage import BatchUsage, SeatBook
 from node.swarm.facts import PolicyFollowed, Undone, WorkTouched
-from node.swarm.register import WorkId
 from node.swarm.vote_set import FileState
 from protocol.errors import IntellectError
 from protocol.manifest import BatchManifest
@@ -55,24 +54,23 @@ class _Counting(Service, Generic[B]):
 
 
 class UsageTracker(_Counting[BatchUsage]):
-    """dropped: is given each step after which its trainer is seen to drop a worker, and how, in words."""
+    """dropped: is given each step after which its trainer is seen to drop a worker, and how, in words; book: that
+    others read, too."""
 
-    def __init__(self, context: Context, dropped: trio.MemorySendChannel[Dropped] | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        dropped: trio.MemorySendChannel[Dropped] | None = None,
+        book: BatchUsage | None = None,
+    ) -> None:
         super().__init__(context)
-        self._dropped, self._term, spec = dropped, 0, context.run.spec
-        self.book = BatchUsage(
-            context.state.policies,
-            context.membership,
-            spec.recipe.max_staleness,
-            context.clock.monotonic,
-            self._is_usable,
-            keep_surplus=spec.filters.keep_surplus,
-        )
+        self._dropped, self._term = dropped, 0
+        self.book = book or usage_of(context)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
         # A round's contributions name their batches themselves (`rounds/batches.py`).
-        return None if place.context.run.spec.diloco is not None else cls(place.context, place.dropped[0])
+        return None if place.usage is None else cls(place.context, place.dropped[0], place.usage)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -80,13 +78,6 @@ class UsageTracker(_Counting[BatchUsage]):
             nursery.start_soon(self._read)
             nursery.start_soon(self._context.handle, lambda cut: self.book.heard(cut.author, cut.message), AcceptedList)
             await self._hear_accepted()
-
-    def _is_usable(self, id: WorkId) -> bool:
-        state = self._context.state
-        work = state.register.get(id)
-        if work is None or state.register.is_contested(work) or state.vote_set.state(id) is FileState.REJECTED:
-            return False
-        return not state.policies.is_orphan(work.commitment.policy_root)
 
     def _cut(self, step: int) -> None:
         """A validator's cut at a policy. Only in office: a cut of somebody else counts for nothing."""

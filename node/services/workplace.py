@@ -35,6 +35,9 @@ from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.training.groups import Groups
 from node.state.tally import LifetimeCounters
+from node.swarm.batch_usage import BatchUsage
+from node.swarm.register import WorkId
+from node.swarm.vote_set import FileState
 from node.tasks.task_inputs import TaskInputs
 from node.training.client import TrainerProcess
 from node.training.jobs import JobDirectory
@@ -55,6 +58,26 @@ class Control(Protocol):
     """The part of `node.web.front` that services open."""
 
     def mount(self, routes: Sequence[BaseRoute]) -> None: ...
+
+
+def usage_of(context: Context) -> BatchUsage:
+    """The book of what becomes of accepted works; whoever keeps it reads the trainer's manifests."""
+    state, spec = context.state, context.run.spec
+
+    def is_usable(id: WorkId) -> bool:
+        work = state.register.get(id)
+        if work is None or state.register.is_contested(work) or state.vote_set.state(id) is FileState.REJECTED:
+            return False
+        return not state.policies.is_orphan(work.commitment.policy_root)
+
+    return BatchUsage(
+        state.policies,
+        context.membership,
+        spec.recipe.max_staleness,
+        context.clock.monotonic,
+        is_usable,
+        keep_surplus=spec.filters.keep_surplus,
+    )
 
 
 Dropped = tuple[PolicyStatement, str]
@@ -166,6 +189,12 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def dropped(self) -> tuple[trio.MemorySendChannel[Dropped], trio.MemoryReceiveChannel[Dropped]]:
         """From who counts what a trainer makes of files to who says it."""
         return trio.open_memory_channel[Dropped](DROPPED)
+
+    @cached_property
+    def usage(self) -> BatchUsage | None:
+        """What became of accepted files; a round's contributions name their batches themselves
+        (`rounds/batches.py`)."""
+        return None if self.context.run.spec.diloco is not None else usage_of(self.context)
 
     @cached_property
     def own_lots(self) -> OwnLots:

@@ -73,6 +73,10 @@ class _Counted:
         self._of(work.node).accepted += 1
         return True
 
+    def is_settled(self, id: WorkId) -> bool:
+        """Whether a batch has named a work, or none will."""
+        return id in self._done
+
     def _settle(self, id: WorkId, *, left_out: bool = False) -> None:
         self._waiting.pop(id, None)
         self._done[id] = left_out
@@ -124,6 +128,8 @@ class BatchUsage(_Counted):
         """The newest step whose batch named a work of a worker."""
         self._first: int | None = None
         """The first step of which a manifest was seen."""
+        self.newest = -1
+        """And the newest one."""
         self.longest = 0
         """The most works of one worker that were passed over in a row."""
 
@@ -167,6 +173,7 @@ class BatchUsage(_Counted):
 
     def trained(self, pool: int, batch: ComposedBatch) -> None:
         """A manifest of the trainer's; each once, in the order of steps."""
+        self.newest = batch.step
         for used in batch.works:
             self._used(used.name(pool), used)
         # It asks `_fed`, which must not know this batch before the works that were passed over are noted.

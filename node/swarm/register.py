@@ -136,6 +136,8 @@ class Register:
         self._slots: dict[Slot, list[RegisteredWork]] = {}
         self._nodes: dict[Address, dict[WorkId, RegisteredWork]] = {}
         """What each has committed to, oldest first."""
+        self._results: dict[Address, dict[WorkId, RegisteredWork]] = {}
+        """Of these the results of tasks."""
         self._early: dict[Address, BoundedDict[WorkId, _Early]] = {}
         self._of: dict[bytes, dict[WorkId, RegisteredWork]] = {}
         """By the policy or the task that was committed to, in the order in which they were heard."""
@@ -279,8 +281,10 @@ class Register:
         if task is not None:
             if not work.rival:
                 task.leases.commit(commitment.index, commitment.node, id)
-            if len(results := [one for one in self.of(commitment.node) if one.task is not None]) > RESULTS:
-                self._close(results[0])
+            results = self._results.setdefault(commitment.node, {})
+            results[id] = work
+            if len(results) > RESULTS:
+                self._close(next(iter(results.values())))
         self._tell(work, slot)
         return None if work.rival else work
 
@@ -338,6 +342,10 @@ class Register:
         self._slots[slot].remove(work)
         if not self._nodes[work.node]:
             del self._nodes[work.node]
+        if work.task is not None:
+            del self._results[work.node][work.id]
+            if not self._results[work.node]:
+                del self._results[work.node]
         if not self._of[root]:
             del self._of[root]
         if not self._slots[slot]:

@@ -68,7 +68,8 @@ class ActiveWorkers:
         """It has committed to a file for the policy of `step`."""
         self._last[worker] = max(step, self._last.get(worker, step))
 
-    def count(self, living: Collection[Address], step: int) -> int:
-        """How many of the living workers share in what the newest policy needs; all of them, where none would."""
-        last = (self._last.setdefault(worker, step) for worker in living)
-        return sum(each >= step - self._memory for each in last) or len(living)
+    def among(self, living: Collection[Address], step: int) -> list[Address]:
+        """Those of the living workers that share in what the newest policy needs, in one order everywhere; all of them,
+        where none would."""
+        active = [worker for worker in living if self._last.setdefault(worker, step) >= step - self._memory]
+        return sorted(active or living)

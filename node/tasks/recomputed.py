@@ -65,10 +65,15 @@ async def _review(means: TaskMeans, task: Task, shard: int) -> Work:
 
 
 async def _merge(means: TaskMeans, task: Task, shard: int) -> Work:
-    order, images = task.spec.merge, await means.stock.policies(task)
+    order, held = task.spec.merge, await means.stock.policies(task)
     assert order is not None  # a task of this kind was checked for it
-    models, base = [images[root] for root in order.models], images.get(order.base)
-    return _in_thread(partial(merge_stretches, order.rule, models, base, task.spec.numbers(shard)))
+    models, base, numbers = [held[root] for root in order.models], held.get(order.base), task.spec.numbers(shard)
+
+    def merge() -> bytes:
+        origin = None if base is None else base.image()
+        return merge_stretches(order.rule, [one.image() for one in models], origin, numbers)
+
+    return _in_thread(merge)
 
 
 async def _teach(means: TaskMeans, task: Task, shard: int) -> Work:

@@ -63,9 +63,10 @@ class TaskInputs:
         # Outside the turn: a policy takes up to a minute, and files of other tasks need not wait for it.
         policy = None if task.spec.weights else await self._policy(task, task.spec.policy)
         assets = await self.files(task)
-        step, path = (policy.step, policy.path) if policy else (task.spec.step, assets / WEIGHTS)
         order = ShardOrder(task.encoded, str(assets), task.policy_root)
-        return order, LoadPolicy(policy_root=task.policy_root, step=step, path=str(path))
+        if policy is not None:
+            return order, policy.load()
+        return order, LoadPolicy(policy_root=task.policy_root, step=task.spec.step, path=str(assets / WEIGHTS))
 
     async def files(self, task: Task) -> Path:
         """The directory of the files that a task brings along, the run's own where it brings none. Raises
@@ -89,9 +90,9 @@ class TaskInputs:
         except IntellectError as error:
             raise TaskUnready(f"{task.title} cannot be worked on", error.why, "wait for its owner") from None
 
-    async def policies(self, task: Task) -> dict[str, Path]:
-        """The images of all policies that a task names, by root as hex. Raises TaskUnready."""
-        return {root: (await self._policy(task, root)).path for root in task.spec.policies}
+    async def policies(self, task: Task) -> dict[str, HeldPolicy]:
+        """All policies that a task names, by root as hex. Raises TaskUnready."""
+        return {root: await self._policy(task, root) for root in task.spec.policies}
 
     def handle(self, task: Task) -> None:
         """Something has become of a task. Of one that is over the policy goes when its time comes, the files when room

@@ -41,6 +41,21 @@ class _Part:
     bucket: Bucket
     places: _Places | None
 
+    def samples(self, tokens: Tensor) -> Tensor:
+        """[samples, width, ...] of [tokens of the bucket, ...]."""
+        at = self.places
+        chosen: Any = tokens if at is None else _Chosen.apply(tokens, 0, at.gather, at.scatter, None)
+        return chosen.unflatten(0, (len(self.bucket.lengths), self.bucket.width))
+
+    def tokens(self, samples: Tensor) -> Tensor:
+        """The way back."""
+        at, flat = self.places, samples.flatten(0, 1)
+        if at is None:
+            return flat
+        unused = at.unused.view(-1, *(1 for _ in flat.shape[1:]))
+        back: Any = _Chosen.apply(flat, 0, at.scatter, at.gather, unused)
+        return back
+
 
 class Pack:
     """The samples of one row: where each begins, and which attend together."""
@@ -155,9 +170,7 @@ def _attend(
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-    flat = found.transpose(1, 2).flatten(0, 1)
-    back: Any = flat if at is None else _Chosen.apply(flat, 0, at.scatter, at.gather, at.unused[:, None, None])
-    return back
+    return part.tokens(found.transpose(1, 2))
 
 
 def _written_out(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from node.inference.architectures import ARCHITECTURES, expert_layers, routing_of
+from node.inference.architectures import ARCHITECTURES, CORRECTION, expert_layers, routing_of
 from node.training.batch import BatchRow
 from protocol.routing import Routing, load_of, table_of
 
@@ -37,6 +37,7 @@ class Routers:
         # gpt_oss has no such switch: its shares are the softmax of the chosen experts' logits,
         # which is what normed shares are.
         own, normed = router.forward, bool(getattr(router, "norm_topk_prob", True))
+        factor, corrected = float(getattr(router, "routed_scaling_factor", 1.0)), hasattr(router, CORRECTION)
         assert self.routing is not None  # it has this router
         part = slice(number * self.routing.chosen, (number + 1) * self.routing.chosen)
 
@@ -46,10 +47,11 @@ class Routers:
                 return logits, scores, chosen
             given = self._given[:, part].long()
             chosen = torch.where(given < 0, chosen, given)
-            shares = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
+            likely = logits.sigmoid() if corrected else logits.softmax(-1, dtype=torch.float32)
+            shares = likely.gather(1, chosen)
             if normed:
                 shares = shares / shares.sum(-1, keepdim=True)
-            return logits, shares.to(logits.dtype), chosen
+            return logits, (shares * factor).to(logits.dtype), chosen
 
         router.forward = forward
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from node.inference.architectures import logit_cap, logit_divisor, written_out
 from node.training.attention import NAME
+from node.training.delta import replace_delta_layers
 from node.training.experts import Routers
 from node.training.head import Slopes, sampled_logprobs
 from node.training.micro_batch import MicroBatch
@@ -22,6 +23,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
         self.routers = Routers(model)
+        replace_delta_layers(model)
         self._temperature = temperature
         self._cells = logit_cells
 

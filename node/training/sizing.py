@@ -6,15 +6,24 @@ gathers. Estimated: what allocators lose and libraries take, as RESERVE_SHARE an
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from node.inference.architectures import ARCHITECTURES, FAMILIES
-from node.inference.model_files import TIED
-from node.inference.room import ModelSize
+from node.inference.architectures import (
+    ARCHITECTURES,
+    DELTA_SIZES,
+    EXPERT_COUNTS,
+    FAMILIES,
+    DeltaShape,
+    ExpertParts,
+    recalling_layers,
+)
+from node.inference.model_files import TIED, language_config
+from node.inference.room import CHUNK, ModelSize
 from node.inference.weight_files import has_own_head
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
@@ -39,7 +48,9 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     layers, heads, key_heads, head: counts, and a head's width; tied: one matrix for embedding and output; norms:
     queries and keys are normed; biases: those of the attention's input layers; routed: layers with experts;
     experts, chosen, expert: how many each of these has, how many of them compute a token, and their width;
-    expert_biases: of all their matrices, and of routers."""
+    expert_biases: of all their matrices, and of routers; beside: width of the MLP beside experts; beside_gate: it has
+    one; corrected: each expert has a correction; gated: queries bring gates; delta: of layers that remember
+    instead of attending, `recalling` of them."""
 
     hidden: int
     intermediate: int
@@ -56,6 +67,12 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     expert: int = 0
     expert_biases: bool = False
     routed: int = 0
+    beside: int = 0
+    beside_gate: bool = False
+    corrected: bool = False
+    gated: bool = False
+    delta: DeltaShape | None = None
+    recalling: int = 0
 
     @property
     def query(self) -> int:
@@ -71,25 +88,32 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     def _mlps(self) -> tuple[int, int]:
         """Parameters behind the attention of a layer without experts and of one with them; 0 where there is none."""
         plain = 3 * self.hidden * self.intermediate if self.routed < self.layers else 0
-        biases = (2 * self.expert + self.hidden + 1) * self.expert_biases
-        return plain, self.experts * (self.hidden * (3 * self.expert + 1) + biases) if self.routed else 0
+        if not self.routed:
+            return plain, 0
+        biases = (2 * self.expert + self.hidden + 1) * self.expert_biases + self.corrected
+        beside = self.hidden * (3 * self.beside + self.beside_gate)
+        return plain, self.experts * (self.hidden * (3 * self.expert + 1) + biases) + beside
 
     @property
-    def _around(self) -> int:
-        """Parameters of a layer besides those."""
-        attention = 2 * self.hidden * (self.query + self.key)
-        extras = 2 * self.head * self.norms + (self.query + 2 * self.key) * self.biases
-        return attention + 2 * self.hidden + extras
+    def _around(self) -> tuple[int, int]:
+        """Parameters besides those of a layer that attends, and of one that remembers."""
+        attention = self.hidden * ((2 + self.gated) * self.query + 2 * self.key)
+        extras = 2 * self.head * self.norms + ((1 + self.gated) * self.query + 2 * self.key) * self.biases
+        attends, kind = attention + 2 * self.hidden + extras, self.delta
+        if kind is None:
+            return attends, 0
+        into = self.hidden * (kind.channels + 2 * kind.values + 2 * kind.heads)
+        return attends, into + kind.channels * kind.kernel + 2 * kind.heads + kind.value_dim + 2 * self.hidden
 
     @property
     def layer_parameters(self) -> int:
         """Of the largest."""
-        return self._around + max(self._mlps)
+        return max(self._around) + max(self._mlps)
 
     @property
     def computing(self) -> int:
         """Width of all that computes one token between gate and down, at most."""
-        return max(self.intermediate if self.routed < self.layers else 0, self.chosen * self.expert)
+        return max(self.intermediate if self.routed < self.layers else 0, self.chosen * self.expert + self.beside)
 
     @property
     def root_parameters(self) -> int:
@@ -100,23 +124,37 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         plain, routed = self._mlps
         mlps = (self.layers - self.routed) * plain + self.routed * routed
-        return self.layers * self._around + mlps + self.root_parameters
+        attends, remembers = self._around
+        around = (self.layers - self.recalling) * attends + self.recalling * remembers
+        return around + mlps + self.root_parameters
 
     def kept_per_token(self, size: int) -> int:
-        """Bytes that a layer keeps of each token for the backward pass, where it computes in `size` bytes a number.
+        """Bytes that a layer keeps of each token for the backward pass, where it computes in `size` bytes a number: of
+        two kinds of layers, the one that keeps more.
 
         Of samples of unlike length, packed: queries, keys, values and what comes of them are there a second time, cut.
         """
         normed = self.norms * (4 + size)
         widths = (8 + 4 * size) * self.hidden + 4 * size * self.computing
         widths += 3 * size * self.hidden * self.chosen + 8 * self.experts
-        widths += (4 * size + normed) * (self.query + self.key)
-        return widths + 8 + 4 * self.heads + 4 * self.norms * (self.heads + self.key_heads)
+        attends = (4 * size + normed) * (self.query + self.key) + 3 * size * self.query * self.gated
+        attends += 4 * self.heads + 4 * self.norms * (self.heads + self.key_heads)
+        return widths + 8 + max(attends, self._remembers(size))
+
+    def _remembers(self, size: int) -> int:
+        """The same of a gated delta layer's own part, of samples that fill their chunks: a chunk's tokens have tables
+        of each other, and a chunk has what is remembered before it."""
+        kind = self.delta
+        if kind is None:
+            return 0
+        wide = 4 * kind.heads * (5 * CHUNK + 8 * kind.key_dim + 5 * kind.value_dim + 8)
+        convolved = 3 * size * kind.channels + 16 * kind.keys
+        return wide + convolved + 8 * kind.remembered // CHUNK + (12 + 2 * size) * kind.values
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Of adapters to the layers that `lora` names, as far as this kind of decoder has them."""
         ends = {
-            "q_proj": (self.hidden, self.query),
+            "q_proj": (self.hidden, (1 + self.gated) * self.query),
             "k_proj": (self.hidden, self.key),
             "v_proj": (self.hidden, self.key),
             "o_proj": (self.query, self.hidden),
@@ -124,7 +162,22 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
             "up_proj": (self.hidden, self.intermediate),
             "down_proj": (self.intermediate, self.hidden),
         }
-        return self.layers * lora.rank * sum(sum(ends[name]) for name in lora.targets if name in ends)
+        attends, dense = self.layers - self.recalling, self.layers - self.routed
+        found = {name: (attends if name[0] in "qkvo" else dense, sum(widths)) for name, widths in ends.items()}
+        if (kind := self.delta) is not None:
+            out = {
+                "in_proj_qkv": kind.channels,
+                "in_proj_z": kind.values,
+                "in_proj_b": kind.heads,
+                "in_proj_a": kind.heads,
+                "in_proj_qkvz": kind.channels + kind.values,
+                "in_proj_ba": 2 * kind.heads,
+                "out_proj": kind.values,
+            }
+            found |= {name: (self.recalling, self.hidden + width) for name, width in out.items()}
+        learnt = sum(math.prod(found[name]) for name in lora.targets if name in found)
+        beside = sum(name in ("gate_proj", "up_proj", "down_proj") for name in lora.targets) * bool(self.beside)
+        return lora.rank * (learnt + self.routed * beside * (self.hidden + self.beside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +295,9 @@ def engine_size(shape: DecoderShape) -> ModelSize:
     """The same model as an engine counts it."""
     return ModelSize.counted(
         parameters=shape.parameters,
-        layers=shape.layers,
+        layers=shape.layers - shape.recalling,
+        delta=shape.delta,
+        recalling=shape.recalling,
         queries=shape.query,
         keys=shape.key,
         hidden=shape.hidden,
@@ -255,28 +310,30 @@ def shape_of(model_dir: Path) -> DecoderShape:
     """From a model directory's config.json. Raises TrainingError for one that is none, or of another kind."""
     path = model_dir / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_bytes())
+        config: dict[str, Any] = language_config(json.loads(path.read_bytes()))
         kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
         if kind not in FAMILIES:
             raise ValueError(f"model_type is {kind}; known: {', '.join(FAMILIES)}")
         return msgspec.convert(
             {
                 "hidden": hidden,
-                "intermediate": config["intermediate_size"],
+                # Where all layers have experts, some configurations do not say it.
+                "intermediate": config.get("intermediate_size") or config["moe_intermediate_size"],
                 "layers": config["num_hidden_layers"],
                 "heads": heads,
                 "key_heads": config.get("num_key_value_heads") or heads,
                 # Where config.json leaves a name out, the default of its kind in transformers holds.
-                "head": config.get("head_dim") or (256 if kind in GEMMA else hidden // heads),
+                "head": config.get("head_dim") or (256 if kind in (*GEMMA, *QWEN_DELTA) else hidden // heads),
                 "vocabulary": config["vocab_size"],
                 "tied": config.get(TIED, kind in ("qwen2", "smollm3", *GEMMA)) and not has_own_head(model_dir),
-                "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+                "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text", *QWEN_DELTA) or config.get("use_qk_norm", False),
                 "biases": kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             }
-            | _experts(kind, config),
+            | _experts(kind, config)
+            | _delta(kind, config),
             DecoderShape,
         )
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         why = f"{path}: {type(error).__name__} {error}"
         raise TrainingError(
             "the model's size cannot be told", why[:300], "name a model directory in Hugging Face form"
@@ -288,19 +345,44 @@ def _experts(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     if parts is None:
         return {}
     every, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    with_experts = [at for at in range(config["num_hidden_layers"]) if at not in dense and (at + 1) % every == 0]
+    first = config.get("first_k_dense_replace", 1 if kind == "glm4_moe" else 0)
+    layers = range(first, config["num_hidden_layers"])
+    with_experts = [at for at in layers if at not in dense and (at + 1) % every == 0]
     if not with_experts:
         return {}
     return {
-        "experts": config.get("num_experts") or config["num_local_experts"],  # transformers writes the latter
+        "experts": next(config[name] for name in EXPERT_COUNTS if config.get(name)),
         "chosen": config["num_experts_per_tok"],
         "expert": config[parts.width],
         "expert_biases": parts.clamped,
         "routed": len(with_experts),
+        "corrected": parts.corrected,
+        "beside_gate": bool(parts.shared_gate),
+        "beside": _beside(parts, config),
     }
 
 
+def _beside(parts: ExpertParts, config: dict[str, Any]) -> int:
+    if not parts.shared:
+        return 0
+    if parts.shared_gate:
+        return config.get("shared_expert_intermediate_size", 512)
+    return config[parts.width] * config.get("n_shared_experts", 1)
+
+
+def _delta(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    row, recalling = ARCHITECTURES[kind], recalling_layers(config)
+    sizes = [config.get(name, default) for name, default in zip(DELTA_SIZES, _DELTA_DEFAULTS, strict=True)]
+    return {
+        "gated": row.gated,
+        "recalling": recalling,
+        "delta": msgspec.to_builtins(DeltaShape(*sizes)) if recalling else None,
+    }
+
+
+_DELTA_DEFAULTS = (16, 32, 128, 128, 4)
 GEMMA = ("gemma2", "gemma3_text")
+QWEN_DELTA = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 KNOWN = {
     "smollm2-135m": DecoderShape(
         hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, head=64, vocabulary=49_152, tied=True

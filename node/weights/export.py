@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from node.inference.errors import ModelError
+from node.inference.layers import LayeredImage
 from node.inference.model_files import INDEX as INDEX_NAME
 from node.inference.model_files import as_bf16
 from node.inference.weight_files import has_weights
@@ -72,7 +73,7 @@ def plan_shards(tensors: Sequence[TensorInfo], most: int) -> list[tuple[TensorIn
 
 
 def export_model(
-    image: Path,
+    image: Path | LayeredImage,
     record: PolicyRecord,
     assets: Mapping[str, Path],
     out: Path,
@@ -85,6 +86,7 @@ def export_model(
     An adapter is written below it, in PEFT's format and as it was signed; merged into the start model only where that
     lies beside the assets. Every tensor is checked on the way. Raises MalformedPolicy, WeightsError, WeightsDiskError.
     """
+    image = _opened(image)
     with whole_directory(out) as partial:
         adapter = holds_adapter(image)
         signed = partial / POLICY_DIRECTORY if adapter else partial
@@ -127,13 +129,11 @@ def whole_directory(out: Path) -> Iterator[Path]:
 
 
 def _write_shards(
-    image: Path, manifest: PolicyManifest, directory: Path, most: int, on_progress: Told
+    image: LayeredImage, manifest: PolicyManifest, directory: Path, most: int, on_progress: Told
 ) -> tuple[str, ...]:
-    tensors = decode_image(mapped(image))
     # Before a byte is written: the digests below are of tensors by their place in this list.
-    if [(name, tensor.shape) for name, tensor in tensors.items()] != forms(manifest.tensors):
+    if image.forms != forms(manifest.tensors):
         raise MalformedPolicy("wrong policy image", "its tensors have other names or shapes than the manifest's")
-    layout = image_layout(forms(manifest.tensors))
     places = {info.name: place for place, info in enumerate(manifest.tensors)}
     shards = plan_shards(manifest.tensors, most)
     names = [_shard_name(place, len(shards)) for place in range(len(shards))]
@@ -141,8 +141,8 @@ def _write_shards(
         with (directory / name).open("wb") as file:
             file.write(image_header((info.name, info.shape) for info in shard))
             for info in shard:
-                data = raw(tensors[info.name])
-                if layout.hashed(places[info.name], data).digest != info.digest:
+                data = raw(image[info.name])
+                if image.layout.hashed(places[info.name], data).digest != info.digest:
                     raise MalformedPolicy("wrong policy image", f"{info.name[:80]} is not the manifest's")
                 file.write(data)
                 on_progress(2 * math.prod(info.shape))
@@ -227,12 +227,16 @@ ADAPTER_DIRECTORY, POLICY_DIRECTORY = "adapter", "policy"
 MERGED_WEIGHTS = "model.safetensors"
 
 
-def holds_adapter(image: Path) -> bool:
+def _opened(image: Path | LayeredImage) -> LayeredImage:
+    return image if isinstance(image, LayeredImage) else LayeredImage(image)
+
+
+def holds_adapter(image: Path | LayeredImage) -> bool:
     """Whether a policy's image is an adapter. Raises MalformedPolicy."""
-    return is_adapter(decode_image(mapped(image)))
+    return is_adapter(_opened(image))
 
 
-def write_both(image: Path, out: Path, model_dir: Path) -> tuple[str, ...]:
+def write_both(image: Path | LayeredImage, out: Path, model_dir: Path) -> tuple[str, ...]:
     """An adapter for PEFT and, where the start model's weights are at hand, merged into them; the weight files,
     relative to `out`. Raises MalformedPolicy."""
     write_adapter(image, out / ADAPTER_DIRECTORY, model_dir)
@@ -244,10 +248,10 @@ def write_both(image: Path, out: Path, model_dir: Path) -> tuple[str, ...]:
     return (found, MERGED_WEIGHTS)
 
 
-def write_adapter(image: Path, out: Path, model_dir: Path) -> None:
+def write_adapter(image: Path | LayeredImage, out: Path, model_dir: Path) -> None:
     """Write adapter_config.json and adapter_model.safetensors into the directory `out`. model_dir: the start model's,
     whose name or place is told to those who load the adapter by itself. Raises MalformedPolicy."""
-    tensors = decode_image(mapped(image))
+    tensors = dict(_opened(image))
     out.mkdir(parents=True, exist_ok=True)
     # By PEFT's names, which sort otherwise than ours.
     named = dict(sorted((peft_name(name), tensor) for name, tensor in tensors.items()))
@@ -289,7 +293,7 @@ def _called(model_dir: Path) -> str:
     return name if isinstance(name, str) and name else str(model_dir.resolve())
 
 
-def write_merged(image: Path, model_dir: Path, out: Path) -> None:
+def write_merged(image: Path | LayeredImage, model_dir: Path, out: Path) -> None:
     """Write the canonical bf16 image of the start model with the adapter in it. image: the adapter's, or its directory
     in PEFT's format. Needs torch; raises ModelError.
 
@@ -301,12 +305,12 @@ def write_merged(image: Path, model_dir: Path, out: Path) -> None:
     from node.inference.start_weights import StartWeights
     from node.inference.torch_engine import build_model, image_names
 
-    if image.is_dir():
+    if isinstance(image, Path) and image.is_dir():
         adapter = read_peft(
             image, partial(expected_tensors, parameters=image_names(build_model(model_dir, device="meta")))
         )
     else:
-        tensors = decode_image(mapped(image)).items()
+        tensors = _opened(image).items()
         adapter = {name: torch.from_numpy(bf16_values(tensor)).to(torch.bfloat16) for name, tensor in tensors}
     # Tensor by tensor from its files: the whole model need not fit beside its merged copy.
     start = StartWeights(model_dir)

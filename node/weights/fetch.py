@@ -12,17 +12,16 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.blobs.errors import StoreFull
-from node.blobs.files import DAMAGE
+from node.blobs.errors import StoreFailed, StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.bounded_dict import BoundedDict
 from node.swarm.facts import Equivocation, Facts, LeaderDisbelieved, PolicyFollowed, Undone
 from node.swarm.policies import COMPARED, PolicyIndex
 from node.weights.errors import PolicyUnknown, WeightsDiskError
-from node.weights.images import Stopped, verify_file
+from node.weights.images import Stopped
 from node.weights.manifests import Manifests
-from node.weights.policy_cache import HeldPolicy, PolicyCache
+from node.weights.policy_cache import HeldPolicy, PolicyCache, at_rest, named_in
 from node.weights.records import PolicyRecords, ways_to
 from node.weights.workshop import Workshop
 from protocol.delta import PatchError
@@ -150,22 +149,20 @@ class PolicyFollower:
         for record in reversed(records[-self._policy_cache.keep :]):
             manifest = record.manifest
             # The directory may be from another pool's run.
-            if manifest.run_root != self._run_root or not self._store.has(manifest.image_root):
+            found = at_rest(manifest, self._store.has) if manifest.run_root == self._run_root else None
+            if found is None:
                 continue
-            path = self._store.path(manifest.image_root)
+            image, patches = found
             try:
-                await trio.to_thread.run_sync(verify_file, manifest, path)
-            except (OSError, MalformedPolicy) as error:
-                # The disk has changed it since: it is fetched again. All else says nothing of the file.
-                if isinstance(error, MalformedPolicy) or error.errno in DAMAGE:
-                    self._store.proof.lose(manifest.image_root, str(error))
-                else:
-                    log.warning("policy.not_restored", step=manifest.step, why=str(error))
+                # It was verified before it was recorded: the same blobs are the same policy.
+                sound = [await self._store.whole(root) for root in (image, *(patch.root for patch in patches))]
+            except StoreFailed as error:
+                log.warning("policy.not_restored", step=manifest.step, why=error.why)
                 continue
-            self._store.proof.proved(manifest.image_root)
-            held = HeldPolicy(
-                manifest.step, manifest.policy_root, path, manifest, record.manifest_root, record.announcement
-            )
+            if not all(sound):
+                continue  # the disk has changed it since: it is fetched again
+            path, said = self._store.path(image), record.announcement
+            held = HeldPolicy(manifest.step, manifest.policy_root, path, manifest, record.manifest_root, said, patches)
             self._policy_cache.put(held)
             log.info("policy.restored", step=held.step, root=held.root.hex())
         for policy in self._policy_cache.held[-REPEATED:]:
@@ -243,9 +240,9 @@ class PolicyFollower:
         return False
 
     async def _obtain(self, signed: PolicyFollowed, attempt: int) -> None:
-        """Fetch, verify and shelve one policy; its image, which may be here under another step, stays meanwhile."""
+        """Fetch, verify and shelve one policy; what it is made of, for others too, stays meanwhile."""
         manifest = await self._manifests.get(signed.message, signed.author)
-        with self._policy_cache.pinned([manifest.image_root]):
+        with self._policy_cache.pinned([manifest.image_root, *named_in(manifest)]):
             await self._obtain_image(signed, manifest, attempt)
 
     async def _obtain_image(self, signed: PolicyFollowed, manifest: PolicyManifest, attempt: int) -> None:
@@ -259,13 +256,14 @@ class PolicyFollower:
             except (StoreFull, WeightsDiskError, Stopped):
                 raise
             except IntellectError as error:
-                log.info("policy.way_failed", step=message.step, patches=len(way.patches), why=error.why)
+                log.info("policy.way_failed", step=message.step, way=way.name, patches=len(way.patches), why=error.why)
                 if isinstance(error, MalformedPolicy | PatchError):
                     self._refuse(signed.author, signed.raw, error.why)
                 failure = error
                 continue
             root = message.policy_root
-            await self._hold(HeldPolicy(message.step, root, path, manifest, message.manifest_root, signed.raw))
+            held = HeldPolicy(message.step, root, path, manifest, message.manifest_root, signed.raw, way.patches)
+            await self._hold(held)
             self.counts[way.name] += 1
             log.info("policy.held", step=message.step, root=root.hex(), by=way.name, bytes=way.cost)
             return

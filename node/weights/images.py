@@ -8,23 +8,20 @@ import errno
 import math
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-from node.limits import cores
+from node.inference.layers import LayeredImage, in_order
 from node.state.files import mapped
 from node.weights.errors import WeightsError, disk_errors
 from protocol.blobs import BlobInfo
-from protocol.delta import PatchError, encode_patch, patched, unchanged
+from protocol.delta import PatchError, encode_patch, unchanged
 from protocol.policy import (
     MalformedPolicy,
     PolicyManifest,
-    PolicyPatch,
     TensorInfo,
     decode_image,
     describe_blob,
@@ -33,16 +30,9 @@ from protocol.policy import (
     raw,
     starts_canonically,
 )
-from protocol.policy_patch import forms, framed, policy_patch_header, split_policy_patch
+from protocol.policy_patch import forms, framed, policy_patch_header
 from protocol.stretches import HashedTensor, ImageHasher, Layout, TensorHasher
 
-# Beyond that the disk or the memory bus is what is waited for.
-MAX_THREADS = 8
-# Below, starting threads takes longer than the work.
-PARALLEL_BYTES = 32 * 1024**2
-"""Images below this size are worked on by one thread."""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 U16 = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
 
 
@@ -55,35 +45,6 @@ class Stopped(WeightsError):
 
 class PatchTooLong(Exception):
     """A patch that costs more than it saves."""
-
-
-def in_order(
-    work: Callable[[Item], Result], items: Sequence[Item], size: int, workers: int | None = None
-) -> Iterator[Result]:
-    """The results of `work`, in the order of `items`: from several threads where `size` bytes are worth them, or from
-    as many as `workers` says.
-
-    A few results are ready ahead of the one that is taken, no more: they may be whole tensors.
-    """
-    if workers is None:
-        workers = min(MAX_THREADS, cores(), len(items)) if size >= PARALLEL_BYTES else 1
-    if workers < 2:
-        yield from map(work, items)
-        return
-    with ThreadPoolExecutor(workers, thread_name_prefix="weights") as pool:
-        ahead: deque[Future[Result]] = deque()
-        try:
-            for item in items:
-                ahead.append(pool.submit(work, item))
-                # One more than there are threads, so that none waits for the one who takes the results.
-                if len(ahead) > workers:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            # Whoever takes the results stopped early: what has not begun need not be done.
-            for future in ahead:
-                future.cancel()
 
 
 def size_of(infos: Sequence[TensorInfo]) -> int:
@@ -184,82 +145,84 @@ def write_patch(
 
 
 def build_image(
-    manifest: PolicyManifest,
-    base: Path,
-    patches: Sequence[tuple[PolicyPatch, Path]],
-    out: Path,
+    image: LayeredImage,
+    infos: Sequence[TensorInfo] | None = None,
+    out: Path | None = None,
     stop: threading.Event | None = None,
 ) -> BlobInfo:
-    """Write the manifest's image to `out`: the base image with the patches applied, every tensor checked. Returns the
-    blob that it is; it is the store that brings it to the disk and gives it its name.
+    """The blob that a base and its patches come to, written to `out` where that is given; it is the store that brings
+    it to the disk and gives it its name. infos: of the tensors, with which each of them is compared.
 
-    Raises PatchError or MalformedPolicy if they do not lead to the manifest's policy, Stopped once `stop` is set,
-    WeightsDiskError. Whatever is raised, `out` is gone.
+    Raises PatchError or MalformedPolicy if they come to other tensors, Stopped once `stop` is set, WeightsDiskError.
+    Whatever is raised, `out` is gone.
     """
-    tensors, layout = _laid_out(mapped(base))
-    if [(name, tensor.shape) for name, tensor in tensors.items()] != forms(manifest.tensors):
+    if infos is not None and image.forms != forms(infos):
         raise MalformedPolicy("wrong base", "its tensors have other names or shapes than the policy's")
-    layers = [
-        split_policy_patch(mapped(path), patch.base_root, patch.target_root, manifest.tensors)
-        for patch, path in patches
-    ]
-
-    def windows(place: int) -> Iterator[U16]:
-        before = layout.offsets[place] // 2
-        return patched(tensors[manifest.tensors[place].name], [layer[place] for layer in layers], before=before)
 
     def check(place: int, found: HashedTensor) -> None:
-        info = manifest.tensors[place]
         # Tensor by tensor: a wrong patch is found at the first, and not after gigabytes.
-        if found.digest != info.digest:
-            raise PatchError(f"{info.name[:80]} is not the tensor that the manifest names")
+        if infos is not None and found.digest != infos[place].digest:
+            raise PatchError(f"{infos[place].name[:80]} is not the tensor that the manifest names")
 
-    return write_image(layout, windows, out, check, stop=stop)
+    return write_image(image.layout, image.windows, out, check, stop=stop)
 
 
 def write_image(
     layout: Layout,
     windows: Callable[[int], Iterable[U16]],
-    out: Path,
+    out: Path | None,
     check: Callable[[int, HashedTensor], None],
     *,
     workers: int | None = None,
     stop: threading.Event | None = None,
 ) -> BlobInfo:
-    """Write an image tensor by tensor; the blob that it is. windows: of the tensor at a place, each looked at before
-    the next one is asked for; check: hears of each tensor, in the thread that wrote it. Whatever is raised, `out` is
-    gone."""
-
-    def write(place: int) -> HashedTensor:
-        found = _write(windows(place), TensorHasher(layout, place), file.fileno(), layout.offsets[place], stop)
-        check(place, found)
-        return found
-
+    """Write an image tensor by tensor, or, without `out`, hash it only; the blob that it is. windows: of the tensor at
+    a place, each looked at before the next one is asked for; check: hears of each tensor, in the thread that wrote it.
+    Whatever is raised, `out` is gone."""
+    if out is None:
+        return _written(layout, windows, None, check, workers, stop)
     try:
         with disk_errors(f"the policy image {out}"), out.open("wb") as file:
             _set_aside(file.fileno(), layout.size)
             _write_all(file.fileno(), memoryview(layout.header), 0)
-            image = ImageHasher(layout)
-            for found in in_order(write, range(len(layout.sizes)), layout.size, workers):
-                image.add(found)
-            return image.blob()
+            return _written(layout, windows, file.fileno(), check, workers, stop)
     except BaseException:
         out.unlink(missing_ok=True)
         raise
 
 
+def _written(
+    layout: Layout,
+    windows: Callable[[int], Iterable[U16]],
+    descriptor: int | None,
+    check: Callable[[int, HashedTensor], None],
+    workers: int | None,
+    stop: threading.Event | None,
+) -> BlobInfo:
+    def write(place: int) -> HashedTensor:
+        found = _write(windows(place), TensorHasher(layout, place), descriptor, layout.offsets[place], stop)
+        check(place, found)
+        return found
+
+    image = ImageHasher(layout)
+    for found in in_order(write, range(len(layout.sizes)), layout.size, workers):
+        image.add(found)
+    return image.blob()
+
+
 def _write(
-    windows: Iterable[U16], hasher: TensorHasher, descriptor: int, offset: int, stop: threading.Event | None
+    windows: Iterable[U16], hasher: TensorHasher, descriptor: int | None, offset: int, stop: threading.Event | None
 ) -> HashedTensor:
-    """Write a tensor to a file from `offset` on, each window while it is in the processor's cache."""
+    """Write a tensor to a file, if there is one, from `offset` on, each window while it is in the processor's cache."""
     for window in windows:
         # Between windows: a node that is to stop does not wait for a model to be written.
         if stop is not None and stop.is_set():
             raise Stopped
         data = memoryview(raw(window))
         hasher.update(data)
-        _write_all(descriptor, data, offset)
-        offset += len(data)
+        if descriptor is not None:
+            _write_all(descriptor, data, offset)
+            offset += len(data)
     return hasher.finish()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from node.inference.layers import LayeredImage
 from node.inference.model_files import as_bf16
 from node.state.files import write_whole
 from node.weights.errors import WeightsError
@@ -45,22 +46,26 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 class _Model:
-    """The tensors of a model directory or file, as views."""
+    """The tensors of a model directory or file as views, or of a held policy as they are asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, source: Path | LayeredImage) -> None:
         """Raises WeightsError, MalformedPolicy."""
-        self.path = path
-        self.tensors: dict[str, U16] = {}
-        for file in weight_files(path):
+        if isinstance(source, LayeredImage):
+            self.path, self.shapes = source.base, dict(source.forms)
+            self.tensors: Mapping[str, U16] = source
+            return
+        self.path, tensors = source, dict[str, U16]()
+        for file in weight_files(source):
             try:
-                self.tensors |= decode_image(mapped(file))
+                tensors |= decode_image(mapped(file))
             except MalformedPolicy as error:
                 raise WeightsError(
-                    f"cannot merge {path}",
+                    f"cannot merge {source}",
                     f"{file.name}: {error.why}",
                     "merge models as `weights export`, `weights fetch` and `train` write them: bf16, names in order",
                 ) from None
-        self.shapes = {name: tuple(self.tensors[name].shape) for name in sorted(self.tensors)}
+        self.tensors = tensors
+        self.shapes = {name: tuple(tensors[name].shape) for name in sorted(tensors)}
 
     def root(self) -> bytes:
         return weights_root(describe_tensors(self.tensors))
@@ -111,7 +116,9 @@ def stretches_of(model: Path) -> int:
     return max(1, -(-_count(_Model(model)) // STRETCH))
 
 
-def merge_stretches(merge: Merge, models: Sequence[Path], base: Path | None, stretches: range) -> bytes:
+def merge_stretches(
+    merge: Merge, models: Sequence[Path | LayeredImage], base: Path | LayeredImage | None, stretches: range
+) -> bytes:
     """A part of the merged image: these stretches of its numbers, and its header before the first. All parts one after
     another are what `merge_models` writes. Raises MergeError, WeightsError."""
     opened, origin = _opened(models, base)
@@ -143,7 +150,9 @@ def assemble(parts: Iterable[bytes], model: Path, out: Path) -> bytes:
     return root
 
 
-def _opened(models: Sequence[Path], base: Path | None) -> tuple[list[_Model], _Model | None]:
+def _opened(
+    models: Sequence[Path | LayeredImage], base: Path | LayeredImage | None
+) -> tuple[list[_Model], _Model | None]:
     """The models and their base, all of one shape. Raises MergeError, WeightsError."""
     opened, origin = [_Model(path) for path in models], _Model(base) if base is not None else None
     for other in (*opened[1:], *([origin] if origin else [])):

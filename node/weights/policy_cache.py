@@ -1,10 +1,11 @@
-"""The policies that this node holds: verified images in the blob store, the newest few, by root and by step.
+"""The policies that this node holds: the newest few, by root and by step, each a verified image in the blob store or
+the anchor's image and the patches after it.
 
 What the newest manifest refers to (its patches, the anchor's image) is kept as well, for those who come late. Nobody
-sees an image before every tensor has matched the manifest and the manifest the announced root.
+sees a policy before every tensor has matched the manifest and the manifest the announced root.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -12,11 +13,18 @@ from typing import Protocol
 import msgspec
 import trio
 
-from protocol.policy import PolicyManifest
+from node.inference.layers import LayeredImage, PatchFile
+from node.inference.wire import LoadPolicy
+from protocol.policy import PolicyManifest, PolicyPatch
+
+ROOM = 2.3
+"""Images that a store needs room for: the one that held policies rest on and the next one, with the patches that lead
+on from either (a quarter of an image at most, and usually of one only)."""
 
 
 class HeldPolicy(msgspec.Struct, frozen=True):
-    """path: a verified canonical image. manifest_root: blob of the manifest; announcement: the signed envelope."""
+    """path: a verified canonical image: the policy's own or, where there are `patches`, the one that they lead on from;
+    patches: blobs beside it. manifest_root: blob of the manifest; announcement: the signed envelope."""
 
     step: int
     root: bytes
@@ -24,6 +32,48 @@ class HeldPolicy(msgspec.Struct, frozen=True):
     manifest: PolicyManifest
     manifest_root: bytes = b""
     announcement: bytes = b""
+    patches: tuple[PolicyPatch, ...] = ()
+
+    @property
+    def layers(self) -> tuple[PatchFile, ...]:
+        """The patches as files."""
+        return layers_in(self.path.parent, self.patches)
+
+    @property
+    def blobs(self) -> tuple[bytes, ...]:
+        """What the policy is put together from."""
+        base = bytes.fromhex(self.path.name) if self.patches else self.manifest.image_root
+        return base, *(patch.root for patch in self.patches)
+
+    def image(self) -> LayeredImage:
+        """Its tensors, compared as they are put together. Blocking. Raises OSError, MalformedPolicy, PatchError."""
+        return LayeredImage(self.path, self.layers, self._digests())
+
+    def load(self) -> LoadPolicy:
+        """What an engine is asked to load."""
+        return LoadPolicy(
+            policy_root=self.root, step=self.step, path=str(self.path), patches=self.layers, digests=self._digests()
+        )
+
+    def _digests(self) -> bytes:
+        # An image was compared as it was written, and is the blob that its name says.
+        return b"".join(tensor.digest for tensor in self.manifest.tensors) if self.patches else b""
+
+
+def layers_in(blobs: Path, patches: Iterable[PolicyPatch]) -> tuple[PatchFile, ...]:
+    """Patches as files of a store."""
+    return tuple(PatchFile(str(blobs / one.root.hex()), one.base_root, one.target_root) for one in patches)
+
+
+def at_rest(manifest: PolicyManifest, has: Callable[[bytes], bool]) -> tuple[bytes, tuple[PolicyPatch, ...]] | None:
+    """(blob of an image, patches that lead on from it) by which a policy is here; None where it is not. has: which
+    blobs are."""
+    anchor = manifest.anchor
+    if anchor is not None and has(anchor.image_root):
+        patches = manifest.patches_from(anchor.policy_root) or ()
+        if all(has(patch.root) for patch in patches):
+            return anchor.image_root, patches
+    return (manifest.image_root, ()) if has(manifest.image_root) else None
 
 
 class PolicyPins(Protocol):
@@ -85,7 +135,8 @@ class PolicyCache:
         if policy.root in self._held:
             return
         self._held[policy.root] = policy
-        self._pins.pin(policy.manifest.image_root)
+        for root in policy.blobs:
+            self._pins.pin(root)
         self._drop_old()
         self._keep_what_is_referred_to()
         self._changed.set()
@@ -100,7 +151,8 @@ class PolicyCache:
     def _let_go_of(self, policy: HeldPolicy) -> None:
         del self._held[policy.root]
         self._orphans.discard(policy.root)
-        self._pins.unpin(policy.manifest.image_root)
+        for root in policy.blobs:
+            self._pins.unpin(root)
 
     def make_room(self) -> bool:
         """Let go of the oldest policy that nobody works with, orphans first, then of those that somebody does, or at
@@ -151,10 +203,11 @@ def _step(policy: HeldPolicy) -> int:
 
 def referred(policy: HeldPolicy) -> frozenset[bytes]:
     """Blobs that lead to a policy: its manifest, its patches, its anchor's image."""
-    manifest = policy.manifest
+    roots = named_in(policy.manifest)
+    return roots | {policy.manifest_root} if policy.manifest_root else roots
+
+
+def named_in(manifest: PolicyManifest) -> frozenset[bytes]:
+    """Patches and the anchor's image."""
     roots = {patch.root for patch in manifest.patches}
-    if manifest.anchor:
-        roots.add(manifest.anchor.image_root)
-    if policy.manifest_root:
-        roots.add(policy.manifest_root)
-    return frozenset(roots)
+    return frozenset(roots | {manifest.anchor.image_root} if manifest.anchor else roots)

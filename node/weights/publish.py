@@ -45,6 +45,10 @@ INLINE_BYTES = 8 * 1024
 """A manifest up to this size travels inside its announcement."""
 
 
+MOST_LAYERS = 64
+"""Patches that lead from an anchor to a policy at most: whoever loads the policy applies all of them."""
+
+
 class StepWord(msgspec.Struct, frozen=True):
     """What the trainer states of a step, and its signature."""
 
@@ -137,15 +141,16 @@ class Publisher:
             await trio.to_thread.run_sync(write_canonical, image, work)
         try:
             found = await trio.to_thread.run_sync(describe_image, work)
-            return await self._add(work, found.blob), found.tensors
+            # Not synced: the learner has the image, and takes care of it until a checkpoint is behind it.
+            return await self._add(work, found.blob, synced=False), found.tensors
         finally:
             work.unlink(missing_ok=True)
 
-    async def _add(self, work: Path | bytes, known: BlobInfo | None = None) -> BlobInfo:
+    async def _add(self, work: Path | bytes, known: BlobInfo | None = None, *, synced: bool = True) -> BlobInfo:
         """A file of the workshop, or a manifest, as a blob; older policies make room. Raises StoreFull."""
         while True:
             try:
-                return await self._store.add(work, move=True, known=known)
+                return await self._store.add(work, move=True, known=known, synced=synced)
             except StoreFull:
                 if self._policy_cache is None or not self._policy_cache.make_room():
                     raise
@@ -166,7 +171,7 @@ class Publisher:
             return None
         old = previous.anchor or Anchor(previous.step, previous.policy_root, previous.image_root)
         reached = any(patch.base_root == old.policy_root for patch in chain)
-        return old if reached and step - old.step < self._anchor_every else None
+        return old if reached and step - old.step < min(self._anchor_every, MOST_LAYERS) else None
 
     async def _patch(
         self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], root: bytes

@@ -13,9 +13,16 @@ import msgspec
 from node.state.files import write_whole
 from node.state.kept import cached
 from node.weights.errors import disk_errors
-from node.weights.policy_cache import HeldPolicy
+from node.weights.policy_cache import HeldPolicy, at_rest
 from protocol.errors import ProtocolError
-from protocol.policy import MAX_MANIFEST_BYTES, PolicyManifest, PolicyPatch, decode_manifest, encode_manifest
+from protocol.policy import (
+    MAX_MANIFEST_BYTES,
+    Anchor,
+    PolicyManifest,
+    PolicyPatch,
+    decode_manifest,
+    encode_manifest,
+)
 
 RECORD_NAME = "intellect-node.policy"
 """The record's name inside an exported model directory."""
@@ -65,6 +72,17 @@ class PolicyRecords:
         return sorted(self.directory.glob("*.policy"))
 
 
+def find_held(state: Path, record: PolicyRecord) -> HeldPolicy | None:
+    """A policy as a node keeps it below its state directory, of whose blobs none was compared; None where it is not
+    there: the store evicts when it is full."""
+    blobs, manifest = state / "blobs" / "complete", record.manifest
+    found = at_rest(manifest, lambda root: (blobs / root.hex()).is_file())
+    if found is None:
+        return None
+    root, said = manifest.policy_root, record.announcement
+    return HeldPolicy(manifest.step, root, blobs / found[0].hex(), manifest, record.manifest_root, said, found[1])
+
+
 def encode_record(record: PolicyRecord) -> bytes:
     return msgspec.msgpack.encode(_Record(record.announcement, record.manifest_root, encode_manifest(record.manifest)))
 
@@ -88,51 +106,54 @@ def _read(path: Path) -> PolicyRecord | None:
     return PolicyRecord(record.announcement, record.manifest_root, decode_manifest(record.manifest))
 
 
-SOON = 64 * 1024**2
-"""Bytes of an image that is fetched whole; a bigger one may be superseded before it has arrived, an anchor stays."""
-
-
 class FetchPath(msgspec.Struct, frozen=True):
-    """Fetch `image` unless it is empty, take the image of `base` otherwise, then apply `patches` in order.
+    """To an image at rest, then `patches` that lead on from it to the policy.
 
-    base: a policy root; image: the blob of that policy's image; cost: bytes to fetch.
+    image: its blob, fetched unless the policy `base` is named: then, if it is not here, it is built from that one by
+    the patches `before`. cost: bytes to fetch.
     """
 
-    base: bytes
     image: bytes
+    base: bytes
+    before: tuple[PolicyPatch, ...]
     patches: tuple[PolicyPatch, ...]
     cost: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether the policy's own image is fetched."""
-        return bool(self.image) and not self.patches
+    here: bool
 
     @property
     def name(self) -> str:
         """What the way leads over, as it is counted; "here": nothing has to be fetched or built."""
-        if self.whole:
-            return "image" if self.cost else "here"
-        return "anchor" if self.image else "patches"
+        if self.base or (self.here and self.patches):
+            return "patches"
+        return "anchor" if self.patches else "here" if self.here else "image"
 
 
 def ways_to(manifest: PolicyManifest, held: Set[bytes], present: Callable[[bytes], int]) -> list[FetchPath]:
-    """held: policy roots whose images are here or about to be; present: bytes of a blob that are here already."""
-    ways: list[FetchPath] = []
+    """The best first. held: policies that are here or about to be; present: bytes of a blob that are here already.
+
+    What stays at rest is the anchor's image, or the policy's own where that is the anchor. A policy's own image beside
+    an anchor is the last way, unless it is here: whoever takes it has nothing for those who come later.
+    """
+    own = Anchor(manifest.step, manifest.policy_root, manifest.image_root)
+    anchor = manifest.anchor or own
+    after = manifest.patches_from(anchor.policy_root) or ()
+    begins = len(manifest.patches) - len(after)
+    ways = [_fetched(manifest, anchor.image_root, after, present)]
     for place in range(len(manifest.patches) - 1, -1, -1):
-        patches = manifest.patches[place:]
-        if patches[0].base_root in held:
-            ways.append(FetchPath(patches[0].base_root, b"", patches, _missing(patches, present)))
-    anchor = manifest.anchor
-    if anchor is not None:
-        patches = manifest.patches_from(anchor.policy_root) or ()
-        cost = manifest.image_size - present(anchor.image_root) + _missing(patches, present)
-        if manifest.image_size > SOON:
-            cost = max(0, cost - manifest.image_size // 3)  # of two long ways the one whose goal stays where it is
-        ways.append(FetchPath(anchor.policy_root, anchor.image_root, patches, cost))
-    whole = manifest.image_size - present(manifest.image_root)
-    ways.append(FetchPath(manifest.policy_root, manifest.image_root, (), whole))
-    return sorted(ways, key=lambda way: (way.cost, len(way.patches)))
+        if (base := manifest.patches[place].base_root) in held:
+            # Of a policy after the anchor the anchor's image is here, or comes with it.
+            before = manifest.patches[place:begins]
+            ways.append(FetchPath(anchor.image_root, base, before, after, _missing((*before, *after), present), False))
+    whole = [] if anchor is own else [_fetched(manifest, own.image_root, (), present)]
+    ways.sort(key=lambda way: (way.cost, bool(way.base), len(way.before)))
+    return [*whole, *ways] if whole and whole[0].here else [*ways, *whole]
+
+
+def _fetched(
+    manifest: PolicyManifest, image: bytes, patches: tuple[PolicyPatch, ...], present: Callable[[bytes], int]
+) -> FetchPath:
+    missing = manifest.image_size - present(image)
+    return FetchPath(image, b"", (), patches, missing + _missing(patches, present), not missing)
 
 
 def _missing(patches: tuple[PolicyPatch, ...], present: Callable[[bytes], int]) -> int:

@@ -1,27 +1,30 @@
-"""Where images of policies are made: blobs fetched side by side, patches applied, the result held against its manifest.
+"""Where policies come to rest: blobs fetched side by side, patches applied, the result held against its manifest.
 
 Wrong bytes of a peer never come this far: what does not fit was signed so, or this disk has changed it.
 """
 
+import os
 import shutil
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
 from node.blobs.errors import StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
+from node.inference.layers import LayeredImage
 from node.weights.errors import PolicyUnknown
 from node.weights.images import build_image, verify_file
-from node.weights.policy_cache import HeldPolicy, PolicyCache
+from node.weights.policy_cache import HeldPolicy, PolicyCache, layers_in
 from node.weights.records import FetchPath
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.policy import MalformedPolicy, PolicyManifest, PolicyPatch
+from protocol.policy import MalformedPolicy, PolicyManifest, PolicyPatch, TensorInfo
 
 FIRST_PATIENCE = 10.0
 """Seconds that a blob has at the first attempt, and what its size needs at USUAL_RATE; twice that at each further one.
@@ -36,6 +39,13 @@ LONGEST_PATIENCE = 24 * 3600.0
 
 Base = Callable[[bytes], Awaitable[HeldPolicy]]
 """A policy that is held or about to be, by its root. Raises PolicyUnknown."""
+
+
+class LayersAt(NamedTuple):
+    """Blobs of the store: an image, and patches that lead on from it."""
+
+    path: Path
+    patches: Sequence[PolicyPatch]
 
 
 class Workshop:
@@ -65,7 +75,7 @@ class Workshop:
     async def make(
         self, way: FetchPath, manifest: PolicyManifest, sources: Sequence[Address], attempt: int, base: Base
     ) -> Path:
-        """The verified image, by one way. Raises IntellectError."""
+        """The image at rest from which `way.patches` lead to the policy, all of it verified. Raises IntellectError."""
         while True:
             try:
                 return await self._go(way, manifest, sources, attempt, base)
@@ -76,25 +86,22 @@ class Workshop:
     async def _go(
         self, way: FetchPath, manifest: PolicyManifest, sources: Sequence[Address], attempt: int, base: Base
     ) -> Path:
-        needed = [(patch.root, patch.size) for patch in way.patches]
-        if way.image:
+        needed = [(patch.root, patch.size) for patch in (*way.before, *way.patches)]
+        if not way.base:
             needed.append((way.image, manifest.image_size))
-        with self._policy_cache.pinned(root for root, _ in needed):
-            known = way.whole and self._store.has(way.image)  # compared with its root at some time, but not now
-            paths = await self._fetch_all(needed, sources, attempt, manifest.step)
-            if way.whole:
-                await self._verify(manifest, paths[way.image], None if known else self._store.info(way.image))
-                return paths[way.image]
-            held = None if way.image else await base(way.base)
-            if self._store.has(manifest.image_root):  # it arrived with a base that has the same weights
-                await self._verify(manifest, self._store.path(manifest.image_root))
-                return self._store.path(manifest.image_root)
-            patches = [(patch, paths[patch.root]) for patch in way.patches]
-            if held is None:
-                return await self._build(manifest, paths[way.image], patches)
-            # It may leave the shelf while others are built first.
-            with self._policy_cache.pinned([held.manifest.image_root]):
-                return await self._build(manifest, held.path, patches)
+        with self._policy_cache.pinned([way.image, *(root for root, _ in needed)]):
+            known = self._store.has(way.image)  # compared with its root at some time, but not now
+            await self._fetch_all(needed, sources, attempt, manifest.step)
+            held = await base(way.base) if way.base else None
+            built = held is not None and not self._store.has(way.image)
+            if held is not None and built:
+                await self._build(manifest, held, way)
+            path = self._store.path(way.image)
+            if way.patches:
+                await self._check(manifest, LayersAt(path, way.patches))
+            elif not built:
+                await self._verify(manifest, path, None if known else self._store.info(way.image))
+            return path
 
     async def _verify(self, manifest: PolicyManifest, path: Path, blob: BlobInfo | None = None) -> None:
         """blob: as in `verify_file`. Raises MalformedPolicy, PolicyUnknown if it is our own disk's fault."""
@@ -104,22 +111,48 @@ class Workshop:
             await self._check_disk([path])
             raise
 
-    async def _build(self, manifest: PolicyManifest, base: Path, patches: list[tuple[PolicyPatch, Path]]) -> Path:
-        """Apply patches in a thread, into a file that becomes a blob by one rename."""
-        work = self._directory / f"{manifest.step:09d}-{manifest.policy_root.hex()[:16]}"
+    async def _check(self, manifest: PolicyManifest, layers: "LayersAt") -> None:
+        """Are a base and patches the manifest's policy? Nothing is written."""
         async with self._building:
-            try:
-                built = await trio.to_thread.run_sync(build_image, manifest, base, patches, work, self._stop)
-                info = await self._store.add(work, move=True, known=built)
-            except PatchError:
-                await self._check_disk([base, *(path for _, path in patches)])
-                raise
-            finally:
-                work.unlink(missing_ok=True)
-        # The tensors are right by now, each by its digest: only the manifest's own arithmetic can be wrong.
-        if info.root != manifest.image_root:
-            raise MalformedPolicy("wrong policy manifest", "the image of its tensors has another root")
-        return self._store.path(info.root)
+            await self._put_together(layers, manifest.image_root, manifest.tensors)
+
+    async def _build(self, manifest: PolicyManifest, held: HeldPolicy, way: FetchPath) -> None:
+        """The image that later policies rest on, from the policies before it: a file that becomes a blob by one
+        rename."""
+        if not way.before:
+            raise PolicyUnknown("a patch has no base", "the image that it leads on from is not here", "fetch that")
+        work = self._directory / f"{manifest.step:09d}-{manifest.policy_root.hex()[:16]}"
+        infos = None if way.patches else manifest.tensors
+        # The policy may leave the shelf while others are built first.
+        with self._policy_cache.pinned(held.blobs):
+            async with self._building:
+                try:
+                    layers = LayersAt(held.path, (*held.patches, *way.before))
+                    info = await self._put_together(layers, way.image, infos, work)
+                    await self._store.add(work, move=True, known=info)
+                finally:
+                    work.unlink(missing_ok=True)
+
+    async def _put_together(
+        self, layers: "LayersAt", root: bytes, infos: Sequence[TensorInfo] | None, out: Path | None = None
+    ) -> BlobInfo:
+        """The image `root`, in threads. Raises PatchError, MalformedPolicy, PolicyUnknown if it is our own disk's
+        fault."""
+
+        def build() -> BlobInfo:
+            image = LayeredImage(layers.path, layers_in(layers.path.parent, layers.patches))
+            found = build_image(image, infos, out, self._stop)
+            if found.root != root:
+                raise MalformedPolicy("wrong policy manifest", "the image that its patches lead to has another root")
+            return found
+
+        try:
+            return await trio.to_thread.run_sync(build)
+        except (PatchError, MalformedPolicy, OSError) as error:
+            await self._check_disk([layers.path, *(layers.path.with_name(one.root.hex()) for one in layers.patches)])
+            if isinstance(error, OSError):  # it was lost while it was waited for
+                raise PolicyUnknown("a blob cannot be read", str(error), "check the disk") from error
+            raise
 
     async def _check_disk(self, paths: Sequence[Path]) -> None:
         """Before anybody is blamed for what does not fit: are the blobs on this disk what they were?"""
@@ -133,13 +166,12 @@ class Workshop:
 
     async def _fetch_all(
         self, blobs: list[tuple[bytes, int]], sources: Sequence[Address], attempt: int, step: int
-    ) -> dict[bytes, Path]:
+    ) -> None:
         """Side by side, those of newer steps before those of older ones; the first failure ends them all."""
-        paths: dict[bytes, Path] = {}
 
         async def fetch(root: bytes, size: int) -> None:
             timeout = min(LONGEST_PATIENCE, (FIRST_PATIENCE + size / USUAL_RATE) * 2**attempt)
-            paths[root] = await self._blobs.fetch(root, sources, max_size=size, timeout=timeout, priority=step)
+            await self._blobs.fetch(root, sources, max_size=size, timeout=timeout, priority=step)
 
         try:
             async with trio.open_nursery() as nursery:
@@ -147,7 +179,6 @@ class Workshop:
                     nursery.start_soon(fetch, root, size)
         except BaseExceptionGroup as group:
             _raise_expected(group)
-        return paths
 
 
 def _raise_expected(group: BaseExceptionGroup) -> None:
@@ -166,3 +197,20 @@ def _empty(directory: Path) -> None:
     """What a killed predecessor left half-done goes."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
+
+
+async def written_out(policy: HeldPolicy, store: BlobStore, directory: Path) -> Path:
+    """A policy's own image as a blob, made of a base and patches if it is not there: for who reads files. Nothing keeps
+    it. directory: on the store's disk. Raises StoreFull, WeightsDiskError, MalformedPolicy, PatchError."""
+    if not policy.patches:
+        return policy.path
+    root = policy.manifest.image_root
+    if not await store.whole(root):
+        work = directory / f"{os.urandom(8).hex()}.image"
+        with store.holding(policy.blobs):
+            try:
+                info = await trio.to_thread.run_sync(lambda: build_image(policy.image(), policy.manifest.tensors, work))
+                await store.add(work, move=True, known=info)
+            finally:
+                work.unlink(missing_ok=True)
+    return store.path(root)

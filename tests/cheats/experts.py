@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from node.inference.engine import Completion, Engine, GenerationRequest, generate
+from node.inference.experts import Routes
 from node.inference.session import EngineFactory, EngineSession
 from node.inference.torch_engine import TorchEngine
-from node.inference.transformer import Routes
 from protocol.run import RunSpec
 from tests.cheats.sessions import with_sampler
 

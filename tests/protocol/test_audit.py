@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.audit import (
     RATE_ONE,
+    UNMEASURED_SHARE,
     AuditLoad,
     AuditSpec,
     as_rate,
@@ -16,7 +18,6 @@ from protocol.audit import (
     needed_share,
     pledged_share,
     share_of_file,
-    share_of_one,
     window_of,
 )
 
@@ -37,10 +38,9 @@ def test_the_needed_share_gives_the_wanted_power(groups: int, power: float, chea
     assert detection_power(share, groups, spec) >= power - 1e-9
 
 
-@given(joint=st.floats(0.0, 0.999), validators=st.integers(1, 16))
-def test_shares_of_several_validators_join_to_what_was_split(joint: float, validators: int) -> None:
-    each = share_of_one(joint, validators)
-    assert joint_share([each] * validators) == pytest.approx(joint, abs=1e-9)
+@given(each=st.floats(0.0, 1.0), validators=st.integers(1, 16))
+def test_a_group_escapes_all_of_several_validators_or_is_looked_at(each: float, validators: int) -> None:
+    assert joint_share([each] * validators) == pytest.approx(1 - (1 - each) ** validators)
 
 
 def test_the_closest_live_peer_sees_such_a_cheat_with_less_than_a_tenth() -> None:
@@ -62,20 +62,28 @@ def test_windows_are_consecutive_policies() -> None:
 
 def test_a_validator_pledges_what_is_needed_and_no_more_than_it_can() -> None:
     needed = needed_share(200, SPEC)
-    assert pledged_share(None, 200, 1, SPEC) == needed
-    assert pledged_share(AuditLoad(arriving=10, capacity=100), 200, 1, SPEC) == needed
-    weak = pledged_share(AuditLoad(arriving=100, capacity=1), 200, 1, SPEC)
+    assert pledged_share(AuditLoad(arriving=10, capacity=100), 200, SPEC) == needed
+    weak = pledged_share(AuditLoad(arriving=100, capacity=1), 200, SPEC)
     assert weak == pytest.approx(0.008)
     assert detection_power(weak, 200, SPEC) < SPEC.power
 
 
-def test_newcomers_and_suspects_are_looked_at_more_and_everybody_while_there_is_time() -> None:
-    busy = AuditLoad(arriving=10, capacity=5, backlog=60)
-    assert share_of_file(0.1, busy, verified=1000, suspect=False, spec=SPEC) == 0.1
-    assert share_of_file(0.1, busy, verified=0, suspect=False, spec=SPEC) == pytest.approx(0.3)
-    assert share_of_file(0.1, busy, verified=1000, suspect=True, spec=SPEC) == 1.0
-    assert share_of_file(0.1, AuditLoad(1, 5), verified=1000, suspect=False, spec=SPEC) == 1.0
-    assert share_of_file(0.1, None, verified=1000, suspect=False, spec=SPEC) == 1.0
+@pytest.mark.parametrize("load", [None, AuditLoad(arriving=0, capacity=100)])
+def test_a_validator_that_has_measured_nothing_pledges_little_and_never_more_than_is_needed(load: Any) -> None:
+    assert pledged_share(load, 200, SPEC) == UNMEASURED_SHARE < needed_share(200, SPEC)
+    assert pledged_share(load, 100_000, SPEC) == needed_share(100_000, SPEC) < UNMEASURED_SHARE
+
+
+def test_everybody_is_looked_at_while_there_is_time_then_newcomers_and_suspects_and_nobody_by_who_is_behind() -> None:
+    known, busy, behind = {"verified": 1000, "suspect": False, "spec": SPEC}, 20.0, 31.0
+    newcomer, suspect = {**known, "verified": SPEC.probation - 1}, {**known, "suspect": True}
+    for each in (known, newcomer, suspect):
+        assert share_of_file(0.1, None, **each) == share_of_file(0.1, AuditLoad(1, 5), **each) == 1.0
+        assert share_of_file(0.1, AuditLoad(10, 5, behind), **each) == 0.1
+    assert share_of_file(0.1, AuditLoad(10, 5, busy), **known) == 0.1
+    assert share_of_file(0.1, AuditLoad(10, 5, busy), **{**known, "verified": SPEC.probation}) == 0.1
+    assert share_of_file(0.1, AuditLoad(10, 5, busy), **newcomer) == 1.0
+    assert share_of_file(0.1, AuditLoad(10, 5, busy), **suspect) == 1.0
 
 
 def test_rates_never_round_power_away() -> None:

@@ -3,7 +3,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.blobs import MIN_PIECE_SIZE, BlobInfo, decode_info, describe, encode_info, verify_piece
+from protocol.blobs import (
+    MAX_BLOB_SIZE,
+    MAX_PIECE_SIZE,
+    MIN_PIECE_SIZE,
+    BlobInfo,
+    choose_piece_size,
+    decode_info,
+    describe,
+    describe_pieces,
+    encode_info,
+    piece_count,
+    verify_piece,
+)
 from protocol.errors import ProtocolError
 
 
@@ -56,3 +68,14 @@ def test_an_empty_blob_has_a_name() -> None:
     info = describe(b"")
     assert isinstance(info, BlobInfo)
     assert info.pieces == ()
+
+
+def test_an_image_of_seventy_billion_parameters_is_one_blob_of_few_pieces() -> None:
+    size = 70_553_706_496 * 2
+    piece = choose_piece_size(size)
+    info = describe_pieces(size, piece, (bytes([number % 251]) * 32 for number in range(piece_count(size, piece))))
+    assert decode_info(encode_info(info), info.root) == info
+    assert piece == 4 * 1024**2 and len(info.pieces) < 34_000
+    beyond = describe_pieces(MAX_BLOB_SIZE + 1, MAX_PIECE_SIZE, [bytes(32)] * (MAX_BLOB_SIZE // MAX_PIECE_SIZE + 1))
+    with pytest.raises(ProtocolError, match="out of bounds"):
+        beyond.check()

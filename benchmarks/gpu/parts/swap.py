@@ -82,7 +82,7 @@ def _answer(engine: TorchEngine) -> list[int]:
 
 
 def _in_flight(engine: TorchEngine, other: Path) -> str:
-    """The torch engine does not interrupt what it decodes; vLLM's does (part vllm)."""
+    """No engine interrupts what it decodes."""
     decoder = engine.decoder(1.0)
     decoder.submit(_request())
     for _ in range(4):

@@ -77,13 +77,13 @@ def _programs(python: Path) -> dict[str, str]:
 def _asked(job: Job) -> dict[str, Any]:
     """Also as vllm.job, for our engine. Models that no part has made yet are made on the CPU: vLLM wants the device for
     itself."""
-    size, (model, other) = SIZES[job.size], (directory(job.scratch, job.size, "cpu", seed) for seed in (0, 1))
+    size, model = SIZES[job.size], directory(job.scratch, job.size, "cpu", 0)
     asked = vllm_job(model, getattr(torch, job.dtype), works(job.quick), size.vocabulary, device=job.device)
     asked["arguments"] |= {"load_format": "dummy", "max_model_len": 2 * max(reads(job.quick))}
     random = np.random.default_rng(4)
     shapes = [(2, length) for length in reads(job.quick)]
     asked["read"] = [random.integers(2, size.vocabulary, size=shape).tolist() for shape in shapes]
-    own = {**asked, "device": job.device, "other": str(other / "model.safetensors"), "quick": job.quick}
+    own = {**asked, "device": job.device, "quick": job.quick}
     (job.scratch / "vllm.job").write_text(json.dumps(own))
     return asked
 

@@ -14,12 +14,13 @@ import hashlib
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import structlog
 import trio
 from blake3 import blake3
 from cryptography import x509
@@ -41,11 +42,15 @@ from node.blobs.files import NotWhole, damage, join
 from node.blobs.http.sources import PolicyRow, encode_listing
 from node.blobs.proof import BlobProofs
 from node.bounded_dict import BoundedDict
+from node.inference.layers import LayeredImage
 from node.state.files import write_whole
 from node.web.listener import HttpListener
 from protocol.blobs import BlobInfo, encode_info
+from protocol.errors import IntellectError
 from protocol.identity import NodeKey
+from protocol.policy import raw
 
+log = structlog.get_logger(__name__)
 # The gateway's own certificate: self-signed, known by its fingerprint, its key encrypted on disk.
 # The fingerprint stands in the node's signed heartbeat, so the node key vouches for the certificate and no authority
 # has to.
@@ -130,7 +135,8 @@ _NEVER = {"cache-control": "no-store"}
 
 
 class ServedPolicy(msgspec.Struct, frozen=True):
-    """path: the canonical image; image_root, image_size: its blob; announcement: the trainer's sealed message."""
+    """path: the canonical image; image_root, image_size: its blob; announcement: the trainer's sealed message; layers:
+    of a policy whose image is no blob yet, its tensors."""
 
     step: int
     policy_root: bytes
@@ -138,6 +144,7 @@ class ServedPolicy(msgspec.Struct, frozen=True):
     image_size: int
     path: Path
     announcement: bytes = b""
+    layers: Callable[[], LayeredImage] | None = None
 
 
 class ServedBlobs(Protocol):
@@ -151,7 +158,8 @@ class ServedBlobs(Protocol):
 
 
 class Gateway:
-    """Mounted on a listener. certificate: None for plain HTTP."""
+    """Mounted on a listener. certificate: None for plain HTTP; whole: sees that a policy's image, by the policy's root,
+    is a blob."""
 
     def __init__(
         self,
@@ -159,8 +167,11 @@ class Gateway:
         blobs: ServedBlobs,
         policies: Callable[[], Sequence[ServedPolicy]],
         certificate: Certificate | None = None,
+        whole: Callable[[bytes], Awaitable[object]] | None = None,
     ) -> None:
         self._listener = listener
+        self._whole = whole
+        self._making = trio.Lock()
         self._blobs = blobs
         self._policies = policies
         self._certificate = certificate
@@ -208,16 +219,29 @@ class Gateway:
 
     async def _blob(self, request: Request) -> Response:
         root = _root(request)
-        if root is None or not self._blobs.has(root):
+        if root is None or not await self._has(root):
             return _missing("no such blob here")
         return self._file(request, root, tag=root.hex(), headers=_FOREVER)
 
     async def _info(self, request: Request) -> Response:
         root = _root(request)
-        info = self._blobs.info(root) if root else None
+        info = self._blobs.info(root) if root and await self._has(root) else None
         if info is None:
             return _missing("no such blob here")
         return Response(encode_info(info), headers={**_BYTES, **_FOREVER})
+
+    async def _has(self, root: bytes) -> bool:
+        """Whether a blob is here; the image of a policy that rests on another is made when it is asked for."""
+        if self._blobs.has(root) or self._whole is None:
+            return self._blobs.has(root)
+        policy = next((each for each in self._policies() if each.image_root == root), None)
+        if policy is not None:
+            async with self._making:
+                try:
+                    await self._whole(policy.policy_root)
+                except IntellectError as error:
+                    log.warning("gateway.no_image", step=policy.step, why=error.why)
+        return self._blobs.has(root)
 
     # -- SHARDCAST ---------------------------------------------------------------------------------
 
@@ -233,9 +257,7 @@ class Gateway:
         """Plain BLAKE3 of a policy's image, computed once."""
         async with self._digesting:
             if policy.image_root not in self._digests:
-                hasher = blake3(max_threads=blake3.AUTO)
-                await trio.to_thread.run_sync(hasher.update_mmap, policy.path)
-                self._digests[policy.image_root] = hasher.digest()
+                self._digests[policy.image_root] = await trio.to_thread.run_sync(_plain_digest, policy)
             return self._digests[policy.image_root]
 
     async def _probe(self, _: Request) -> Response:
@@ -248,6 +270,8 @@ class Gateway:
         if policy is None or span is None:
             return _missing("no such shard")
         root = policy.image_root
+        if not await self._has(root):
+            return _missing("its image cannot be made now")
         return self._file(request, root, tag=f"{root.hex()}-{span[0]}", headers=_NEVER, span=span)
 
     # -- files -------------------------------------------------------------------------------------
@@ -365,6 +389,18 @@ async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass  # the rest of a request that needs no body
     scope.cancel()
+
+
+def _plain_digest(policy: ServedPolicy) -> bytes:
+    """BLAKE3 of an image's bytes, of which none is written."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    if policy.layers is None:
+        return hasher.update_mmap(policy.path).digest()
+    image = policy.layers()
+    hasher.update(image.layout.header)
+    for bits in image.values():
+        hasher.update(raw(bits))
+    return hasher.digest()
 
 
 def _root(request: Request) -> bytes | None:

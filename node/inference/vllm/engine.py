@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -26,7 +27,8 @@ from node.inference.engine import (
     Weights,
 )
 from node.inference.errors import EngineError
-from node.inference.image import ImageFile, read_image
+from node.inference.image import ImageFile, PatchedWeights, read_image
+from node.inference.layers import PatchFile
 from node.inference.model_files import read_json
 from node.inference.out_of_memory import let_go
 from node.inference.proofs import ProofRows
@@ -71,11 +73,6 @@ class VllmDecoder:
         """What the engine finished of this decoder's requests."""
         self._ready.append((number, completion))
 
-    def swap(self, weights: Weights) -> None:
-        """Go on with other weights between two tokens: `Completion.swaps` says where. What was computed of the
-        sequences so far stays as it is. Raises EngineError, ModelError."""
-        self._engine.load(weights, interrupt=True)
-
     def __len__(self) -> int:
         return len(self._going)
 
@@ -105,7 +102,7 @@ class VllmEngine:
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
         self.description = f"vllm {installed.PIN} / torch {torch.__version__}"
         config = read_json(model_dir / "config.json")
-        self.vocabulary = int(config["vocab_size"])
+        self.vocabulary = int(shell.config.vocab_size)
         self.tokenizer.check_fits(self.vocabulary)
         cards = _cards(settings.device, settings.most)
         told = arguments(model_dir, settings, config, cards, ModelSize.of(shell.config, self.parameters))
@@ -126,14 +123,13 @@ class VllmEngine:
 
     # Weights
 
-    def read(self, path: str) -> Weights:
-        # Names and shapes are checked here. Its processes open the file for themselves.
-        read_image(path, self._names)
-        return ImageFile(Path(path))
+    def read(self, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> Weights:
+        # Names and shapes are checked here. Its processes open the files for themselves.
+        weights = read_image(path, self._names, patches, digests)
+        return weights if patches else ImageFile(Path(path))
 
-    def load(self, weights: Weights, *, interrupt: bool = False) -> None:
-        """interrupt: though requests are in flight."""
-        if self._flights and not interrupt:
+    def load(self, weights: Weights) -> None:
+        if self._flights:
             raise EngineError(
                 "the weights are in use",
                 f"{len(self._flights)} requests are in flight",
@@ -143,6 +139,9 @@ class VllmEngine:
         self._load = 0  # there are none, should this fail half-way
         if isinstance(weights, ImageFile):  # every process opens it for itself
             what: tuple[Any, ...] = "intellect_load", str(weights.path), weights.digest
+        elif isinstance(weights, PatchedWeights):
+            layers = [msgspec.structs.astuple(one) for one in weights.patches]
+            what = "intellect_load_patched", weights.path, layers, weights.digests
         else:
             what = "intellect_use", weights
         self._core.everywhere(*what, str(self._model_dir), self._loads)
@@ -182,13 +181,12 @@ class VllmEngine:
                 decoder.give(number, self._completion(number, output, finished))
 
     def _completion(self, number: int, output: list[int], finished: bool) -> Completion:
-        heads, loads = self._core.everywhere("intellect_take", number, len(output))
-        swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
+        heads = self._core.everywhere("intellect_take", number, len(output))
         if isinstance(heads, ProofRows):
-            return Completion(output, finished, np.empty((0, 0), dtype=np.uint16), swaps, kept=heads)
+            return Completion(output, finished, np.empty((0, 0), dtype=np.uint16), kept=heads)
         if (heads == NOT_A_NUMBER).all(axis=1).any():
             raise not_finite()
-        return Completion(output, finished, heads, swaps)
+        return Completion(output, finished, heads)
 
     def _submit(self, number: int, prompt: Sequence[int], limit: int, **more: Any) -> str:
         """What vLLM calls the request. Blocks of the cache that were computed with other weights are not read."""

@@ -67,12 +67,12 @@ class _Taken:
 
     kept: ProofRows | None = None
     rows: list[U16] = field(default_factory=list)
-    loads: list[int] = field(default_factory=list)
+    count: int = 0
     broken: bool = False
 
-    def put(self, place: int, row: U16, load: int) -> None:
-        del self.rows[place:], self.loads[place:]
-        self.loads.append(load)
+    def put(self, place: int, row: U16) -> None:
+        del self.rows[place:]
+        self.count = place + 1
         if self.kept is None:
             self.rows.append(row)
         else:
@@ -81,14 +81,13 @@ class _Taken:
 
 
 class ActivationRecorder:
-    """uint16[hidden] per drawn token, and which load's weights drew it."""
+    """uint16[hidden] per drawn token."""
 
     def __init__(self) -> None:
         self._taken: dict[int, _Taken] = {}
 
-    def add(self, draws: Iterable[tuple[int, int, Form]], rows: U16, load: int) -> None:
+    def add(self, draws: Iterable[tuple[int, int, Form]], rows: U16) -> None:
         """draws: (request, place of the token in its output, form of its proofs) of each of `rows`, uint16[n, hidden].
-        load: number of the weights in use.
 
         A place that comes again replaces what was there and all behind it: the request was cut into chunks, or began
         anew after others took its memory.
@@ -96,41 +95,38 @@ class ActivationRecorder:
         for (number, place, form), row in zip(draws, rows, strict=True):
             if number not in self._taken:
                 self._taken[number] = _Taken(ProofRows(*form) if form else None)
-            self._taken[number].put(place, row, load)
+            self._taken[number].put(place, row)
 
-    def take(self, number: int, count: int) -> tuple[U16 | ProofRows, list[int]]:
-        """(uint16[count, hidden] or what was kept of these, load of each) of a request that ended after `count` tokens;
-        it is forgotten."""
+    def take(self, number: int, count: int) -> U16 | ProofRows:
+        """uint16[count, hidden] or what was kept of these, of a request that ended after `count` tokens; it is
+        forgotten."""
         taken = self._taken.pop(number)
-        if len(taken.loads) < count:
-            raise ValueError(f"request {number} has {len(taken.loads)} rows for {count} tokens")
+        if taken.count < count:
+            raise ValueError(f"request {number} has {taken.count} rows for {count} tokens")
         if taken.kept is None or taken.broken:
             # Points cannot mark a row without numbers. Such a request answers with one marked row instead of them.
-            return np.stack(taken.rows[:count] or [np.array([NOT_A_NUMBER], dtype=np.uint16)]), taken.loads[:count]
+            return np.stack(taken.rows[:count] or [np.array([NOT_A_NUMBER], dtype=np.uint16)])
         taken.kept.cut(count)
-        return taken.kept, taken.loads[:count]
+        return taken.kept
 
     def forget(self, number: int) -> None:
         self._taken.pop(number, None)
 
 
 class Hooks:
-    """load: number of the weights in use, 0 before there are any; records: whether rows are kept in this process, which
-    is one of those that a model is split over."""
+    """records: whether rows are kept in this process, which is one of those that a model is split over."""
 
     def __init__(self, records: bool = True) -> None:
         self.records = records
         self.recorder = ActivationRecorder()
         self.watches: dict[str, RowWatch] = {}
-        self.load = 0
         self._given: tuple[Tensor, Tensor | None] | None = None
         self._head: OutputHead | None = None
         self._hidden: Tensor | None = None
 
-    def use_head(self, weight: Tensor, bias: Tensor | None, load: int) -> None:
+    def use_head(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [vocabulary, hidden], bias: [vocabulary], of any type, on the device of the model."""
         self._given, self._head = (weight, bias), None
-        self.load = load
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32[n, vocabulary] of rows [n, hidden]."""
@@ -169,7 +165,7 @@ class Hooks:
             bits[:] = NOT_A_NUMBER
         if self.records:
             known = [(draw.number, place, draw.form) for draw, place in zip(draws, places, strict=True)]
-            self.recorder.add(known, bits, self.load)
+            self.recorder.add(known, bits)
 
     def _drawn(self, logits: Tensor, uniforms: Tensor, temperatures: F64) -> Tensor:
         """int64[n] as of device_sampling.draw. A decoder has one temperature; two of them may be at work."""

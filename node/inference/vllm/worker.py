@@ -3,7 +3,7 @@
 The names begin with the program's own, since vLLM mixes this class into its worker.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference.engine import F32, F64, U16
-from node.inference.image import ImageFile
+from node.inference.image import ImageFile, PatchedWeights
+from node.inference.layers import PatchFile
 from node.inference.lora import whole_weights
 from node.inference.proofs import ProofRows
 from node.inference.settings import keep_precision
@@ -45,6 +46,13 @@ class WorkerExtension:
         """Replace the weights by those of an image. Raises ModelError for one of another digest."""
         self.intellect_use(ImageFile.checked(Path(path), digest), model_dir, load)
 
+    def intellect_load_patched(
+        self, path: str, patches: Sequence[tuple[str, bytes, bytes]], digests: bytes, model_dir: str, load: int
+    ) -> None:
+        """The same of what patches make of an image, each tensor compared as it is put together."""
+        layers = [PatchFile(*one) for one in patches]
+        self.intellect_use(PatchedWeights(path, layers, digests), model_dir, load)
+
     def intellect_use(self, policy: Mapping[str, Tensor], model_dir: str, load: int) -> None:
         """Replace the weights by a policy's, and see that vLLM computes with them. load: their number, from 1.
 
@@ -58,11 +66,11 @@ class WorkerExtension:
         head = next(weights[name] for name in HEADS if name in weights)
         bias = weights.get("lm_head.bias")
         device = self.model_runner.device
-        self._intellect.use_head(head.to(device), None if bias is None else bias.to(device), load)
+        self._intellect.use_head(head.to(device), None if bias is None else bias.to(device))
 
-    def intellect_take(self, number: int, count: int) -> tuple[U16 | ProofRows, list[int]] | None:
-        """(heads or what was kept of them, load of each) of the `count` tokens of a request that has ended; None but in
-        the first process."""
+    def intellect_take(self, number: int, count: int) -> U16 | ProofRows | None:
+        """Heads, or what was kept of them, of the `count` tokens of a request that has ended; None but in the first
+        process."""
         if not self._intellect.records:
             return None
         return self._intellect.recorder.take(number, count)

@@ -332,7 +332,7 @@ class Validator(Service):
             if old:
                 self._vanished[root] = None
             raise OwnTrouble("its policy cannot be fetched", for_good=old)
-        return None, LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
+        return None, policy.load()
 
     async def _sentence(self, work: RegisteredWork, found: Inspected) -> tuple[int, int, str]:
         """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
@@ -408,7 +408,8 @@ class Validator(Service):
         """What this validator does now, in words."""
         given = sum(self.outcomes[name] for name in ("accepted", "rejected"))
         waiting = self._fetching.waiting
-        return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
+        next_one = f"{waiting} files wait for one; {self.own_lots.looks()}" if waiting else "waits for the next file"
+        return f"{given} verdicts given; {next_one}"
 
     def status(self) -> dict[str, Any]:
         now = self._context.clock.monotonic()

@@ -176,6 +176,16 @@ class OwnLots:
         load = self.load()
         return load is None or load.is_calm
 
+    def looks(self) -> str:
+        """What this validator looks at now, in words."""
+        load = self.load()
+        if load is None or load.is_calm:
+            return "looks at everything"
+        share = f"{as_share(self.pledges[0].rate if self.pledges else 0):.0%} of"
+        if load.is_behind:
+            return f"is behind: looks at {share} all groups, as it pledged, and at no more"
+        return f"is busy: looks at newcomers and suspects whole, at {share} the others' groups"
+
     # pledging and revealing
 
     async def _recall(self, windows: range) -> None:
@@ -209,7 +219,7 @@ class OwnLots:
         per_step = self._run.rollout.files_per_step
         workers = len({node for _, node in self._arrived}) or per_step  # unknown: so many that each makes one file
         groups = math.ceil(per_step / workers) * self._audit.window * self._run.groups_per_file
-        return pledged_share(self.load(), groups, 1, self._audit)
+        return pledged_share(self.load(), groups, self._audit)
 
     async def _reveal(self) -> None:
         staleness = self._run.recipe.max_staleness

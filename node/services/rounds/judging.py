@@ -345,7 +345,7 @@ class ContributionJudging(Validator):
             held = self._context.policy_cache.by_root(root)
             if held is None:
                 raise OwnTrouble("its policy is not kept here", for_good=True)
-            return None, LoadPolicy(policy_root=root, step=held.step, path=str(held.path))
+            return None, held.load()
         oldest = self._rounds.newest - self._rounds.adding.late
         for outer in (self._rounds.outer, self._rounds.before):
             if outer is not None and outer.root == root and work.round >= oldest:

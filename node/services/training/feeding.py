@@ -41,14 +41,24 @@ class Feeding:
 
     async def run(self) -> None:
         """Until the last batch, or the end of the run."""
+        step: int | None = None
         while not self._record.ends:
             told = self._watch.next
-            step = await trio.to_thread.run_sync(self._spool.next_batch)
-            if step >= self._context.run.spec.recipe.steps:
-                return
-            if not await (self._make(step) if self._leading.leads(step + 1) else self._others.follow(step)):
-                with trio.move_on_after(self._others.next_try):
-                    await told.wait()
+            # The disk is asked only where there may be something to do: most of what is told here changes nothing.
+            if step is None or not self._waits(step):
+                step = await trio.to_thread.run_sync(self._spool.next_batch)
+                if step >= self._context.run.spec.recipe.steps:
+                    return
+                if await (self._make(step) if self._leading.leads(step + 1) else self._others.follow(step)):
+                    step = None
+                    continue
+            with trio.move_on_after(self._others.next_try):
+                await told.wait()
+
+    def _waits(self, step: int) -> bool:
+        """Whether this trainer, which leads, lacks a policy or groups for a batch."""
+        lacks = step > self._record.step + AHEAD or self._groups.ready.missing(step) > 0
+        return lacks and self._leading.leads(step + 1)
 
     async def _make(self, step: int) -> bool:
         """Whether there is a batch more: from fresh files, oldest first."""

@@ -1,6 +1,6 @@
 """The trainer's word about a step: the manifest of its batch as a blob, and the statement that binds what came out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,7 +8,7 @@ import structlog
 import trio
 
 from node.recipe.manifest import compose, materialise
-from node.recipe.pool import Selection
+from node.recipe.pool import Group, Key, Selection
 from node.services.context import Context
 from node.state.kept import kept
 from node.training.batch import Batch
@@ -25,19 +25,22 @@ FETCH_TIMEOUT = 30.0
 
 
 async def make_batch(context: Context, selection: Selection) -> tuple[ComposedBatch, Batch]:
-    """What a selection is made of, and the batch from that: by the way of everybody who replays the step. Raises
+    """What a selection is made of, and the batch from that, as everybody makes it who replays the step. Raises
     IntellectError where a part of it cannot be had any more, or breaks a rule."""
     composed = compose(context.run.spec, context.run.root, context.pool, selection)
-    return composed, await make(context, composed)
+    return composed, await make(context, composed, joined={group.key: group for group in selection.settled})
 
 
-async def make(context: Context, composed: ComposedBatch, holders: Sequence[Address] = ()) -> Batch:
-    """The batch with these parts. holders: of everything that it names, besides who wrote it. Raises as above."""
+async def make(
+    context: Context, composed: ComposedBatch, holders: Sequence[Address] = (), joined: Mapping[Key, Group] = {}
+) -> Batch:
+    """The batch with these parts. holders: of everything that it names, besides who wrote it; joined: as in
+    `materialise`. Raises as above."""
     paths = dict[bytes, Path]()
 
     def made() -> Batch:
         read = lambda root: paths[root].read_bytes()
-        return materialise(context.run.spec, composed, read, read)
+        return materialise(context.run.spec, composed, read, read, joined)
 
     with context.blobs.holding(root for work in composed.works for root, _, _ in work.blobs()):
         for work in composed.works:

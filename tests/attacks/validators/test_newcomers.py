@@ -4,12 +4,16 @@ import pytest
 import trio
 
 from node.services.judging.judge import Validator
+from node.services.judging.lots import OwnLots
+from node.services.judging.records import WorkerHistory
 from node.swarm.jury import QUARANTINE
 from node.swarm.vote_set import FileState
+from protocol.audit import AuditLoad
+from protocol.checks import Fault, Reason
 from protocol.identity import NodeKey
 from protocol.messages import MAX_MESSAGE_BYTES
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
-from tests.attacks.validators.court import VALIDATORS, Court, Seat
+from tests.attacks.validators.court import GROUPS, VALIDATORS, WORKER, Court, Seat
 
 NEWCOMER = NodeKey(b"\x21" * 32)
 
@@ -96,4 +100,27 @@ async def test_who_was_found_out_by_the_clock_alone_is_remembered_over_a_restart
         assert vote_set.state(root) is FileState.ACCEPTED
         await trio.sleep(1)
         assert await court.trainer.jury._journal.do(court.trainer.jury._journal.recall, QUARANTINE)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_refused_once_loses_that_file_and_is_looked_at_whole_again(autojump_clock, monkeypatch) -> None:
+    """Whatever it has made before stays accepted, and is in its day's root: no share of a day goes with one file."""
+    monkeypatch.setattr(OwnLots, "load", lambda _: AuditLoad(arriving=10.0, capacity=5.0, backlog=20.0))
+    court = Court([Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for validator in court.validators:
+            validator._records._known[WORKER.address] = WorkerHistory(verified=10**6)
+        day = [await court.commit(index=index) for index in range(3)]
+        await trio.sleep(10)
+        looked = [len(order.groups or range(GROUPS)) for engine in court.engines for order in engine.asked]
+        assert len(looked) == 6 and max(looked) < GROUPS  # trusted: the pledge is all that is drawn
+        bad = await court.commit(index=3, fault=Fault(Reason.ACTIVATIONS, "other weights"))
+        await trio.sleep(10)
+        last = await court.commit(index=4)
+        await trio.sleep(10)
+        state = court.trainer.jury.state.vote_set.state
+        assert state(bad) is FileState.REJECTED
+        assert {state(id) for id in (*day, last)} == {FileState.ACCEPTED}
+        assert [engine.asked[-1].groups for engine in court.engines] == [tuple(range(GROUPS))] * 2
         nursery.cancel_scope.cancel()

@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.demo.cast import DemoOptions, Scene
-from cli.demo.prepare import MEASURED_TOO, OWN_RUN, _rules_in, teach_and_measure, write_run
+from cli.demo.prepare import MEASURED_TOO, OWN_RUN, _make_keys, _rules_in, teach_and_measure, write_run
 from cli.demo.supervise import SupervisedProcess, SupervisedProgram
 from cli.demo.view import PlainView
+from cli.keyring import open_node_key
 from node.run.file import load_run_file
+from protocol.identity import Address
 
 OWN = load_run_file(OWN_RUN).verification
 
@@ -19,6 +22,20 @@ class Ended:
 
     def poll(self) -> int:
         return 0
+
+
+async def test_two_demos_of_one_seed_have_the_same_addresses_and_no_other_has_them(tmp_path: Path) -> None:
+    async def addresses(folder: str, **said: Any) -> dict[str, Address]:
+        found = dict[str, Address]()
+        await _make_keys(DemoOptions(tmp_path / folder, workers=1, cheats=(), **said), Scene(tmp_path / folder), found)
+        assert {name: open_node_key(Scene(tmp_path / folder).state_dir(name)).address for name in found} == found
+        return found
+
+    one = await addresses("one", seed=7)
+    assert list(one) == ["trainer", "worker 1", "validator"] and len(set(one.values())) == 3
+    assert await addresses("again", seed=7) == one == await addresses("one", seed=7)
+    for other in (await addresses("other", seed=8), await addresses("elsewhere", seed=7, network=tmp_path / "chain")):
+        assert not set(other.values()) & set(one.values())
 
 
 def test_each_class_was_measured_once() -> None:

@@ -22,6 +22,7 @@ async def test_bytes_and_files_come_back_and_survive_a_restart(tmp_path: Path) -
     source = tmp_path / "large"
     source.write_bytes(large)
     infos = [await store.add(small), await store.add(source), await store.add(b"")]
+    assert store.written == len(small) + len(large)
     assert infos[1] == describe(large)
     again = BlobStore(tmp_path / "store", quota=10**7)
     assert [again.path(info.root).read_bytes() for info in infos] == [small, large, b""]
@@ -116,6 +117,57 @@ async def test_a_torn_blob_is_dropped_at_the_start(tmp_path: Path) -> None:
     os.truncate(tmp_path / "complete" / one.hex(), 10)
     (tmp_path / "complete" / f"{two.hex()}.info").write_bytes(b"garbage")
     assert BlobStore(tmp_path, quota=10**6).roots() == ()
+
+
+async def test_after_another_boot_what_was_not_synced_is_hashed_or_forgotten_and_no_damage_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlobStore(tmp_path, quota=10**6)
+    small, torn, zeros = [(await store.add(bytes([n]) * 1000)).root for n in range(3)]
+    complete = tmp_path / "complete"
+    for root in (small, torn, zeros):
+        (complete / f"{root.hex()}.info").write_bytes(b"")  # as file systems leave what was never written out
+    os.truncate(complete / torn.hex(), 0)
+    (complete / zeros.hex()).write_bytes(bytes(1001))
+    monkeypatch.setattr("node.blobs.store.boot_id", lambda: "another one")
+    again = BlobStore(tmp_path, quota=10**6)
+    assert (again.roots(), again.proof.damaged) == ((small,), 0)
+    assert await again.whole(small) and again.path(small).read_bytes() == bytes(1000)
+    os.truncate(complete / small.hex(), 10)  # and within one boot it is the disk's fault
+    assert BlobStore(tmp_path, quota=10**6).proof.damaged == 1
+
+
+async def test_the_loop_waits_for_no_disk_and_only_what_nobody_else_has_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = list[bool](), os.fsync
+    loop = threading.get_ident()
+
+    def counted(descriptor: int) -> None:
+        synced.append(threading.get_ident() == loop)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    store, source = BlobStore(tmp_path / "store", quota=10**8), tmp_path / "image"
+    source.write_bytes(os.urandom(PIECE + 1))
+
+    async def cost(*work: object) -> int:
+        before = len(synced)
+        for one in work:
+            await one  # type: ignore[misc]
+        return len(synced) - before
+
+    assert await cost(store.add(b"ours, and small")) == 2, "bytes and directory"
+    assert await cost(store.add(source)) == 3, "and the list of a large one"
+    assert await cost(store.add(source, move=True, synced=False)) == 0, "made again from base and patches"
+    data = b"fetched in one go"
+    assert await cost(store.take_whole(describe(data), memoryview(data))) == 0
+    fetched = os.urandom(2 * PIECE)
+    partial = await store.open_partial(describe(fetched, PIECE))
+    assert await cost(partial.write(0, fetched), store.finish(partial)) == 0
+    partial.close()
+    assert not await store.take_whole(describe(b"another"), memoryview(b"AnotheR"))
+    assert not any(synced), "on the loop"
 
 
 async def test_a_partial_blob_keeps_the_pieces_that_verify(tmp_path: Path) -> None:

@@ -8,21 +8,27 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
+from node.inference.experts import correct_as_parameters
 from node.inference.language_model import LanguageModel
 
 VOCABULARY = 97
@@ -36,6 +42,14 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 _MIXED = ["sliding_attention", "full_attention"]
+_DELTA = ["linear_attention", "full_attention"]
+_DELTA_SIZES: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+}
 _FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 CONFIGURATIONS: dict[str, PretrainedConfig] = {
@@ -65,6 +79,7 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
         rope_parameters={**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     ),
     "mistral": MistralConfig(**_SIZES, sliding_window=9),
+    "mixtral": MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=9),
     "ministral": MinistralConfig(**_SIZES, head_dim=16, sliding_window=7, layer_types=_MIXED),
     "smollm3": SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=0),
     "phi3": Phi3Config(**_SIZES, sliding_window=None, pad_token_id=0),
@@ -95,6 +110,38 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "gemma3_text": Gemma3TextConfig(
         **_SIZES, head_dim=16, query_pre_attn_scalar=24, sliding_window=7, layer_types=_MIXED
     ),
+    "glm4_moe": Glm4MoeConfig(
+        **_SIZES,
+        head_dim=32,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        routed_scaling_factor=1.7,
+        use_qk_norm=True,
+        attention_bias=True,
+        pad_token_id=0,
+    ),
+    "qwen3_next": Qwen3NextConfig(
+        **_SIZES,
+        head_dim=32,
+        layer_types=_DELTA,
+        num_experts=300,
+        num_experts_per_tok=3,
+        moe_intermediate_size=8,
+        shared_expert_intermediate_size=40,
+        **_DELTA_SIZES,
+    ),
+    "qwen3_5_moe_text": Qwen3_5MoeTextConfig(
+        **_SIZES,
+        head_dim=32,
+        layer_types=_DELTA,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        **_DELTA_SIZES,
+    ),
+    "qwen3_5_text": Qwen3_5TextConfig(**_SIZES, head_dim=32, layer_types=_DELTA, **_DELTA_SIZES),
 }
 
 
@@ -116,6 +163,7 @@ def transformers_model(config: PretrainedConfig, dtype: torch.dtype, attention: 
 
 def _random_model(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
+    correct_as_parameters(model)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

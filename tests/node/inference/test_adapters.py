@@ -82,7 +82,7 @@ def held_by(model: LanguageModel) -> adapters.Adapters:
     return model.adapters
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma2", "qwen3_moe", "smollm3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma2", "qwen3_moe", "smollm3", "qwen3_next", "glm4_moe"])
 def test_each_row_of_a_batch_has_its_own_policys_states(name: str) -> None:
     model, weights = model_of(name, LORA)
     held, tokens = some_of(weights), [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15], [5, 6, 7, 8]]

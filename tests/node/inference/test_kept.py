@@ -20,7 +20,7 @@ def path(tiny_assets: Path) -> str:
 
 
 def test_the_oldest_that_nobody_is_at_work_with_is_forgotten(path: str) -> None:
-    kept = KeptPolicies(lambda path: {}, limit=2)
+    kept = KeptPolicies(lambda *given: {}, limit=2)
     with kept.in_use(b"a"):
         for root in (b"a", b"b", b"c", b"d"):
             kept.keep(root, path)
@@ -34,7 +34,7 @@ def test_the_oldest_that_nobody_is_at_work_with_is_forgotten(path: str) -> None:
 
 def test_a_policy_that_comes_again_is_the_newest_and_read_once(path: str) -> None:
     reads: list[str] = []
-    kept = KeptPolicies(lambda path: reads.append(path) or {}, limit=2)
+    kept = KeptPolicies(lambda path, *given: reads.append(path) or {}, limit=2)
     for root in (b"a", b"b", b"a", b"c"):
         kept.keep(root, path)
     assert kept.roots() == [b"a", b"c"] and len(reads) == 3
@@ -50,7 +50,7 @@ def test_a_policy_that_comes_again_is_there_all_the_time(path: str) -> None:
             asking.join(0.2)
             return gone
 
-    kept, found = KeptPolicies(lambda path: {}, limit=2), []
+    kept, found = KeptPolicies(lambda *given: {}, limit=2), []
     kept.keep(b"a", path)
     asking = threading.Thread(target=lambda: found.append((kept.get(b"a"), kept.roots())))
     kept._kept = Slowly(kept._kept)

@@ -115,13 +115,13 @@ def test_rows_go_on_over_turns_whoever_keeps_them(able: bool) -> None:
 def test_vllms_recorder_keeps_points_and_does_not_lose_a_row_without_numbers() -> None:
     heads, recorder = heads_of(40), ActivationRecorder()
     for place in (*range(20), 18, *range(19, 40)):  # a place that comes again
-        recorder.add([(5, place, (K, BATCH)), (6, place, None)], heads[[place, place]], load=1)
-    kept, loads = recorder.take(5, 39)
-    whole, _ = recorder.take(6, 39)
-    assert isinstance(kept, ProofRows) and not isinstance(whole, ProofRows) and loads == [1] * 39
+        recorder.add([(5, place, (K, BATCH)), (6, place, None)], heads[[place, place]])
+    kept = recorder.take(5, 39)
+    whole = recorder.take(6, 39)
+    assert isinstance(kept, ProofRows) and not isinstance(whole, ProofRows)
     assert prove_all([kept], K, BATCH) == prove_all([whole[1:]], K, BATCH)
     bad = np.full_like(heads[:1], NOT_A_NUMBER)
     for place in range(30):
-        recorder.add([(7, place, (K, BATCH))], bad if place == 3 else heads[place : place + 1], load=1)
-    found, _ = recorder.take(7, 30)
+        recorder.add([(7, place, (K, BATCH))], bad if place == 3 else heads[place : place + 1])
+    found = recorder.take(7, 30)
     assert not isinstance(found, ProofRows) and (found == NOT_A_NUMBER).all(axis=1).any()

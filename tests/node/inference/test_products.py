@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from node.inference import transformer
-from node.inference.transformer import linear, packed, packs
+from node.inference import matrices
+from node.inference.matrices import linear, packed, packs
 
 OUT, IN = 512, 384
 RANDOM = torch.Generator().manual_seed(0)
@@ -33,6 +33,6 @@ def test_only_large_float32_matrices_on_a_cpu_are_packed(monkeypatch: pytest.Mon
     assert not packs(64 * 64, "cpu", torch.float32)
     assert not packs(OUT * IN, "cpu", torch.bfloat16)
     assert not packs(OUT * IN, "cuda", torch.float32)
-    monkeypatch.setattr(transformer, "_ONEDNN", False)
+    monkeypatch.setattr(matrices, "_ONEDNN", False)
     assert not packs(OUT * IN, "cpu", torch.float32)
     assert torch.equal(linear(X, WEIGHT, BIAS), torch.nn.functional.linear(X, WEIGHT, BIAS))

@@ -17,9 +17,11 @@ from node.inference.model_files import as_bf16
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
 from node.inference.weight_files import weight_files
+from node.recipe.capacity import cache_per_token
 from node.training.learner import Learner
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
+from node.training.sizing import shape_of
 from node.training.world import World, join_world, leave_world
 from protocol.recipe import Recipe
 from tests.node.inference.models import CONFIGURATIONS, transformers_model
@@ -187,3 +189,68 @@ def test_experts_of_four_bits_are_read_as_the_bf16_that_they_stand_for(tmp_path:
     save_file(files | {stack + "_blocks": files[stack + "_blocks"].half()}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="U8"):
         StartWeights(tmp_path).check(parameters)
+
+
+def test_a_language_model_that_was_published_with_eyes_is_read_without_them(tmp_path: Path) -> None:
+    theirs = transformers_model(CONFIGURATIONS["qwen3_5_text"], torch.bfloat16, "sdpa")
+    text = theirs.config.to_dict() | {"tie_word_embeddings": False}
+    config = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 1}, "tie_word_embeddings": False}
+    config |= {"architectures": ["Qwen3_5ForConditionalGeneration"], "eos_token_id": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    own = {name: tensor.detach().clone() for name, tensor in theirs.named_parameters()}
+    published = {name.replace("model.", "model.language_model."): tensor for name, tensor in own.items()}
+    unread = {"model.visual.blocks.0.norm1.weight": torch.ones(4), "mtp.fc.weight": torch.ones(2, 2)}
+    save_file(published | unread, tmp_path / "model.safetensors")
+
+    shell, weights = build_model(tmp_path, "meta"), StartWeights(tmp_path)
+    parameters = dict(shell.named_parameters())
+    assert shell.config.model_type == "qwen3_5_text" and parameters.keys() == own.keys()
+    weights.check(parameters)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in own.items())
+    assert weights.left_out(parameters) == sorted(unread)
+    assert shape_of(tmp_path).parameters == sum(tensor.numel() for tensor in own.values())
+    assert cache_per_token(tmp_path / "config.json") == 2 * 2 * 32 * 4, "of the one layer that attends"
+
+    # What is exported says what it is, and other programs read it so.
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_bytes(as_bf16((tmp_path / "config.json").read_bytes(), own))
+    save_file({name: weights[name] for name in own}, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert exported.dtype == torch.bfloat16
+    assert all(torch.equal(tensor, own[name]) for name, tensor in exported.named_parameters())
+
+    save_file(published | {"model.norm.weight": torch.ones(64)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="one tensor's names"):
+        StartWeights(tmp_path)
+
+
+def test_what_mixtral_and_gemma_publish_is_read_by_the_names_of_the_model(tmp_path: Path) -> None:
+    for kind in ("mixtral", "gemma3"):
+        theirs = transformers_model(
+            CONFIGURATIONS["mixtral" if kind == "mixtral" else "gemma3_text"], torch.bfloat16, "sdpa"
+        )
+        own = {name: tensor.detach().clone() for name, tensor in theirs.named_parameters()}
+        published, said = {}, theirs.config.to_dict()
+        for name, tensor in own.items():
+            place = name.replace(".mlp.", ".block_sparse_moe.")
+            if kind == "gemma3":
+                published[f"language_model.{name}"] = tensor
+            elif name.endswith("gate_up_proj"):
+                for number, one in enumerate(tensor):
+                    for part, half in zip(("w1", "w3"), one.chunk(2), strict=True):
+                        published[place.replace("gate_up_proj", f"{number}.{part}.weight")] = half.clone()
+            elif name.endswith("experts.down_proj"):
+                for number, one in enumerate(tensor):
+                    published[place.replace("down_proj", f"{number}.w2.weight")] = one.clone()
+            else:
+                published[place] = tensor
+        if kind == "gemma3":
+            said = {"model_type": "gemma3", "text_config": said, "vision_config": {"num_hidden_layers": 1}}
+            published["vision_tower.post.weight"] = torch.ones(2)
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        save_file(published, tmp_path / "model.safetensors")
+        parameters, weights = dict(build_model(tmp_path, "meta").named_parameters()), StartWeights(tmp_path)
+        weights.check(parameters)
+        assert parameters.keys() == own.keys() and all(torch.equal(weights[name], one) for name, one in own.items())
+        assert weights.left_out(parameters) == (["vision_tower.post.weight"] if kind == "gemma3" else [])
+        assert shape_of(tmp_path).parameters == pytest.approx(sum(one.numel() for one in own.values()), rel=0.02)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.inference import transformer
+from node.inference import matrices
 from node.inference.errors import EngineError, ModelError
 from node.inference.torch_engine import build_model
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
 
+CLOSE = {"qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5, "qwen3_next": 1e-5}
+"""Where transformers sums in another order; all others are within 1e-6."""
 TOKENS = torch.randint(0, VOCABULARY, (3, 40), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -25,7 +27,7 @@ TOKENS = torch.randint(0, VOCABULARY, (3, 40), generator=torch.Generator().manua
         ("qwen3", "eager", torch.bfloat16),
         *(
             (name, "eager", torch.bfloat16)
-            for name in ("olmo3", "granite", "gemma2", "gemma3_text", "phi3, in part", "gpt_oss")
+            for name in ("olmo3", "granite", "gemma2", "gemma3_text", "phi3, in part", "gpt_oss", "qwen3_5_text")
         ),
     ],
 )
@@ -34,20 +36,20 @@ def test_a_pass_gives_what_transformers_gives(name: str, attention: str, dtype: 
     theirs = transformers_model(CONFIGURATIONS[name], dtype, attention if kernel_of(name) == "sdpa" else "eager")
     model = engine_model(theirs, dtype, attention)
     expected = theirs.base_model(input_ids=torch.tensor(TOKENS)).last_hidden_state
-    whole = model.sequences(TOKENS)
-    assert torch.allclose(whole, expected, atol=1e-6 if dtype == torch.float32 else 1e-2)
+    whole, atol = model.sequences(TOKENS), CLOSE.get(name, 1e-6) if dtype == torch.float32 else 1e-2
+    assert torch.allclose(whole, expected, atol=atol)
 
     cache = model.cache()
     cache.resize(4, 44, 0, 0)
     chunks = [model.chunk(cache, 0, start, [row[start : start + 16] for row in TOKENS]) for start in (0, 16)]
     steps = [model.step(cache, [row[at] for row in TOKENS], [at] * 3)[:, None] for at in range(32, 40)]
-    assert torch.allclose(torch.cat([*chunks, *steps], 1), whole, atol=1e-6 if dtype == torch.float32 else 1e-2)
+    assert torch.allclose(torch.cat([*chunks, *steps], 1), whole, atol=atol)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @torch.no_grad()
 def test_packed_matrices_give_the_same_and_take_other_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(matrices, "_WORTH_A_CALL", 1)
     theirs = transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name))
     model = engine_model(theirs)
     first = model.sequences(TOKENS)
@@ -71,7 +73,7 @@ def test_the_head_gives_the_probabilities_of_transformers(name: str) -> None:
     assert torch.allclose(torch.from_numpy(found), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "smollm3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "smollm3", "gpt_oss", "qwen3_5_text"])
 @torch.inference_mode()
 def test_rows_of_different_lengths_step_together(name: str) -> None:
     model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name)))
@@ -82,11 +84,11 @@ def test_rows_of_different_lengths_step_together(name: str) -> None:
     stepped = model.step(cache, [row[end] for row, end in zip(TOKENS, ends, strict=True)], ends)
     whole = model.sequences(TOKENS)
     expected = torch.stack([states[end] for states, end in zip(whole, ends, strict=True)])
-    assert torch.allclose(stepped, expected, atol=1e-6)
+    assert torch.allclose(stepped, expected, atol=CLOSE.get(name, 1e-6))
 
 
 def test_a_way_to_attend_that_knows_no_windows_is_refused_them() -> None:
-    for name, refused in (("gemma3_text", True), ("gpt_oss", True), ("qwen3", False)):
+    for name, refused in (("gemma3_text", True), ("gpt_oss", True), ("qwen3_5_text", True), ("qwen3", False)):
         model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name)))
         fed, places = torch.tensor(TOKENS[:1]), torch.arange(40)
         with pytest.raises(EngineError, match="cannot be computed this way") if refused else nullcontext():

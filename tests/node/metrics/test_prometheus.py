@@ -23,7 +23,14 @@ FULL = {
     "processes": [{"name": "engine", "restarts": 2}],
     "run": {"step": 3, "steps_total": 100},
     "rest": {"why": "paused", "dropped": 2},
-    "blobs": {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "bytes_looked_at": 9, "oldest_look_seconds": 5},
+    "blobs": {
+        "bytes_written": 7,
+        "damaged": 1,
+        "fetched_again": 1,
+        "not_fetched_again": 0,
+        "bytes_looked_at": 9,
+        "oldest_look_seconds": 5,
+    },
 }
 
 

@@ -574,3 +574,27 @@ async def test_a_cap_below_what_the_run_needs_is_refused_before_a_stake(
     with pytest.raises(PreflightFailed) as caught:
         await check_before_stake(*own)
     assert "[guest] cores = 2: the run asks for 4" in caught.value.why
+
+
+async def test_a_store_too_small_for_the_runs_policies_is_refused_before_a_stake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def spec(*_: object) -> RunSpec:
+        return RunSpec(name="large", environment=EnvironmentSpec(name="sort"))
+
+    monkeypatch.setattr("node.preflight.survey.ask_for_spec", spec)
+    monkeypatch.setattr(RunSpec, "weight_bytes", lambda *_: 10 * GIB)
+    config: Any = NodeConfig(store_quota=20 * GIB, engine_command="none is asked")
+    own = (cast("Any", Unregistered(None)), cast("Any", None), NODE, config, "worker", Hardware(8, 64 * GIB, ()))
+    with pytest.raises(PreflightFailed) as caught:
+        await check_before_stake(*own)
+    assert "store_quota is 21.5 GB" in caught.value.why and "2.3 images" in caught.value.why
+    # What the remedy names is enough, for the doctor's look at the disk as well.
+    room = int(caught.value.remedy.partition("QUOTA=")[2].partition(" ")[0])
+    assert room == int(2.3 * 10 * GIB)
+    told = judge_disk(free=200 * GIB, stored=0, quota=room, image=10 * GIB, place=tmp_path)
+    assert told.level == "ok"
+    told = judge_disk(free=200 * GIB, stored=0, quota=room - 1, image=10 * GIB, place=tmp_path)
+    assert told.level == "failure" and str(room) in told.remedy
+    assert judge_disk(free=20 * GIB, stored=0, quota=room, image=10 * GIB, place=tmp_path).level == "failure"
+    assert judge_disk(free=20 * GIB, stored=10 * GIB, quota=room, image=10 * GIB, place=tmp_path).level != "failure"

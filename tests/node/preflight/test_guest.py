@@ -42,7 +42,7 @@ def needing(monkeypatch: pytest.MonkeyPatch, weights: int, **of_worker: float) -
     [
         ({"cores": 2}, "[guest] cores = 2: the run asks for 4 (requirements.worker.cores)", "set cores = 4"),
         ({"gpu_memory": "8 GiB"}, "[guest] gpu_memory = 8.0 GiB: the run needs at least 11.6", '"11.7 GiB" or more'),
-        ({"disk": "50 GB"}, "[guest] disk = 50 GB: the run needs at least 75.6 GB", 'disk = "75.7 GB" or more'),
+        ({"disk": "30 GB"}, "[guest] disk = 30 GB: the run needs at least 35.9 GB", 'disk = "36.0 GB" or more'),
     ],
 )
 def test_a_cap_below_what_the_run_needs_is_refused_with_what_it_needs(
@@ -53,7 +53,7 @@ def test_a_cap_below_what_the_run_needs_is_refused_with_what_it_needs(
         refuse_guest(config(tmp_path, guest), "worker", CARD, run)
     assert says in caught.value.why and remedy in caught.value.remedy
     # The control: what is told as enough is enough.
-    enough = {"cores": 4, "gpu_memory": "11.7 GiB", "disk": "75.7 GB"}
+    enough = {"cores": 4, "gpu_memory": "11.7 GiB", "disk": "36.0 GB"}
     refuse_guest(config(tmp_path, {name: enough[name] for name in guest}), "worker", CARD, run)
     refuse_guest(config(tmp_path, {}), "worker", CARD, run)
 
@@ -106,14 +106,14 @@ def test_a_learner_takes_what_the_model_needs(tmp_path: Path) -> None:
 
 def test_caps_reach_what_heeds_them(tmp_path: Path) -> None:
     own = config(tmp_path, {"disk": "10 GB", "upload": "1 MB", "gpu_memory": "6 GiB"}, upload_limit=5e6)
-    assert own.quota == (10**10 - DISK_FIXED) * 4 // 7 and own.quota * (1 + 3 / 4) + DISK_FIXED <= 10**10
+    assert own.quota == (10**10 - DISK_FIXED) * 7 // 10 and own.quota * (1 + 1 / 2.3) + DISK_FIXED <= 1.01 * 10**10
     assert (own.upload_rate, own.relay_offer) == (1e6, "off")
     assert own.engine_options == ["--most-gib", "6.0000"]
     assert capped(CARD, own.limits).gpus[0].memory == 6 * GIB
     assert config(tmp_path, {"upload": "1 MB"}, relay="on").relay_offer == "on"
     free = config(tmp_path, {})
     assert (free.quota, free.upload_rate, free.relay_offer, free.engine_options) == (free.store_quota, 0, "auto", [])
-    assert capped(CARD, read_guest({})) is CARD and IMAGES == 7
+    assert capped(CARD, read_guest({})) is CARD and IMAGES == 3.3
 
 
 def test_a_gateway_has_no_limit_and_so_stands_not_beside_one(tmp_path: Path) -> None:

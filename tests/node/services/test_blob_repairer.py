@@ -56,7 +56,7 @@ class Home:
         return root
 
     def mending(self, **times: float) -> BlobRepairer:
-        return BlobRepairer(self.context, self.store.proof, **times)
+        return BlobRepairer(self.context, self.store, **times)
 
 
 async def run(service: BlobRepairer, seconds: float) -> dict[str, Any]:

@@ -410,3 +410,4 @@ def test_of_results_of_tasks_the_newest_of_each_node_stay_and_all_go_with_their_
     for _ in range(-(-(RESULTS + 9) // CLOSED_AT_ONCE)):
         heard.register.close()
     assert not heard.register._works and not heard.register._nodes and not heard.register._slots
+    assert not heard.register._results

@@ -1,5 +1,6 @@
 """The formula of memory beside torch: parameters and kept activations as they are, and what follows from settings."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from node.training.batch import BatchRow
 from node.training.errors import TrainingError
 from node.training.micro_batch import packed
 from node.training.policy_model import PolicyModel
 from node.training.settings import TrainerSettings
 from node.training.sizing import KNOWN, DecoderShape, memory_of_a_rank, shape_of
 from protocol.lora import Lora
+from tests.node.inference.models import CONFIGURATIONS
 from tests.node.training.conftest import made_up_rows
 
 SMALL = DecoderShape(hidden=64, intermediate=96, layers=2, heads=4, key_heads=2, head=16, vocabulary=50)
@@ -37,9 +40,9 @@ def build(kind: str, shape: DecoderShape, dtype: torch.dtype = torch.float32) ->
     return model
 
 
-def kept(model: Any) -> float:
+def kept(model: Any, rows: Sequence[BatchRow] = ()) -> float:
     """Bytes of everything that autograd keeps of a forward pass, weights left out, per token."""
-    batch = packed(sorted(made_up_rows(8), key=lambda row: row.fed), torch.device("cpu"))
+    batch = packed(sorted(rows or made_up_rows(8), key=lambda row: row.fed), torch.device("cpu"))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found: dict[int, torch.Tensor] = {}
 
@@ -64,6 +67,21 @@ def test_parameters_and_kept_activations_are_those_that_torch_has(kind: str, tmp
         assert kept(deep) - kept(shallow) == pytest.approx(shape.kept_per_token(size), rel=0.03)
     shallow.config.to_json_file(tmp_path / "config.json")
     assert shape_of(tmp_path) == shape
+
+
+def test_a_layer_that_remembers_keeps_about_what_is_counted(tmp_path: Path) -> None:
+    """Of samples that fill their chunks: two of 64 tokens."""
+    rows = [BatchRow(0, [1] * 8, [2] * 121, [-1.0] * 121, 0.0, 0)] * 3
+    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
+        found = []
+        for layers in (1, 2):
+            kinds = ["full_attention"] + ["linear_attention"] * layers
+            said = CONFIGURATIONS["qwen3_5_text"].to_dict() | {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+            config = AutoConfig.for_model(**said)
+            found.append(kept(AutoModelForCausalLM.from_config(config, dtype=dtype).eval(), rows))
+        config.to_json_file(tmp_path / "config.json")
+        shape = shape_of(tmp_path)
+        assert shape.recalling == 2 and found[1] - found[0] == pytest.approx(shape.kept_per_token(size), rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from node.blobs.errors import BlobTooLarge, BlobUnavailable
 from node.blobs.store import BlobStore
 from node.state.journal import Journal
 from node.weights.fetch import PolicyFollower
-from node.weights.policy_cache import PolicyCache
+from node.weights.policy_cache import HeldPolicy, PolicyCache
 from node.weights.publish import Publisher, StepWord
 from node.weights.records import PolicyRecords
 from protocol.identity import Address, NodeKey
@@ -175,6 +175,12 @@ class Run:
         for values in self._values.values():
             values += self._random.standard_normal(values.shape) * self._lr / 2
         return {name: bf16_bits(values.astype(np.float32)) for name, values in self._values.items()}
+
+
+def bytes_of(held: HeldPolicy | None) -> bytes:
+    """The whole image of a policy, whatever it rests on."""
+    assert held is not None
+    return encode_image(dict(held.image()))
 
 
 async def until(condition: Callable[[], bool]) -> None:

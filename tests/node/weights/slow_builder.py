@@ -10,12 +10,12 @@ from pathlib import Path
 import trio
 
 from node.blobs.store import BlobStore
-from node.weights import images
+from node.inference import layers
 from protocol.identity import NodeKey
 from protocol.messages import open_envelope
 from tests.node.weights.little_swarm import DOMAIN, POOL, QUOTA, Peer, Wire
 
-honest = images.patched
+honest = layers.patched
 
 
 def slowly(*arguments, **options):
@@ -38,5 +38,5 @@ async def main(directory: Path, announcements: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    images.patched = slowly
+    layers.patched = slowly
     trio.run(main, Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]])

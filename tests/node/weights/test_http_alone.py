@@ -34,7 +34,7 @@ from protocol.run import encode_run
 from protocol.statements import Domain
 from tests.attacks.validators.court import court_run
 from tests.node.chain.conftest import anvil_cache, chain_rpc, connect, deployed, people, profile, settled
-from tests.node.weights.little_swarm import word_of
+from tests.node.weights.little_swarm import bytes_of, word_of
 
 __all__ = ["anvil_cache", "chain_rpc", "connect", "deployed", "people", "profile", "settled"]
 RUN = msgspec.structs.replace(court_run(), recipe=msgspec.structs.replace(court_run().recipe, steps=2))
@@ -135,7 +135,7 @@ async def test_a_gateway_and_the_chain_are_enough(pool) -> None:
     found = await told(pool, await pool.serve(trainer))
     # Older ones may have come first.
     assert (found[-1].step, found[-1].root) == (2, trainer.policy_cache.newest.root)
-    assert found[-1].path.read_bytes() == trainer.policy_cache.newest.path.read_bytes() and not pool.called
+    assert found[-1].path.read_bytes() == bytes_of(trainer.policy_cache.newest) and not pool.called
 
 
 async def test_a_program_of_asyncio_follows_by_http(pool) -> None:

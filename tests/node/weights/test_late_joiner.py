@@ -19,7 +19,7 @@ from protocol.messages import PolicyAnnounced
 from protocol.policy import encode_image
 from protocol.statements import Domain
 from tests.memory_network import MemoryHub, MemoryNetwork
-from tests.node.weights.little_swarm import POOL, QUOTA, RUN_ROOT, until, word_of
+from tests.node.weights.little_swarm import POOL, QUOTA, RUN_ROOT, bytes_of, until, word_of
 from tests.words import Ear
 
 TRAINER, FIRST, SECOND, LATE = (NodeKey(bytes([n]) * 32) for n in (11, 12, 13, 14))
@@ -105,5 +105,5 @@ async def test_a_newcomer_catches_up_though_the_trainer_is_gone_and_the_others_r
         await until(lambda: late.holds(3))
         nursery.cancel_scope.cancel()
     journal.close()
-    assert late.policy_cache.newest is not None and late.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
+    assert late.policy_cache.newest is not None and bytes_of(late.policy_cache.newest) == bytes_of(held)
     assert [policy.step for policy in again[0].policy_cache.held] == [0, 1, 2, 3]

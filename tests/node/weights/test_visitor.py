@@ -21,7 +21,7 @@ class Guest(LightClient):
     """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
 
     def __init__(self, peer: Peer, steps: int) -> None:
-        self._pool, self.peer, self._steps = 7, peer, steps
+        self._pool, self.peer, self._steps, self._directory = 7, peer, steps, peer.directory / "weights"
         self.meanwhile: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         """What happens while a model's files are fetched."""
 
@@ -30,7 +30,8 @@ class Guest(LightClient):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.peer.follower.run)
             run = SimpleNamespace(recipe=SimpleNamespace(steps=self._steps))
-            member = SimpleNamespace(membership=SimpleNamespace(trainer=self.peer.key.address))
+            trainer = SimpleNamespace(trainer=self.peer.key.address)
+            member = SimpleNamespace(stock=SimpleNamespace(store=self.peer.store), membership=trainer)
             yield member, run, self.peer.follower, self.peer.policy_cache
             nursery.cancel_scope.cancel()
 

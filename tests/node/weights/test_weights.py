@@ -1,6 +1,7 @@
 """Publisher and follower together, as trainer and members use them."""
 
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -12,7 +13,9 @@ import trio.testing
 from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.files import is_sound
 from node.blobs.store import BlobStore
-from node.weights import fetch, images, records
+from node.inference import layers
+from node.inference.layers import LayeredImage, PatchFile
+from node.weights import fetch, images
 from node.weights import workshop as workshop_module
 from node.weights.errors import WeightsDiskError
 from node.weights.policy_cache import HeldPolicy
@@ -22,7 +25,7 @@ from protocol.identity import NodeKey
 from protocol.messages import seal
 from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
 from tests.node.weights import little_swarm
-from tests.node.weights.little_swarm import DOMAIN, POOL, disk, until, word_of
+from tests.node.weights.little_swarm import DOMAIN, POOL, bytes_of, disk, until, word_of
 from tests.words import announced as policy_announced
 
 
@@ -44,7 +47,7 @@ async def test_followers_receive_patches_and_hold_the_very_same_bytes(run, origi
             await until(
                 lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
             )
-            assert follower.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
+            assert bytes_of(follower.policy_cache.newest) == bytes_of(held)
         nursery.cancel_scope.cancel()
     assert follower.follower.counts == {"image": 1, "patches": 4}
     assert held.manifest.anchor.step == 0 and len(held.manifest.patches) == 4
@@ -54,9 +57,8 @@ async def test_followers_receive_patches_and_hold_the_very_same_bytes(run, origi
 
 
 async def test_who_comes_late_gets_the_newest_from_the_others_while_the_trainer_is_down(
-    run, origin, peer, wire, monkeypatch
+    run, origin, peer, wire
 ) -> None:
-    monkeypatch.setattr(records, "SOON", 0)  # as if the image were too big to be fetched before the next one comes
     trainer = origin()
     early = peer("early", trainer.key.address)
     async with trio.open_nursery() as nursery:
@@ -72,7 +74,7 @@ async def test_who_comes_late_gets_the_newest_from_the_others_while_the_trainer_
         nursery.start_soon(late.follower.run)
         await until(lambda: late.policy_cache.newest is not None and late.policy_cache.newest.step == 3)
         nursery.cancel_scope.cancel()
-    assert late.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
+    assert bytes_of(late.policy_cache.newest) == bytes_of(held)
     assert late.follower.counts == {"anchor": 1}
     sources = {source for asker, source, _ in wire.log if asker == late.key.address}
     assert sources == {early.key.address}
@@ -115,7 +117,7 @@ async def test_steps_that_are_skipped_are_patched_in_one_go(run, origin, peer) -
             held = await trainer.publish(step, run.step())
         await until(lambda: follower.policy_cache.newest.step == 5)
         nursery.cancel_scope.cancel()
-    assert follower.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
+    assert bytes_of(follower.policy_cache.newest) == bytes_of(held)
 
 
 async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, origin, peer, wire) -> None:
@@ -139,13 +141,13 @@ async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, orig
         wire.held_back[first].set()
         await until(lambda: follower.policy_cache.newest.step == 2)
         nursery.cancel_scope.cancel()
-    assert follower.policy_cache.newest.path.read_bytes() == held[1].path.read_bytes()
+    assert bytes_of(follower.policy_cache.newest) == bytes_of(held[1])
 
 
 # steps that leave the weights as they were
 
 
-async def test_unchanged_weights_are_another_policy_in_the_image_that_is_here(run, origin, peer, wire) -> None:
+async def test_unchanged_weights_are_another_policy_that_rests_on_the_same_image(run, origin, peer, wire) -> None:
     trainer = origin()
     size = len(encode_image(run.step()))
     follower = peer("a", trainer.key.address, keep=2, quota=int(4.5 * size))
@@ -153,20 +155,18 @@ async def test_unchanged_weights_are_another_policy_in_the_image_that_is_here(ru
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.follower.run)
         for step, tensors in enumerate((run.step(), weights, weights, weights, weights)):
-            held = await trainer.publish(step, tensors)
+            await trainer.publish(step, tensors)
             await until(
                 lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
             )
         nursery.cancel_scope.cancel()
-    assert follower.follower.counts == {"image": 1, "patches": 1, "here": 3} and not follower.blamed
-    fetched = [root for asker, _, root in wire.log if asker == follower.key.address]
-    assert len(fetched) == 2, "the first image and the one patch that changes anything"
+    assert follower.follower.counts == {"image": 1, "patches": 4} and not follower.blamed
     helds = follower.policy_cache.held
     assert [policy.step for policy in helds] == [3, 4]
     assert helds[0].root != helds[1].root and helds[0].path == helds[1].path
     for filler in range(8):  # whatever is not pinned goes
         await follower.store.add(bytes([filler]) * size)
-    assert follower.store.path(held.manifest.image_root).read_bytes() == encode_image(weights)
+    assert bytes_of(helds[1]) == encode_image(weights)
     records = PolicyRecords(follower.directory / "weights" / "held").read()
     assert [record.manifest.step for record in records] == [3, 4]
 
@@ -202,35 +202,7 @@ async def test_a_chain_leads_on_over_steps_that_changed_nothing(run, origin, pee
     roots = [held.manifest.patches[0].base_root, *(patch.target_root for patch in held.manifest.patches)]
     assert len(set(roots)) == 5
     assert follower.follower.counts == {"image": 1, "patches": 1}
-    assert follower.policy_cache.newest.path.read_bytes() == held.path.read_bytes()
-
-
-async def test_an_image_that_arrives_with_the_step_before_is_not_built_again(
-    run, origin, peer, wire, monkeypatch
-) -> None:
-    built: list[int] = []
-    honest = workshop_module.build_image
-
-    def build(manifest, *arguments) -> None:
-        built.append(manifest.step)
-        honest(manifest, *arguments)
-
-    monkeypatch.setattr(workshop_module, "build_image", build)
-    async with trio.open_nursery() as nursery:
-        trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
-        trainer.board.muted = True
-        weights = run.step()
-        changed, same = [await trainer.publish(step, weights) for step in (1, 2)]
-        first, second = changed.manifest.patches[-1].root, same.manifest.patches[-1].root
-        wire.held_back[first] = trio.Event()
-        for held in (changed, same):
-            wire.say(held.announcement)
-            await trio.testing.wait_all_tasks_blocked()
-        await until(lambda: follower.store.has(second))
-        wire.held_back[first].set()
-        await until(lambda: follower.policy_cache.newest.step == 2)
-        nursery.cancel_scope.cancel()
-    assert built == [1] and [policy.step for policy in follower.policy_cache.held] == [0, 1, 2]
+    assert bytes_of(follower.policy_cache.newest) == bytes_of(held)
 
 
 async def test_a_restarted_trainer_knows_its_unchanged_steps_apart(run, origin) -> None:
@@ -364,7 +336,7 @@ async def test_a_patch_that_leads_elsewhere_is_blamed_and_avoided(run, origin, p
         info = await trainer.store.add(encode_manifest(bad))
         wire.say(announce(trainer.key, bad, info.root))
         await until(lambda: follower.policy_cache.newest.step == 2)
-        assert follower.policy_cache.newest.path.read_bytes() == good.path.read_bytes()
+        assert bytes_of(follower.policy_cache.newest) == bytes_of(good)
         assert len(follower.blamed) == 1 and follower.follower.counts["image"] == 2
         assert disk(follower.directory) == []
         nursery.cancel_scope.cancel()
@@ -397,7 +369,7 @@ async def test_a_base_that_rotted_on_our_own_disk_is_nobody_elses_fault(run, ori
         path.write_bytes(data)
         good = await trainer.publish(2, run.step())
         await until(lambda: follower.policy_cache.newest.step == 2)
-        assert follower.policy_cache.newest.path.read_bytes() == good.path.read_bytes()
+        assert bytes_of(follower.policy_cache.newest) == bytes_of(good)
         assert not follower.blamed and not follower.store.has(held.manifest.image_root)
         nursery.cancel_scope.cancel()
 
@@ -435,31 +407,22 @@ async def test_an_image_that_rotted_here_is_fetched_again_and_nobody_is_blamed(r
         held = await trainer.publish(0, tensors)
         assert held.manifest.image_root == info.root
         await until(lambda: follower.policy_cache.newest is not None)
-        assert follower.policy_cache.newest.path.read_bytes() == encode_image(tensors) and not follower.blamed
+        assert bytes_of(follower.policy_cache.newest) == encode_image(tensors) and not follower.blamed
         nursery.cancel_scope.cancel()
 
 
-async def test_an_image_that_has_just_arrived_is_not_hashed_twice_and_one_that_was_here_is(
-    run, origin, peer, monkeypatch
-) -> None:
+async def test_an_image_that_has_just_arrived_is_not_hashed_twice(run, origin, peer, monkeypatch) -> None:
     honest, blobs = workshop_module.verify_file, []
 
     def verify(manifest, path, blob=None) -> None:
         blobs.append(blob and blob.root)
         honest(manifest, path, blob)
 
-    for module in (fetch, workshop_module):
-        monkeypatch.setattr(module, "verify_file", verify)
+    monkeypatch.setattr(workshop_module, "verify_file", verify)
     async with trio.open_nursery() as nursery:
-        trainer, follower, held = await published(run, origin, peer, nursery, steps=1)
-        assert blobs == [held.manifest.image_root]
+        _, _, held = await published(run, origin, peer, nursery, steps=1)
         nursery.cancel_scope.cancel()
-    again = peer("a", trainer.key.address)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(again.follower.run)
-        await until(lambda: again.policy_cache.newest is not None)
-        nursery.cancel_scope.cancel()
-    assert blobs == [held.manifest.image_root, None]
+    assert blobs == [held.manifest.image_root]
 
 
 async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer, monkeypatch) -> None:
@@ -471,11 +434,11 @@ async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer,
         tries[0] += 1
         if full[0]:
             raise WeightsDiskError("cannot be written", "No space left on device", "free some")
-        honest(*arguments)
+        return honest(*arguments)
 
     monkeypatch.setattr(workshop_module, "build_image", build)
     async with trio.open_nursery() as nursery:
-        trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
+        trainer, follower, _ = await published(run, partial(origin, anchor_every=1), peer, nursery, steps=1)
         await trainer.publish(1, run.step())
         await until(lambda: tries[0] > 3)
         assert follower.policy_cache.newest.step == 0 and disk(follower.directory) == []
@@ -493,7 +456,7 @@ def test_no_space_while_building_leaves_no_file(run, tmp_path) -> None:
 
     (tmp_path / "out").symlink_to("/dev/full")
     with pytest.raises(WeightsDiskError, match="No space"):
-        images.build_image(manifest, tmp_path / "base", [(patch, path)], tmp_path / "out")
+        images.build_image(layered(tmp_path / "base", patch, path), manifest.tensors, tmp_path / "out")
     assert not (tmp_path / "out").is_symlink()
 
 
@@ -562,16 +525,17 @@ async def test_a_restart_checks_what_it_has_and_says_it_again(run, origin, peer,
         trainer, follower, held = await published(run, origin, peer, nursery, steps=3)
         nursery.cancel_scope.cancel()
     (follower.directory / "weights" / "building" / "half").write_bytes(b"what kill -9 left")
-    spoiled = follower.policy_cache.held[1].path
+    spoiled = follower.store.path(follower.policy_cache.held[2].patches[-1].root)
     spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"!")
     again = peer("a", trainer.key.address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again.follower.run)
         await until(lambda: again.repeated)
         nursery.cancel_scope.cancel()
-    assert [policy.step for policy in again.policy_cache.held] == [0, 2]
-    assert again.policy_cache.newest.root == held.root
-    assert again.repeated[-1] == held.announcement
+    restored = again.policy_cache.held
+    assert [policy.step for policy in restored] == [0, 1] and not again.store.has(held.manifest.patches[-1].root)
+    assert again.repeated == [policy.announcement for policy in restored]
+    assert bytes_of(restored[1]) == bytes_of(follower.policy_cache.held[1])
     assert disk(again.directory) == []
 
 
@@ -598,7 +562,7 @@ async def test_an_image_in_another_safetensors_form_is_published_in_ours(run, or
     save_file(as_torch, tmp_path / "theirs.safetensors")
     trainer = origin()
     held = await trainer.publisher.publish(0, tmp_path / "theirs.safetensors", word_of(trainer.key, 0, tensors))
-    assert held.path.read_bytes() == encode_image(tensors)
+    assert bytes_of(held) == encode_image(tensors)
 
 
 def manifest_for(tensors, step: int = 1):
@@ -606,6 +570,10 @@ def manifest_for(tensors, step: int = 1):
 
     infos = describe_tensors(tensors)
     return PolicyManifest(b"r" * 32, step, policy_root(step, infos), infos, b"i" * 32, image_size(infos))
+
+
+def layered(base, patch, path) -> LayeredImage:
+    return LayeredImage(base, [PatchFile(str(path), patch.base_root, patch.target_root)])
 
 
 def patch_between(directory, before, after):
@@ -659,11 +627,11 @@ def test_work_on_several_threads_keeps_its_order_and_its_errors(monkeypatch) -> 
 
 
 def test_a_big_image_is_patched_by_several_threads_to_the_same_bytes(run, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(images, "PARALLEL_BYTES", 0)
+    monkeypatch.setattr(layers, "PARALLEL_BYTES", 0)
     monkeypatch.setattr(images.os, "cpu_count", lambda: 3)
     before, after = run.step(), run.step()
     patch, path = patch_between(tmp_path, before, after)
-    images.build_image(manifest_for(after), tmp_path / "old", [(patch, path)], tmp_path / "out")
+    images.build_image(layered(tmp_path / "old", patch, path), manifest_for(after).tensors, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == encode_image(after)
     with pytest.raises(images.PatchTooLong):
         infos = [manifest_for(tensors).tensors for tensors in (before, after)]

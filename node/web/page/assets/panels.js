@@ -340,7 +340,7 @@ export function trust(state) {
   say("trust-note", lost.length || doubted.length ? "" : "Nobody has lost a stake, and every validator is believed.");
   const pairs = !audit ? [] : [
     ["Chance that a cheat is seen", audit.power === null ? "no window of steps is complete yet" : `${percent(audit.power)} in one window, if ${percent(audit.cheated_share)} of the groups are forged (wanted ${percent(audit.wanted)})`],
-    ["Recomputed", audit.checked_share === null ? null : `${percent(audit.checked_share)} of the groups`],
+    ["Looked at", audit.checked_share === null ? null : audit.checked_share >= 1 ? "everything: each group was recomputed" : `${percent(audit.checked_share)} of the groups; nobody trains on the others`],
     ["Disputes between validators", audit.disputes.raised === undefined ? null : `${count(audit.disputes.raised)}, open ${count(audit.disputes.open ?? 0)}`],
     ["The trainer", audit.distrust ? make("span", { class: "warn" }, audit.distrust) : "has contradicted itself nowhere"],
     ["Its steps, replayed", audit.audited ? make("span", audit.audited.held < audit.audited.steps ? { class: "warn" } : {}, `${count(audit.audited.held)} of ${count(audit.audited.steps)} audited ones held; the last, step ${count(audit.audited.last_step)}: ${audit.audited.says}, by `, make("span", { class: "mono", title: audit.audited.by }, short(audit.audited.by))) : "none was audited yet"],

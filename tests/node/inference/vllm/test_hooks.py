@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import U16
 from node.inference.errors import EngineError
 from node.inference.vllm.draws import RequestDraw, draw_of, extra_args
 from node.inference.vllm.hooks import NOT_A_NUMBER, ActivationRecorder, Hooks, RowWatch, bf16_bits
@@ -17,7 +16,7 @@ VOCABULARY, HIDDEN = 300, 16
 @pytest.fixture
 def hooks() -> Hooks:
     hooks = Hooks()
-    hooks.use_head(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)), None, load=3)
+    hooks.use_head(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)), None)
     return hooks
 
 
@@ -25,11 +24,11 @@ def rows(count: int) -> torch.Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(2))
 
 
-def taken(recorder: ActivationRecorder, number: int, count: int) -> tuple[np.ndarray, list[int]]:
+def taken(recorder: ActivationRecorder, number: int, count: int) -> np.ndarray:
     """Of a request whose rows are kept whole."""
-    heads, loads = recorder.take(number, count)
+    heads = recorder.take(number, count)
     assert isinstance(heads, np.ndarray)
-    return heads, loads
+    return heads
 
 
 def test_a_request_brings_its_draws_along_bit_for_bit() -> None:
@@ -52,20 +51,14 @@ def test_the_one_choice_that_is_left_is_the_reference_samplers(hooks: Hooks) -> 
         u = draw.uniforms[row % 3 : row % 3 + 1]
         wanted = sampling.choose(before[row : row + 1].numpy(), u, draw.temperature)[0]
         assert int(logits[row].argmax()) == wanted and torch.isinf(logits[row]).sum() == 1
-        kept, loads = _kept(hooks, draw.number, row % 3)
-        assert np.array_equal(kept, bf16_bits(hidden[row])) and loads == 3
+        assert np.array_equal(hooks.recorder._taken[draw.number].rows[-1], bf16_bits(hidden[row]))
     assert torch.equal(logits[::4], before[::4])
-
-
-def _kept(hooks: Hooks, number: int, place: int) -> tuple[U16, int]:
-    taken = hooks.recorder._taken[number]
-    return taken.rows[-1], taken.loads[-1]
 
 
 def test_rows_without_probabilities_are_marked(hooks: Hooks) -> None:
     logits = hooks.logits(torch.full((1, HIDDEN), torch.nan))
     hooks.draw(logits, [0], [RequestDraw(1, 1.0, np.array([0.5]), [])], [0])
-    heads, _ = taken(hooks.recorder, 1, 1)
+    heads = taken(hooks.recorder, 1, 1)
     assert (heads == NOT_A_NUMBER).all()
 
 
@@ -85,12 +78,10 @@ def test_a_request_that_begins_anew_is_recorded_once() -> None:
     recorder = ActivationRecorder()
     row = np.arange(4, dtype=np.uint16)[:, None]
     for place in (0, 0, 1, 2):  # a prompt in two chunks, two tokens more
-        recorder.add([(5, place, None)], row[place : place + 1], load=1)
-    recorder.add(
-        [(5, 1, None), (6, 0, None)], row[[3, 3]], load=2
-    )  # its memory was taken after one token; others run beside it
-    heads, loads = taken(recorder, 5, 2)
-    assert heads[:, 0].tolist() == [0, 3] and loads == [1, 2]
+        recorder.add([(5, place, None)], row[place : place + 1])
+    # its memory was taken after one token; others run beside it
+    recorder.add([(5, 1, None), (6, 0, None)], row[[3, 3]])
+    assert taken(recorder, 5, 2)[:, 0].tolist() == [0, 3]
     with pytest.raises(ValueError, match="1 rows for 2"):
         recorder.take(6, 2)
 
@@ -114,7 +105,7 @@ def test_a_draw_waits_for_the_gpu_once(hooks: Hooks, temperatures: tuple[float, 
     with pretended_cuda() as gpu:
         weight = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1))
         there = Hooks()
-        there.use_head(weight.to("cuda"), None, load=3)
+        there.use_head(weight.to("cuda"), None)
         logits_there = there.logits(hidden.to("cuda"))
         gpu.waits.clear()
         there.draw(logits_there, range(6), draws, [0] * 6)
@@ -126,7 +117,7 @@ def test_a_draw_waits_for_the_gpu_once(hooks: Hooks, temperatures: tuple[float, 
 
 def test_of_several_processes_one_keeps_rows() -> None:
     hooks = Hooks(records=False)
-    hooks.use_head(torch.randn(VOCABULARY, HIDDEN), None, load=1)
+    hooks.use_head(torch.randn(VOCABULARY, HIDDEN), None)
     logits = hooks.logits(rows(1))
     hooks.draw(logits, [0], [RequestDraw(1, 1.0, np.array([0.5]), [])], [0])
     assert torch.isinf(logits).sum() == 1 and not hooks.recorder._taken

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -107,25 +106,6 @@ def test_a_file_that_changed_after_it_was_read_is_not_loaded(engine: Any, model:
     image.path.write_bytes(data)
     with pytest.raises(ModelError, match="was checked"):
         engine.load(weights)
-
-
-def test_a_new_policy_may_come_between_two_tokens(engine: Any, model: Path) -> None:
-    old = engine.read(str(model / "model.safetensors"))
-    asked = requests([4] * 8, 40)
-    alone, request = max(zip(generate(engine, asked, 0.9), asked, strict=True), key=lambda one: len(one[0].output))
-    decoder = engine.decoder(0.9)
-    decoder.submit(request)
-    for _ in range(5):
-        assert decoder.step() == []
-    decoder.swap(shaken(old))
-    done: list[tuple[int, Any]] = []
-    while len(decoder):
-        done += decoder.step()
-    [(_, swapped)] = done
-    assert swapped.swaps == (5,) and alone.swaps == ()
-    assert swapped.output[:5] == alone.output[:5]
-    assert np.array_equal(swapped.heads[:5], alone.heads[:5])
-    assert not np.array_equal(swapped.heads[5], alone.heads[5])
 
 
 def test_an_adapter_computes_as_the_weights_that_it_is_added_to(engine: Any, model: Path) -> None:

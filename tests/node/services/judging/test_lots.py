@@ -8,7 +8,7 @@ import trio
 from node.clock import Clock
 from node.services.judging.lots import OwnLots, pledge_fact
 from node.state.pen import Fence
-from protocol.audit import RATE_ONE, AuditSpec, as_rate, needed_share
+from protocol.audit import RATE_ONE, UNMEASURED_SHARE, AuditSpec, as_rate, needed_share
 from protocol.identity import NodeKey
 from protocol.lots import broken_promise, pack_groups
 from protocol.messages import LotsRevealed
@@ -49,7 +49,7 @@ async def test_a_pledge_stands_before_its_window_and_holds_after_a_restart() -> 
     journal = InlineJournal()
     first = await own_lots(journal, Posted())
     assert [pledge.window for pledge in first.pledges] == [0, 1]
-    assert first.pledges[0].rate == as_rate(needed_share(4 * 32, RUN.audit))  # one file a step
+    assert first.pledges[0].rate == as_rate(UNMEASURED_SHARE) < as_rate(needed_share(4 * 32, RUN.audit))
     again = await own_lots(journal, Posted())
     assert again.pledges == first.pledges
     assert again.draw(ROOT, 3, 10**6, False) == first.draw(ROOT, 3, 10**6, False)
@@ -97,12 +97,18 @@ async def test_secrets_are_told_when_no_file_can_come_any_more_and_prove_the_lot
         nursery.cancel_scope.cancel()
 
 
-async def test_a_busy_validator_keeps_to_its_pledge_and_looks_at_suspects_entirely(monkeypatch) -> None:
+async def test_a_busy_validator_keeps_to_its_pledge_and_looks_at_newcomers_and_suspects_entirely() -> None:
     mine = await own_lots(InlineJournal(), Posted())
+    everything, known = tuple(range(32)), {"verified": 10**6, "suspect": False}
+    assert mine.draw(ROOT, 0, **known).groups == everything and mine.looks() == "looks at everything"
     mine.arrived(ME)
-    mine.worked(groups=1, seconds=10.0)
+    mine.worked(groups=1, seconds=0.1)
+    mine.took(6)
+    lot = mine.draw(ROOT, 0, **known)
+    assert lot.rate == mine.pledges[0].rate < RATE_ONE and set(lot.groups) < set(everything)
+    assert mine.draw(ROOT, 0, verified=10**6, suspect=True).groups == everything
+    assert mine.draw(ROOT, 0, verified=0, suspect=False).groups == everything
+    assert mine.looks() == "is busy: looks at newcomers and suspects whole, at 6% of the others' groups"
     mine.took(50)
-    lot = mine.draw(ROOT, 0, verified=10**6, suspect=False)
-    assert lot.rate == mine.pledges[0].rate < RATE_ONE
-    assert mine.draw(ROOT, 0, verified=10**6, suspect=True).groups == tuple(range(32))
-    assert set(lot.groups) <= set(mine.draw(ROOT, 0, verified=0, suspect=False).groups)
+    assert mine.draw(ROOT, 0, verified=0, suspect=False) == mine.draw(ROOT, 0, verified=9**9, suspect=True) == lot
+    assert mine.looks() == "is behind: looks at 6% of all groups, as it pledged, and at no more"

@@ -6,6 +6,7 @@ doubles. Time jumps: what would be done in a thread is done at once.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import trio
 
 from node.inference.client import EngineChild
+from node.inference.layers import LayeredImage
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request, ShardOrder
 from node.services.certifier import Certifier
 from node.services.judging.judge import Validator
@@ -115,9 +117,9 @@ class Stock:
         await trio.lowlevel.checkpoint()
         return self._blobs / task.spec.assets[number].root
 
-    async def policies(self, task: Task) -> dict[str, Path]:
+    async def policies(self, task: Task) -> dict[str, Any]:
         await trio.lowlevel.checkpoint()
-        return {root: self._blobs / root for root in task.spec.policies}
+        return {root: SimpleNamespace(image=partial(LayeredImage, self._blobs / root)) for root in task.spec.policies}
 
 
 def score_of(number: int, sample: int) -> float:

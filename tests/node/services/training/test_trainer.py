@@ -1,8 +1,10 @@
 """The trainer between verdicts and its spool: doubles for the swarm, the real journal, pool, ledger and spool."""
 
 import json
+import os
+import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,13 @@ import trio
 from node.clock import Clock
 from node.metrics.observer import Observer
 from node.progress import ProgressRecord
+from node.recipe import manifest as manifests
 from node.recipe.batch_log import BatchLog
 from node.recipe.manifest import materialise
 from node.recipe.pool import Selection
 from node.services.chairing import LeadFrom
 from node.services.context import Context
-from node.services.training import feeding
+from node.services.training import feeding, ingest
 from node.services.training.groups import Groups
 from node.services.training.record import StepMetrics
 from node.services.training.trainer import TrainerService
@@ -592,3 +595,58 @@ async def test_a_trainer_could_lead_only_from_a_state_that_is_whole(tmp_path: Pa
     house.spool.write_batch(1, b"under way")
     assert trainer.leading.ready() is None
     journal.close()
+
+
+class Counted:
+    """What the trainer does with disks, threads and files, and not what its doubles do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fsyncs = self.on_loop = 0
+        self.read, self.jobs = Counter[bytes](), Counter[str]()
+        self._loop, self._doubles = threading.get_ident(), False
+        fsync, to_thread, write, decode = os.fsync, trio.to_thread.run_sync, write_whole, ingest.decode
+
+        def counted(descriptor: int) -> None:
+            here = threading.get_ident() == self._loop
+            if not (here and self._doubles):
+                self.fsyncs += 1
+                self.on_loop += here
+            fsync(descriptor)
+
+        async def in_thread(function: Any, *args: Any, **named: Any) -> Any:
+            self.jobs[getattr(function, "__qualname__", "?")] += 1
+            return await to_thread(function, *args, **named)
+
+        def of_double(path: Path, data: bytes) -> None:
+            self._doubles = True
+            try:
+                write(path, data)
+            finally:
+                self._doubles = False
+
+        def decoded(data: bytes, *args: Any) -> RolloutBatch:
+            self.read[data] += 1
+            return decode(data, *args)
+
+        monkeypatch.setattr(os, "fsync", counted)
+        monkeypatch.setattr(trio.to_thread, "run_sync", in_thread)
+        monkeypatch.setattr(sys.modules[__name__], "write_whole", of_double)
+        for module in (ingest, manifests):
+            monkeypatch.setattr(module, "decode", decoded)
+
+
+async def test_a_step_costs_as_many_syncs_jobs_and_readings_however_loaded_the_machine_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time would be the machine's. Looks at the spool, and what they lead to, are as many as there is time for."""
+    house, steps = House(tmp_path / "house", RUN), 2
+    for index in range(2):
+        house.swarm.submit(0, index, VARIED)
+    counted = Counted(monkeypatch)
+    await house.live(until=steps, last=steps, published=steps)
+    assert set(counted.read.values()) == {1} and len(counted.read) == 2, "each file is read and joined once"
+    assert counted.on_loop == 0
+    assert counted.fsyncs <= 8 * (steps + 1), "log, names and batch with their directories, and the record"
+    looks = ("_look", "next_batch", "<lambda>", "_until")
+    jobs = {name: many for name, many in counted.jobs.items() if not name.endswith(looks)}
+    assert sum(jobs.values()) <= 40, jobs
