@@ -32,7 +32,6 @@ log = structlog.get_logger(__name__)
 
 MAX_PEERS = 1024
 """Of whom it is remembered how much they gave."""
-INFO_TIMEOUT = 20.0
 STAGGER = 0.3
 """Seconds between asking one source for the piece list and asking the next one, too."""
 TICK = 0.1
@@ -276,7 +275,7 @@ class Transfer:
             contacts[source].seeking = False
 
     async def _ask_info(self, source: Address) -> None:
-        answer = await self.request(source, wire.AskInfo(self.root), wire.ANSWER_LIMIT, INFO_TIMEOUT)
+        answer = await self.request(source, wire.AskInfo(self.root), wire.ANSWER_LIMIT, 20.0)
         said = msgspec.msgpack.decode(answer, type=wire.HaveInfo)
         # Raises unless the list hashes to the root, so nothing that follows depends on the source's honesty.
         info = decode_info(said.info, self.root)

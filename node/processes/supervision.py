@@ -79,7 +79,7 @@ def _watchdog_seconds(microseconds: str, pid: str) -> float:
     return int(microseconds) / 1e6 if meant and microseconds.isdigit() else 0.0
 
 
-async def give_back_memory() -> None:
+async def give_back_memory(every: float = 300.0) -> None:
     """Every few minutes until cancelled.
 
     Files, images' pieces and the chain's answers pass through blocks of the heap, and what stays for long is cut from
@@ -89,9 +89,8 @@ async def give_back_memory() -> None:
     if trim is None:
         return
     while True:
-        # Seconds. Between files and steps the heap is the largest; what is used again comes back at a page fault for 4
-        # KiB.
-        await trio.sleep(300.0)
+        # Between files and steps the heap is the largest; what is used again comes back at a page fault for 4 KiB.
+        await trio.sleep(every)
         await trio.to_thread.run_sync(trim, 0, abandon_on_cancel=True)
 
 

@@ -26,9 +26,8 @@ async def main():
         if number % 20:  # every twentieth stays, so that no end of the heap comes free
             LIBC.free(ctypes.c_void_p(block))
     before = anonymous()
-    supervision.TRIM_EVERY = 0.2
     with trio.move_on_after(2.0):
-        await supervision.give_back_memory()
+        await supervision.give_back_memory(every=0.2)
     print(before - anonymous())
 
 trio.run(main)

@@ -45,7 +45,7 @@ async def test_what_a_batch_is_made_of_stays_in_a_full_store_until_it_is_made(
     context: Any = SimpleNamespace(blobs=blobs, run=SimpleNamespace(spec=None))
     work = SimpleNamespace(blobs=lambda: iter([(root, SIZE, b"") for root in roots]))
 
-    def read_all(spec: Any, composed: Any, file: Callable[[bytes], bytes], report: Callable[[bytes], bytes]) -> Any:
+    def read_all(spec: Any, composed: Any, file: Callable[[bytes], bytes], *_: Any) -> Any:
         return [file(root) for root in roots]
 
     monkeypatch.setattr(stating, "materialise", read_all)
