@@ -6,9 +6,11 @@ artifacts, so only the changed contract is compiled anew, not the tests. The sou
 
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -270,12 +272,15 @@ def state_of_the_tree() -> str:
     return hashed.hexdigest()
 
 
-def run(forge: Path, environment: Mapping[str, str], folder: Path, only: str = "") -> list[str]:
+def run(
+    forge: Path, environment: Mapping[str, str], folder: Path, only: str = "", minutes: float = math.inf
+) -> list[str]:
     """The names of mutants that live and are not explained. Prints one line for each of them as it is found.
 
-    `only` chooses those with this text in their name.
+    `only` chooses those with this text in their name. After `minutes` none begins; the next run goes on with the rest.
     """
-    memory = Memory(folder.with_suffix(".jsonl"), state_of_the_tree())
+    state, ends = state_of_the_tree(), time.monotonic() + 60 * minutes
+    memory = Memory(folder.with_suffix(".jsonl"), state)
     rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     chosen = [mutant for mutant in everyone() if only in mutant.name]
@@ -287,14 +292,18 @@ def run(forge: Path, environment: Mapping[str, str], folder: Path, only: str = "
         return ["the tests fail without any change"]
     width = os.cpu_count() or 1
     waiting = [mutant for mutant in chosen if memory.known.get(mutant.name, "unknown") == "unknown"]
+    # Where there is no time for all, those of one file must not be all that is tried.
+    waiting.sort(key=lambda one: hashlib.sha256((state + one.name).encode()).digest())
     shares = [waiting[i::width] for i in range(width)]
     with ThreadPoolExecutor(width) as pool:
-        jobs = [(forge, environment, folder / str(i), share, memory) for i, share in enumerate(shares)]
+        jobs = [(forge, environment, folder / str(i), share, memory, ends) for i, share in enumerate(shares)]
         for found in [pool.submit(_try, *job) for job in jobs]:
             found.result()
-    fates = [(mutant, memory.known[mutant.name]) for mutant in chosen]
-    for file in dict.fromkeys(mutant.file for mutant in chosen):
+    fates = [(mutant, memory.known[mutant.name]) for mutant in chosen if mutant.name in memory.known]
+    for file in dict.fromkeys(mutant.file for mutant, _ in fates):
         _report(file, [(mutant, fate) for mutant, fate in fates if mutant.file == file])
+    if left := len(chosen) - len(fates):
+        print(f"{left} of {len(chosen)} mutants were not tried yet: python -m contracts.verify mutants tries them all")
     living = {mutant.name for mutant, fate in fates if fate in ("lives", "unknown")}
     return sorted(living - EXPLAINED.keys())
 
@@ -312,10 +321,14 @@ def _report(file: str, fates: list[tuple[Mutant, str]]) -> None:
     print(f"{file}: {len(fates)} mutants: {said}")
 
 
-def _try(forge: Path, environment: Mapping[str, str], folder: Path, mutants: list[Mutant], memory: Memory) -> None:
+def _try(
+    forge: Path, environment: Mapping[str, str], folder: Path, mutants: list[Mutant], memory: Memory, ends: float
+) -> None:
     """Notes what becomes of each: `invalid` (no program, or the same one), `killed`, `lives`, `unknown` (`Unended`)."""
     with _Compiler() as compiler:
         for mutant in mutants:
+            if time.monotonic() > ends:
+                return
             fate = _fate(forge, environment, folder, mutant, compiler)
             if fate in ("lives", "unknown"):
                 print(f"{fate}, explained:" if mutant.name in EXPLAINED else f"{fate}:", mutant.name, flush=True)

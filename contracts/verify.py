@@ -1,12 +1,14 @@
 """All checks of the contracts: `python -m contracts.verify [build|forge|slither|mutants ...]`, by default all four.
 
-`--only TEXT` tries those mutants whose name has the text in it: `verify mutants --only "Pools.sol: terms."`.
+`--only TEXT` tries those mutants whose name has the text in it: `verify mutants --only "Pools.sol: terms."`. Beside the
+other checks mutants have a few minutes, and the next run goes on with the rest; `verify mutants` tries all of them.
 
 Knows the tools and installs them where they are missing: forge from npm's lock file in `forge/`, slither into a
 virtual environment of its own in `.tools/`. What each check finds is its own business.
 """
 
 import argparse
+import math
 import os
 import platform
 import re
@@ -26,6 +28,8 @@ TOOLS = HERE / ".tools"
 # 0.11.6 cannot read the transient re-entrancy guard, and goes blind for contracts that inherit it: ours use storage
 SLITHER = "slither-analyzer==0.11.6"
 SECONDS = 1800
+USUAL_MINUTES = 4.0
+"""For mutants beside the other checks. All of them take half an hour of two quiet cores."""
 CALLS = re.compile(r"^\| Crowd +\| (\w+) +\| (\d+) +\| (\d+) +\| (\d+) +\|$", re.MULTILINE)
 """A row of forge's table: name, calls, reverts, discards."""
 _PACKAGES = {
@@ -130,10 +134,10 @@ def _find_slither() -> Path:
     return binary
 
 
-def check_mutants(only: str = "") -> None:
+def check_mutants(only: str = "", minutes: float = math.inf) -> None:
     """Every small change to the money paths is noticed by a Solidity test, or explained. `only`: part of its name."""
     forge = find_forge()
-    survivors = mutants.run(forge, environment(forge), TOOLS / "mutants", only)
+    survivors = mutants.run(forge, environment(forge), TOOLS / "mutants", only, minutes)
     if survivors:
         raise CheckFailed(
             f"{len(survivors)} mutants live", "\n".join(survivors), "write the test that kills them, or explain them"
@@ -152,8 +156,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m contracts.verify", description="Checks the contracts.")
     parser.add_argument("checks", nargs="*", choices=[*CHECKS, []], help="which ones; all by default")
     parser.add_argument("--only", metavar="TEXT", default="", help="only mutants with this text in their name")
+    parser.add_argument("--minutes", type=float, help="for mutants: all of them where they are named, else 4 minutes")
     args = parser.parse_args()
-    checks = CHECKS | {"mutants": lambda: check_mutants(args.only)}
+    usual = math.inf if args.only or "mutants" in args.checks else USUAL_MINUTES
+    minutes = usual if args.minutes is None else args.minutes
+    checks = CHECKS | {"mutants": lambda: check_mutants(args.only, minutes)}
     for name in args.checks or checks:
         try:
             checks[name]()

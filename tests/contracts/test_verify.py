@@ -1,5 +1,6 @@
 """The Solidity tests, a few runs of each; and that a call of the crowd's which never goes through is no proof."""
 
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,15 @@ def test_a_trial_of_mutants_that_was_interrupted_goes_on_in_the_same_tree(tmp_pa
     assert mutants.Memory(path, "a tree").known == {mutant.name: "killed"}
     assert mutants.Memory(path, "another tree").known == {}
     assert mutants.state_of_the_tree() == mutants.state_of_the_tree() != ""
+
+
+def test_mutants_have_minutes_beside_other_checks_and_all_the_time_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[str, float]] = []
+    monkeypatch.setattr(verify, "check_mutants", lambda only, minutes: given.append((only, minutes)))
+    monkeypatch.setattr(verify, "CHECKS", {"mutants": None})
+    for arguments in ([], ["mutants"], ["mutants", "--minutes", "7"], ["--only", "Chair.sol"]):
+        monkeypatch.setattr("sys.argv", ["verify", *arguments])
+        assert verify.main() == 0
+    assert given == [("", verify.USUAL_MINUTES), ("", math.inf), ("", 7.0), ("Chair.sol", math.inf)]
