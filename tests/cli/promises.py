@@ -35,9 +35,11 @@ class Seen(msgspec.Struct, frozen=True):
     roots: frozenset[str]
 
     def spans(self) -> set[str]:
-        """How the sentences tell a time: one that is a parameter, or until a second that a log names."""
+        """How the sentences tell a time: one that is a parameter, or until a second that a log names. They were said
+        some seconds before the block that they are held against."""
         found: set[str] = set()
-        for seconds in {number - self.now for number in self.numbers} | self.numbers:
+        left = {number - self.now + before for number in self.numbers for before in range(10)}
+        for seconds in left | self.numbers:
             if 0 < seconds < 400 * 86_400:
                 found |= {duration(seconds), f"{seconds / 3600:g} h", f"{seconds // 86_400} days"}
         return found
