@@ -163,12 +163,13 @@ class BlobStore:
         files.adopt(temporary, self._complete / info.root.hex(), info, synced=synced)
 
     async def take_whole(self, info: BlobInfo, data: memoryview) -> bool:
-        """A small blob that a peer sent in one go; whether it is what its list says. Raises StoreFull, BlobTooLarge."""
+        """A small blob that a peer sent in one go; whether it is what its list says. Raises StoreFull."""
         with self.room.arriving(info.root, info.size) as temporary:
             final = self._complete / info.root.hex()
             if not await self._in_thread(files.adopt_bytes, data, temporary, final, info):
                 return False
             self.room.complete[info.root] = info.size
+            self._wrote(info.size)
         return True
 
     def has(self, root: bytes) -> bool:

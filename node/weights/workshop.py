@@ -208,6 +208,8 @@ async def written_out(policy: HeldPolicy, store: BlobStore, directory: Path) -> 
     if not await store.whole(root):
         work = directory / f"{os.urandom(8).hex()}.image"
         with store.holding(policy.blobs):
+            # Before the work: whoever asks a gateway again and again would have it made for nothing each time.
+            store.room.make(root, policy.manifest.image_size)
             try:
                 info = await trio.to_thread.run_sync(lambda: build_image(policy.image(), policy.manifest.tensors, work))
                 await store.add(work, move=True, known=info, synced=False)

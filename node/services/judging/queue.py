@@ -85,7 +85,7 @@ class InspectionQueue:
             return True
         over = trio.Event()
         self._nursery.start_soon(self._look, author, look, over)
-        # Authors. Beside their looks and the one that is waited for, an engine has a thread left
+        # Two authors: beside their looks and the one that is waited for, an engine has a thread left
         # (node.inference.process).
         with trio.move_on_after(self._patience if len(self._behind) < 2 else math.inf):
             await over.wait()

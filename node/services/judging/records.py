@@ -77,8 +77,8 @@ class WorkerRecords:
 
     def heard(self, validator: Address, node: Address, level: int, verifier: str) -> None:
         """What another validator says of a worker, looking with one class of engine."""
-        # Workers of whom one other validator said something, and its classes of engines: it crowds out its own word
-        # only.
+        # Bounds of what one other validator says, on how many workers and in how many classes of engines: it crowds out
+        # its own word only.
         workers = self._others.setdefault(validator, BoundedDict(2048, refresh=True))
         workers[node] = told = workers.get(node, BoundedDict(8, refresh=True))
         told[verifier] = level

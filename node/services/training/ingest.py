@@ -95,7 +95,7 @@ class Ingest:
         self._asked: set[WorkId] = set()
         self._asked_of: BoundedDict[Address, float] = BoundedDict(remembered, refresh=True)
         self._questions = TokenBucket(*QUESTIONS)
-        self._joining = trio.CapacityLimiter(4)  # of them in memory, each with its reports
+        self._joining = trio.CapacityLimiter(4)  # files in memory, each with its reports
         self._looked_at: set[WorkId] = set()
         self._taken: set[WorkId] = set()
         self._lacking: dict[WorkId, Lacking] = {}

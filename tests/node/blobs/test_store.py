@@ -160,8 +160,9 @@ async def test_the_loop_waits_for_no_disk_and_only_what_nobody_else_has_is_synce
     assert await cost(store.add(b"ours, and small")) == 2, "bytes and directory"
     assert await cost(store.add(source)) == 3, "and the list of a large one"
     assert await cost(store.add(source, move=True, synced=False)) == 0, "made again from base and patches"
-    data = b"fetched in one go"
+    data, written = b"fetched in one go", store.written
     assert await cost(store.take_whole(describe(data), memoryview(data))) == 0
+    assert store.written == written + len(data)
     fetched = os.urandom(2 * PIECE)
     partial = await store.open_partial(describe(fetched, PIECE))
     assert await cost(partial.write(0, fetched), store.finish(partial)) == 0
