@@ -6,7 +6,7 @@ is refused by name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -100,6 +100,7 @@ class Architecture:
 
 
 _QWEN_DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+_WIDTH_OF_ALL = ExpertParts(width="intermediate_size")
 _OLMO = Architecture(norms=AFTER, gain=Gain.PRODUCT, whole_norms=True, wide_positions=True)
 ARCHITECTURES = {
     "llama": Architecture(),
@@ -110,13 +111,16 @@ ARCHITECTURES = {
         gain=Gain.PRODUCT, sinks=True, experts=ExpertParts(router="router", width="intermediate_size", clamped=True)
     ),
     "mistral": Architecture(),
-    "mixtral": Architecture(experts=ExpertParts(width="intermediate_size")),
+    "mixtral": Architecture(experts=_WIDTH_OF_ALL),
     "ministral": Architecture(),
     "smollm3": Architecture(),
     "granite": Architecture(),
+    "seed_oss": Architecture(),
     "phi3": Architecture(fused=True),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
+    "olmoe": Architecture(whole_norms=True, experts=_WIDTH_OF_ALL),
+    "flex_olmo": replace(_OLMO, experts=_WIDTH_OF_ALL),
     "gemma2": Architecture(norms=AROUND, gain=Gain.ONE_MORE, caps=True, root_scale=True),
     "gemma3_text": Architecture(norms=AROUND, gain=Gain.ONE_MORE, root_scale=True),
     "qwen3_next": Architecture(
@@ -181,6 +185,8 @@ def unsupported(config: Any) -> str | None:
         return "a model in which no layer attends is not supported"
     if getattr(config, "use_bidirectional_attention", None):
         return "attention to what comes later is not supported"
+    if getattr(config, "clip_qkv", None) is not None:
+        return "queries, keys and values that are clipped are not supported"
     # A family whose row has no caps would be computed without this one, silently: other logits than the model's own.
     if logit_cap(config) is None and getattr(config, "final_logit_softcapping", None):
         return f"logits of {config.model_type} are capped, which is not supported"

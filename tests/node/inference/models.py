@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FlexOlmoConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
@@ -17,6 +18,7 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
@@ -25,6 +27,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -91,6 +94,9 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
     ),
     "olmo2": Olmo2Config(**_SIZES),
     "olmo3": Olmo3Config(**_SIZES, sliding_window=7, layer_types=_MIXED),
+    "olmoe": OlmoeConfig(**_SIZES, num_experts=6, num_experts_per_tok=2, pad_token_id=0),
+    "flex_olmo": FlexOlmoConfig(**_SIZES, num_experts=6, num_experts_per_tok=2, pad_token_id=0),
+    "seed_oss": SeedOssConfig(**_SIZES, head_dim=32, residual_dropout=0.1, pad_token_id=0),
     "granite": GraniteConfig(
         **_SIZES,
         attention_multiplier=0.1,

@@ -19,7 +19,7 @@ from protocol.routing import Routing, load_of, objection
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
 from tests.pretended_cuda import pretended_cuda
 
-NAMES = ["qwen3_moe", "qwen3_moe, in part", "gpt_oss", "glm4_moe", "qwen3_next"]
+NAMES = ["qwen3_moe", "qwen3_moe, in part", "gpt_oss", "glm4_moe", "qwen3_next", "olmoe"]
 END = frozenset({0})
 
 

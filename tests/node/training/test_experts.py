@@ -51,7 +51,7 @@ def model(name: str = "qwen3_moe") -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe, in part", "gpt_oss", "glm4_moe", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe, in part", "gpt_oss", "glm4_moe", "qwen3_next", "flex_olmo"])
 def test_log_probabilities_are_the_engines_with_the_experts_on_record(name: str) -> None:
     theirs = model(name)
     engine, policy = engine_model(theirs), PolicyModel(theirs, 1.0, logit_cells=7 * VOCABULARY)
