@@ -1,7 +1,7 @@
 """Every cheat and several lying validators in live swarms: real daemons, libp2p, contracts on a local chain.
 
     python -m benchmarks.live_attacks [--cheats a,b,..] [--liars a,b,..] [--validators 3] [--per-swarm 4]
-                                      [--steps 8] [--quick] [--json FILE] [--resume] [--work DIR]
+                                      [--steps 8] [--seed 0] [--quick] [--json FILE] [--resume] [--work DIR]
 
 Each swarm is a demo (`intellect-node demo --validators N --cheat .. --liar ..`) with a trainer, two honest workers and
 several cheats at once, or with one validator that lies, is killed or freezes. What came of it is read from the nodes'
@@ -61,13 +61,15 @@ def main() -> None:
     parser.add_argument("--validators", type=int, default=3)
     parser.add_argument("--per-swarm", type=int, default=4, help="cheats that take part at the same time")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of start model, training and keys")
     parser.add_argument("--resume", action="store_true", help="play only what the JSON file does not have yet")
     parser.add_argument("--work", type=Path, default=WORK)
     a = parser.parse_args()
     names = _asked(a.cheats, list(cheats()), QUICK if a.quick else None)
     lies = _asked(a.liars, [*liars(), *SIGNALS], ("false-accuser", "killed") if a.quick else None)
-    run = prepare(a.work, a.steps)
+    run = prepare(a.work, a.steps, a.seed)
     table: dict[str, Any] = {
+        "seed": a.seed,
         "validators": a.validators,
         "quorum": quorum_of(a.validators),
         "cheats": [],
@@ -80,13 +82,13 @@ def main() -> None:
     wanted = [name for name in chosen(names, cheats(), "cheat") if cheats()[name] not in played_before]
     swarms = [wanted[first : first + a.per_swarm] for first in range(0, len(wanted), a.per_swarm)]
     for number, some in enumerate(swarms, start=len(table["swarms"])):
-        played = play(a.work / f"cheats-{number}", run["plain"], a.validators, some)
+        played = play(a.work / f"cheats-{number}", run["plain"], a.validators, some, seed=a.seed)
         table["cheats"] += [cheat_row(played, part) for part in played.cast if part.role == "worker" and part.cheat]
         table["swarms"].append(swarm_row(played))
         save(a.json, table)
     lies = [lie for lie in lies if lie not in {row["lie"] for row in table["liars"]}]
     for lie in lies:
-        played = play(a.work / f"liar-{lie}", run["windows"], a.validators, BESIDE, lie)
+        played = play(a.work / f"liar-{lie}", run["windows"], a.validators, BESIDE, lie, seed=a.seed)
         table["liars"].append(liar_row(played, lie) | swarm_row(played))
         save(a.json, table)
     print("\n" + cheats_table(table) + "\n\n" + liars_table(table))
@@ -132,13 +134,13 @@ class Onlooker(PlainView):
         super().show(snapshot)
 
 
-def prepare(work: Path, steps: int) -> dict[str, Path]:
+def prepare(work: Path, steps: int, seed: int = 0) -> dict[str, Path]:
     """The start model, taught once, and the demo's run with it: as it is, and with short audit windows."""
     work.mkdir(parents=True, exist_ok=True)
     model = (work / "model").resolve()
     if not model.exists():
         subprocess.run(
-            [sys.executable, "-m", "node.training.warmstart", "--out", str(model), "--seed", "0"], check=True
+            [sys.executable, "-m", "node.training.warmstart", "--out", str(model), "--seed", str(seed)], check=True
         )
     run = load_run_file(OWN_RUN)
     recipe = msgspec.structs.replace(run.recipe, steps=steps, target_reward=None)
@@ -153,11 +155,11 @@ def prepare(work: Path, steps: int) -> dict[str, Path]:
     return paths
 
 
-def play(directory: Path, run: Path, validators: int, some: Sequence[str], lie: str = "") -> Played:
+def play(directory: Path, run: Path, validators: int, some: Sequence[str], lie: str = "", *, seed: int = 0) -> Played:
     """One swarm from its first process to its last."""
     print(f"\n{directory.name}: {', '.join(some)}", flush=True)
     lies = (lie,) if lie in liars() else ()
-    options = DemoOptions(directory, HONEST, validators, tuple(some), lies, run_file=run)
+    options = DemoOptions(directory, HONEST, validators, tuple(some), lies, run_file=run, seed=seed)
     view = Onlooker(_trouble(lie, cast(options)))
     began, finished = time.monotonic(), False
 
