@@ -13,6 +13,7 @@ installed into --trl (once) and computes with this environment's torch and trans
 killed run goes on.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -155,20 +156,36 @@ def install(folder: Path) -> Path:
     return folder
 
 
-def play(side: Side, start: Start, scratch: Path, rival: Path) -> Curve:
-    def spent() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
+def adopt() -> None:
+    """Orphans below become this process's children (Linux): else what a killed daemon's engine took is nobody's."""
+    set_child_subreaper = 36  # linux/prctl.h
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
+
+def spent() -> float:
+    """CPU seconds of all processes below, once they have ended."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.1)
+        except ChildProcessError:
+            break
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def play(side: Side, start: Start, scratch: Path, rival: Path) -> Curve:
     folder = scratch / f"{start.task}-{start.seed}-{side}"
-    cpu, wall, evaluating = spent(), time.monotonic(), 0.0
+    cpu, began, evaluating = spent(), time.monotonic(), 0.0
     if side == "trl":
         rewards, evaluating = trl(start, folder, rival)
     else:
         rewards = desk(start, folder) if side == "desk" else swarm(start, folder)
     if len(rewards) != start.steps + 1:
         raise SystemExit(f"{folder} ended after step {len(rewards) - 1} of {start.steps}")
-    return Curve(start.task, side, start.seed, rewards, spent() - cpu - evaluating, time.monotonic() - wall)
+    wall = time.monotonic() - began
+    return Curve(start.task, side, start.seed, rewards, spent() - cpu - evaluating, wall)
 
 
 def report(curves: Sequence[Curve]) -> None:
@@ -210,6 +227,7 @@ def main() -> None:
         played = [msgspec.json.decode(line, type=Curve) for line in given.resume.read_bytes().splitlines()]
     done = {(one.task, one.side, one.seed) for one in played if len(one.rewards) == given.steps + 1}
     starts: dict[tuple[Task, int], Start] = {}
+    adopt()
     with tempfile.TemporaryDirectory(prefix="curves-") as name:
         for one in wanted:
             if (one.task, one.side, one.seed) in done:
