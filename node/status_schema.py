@@ -399,7 +399,7 @@ class BadStepPart(msgspec.Struct, frozen=True):
     held_by: int = 0
 
 
-class AuditedPart(msgspec.Struct, frozen=True):
+class StepVerdictsPart(msgspec.Struct, frozen=True):
     """The trainer's steps that validators audited. held: of `steps`; owing: draws without a verdict."""
 
     last_step: int | None = None
@@ -412,15 +412,15 @@ class AuditedPart(msgspec.Struct, frozen=True):
     bad: list[BadStepPart] = []
 
 
-class TrustPart(msgspec.Struct, frozen=True):
+class LeaderPart(msgspec.Struct, frozen=True):
     """Whether this node takes its trainer's word, and why not; refused: words that count for nothing, by message and
-    why."""
+    why; step_verdicts: on its steps."""
 
     trusted: bool = True
     why: str = ""
     evidence: int = 0
     refused: dict[str, int] = {}
-    audited: AuditedPart = AuditedPart()
+    step_verdicts: StepVerdictsPart = StepVerdictsPart()
 
 
 class WorkerUsesPart(msgspec.Struct):
@@ -462,20 +462,21 @@ class UsesPart(msgspec.Struct, frozen=True):
     seats: dict[str, dict[str, dict[str, int]]] = {}
 
 
-class AuditingPart(msgspec.Struct, frozen=True):
-    """This node's own audits. pledged: share of the trainer's steps, None for a node without lots."""
+class StepAuditsPart(msgspec.Struct, frozen=True):
+    """This node's own audits of its trainer's steps. pledged: share of them, None for a node without lots; why_not:
+    why it makes none; undecided: why the last one without an outcome has none."""
 
     pledged: float | None = None
     why_not: str = ""
-    audits: dict[str, int] = {}
+    by_outcome: dict[str, int] = {}
     undecided: str = ""
 
 
-class BenchPart(msgspec.Struct, frozen=True):
-    """A validator that is alive."""
+class ValidatorPart(msgspec.Struct, frozen=True):
+    """A validator that is alive. inactive: files are decided without it."""
 
     address: str
-    silent: bool = False
+    inactive: bool = False
     believed: bool = True
 
 
@@ -487,17 +488,19 @@ class QuarantinedPart(msgspec.Struct, frozen=True):
     evidence: int = 0
 
 
-class TablePart(msgspec.Struct, frozen=True):
-    """Tables of earnings. tabled_before: the first epoch that this validator tables; posted: how many; waiting: what
-    one waits for, or nothing."""
+class EarningsTablePart(msgspec.Struct, frozen=True):
+    """What a validator does for earnings. certified: works that its roots name; tabled_before: the first epoch that it
+    tables; posted: how many tables; waiting: what one waits for, or nothing."""
 
+    certified: int = 0
     tabled_before: int = 0
     posted: int = 0
     waiting: str = ""
 
 
-class AuditPart(msgspec.Struct, frozen=True):
-    """power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in `window`."""
+class ValidatorAuditsPart(msgspec.Struct, frozen=True):
+    """What the pool's validators look at, and find of each other. peers: others' verdicts that this one looked at, by
+    outcome. power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in `window`."""
 
     window: int = 0
     trust: str = "verified"
@@ -508,13 +511,10 @@ class AuditPart(msgspec.Struct, frozen=True):
     pledged_share: float = 0.0
     pledged_power: float = 0.0
     groups_per_worker: int = 0
-    validators: list[BenchPart] = []
+    validators: list[ValidatorPart] = []
     quarantined: list[QuarantinedPart] = []
     peers: dict[str, int] = {}
-    earnings: TablePart | None = None
-    certified: int = 0
     lots: dict[str, int] = {}
-    trainer: TrustPart = TrustPart()
     disputes: dict[str, int] = {}
 
 
@@ -571,11 +571,11 @@ class ContributionsPart(msgspec.Struct, frozen=True):
     recent: list[DecisionPart] = []
 
 
-class ShownPart(msgspec.Struct, frozen=True):
-    """A trainer's checkpoints for auditors: bytes by step, and the steps for which there was no room."""
+class CheckpointsPart(msgspec.Struct, frozen=True):
+    """A trainer's checkpoints for auditors, and the steps for which there was no room."""
 
-    checkpoints: dict[str, int] = {}
-    checkpoints_without_room: list[int] = []
+    bytes_by_step: dict[str, int] = {}
+    without_room: list[int] = []
 
 
 class EnginePart(msgspec.Struct, frozen=True):
@@ -686,9 +686,11 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     contributions: ContributionsPart | None = None
     pretraining: PretrainingPart | None = None
     verdicts: VerdictsPart | None = None
-    audit: AuditPart | None = None
-    trainer: ShownPart | None = None
-    auditing: AuditingPart | None = None
+    validator_audits: ValidatorAuditsPart | None = None
+    step_audits: StepAuditsPart | None = None
+    leader: LeaderPart | None = None
+    checkpoints: CheckpointsPart | None = None
+    earnings_table: EarningsTablePart | None = None
     uses: UsesPart | None = None
     chair: ChairPart | None = None
     tasks: TasksPart = TasksPart()

@@ -86,7 +86,7 @@ class Certifier(Service):
         return place.certifying
 
     def status(self) -> dict[str, Any]:
-        return {"audit": {"certified": self.certified}}
+        return {"earnings_table": {"certified": self.certified}}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -268,7 +268,7 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         assert (
             (status["engine"] is None) if role == "trainer" else status["engine"]["seconds_by_work"] == {"rollout": 1.2}
         )
-        assert status["audit"]["quarantined"] == []
+        assert status["validator_audits"]["quarantined"] == []
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -337,7 +337,7 @@ def test_sections_are_joined_field_by_field_and_row_by_row() -> None:
         ({"mood": {}}, "mood"),
         ({"node": {"mood": "good"}}, "node.mood"),
         ({"processes": [{"name": "engine", "mood": "good"}]}, "processes.mood"),
-        ({"audit": {"trainer": {"audited": {"bad": [{"step": 3, "mood": 1}]}}}}, "audit.trainer.audited.bad.mood"),
+        ({"leader": {"step_verdicts": {"bad": [{"step": 3, "mood": 1}]}}}, "leader.step_verdicts.bad.mood"),
     ],
 )
 def test_a_service_that_says_what_no_reader_could_find_is_told_so(said: dict[str, Any], what: str) -> None:

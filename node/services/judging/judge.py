@@ -421,7 +421,7 @@ class Validator(Service):
             "skipped": self.outcomes["skipped"],
             "recent": [{**row, "seconds_ago": round(now - at, 1)} for at, row in self.recent],
         }
-        return {"verdicts": verdicts, "audit": {"peers": self._peer_audit.status()}}
+        return {"verdicts": verdicts, "validator_audits": {"peers": self._peer_audit.status()}}
 
     def beat(self) -> dict[str, Any]:
         return {"rate": round(self.rate.per_second, 1), "lots": self.own_lots.pledges}

@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from node.status_schema import (
-    AuditedPart,
     ContributionPart,
     DecisionPart,
+    LeaderPart,
     MemberPart,
     PhasePart,
     RunPart,
     StakePart,
+    StepVerdictsPart,
     WorkerUsesPart,
     WorkPart,
 )
@@ -208,10 +209,9 @@ def _slashes(status: Status, _: Ago) -> list[dict[str, Any]]:
 
 
 def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
-    audit = status.audit
+    audit, leader = status.validator_audits, status.leader or LeaderPart()
     if audit is None:
         return None
-    trainer = audit.trainer
     return {
         **_numbers(audit, "power", "cheated_share", "checked_share"),
         "wanted": number(audit.power_wanted),
@@ -219,12 +219,12 @@ def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
         "quarantined": [
             {"address": words(one.address, 42), "why": words(one.why)} for one in audit.quarantined[:RECENT]
         ],
-        "distrust": "" if trainer.trusted else words(trainer.why) or "it contradicted itself",
-        "audited": _audited(trainer.audited),
+        "distrust": "" if leader.trusted else words(leader.why) or "it contradicted itself",
+        "audited": _audited(leader.step_verdicts),
     }
 
 
-def _audited(steps: AuditedPart) -> dict[str, Any] | None:
+def _audited(steps: StepVerdictsPart) -> dict[str, Any] | None:
     """Of the trainer's steps, what audits found; None before the first."""
     if not steps.steps:
         return None

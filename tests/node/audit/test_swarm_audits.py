@@ -208,7 +208,7 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
             assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
             assert one.verdict.work == work_id(one.statement.commitment(TRAINER.address)), "the Court reads it as any"
         await bench.until(lambda: bench.trainer.jury.state.steps.status().steps == 2)  # after the board
-        await bench.until(lambda: bench.audits[0].status()["auditing"].audits["held"] == 2)
+        await bench.until(lambda: bench.audits[0].status()["step_audits"].by_outcome["held"] == 2)
         shown = bench.trainer.jury.state.steps.status()
         assert (shown.last_step, shown.held, shown.last_says) == (1, 2, "held")
         assert not bench.audits[2].counts and not bench.audits[2]._begun
@@ -347,9 +347,9 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
         await bench.until(lambda: bench.said() == [(0, VerdictOutcome.ACCEPT, 0)])
         assert not bench.trainer.jury.state.distrust
-        assert not bench.audits[0].status()["auditing"].why_not
+        assert not bench.audits[0].status()["step_audits"].why_not
         bench.seats[0].jury.state.policies.newest_step = 2 + step_auditor.MOST_REPLAYED + 1  # and no checkpoint since
-        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"].why_not
+        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["step_audits"].why_not
         nursery.cancel_scope.cancel()
 
 

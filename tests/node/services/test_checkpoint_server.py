@@ -102,7 +102,7 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     await place.showing.look()
     assert await place.fill(named, 30_000) == set(), "the manifest of step 1 begins before the oldest one"
     assert place.store.has(place.said[1].root)
-    assert place.showing.status()["trainer"].checkpoints == {"2": 100}
+    assert place.showing.status()["checkpoints"].bytes_by_step == {"2": 100}
 
 
 async def test_a_disk_that_fills_while_a_checkpoint_is_copied_costs_its_offer_and_nothing_else(
@@ -156,7 +156,7 @@ async def test_what_past_audits_need_gives_way_to_new_checkpoints_where_the_stor
         place.announce(step, bytes(32))
         await place.showing.look()
     assert [one.step for one in place.said] == list(range(1, 9))
-    assert list(place.showing.status()["trainer"].checkpoints) == ["6", "7", "8"]
+    assert list(place.showing.status()["checkpoints"].bytes_by_step) == ["6", "7", "8"]
     assert len(place.troubles) == 1 and "more disk" in place.troubles[0]
 
 

@@ -491,7 +491,7 @@ async def test_nothing_is_signed_beyond_what_is_funded_and_everybody_has_a_share
         world.make(world.workers[1], 20)
         await trio.sleep(1100)
         assert world.paid() == {WORKERS[0].address: 56, WORKERS[1].address: 4}
-        assert "40 units are certified" in world.validators[0].tabling.status()["audit"]["earnings"].waiting
+        assert "40 units are certified" in world.validators[0].tabling.status()["earnings_table"]["waiting"]
         assert "of what waited its newest table paid 20%" in world.workers[1].settling.status()["pay"].warnings[-1]
         world.chain.fund(1000)
         world.read_until = 0.0

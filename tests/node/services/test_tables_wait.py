@@ -47,7 +47,7 @@ async def test_a_table_is_paid_once_it_counts_and_the_next_one_is_made_on_it(aut
         assert {one.state for one in pay.epochs} == {"waiting"}
         counts_at = world.chain.told[-1].counts_at
         assert pay.waiting_until == counts_at and {one.claimable_at for one in pay.epochs} == {counts_at}
-        assert "waits until" in world.validators[0].tabling.status()["audit"]["earnings"].waiting
+        assert "waits until" in world.validators[0].tabling.status()["earnings_table"]["waiting"]
         world.make(worker, 5)
         await trio.sleep_until(counts_at - START + 120)
         assert world.paid() == {WORKERS[0].address: 42}

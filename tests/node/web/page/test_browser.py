@@ -135,7 +135,7 @@ async def test_names_that_members_chose_are_text(chromium: Chromium, tmp_path: P
     told["contributions"]["by_reason"] = {HOSTILE: 3}
     told["slashed"][0] |= {"reason": HOSTILE, "transaction": HOSTILE}
     told["run"]["name"] = told["node"]["engine"] = HOSTILE
-    told["audit"]["quarantined"] = [{"address": HOSTILE, "why": HOSTILE}]
+    told["validator_audits"]["quarantined"] = [{"address": HOSTILE, "why": HOSTILE}]
     told["pay"]["warnings"] = [HOSTILE]
     told["events"] = [{"at": 1.79e9, "name": HOSTILE, "text": HOSTILE}]
     swarm.changes = told
@@ -252,7 +252,7 @@ async def test_a_node_that_has_just_started_says_what_it_waits_for(chromium: Chr
     swarm = Swarm()
     phase = {"name": "stake", "text": "looking whether a stake answers for it", "since_seconds": 3.0, "progress": None}
     swarm.changes = {"node": {"role": "", "state": "starting", "phase": phase}, "run": {"step": -1}, "swarm": []}
-    swarm.changes |= dict.fromkeys(("training", "contributions", "audit", "pay")) | {"events": []}
+    swarm.changes |= dict.fromkeys(("training", "contributions", "validator_audits", "leader", "pay")) | {"events": []}
     async with visit(chromium, swarm, tmp_path) as tab:
         await tab.says("headline", "looking whether a stake answers for it")
         assert tab.complaints == []
