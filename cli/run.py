@@ -507,14 +507,14 @@ def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[
             f"{run.recipe.steps} steps of {run.recipe.updates_per_step} updates, staleness up to "
             f"{run.recipe.max_staleness}",
         ),
-        *_rows_of_seats(run, facts.parameters),
+        *_rows_of_replicas(run, facts.parameters),
         ("filters", _filters(run)),
         ("lengths", f"targets {list(run.length_budget.targets)}" if run.length_budget.targets else "no budgets"),
         ("engines", ", ".join(run.verification.admitted)),
     ]
 
 
-def _rows_of_seats(run: "RunSpec", parameters: int) -> list[tuple[str, str]]:
+def _rows_of_replicas(run: "RunSpec", parameters: int) -> list[tuple[str, str]]:
     from cli.pretraining import exchange_row
 
     if run.diloco is None:

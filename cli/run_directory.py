@@ -270,8 +270,8 @@ def assemble(
     """
     import msgspec
 
+    from node.local.replicas import LocalReplicas
     from node.local.rollouts import LocalRun
-    from node.local.seats import LocalSeats
     from node.metrics.observer import open_observer
     from node.processes.forkserver import ForkServer
     from node.processes.launch import ENGINE, LEARNER, fork_or_launch
@@ -282,7 +282,7 @@ def assemble(
     kind: Callable[..., LocalRun] = LocalRun
     if compiled.spec.diloco is not None:
         _refuse_machines(means)
-        kind = partial(LocalSeats, peers=home.read_peers())
+        kind = partial(LocalReplicas, peers=home.read_peers())
     spool = Spool(home.spool, means.settings.milestones)
     observer = open_observer(compiled.spec, home.directory, means.sinks, spool.answers_path)
     # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest cuts.

@@ -234,7 +234,7 @@ def _training(status: DaemonStatus) -> Iterator[str]:
     if rounds is not None and rounds.rounds:
         yield rounds_of(rounds)
         inside = sum(peer.inside for peer in rounds.peers)
-        own = f"; this node has seat {rounds.seat}" if rounds.seat >= 0 else ""
+        own = f"; this node has replica {rounds.replica_id}" if rounds.replica_id >= 0 else ""
         waiting = f", and {rounds.queued_rollouts} accepted rollouts wait" if own and rounds.of_rollouts else ""
         yield f"{inside} other members have contributed to the round that runs{own}{waiting}"
         if training and training.reward_eval:

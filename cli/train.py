@@ -119,7 +119,7 @@ def command(
     The same run file and seed give the same curve. A run file with [pretraining] learns from text instead. Where it has
     [diloco], --peers trainers learn by themselves and meet once a round.
     """
-    from cli.resume import Wishes, begin, go_on, must_hold_a_run
+    from cli.resume import RunOverrides, begin, go_on, must_hold_a_run
     from cli.run import require_training
     from cli.run_directory import RunDirectory, TrainingMeans, quiet_children
     from cli.trainer import how_the_others_come, words_of
@@ -136,9 +136,9 @@ def command(
     words = tuple(f"{name}={value}" for name, value in short.items() if value is not None)
     if adapter is not None:
         words += (f"adapter={json.dumps(whole(adapter, 'model', Path.cwd()))}",)
-    wishes = Wishes(sets=(*words, *(sets or ())), async_level=async_level, peers=peers)
+    overrides = RunOverrides(sets=(*words, *(sets or ())), async_level=async_level, peers=peers)
     # Of a run that goes on the file must say what it said: words are put into what was begun.
-    run_file = load_run_file(run, () if resume else wishes.sets) if run else None
+    run_file = load_run_file(run, () if resume else overrides.sets) if run else None
     name = run_file.name if run_file else name_of(pair[1]) if pair else ""
     home = RunDirectory((directory or Path("runs") / _safe(name)).resolve())
     if resume:
@@ -147,13 +147,13 @@ def command(
     # Two programs that write into one spool would make two runs of one name.
     with home.hold():
         if resume:
-            compiled, level = go_on(home, run_file, run, wishes)
+            compiled, level = go_on(home, run_file, run, overrides)
         else:
             begun = load_run_file(run) if run else None
             if run is None or run_file is None:
                 assert pair is not None
-                run, run_file = home.begun_file, written(*pair, name, wishes.sets)
-            compiled, level = begin(home, run_file, run, wishes, fresh=fresh, begun=begun)
+                run, run_file = home.begun_file, written(*pair, name, overrides.sets)
+            compiled, level = begin(home, run_file, run, overrides, fresh=fresh, begun=begun)
         with quiet_children(home.log) as (out, err):
             view = TrainJsonView(out) if as_json else ProgressView(err, compiled)
             if means.settings.nodes > 1:
@@ -343,7 +343,7 @@ class ProgressView(TrainView):
 
 def numbers_of(record: dict[str, Any]) -> str:
     """'reward 0.42  eval 0.40  entropy 0.31  grad 0.8  stale 1.0  5,100 tok/s'"""
-    if "outer_root" in record and "seats" not in record:
+    if "outer_root" in record and "replicas" not in record:
         return pretraining.numbers_of(record)
     parts: list[str] = []
     for name, label, form in (

@@ -121,7 +121,7 @@ class LightClient:
         # No buffer: what is not taken yet may be overtaken, and the newest is asked for only then.
         send, receive = trio.open_memory_channel[PolicySnapshot](0)
         async with self._visiting(newest=True) as (member, run, follower, policy_cache), trio.open_nursery() as nursery:
-            store, places = member.stock.store, self._directory / "building"
+            store, places = member.blob_service.store, self._directory / "building"
 
             async def tell() -> None:
                 known, told = after, ExitStack()
@@ -167,7 +167,7 @@ class LightClient:
                 run = await self._run(member, root)
                 check_announced(run)
                 # One is enough: a light client hands nothing on, so there is nobody for whom it would keep older ones.
-                policy_cache = PolicyCache(1, member.stock.store)
+                policy_cache = PolicyCache(1, member.blob_service.store)
                 jury = Jury(member.board, member.membership, run, member.pool, journal=None)
                 follower = self._follower(member, policy_cache, root, jury, image_limit(run), newest=newest)
                 nursery.start_soon(jury.run)
@@ -275,7 +275,7 @@ class LightClient:
             jury.facts,
             jury.state.policies,
             member.blobs,
-            member.stock.store,
+            member.blob_service.store,
             policy_cache,
             run_root,
             lambda author: [author, *member.membership.addresses()],

@@ -322,8 +322,8 @@ class TrainingPart(msgspec.Struct, frozen=True):
     memory: str = ""
     invalidated_files: int = 0
     values: ValuesPart | None = None
-    judging: dict[str, int] = {}
-    teaching: dict[str, int] = {}
+    label_queue: dict[str, int] = {}
+    teacher_queue: dict[str, int] = {}
 
 
 class PeerPart(msgspec.Struct, frozen=True):
@@ -331,13 +331,13 @@ class PeerPart(msgspec.Struct, frozen=True):
     one that this node knows of that round, None where it knows none."""
 
     address: str
-    seat: int = -1
+    replica_id: int = -1
     round: int = -1
     inside: bool = msgspec.field(default=False, name="in")
     equal: bool | None = None
 
 
-class ReplicasPart(msgspec.Struct, frozen=True):
+class OuterStatesPart(msgspec.Struct, frozen=True):
     """equal: members whose outer state is this node's, itself among them; of: those that can be compared."""
 
     equal: int = 0
@@ -362,10 +362,10 @@ class PretrainingPart(msgspec.Struct, frozen=True):
     of_rollouts: bool = False
     queued_rollouts: int = 0
     contributions: int | None = None
-    replicas: ReplicasPart = ReplicasPart()
+    outer_states: OuterStatesPart = OuterStatesPart()
     peers: list[PeerPart] = []
     losses: list[tuple[int, float]] = []
-    seat: int = -1
+    replica_id: int = -1
     training: bool = False
     cuts_signed: int = 0
 
@@ -450,8 +450,8 @@ class LeftOutPart(msgspec.Struct, frozen=True):
 
 class UsesPart(msgspec.Struct, frozen=True):
     """dropped: workers whose due files the trainer leaves out again and again; passed_over: due works in a row, by
-    worker, and longest, the most of them; left_out: the newest works; seats: what each trainer used of whose, and left
-    out, by seat and address."""
+    worker, and longest, the most of them; left_out: the newest works; replicas: what each trainer used of whose, and
+    left out, by replica and address."""
 
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0
@@ -459,7 +459,7 @@ class UsesPart(msgspec.Struct, frozen=True):
     passed_over: dict[str, int] = {}
     longest: int = 0
     left_out: list[LeftOutPart] = []
-    seats: dict[str, dict[str, dict[str, int]]] = {}
+    replicas: dict[str, dict[str, dict[str, int]]] = {}
 
 
 class StepAuditsPart(msgspec.Struct, frozen=True):
@@ -500,7 +500,8 @@ class EarningsTablePart(msgspec.Struct, frozen=True):
 
 class ValidatorAuditsPart(msgspec.Struct, frozen=True):
     """What the pool's validators look at, and find of each other. peers: others' verdicts that this one looked at, by
-    outcome. power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in `window`."""
+    outcome. power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in
+    `window`."""
 
     window: int = 0
     trust: str = "verified"

@@ -100,9 +100,9 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     finished: the run is over (trainer only); reward: the mean of the last held-back evaluations (trainer only;
     all along, not only at the end: every page draws a curve of it);
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
-    pledges for this window and the next ones. Of a run that pre-trains: seat: whose rows it learns from, -1 for none;
-    outer: the state root with which its round (policy_step) begins, 32 bytes or none. version: of its program, as a
-    package names it; nothing is decided by it.
+    pledges for this window and the next ones. Of a run that pre-trains: replica_id: whose rows it learns from, -1 for
+    none; outer: the state root with which its round (policy_step) begins, 32 bytes or none. version: of its program, as
+    a package names it; nothing is decided by it.
 
     What the trainer's queue lacks is not said. Workers see that no policy comes; a number with stale groups and groups
     without signal in it would tell them less.
@@ -123,7 +123,7 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     gateway: str = ""
     lots: tuple[LotPledge, ...] = ()
     also: tuple[str, ...] = ()
-    seat: int = -1
+    replica_id: int = -1
     outer: bytes = b""
     version: str = ""
 
@@ -146,8 +146,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
         # NaN is not ordered, and JSON has no word for it: pages and sums would break far from here.
         if not (math.isfinite(self.rate) and math.isfinite(self.reward or 0.0)):
             return "the rate or the reward is no number"
-        if not -1 <= self.seat < MAX_CUT or len(self.outer) not in (0, 32):
-            return "the seat or the outer state's root is out of bounds"
+        if not -1 <= self.replica_id < MAX_CUT or len(self.outer) not in (0, 32):
+            return "the replica or the outer state's root is out of bounds"
         if max(len(self.state), len(self.role)) > 64 or len(self.engine) > MAX_CLASS:
             return "a text is too long"
         if len(self.contact) > MAX_CONTACT or len(self.gateway) > MAX_GATEWAY or len(self.version) > MAX_VERSION:

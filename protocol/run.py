@@ -421,23 +421,23 @@ class RunSpec(RunSections, frozen=True):
         return sum(asset.size for asset in own if asset.path.endswith(".safetensors"))
 
     @property
-    def seats(self) -> int:
+    def replicas(self) -> int:
         """Trainers that share out the rollouts of a round; 0 in a run without rounds, or with text."""
         return self.diloco.max_contributions if self.diloco is not None and self.pretraining is None else 0
 
     @property
     def files_per_policy(self) -> int:
-        """Files of rollouts that are learnt from for each policy: in a step, or by all seats in a round."""
-        if self.diloco is None or not self.seats:
+        """Files of rollouts that are learnt from for each policy: in a step, or by all replicas in a round."""
+        if self.diloco is None or not self.replicas:
             return self.rollout.files_per_step
-        problems = self.seats * self.diloco.inner_steps * self.rollout.prompts_per_step
+        problems = self.replicas * self.diloco.inner_steps * self.rollout.prompts_per_step
         # an eighth more where there are shares, which are never exactly full
-        return -(-problems * (9 if self.seats > 1 else 8) // (8 * self.rollout.prompts_per_file))
+        return -(-problems * (9 if self.replicas > 1 else 8) // (8 * self.rollout.prompts_per_file))
 
     @property
     def rollouts_per_batch(self) -> int:
         """Of an inner step; 0 where it learns from text."""
-        return self.rollout.prompts_per_step * self.rollout.group_size if self.seats else 0
+        return self.rollout.prompts_per_step * self.rollout.group_size if self.replicas else 0
 
     @property
     def waits_for_tasks(self) -> bool:

@@ -63,7 +63,7 @@ class TeacherQueue:
     @property
     def files(self) -> list[TeacherRequest]:
         """Those that wait, the freshest policy first."""
-        return sorted(self._files.values(), key=lambda lesson: -lesson.step)
+        return sorted(self._files.values(), key=lambda request: -request.step)
 
     def put(self, groups: Iterable[Group]) -> None:
         """More groups, each of which knows its origin; the stalest file gives way where there are too many."""
@@ -78,15 +78,15 @@ class TeacherQueue:
         """A work is rejected after all, or used up elsewhere."""
         self._files.pop(name, None)
 
-    def give_up(self, lesson: TeacherRequest, why: str = "too_late") -> None:
-        self.forget(lesson.name)
-        self.counts[why] += len(lesson.groups)
+    def give_up(self, request: TeacherRequest, why: str = "too_late") -> None:
+        self.forget(request.name)
+        self.counts[why] += len(request.groups)
 
-    def settle(self, lesson: TeacherRequest, taught: Taught, named: JudgedTask) -> None:
+    def settle(self, request: TeacherRequest, taught: Taught, named: JudgedTask) -> None:
         """The result of the task `named` on a file is accepted. Raises MalformedManifest for one that is not about its
         groups."""
-        groups = [with_teacher(group, taught) for group in lesson.groups]
-        self.forget(lesson.name)
+        groups = [with_teacher(group, taught) for group in request.groups]
+        self.forget(request.name)
         self.counts["taught"] += len(groups)
         self._taken_in([_named(group, named) for group in groups])
 

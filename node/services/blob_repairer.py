@@ -46,7 +46,7 @@ class BlobRepairer(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.member.stock.store)
+        return cls(place.context, place.member.blob_service.store)
 
     async def run(self) -> None:
         self._proof.follow(self._handle)

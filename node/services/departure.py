@@ -1,8 +1,8 @@
 """A node that leaves with everything that it has earned: it takes no new work, waits until tables have it, claims, and
 ends.
 
-The wish stands in the journal, so a daemon that is started again goes on with it. Whoever leaves at once instead ends
-the daemon: what is in a table then can still be claimed by anybody.
+The request stands in the journal, so a daemon that is started again goes on with it. Whoever leaves at once instead
+ends the daemon: what is in a table then can still be claimed by anybody.
 """
 
 from typing import Any, Self

@@ -71,7 +71,7 @@ class PolicySync(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.policies, place.context, place.member.stock.exchange, place.rest)
+        return cls(place.policies, place.context, place.member.blob_service.exchange, place.rest)
 
     async def run(self) -> None:
         """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyIndex`)."""

@@ -15,7 +15,7 @@ from node.services.context import Context, manifest_of
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.workplace import Dropped, Workplace, usage_of
-from node.swarm.batch_usage import BatchUsage, SeatBook
+from node.swarm.batch_usage import BatchUsage, ReplicaUsage
 from node.swarm.facts import PolicyFollowed, Undone, WorkTouched
 from node.swarm.vote_set import FileState
 from protocol.errors import IntellectError
@@ -23,7 +23,7 @@ from protocol.manifest import BatchManifest
 from protocol.messages import MAX_CUT, AcceptedList, PolicyAnnounced
 
 log = structlog.get_logger()
-B = TypeVar("B", bound=BatchUsage | SeatBook)
+B = TypeVar("B", bound=BatchUsage | ReplicaUsage)
 
 
 class _Counting(Service, Generic[B]):
@@ -123,13 +123,13 @@ class UsageTracker(_Counting[BatchUsage]):
                 self._dropped.send_nowait((statement, f"due files left out for later ones of others: {named}"))
 
 
-class SeatTracing(_Counting[SeatBook]):
+class ReplicaUsageTracker(_Counting[ReplicaUsage]):
     """Of a run with several trainers."""
 
     def __init__(self, context: Context, rounds: Rounds, batches: Batches) -> None:
         super().__init__(context)
         self._rounds, self._batches = rounds, batches
-        self.book = SeatBook(context.run.spec.seats, context.run.spec.recipe.max_staleness)
+        self.book = ReplicaUsage(context.run.spec.replicas, context.run.spec.recipe.max_staleness)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

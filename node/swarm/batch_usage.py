@@ -19,7 +19,7 @@ from node.swarm.register import RegisteredWork, WorkId
 from protocol.identity import Address
 from protocol.manifest import FED, ComposedBatch, UsedWork, batch_order, lot_of, work_order
 from protocol.messages import AcceptedList
-from protocol.seats import share
+from protocol.replicas import share
 
 KEPT = 8192
 """Accepted works that no manifest has named yet."""
@@ -265,17 +265,17 @@ class BatchUsage(_Counted):
         return UsesPart(self._told(), unread, list(self.dropped()), passed, self.longest, left)
 
 
-class SeatBook(_Counted):
-    """The same of a run with several trainers, seat by seat: what each made of its shares (protocol.seats). A work that
-    a round deals to a seat was left out by it if this node held it accepted when the round began, and the seat learnt
-    from something older; another seat may have it in the next round. Nobody signs what was due, so this accuses
-    nobody."""
+class ReplicaUsage(_Counted):
+    """The same of a run with several trainers, replica by replica: what each made of its shares (protocol.replicas). A
+    work that a round deals to a replica was left out by it if this node held it accepted when the round began, and the
+    replica learnt from something older; another replica may have it in the next round. Nobody signs what was due, so
+    this accuses nobody."""
 
-    def __init__(self, seats: int, max_staleness: int) -> None:
+    def __init__(self, replicas: int, max_staleness: int) -> None:
         super().__init__()
-        self._seats, self._max_staleness = seats, max_staleness
+        self._replicas, self._max_staleness = replicas, max_staleness
         self._due: tuple[bytes, frozenset[WorkId]] = b"", frozenset()
-        self.seats: dict[int, BoundedDict[Address, WorkerUsesPart]] = {}
+        self.replicas: dict[int, BoundedDict[Address, WorkerUsesPart]] = {}
 
     def begun(self, outer: bytes) -> None:
         """A round begins at the state root `outer`: it deals what waits."""
@@ -287,37 +287,37 @@ class SeatBook(_Counted):
         for batch in batches:
             for work in batch.works:
                 id = work.name(batch.pool)
-                seat = share(outer, id, self._seats)
+                replica_id = share(outer, id, self._replicas)
                 if any(work.used):
-                    oldest[seat] = min(oldest.get(seat, work.policy_step), work.policy_step)
-                self._used(id, work, seat)
+                    oldest[replica_id] = min(oldest.get(replica_id, work.policy_step), work.policy_step)
+                self._used(id, work, replica_id)
         due = self._due[1] if self._due[0] == outer else frozenset[WorkId]()
         for id, one in list(self._waiting.items()):
-            seat = share(outer, id, self._seats)
-            if id in due and one.step > oldest.get(seat, one.step):
+            replica_id = share(outer, id, self._replicas)
+            if id in due and one.step > oldest.get(replica_id, one.step):
                 self._of(one.node).left_out += 1
-                self._at(seat, one.node).left_out += 1
+                self._at(replica_id, one.node).left_out += 1
             if round_ + 1 - one.step > self._max_staleness:
                 self._of(one.node).stale += 1
                 self._settle(id)
 
-    def _used(self, id: WorkId, work: UsedWork, seat: int) -> None:
+    def _used(self, id: WorkId, work: UsedWork, replica_id: int) -> None:
         if id in self._done:
             return  # a part of its groups, before
         if id not in self._waiting:
             self._of(work.author).accepted += 1  # the quorum that let it into the cut heard of its verdicts first
-        for uses in (self._of(work.author), self._at(seat, work.author)):
+        for uses in (self._of(work.author), self._at(replica_id, work.author)):
             _use(uses, work)
         self._settle(id)
 
-    def _at(self, seat: int, node: Address) -> WorkerUsesPart:
-        return self.seats.setdefault(seat, BoundedDict(1024)).setdefault(node, WorkerUsesPart())
+    def _at(self, replica_id: int, node: Address) -> WorkerUsesPart:
+        return self.replicas.setdefault(replica_id, BoundedDict(1024)).setdefault(node, WorkerUsesPart())
 
     def status(self, unread: int = 0) -> UsesPart:
         """unread: manifests that could not be had."""
         told = ("used", "flat", "left_out")
-        seats: dict[str, dict[str, dict[str, int]]] = {
-            str(seat): {node: {name: getattr(uses, name) for name in told} for node, uses in of.items()}
-            for seat, of in sorted(self.seats.items())
+        replicas: dict[str, dict[str, dict[str, int]]] = {
+            str(replica_id): {node: {name: getattr(uses, name) for name in told} for node, uses in of.items()}
+            for replica_id, of in sorted(self.replicas.items())
         }
-        return UsesPart(self._told(), unread, seats=seats)
+        return UsesPart(self._told(), unread, replicas=replicas)

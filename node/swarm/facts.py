@@ -165,7 +165,7 @@ class RunTold(Fact, frozen=True):
 class PeerTold(Fact, frozen=True):
     """Of a run with rounds: which rows a peer learns from, and with which outer state its round begins."""
 
-    seat: int
+    replica_id: int
     round: int
     outer: bytes
     keep: ClassVar[int] = 1

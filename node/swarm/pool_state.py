@@ -279,8 +279,8 @@ class PoolState:
         beat, author = signed.message, signed.author
         if author == self._membership.trainer:
             self._tell(RunTold(author, beat.finished, beat.policy_step, beat.reward))
-        if beat.seat >= 0 or beat.outer:
-            self._tell(PeerTold(author, beat.seat, beat.policy_step, beat.outer))
+        if beat.replica_id >= 0 or beat.outer:
+            self._tell(PeerTold(author, beat.replica_id, beat.policy_step, beat.outer))
         if self._membership.is_validator(author):
             self.works.punish(self.lots.beat(signed))
             if self._held:

@@ -254,7 +254,7 @@ def main() -> None:
         sys.exit(f"which validator? one of: {', '.join(known)}")
     kind = known[sys.argv.pop(1)]
     place = next(one for one in (Validator, RoundCloser) if issubclass(kind, one))
-    for roles in (daemon.ROLES, daemon.PRETRAINING_ROLES, daemon.SEAT_ROLES):
+    for roles in (daemon.ROLES, daemon.PRETRAINING_ROLES, daemon.REPLICA_ROLES):
         roles["validator"] = tuple(kind if one is place else one for one in roles["validator"])
     sys.exit(run_program(sys.argv[1:]))
 

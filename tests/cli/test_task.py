@@ -55,9 +55,9 @@ class Trainer(socketserver.ThreadingUnixStreamServer):
         self.folders: list[TaskFolder] = []
         self.told: list[dict[str, Any]] = []
 
-    def offer(self, wish: dict[str, Any]) -> str:
-        self.told.append(wish)
-        spec = msgspec.structs.replace(msgspec.convert(wish["spec"], TaskSpec), policy=POLICY, step=3)
+    def offer(self, request: dict[str, Any]) -> str:
+        self.told.append(request)
+        spec = msgspec.structs.replace(msgspec.convert(request["spec"], TaskSpec), policy=POLICY, step=3)
         encoded = encode_task(spec)
         folder = TaskFolder(self.directory / "tasks" / task_id(encoded).hex())
         folder.create(encoded)

@@ -18,7 +18,7 @@ from contracts.bindings import PoolInfo
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
-from node.daemon import ROLES, SEAT_ROLES, Services
+from node.daemon import REPLICA_ROLES, ROLES, Services
 from node.hardware import Hardware
 from node.member import open_member
 from node.processes.forkserver import Anew
@@ -244,8 +244,8 @@ async def test_several_trainers_of_rollouts_have_roles_of_their_own(
 ) -> None:
     run = msgspec.structs.replace(RUN, diloco=Diloco())
     async with workplace(role, tmp_path, run) as place:
-        found = (await crew_of(place, SEAT_ROLES)).names
-        assert "usage-tracker" in found, "what each seat used is counted at every node"
+        found = (await crew_of(place, REPLICA_ROLES)).names
+        assert "usage-tracker" in found, "what each replica used is counted at every node"
         assert [one for one in found if one not in (*EVERYBODY_ELSE, "usage-tracker")] == names
 
 

@@ -37,7 +37,7 @@ from node.state.tally import LifetimeCounters
 from node.swarm.facts import PolicyFollowed
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.vote_set import FileState
-from node.tasks.recomputed import TaskMeans
+from node.tasks.recomputed import TaskRuntime
 from node.tasks.task_inputs import TaskInputs
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
@@ -86,7 +86,7 @@ class Validator(Service):
         court: OnChainCourt,
         scratch: Path,
         tally: LifetimeCounters | None = None,
-        stock: TaskInputs | None = None,
+        task_inputs: TaskInputs | None = None,
         lots: OwnLots | None = None,
         *,
         certifying: Certifier,
@@ -94,11 +94,11 @@ class Validator(Service):
         self._context = context
         self._engine = engine
         self._policies = policies
-        self._stock = stock
+        self._task_inputs = task_inputs
         self._scratch = scratch
         self._audit = context.run.spec.audit
-        means = None if stock is None else TaskMeans(stock, engine, scratch, checking=True)
-        self._recomputing = Recomputing(means, self._audit.logprob_tolerance)
+        runtime = None if task_inputs is None else TaskRuntime(task_inputs, engine, scratch, checking=True)
+        self._recomputing = Recomputing(runtime, self._audit.logprob_tolerance)
         self._register = context.state.register
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
         self._records = WorkerRecords(context.run.spec.verification.decision, context.journal)
@@ -119,7 +119,7 @@ class Validator(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        own = (place.scratch, place.tally, place.stock, place.own_lots)
+        own = (place.scratch, place.tally, place.task_inputs, place.own_lots)
         given = (place.context, place.engine, place.policies, place.chain, *own)
         return cls(*given, certifying=place.certifying)
 
@@ -251,7 +251,7 @@ class Validator(Service):
         found = await self._inspect(work, path, lot)
         seconds = self._context.clock.monotonic() - started
         # A contribution beside rollouts says nothing of how long these take.
-        if work.is_sampled or not self._context.run.spec.seats:
+        if work.is_sampled or not self._context.run.spec.replicas:
             self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
         # The first check that fails would call a copy a wrong identity; the register knows whose it is.
@@ -321,8 +321,8 @@ class Validator(Service):
 
     async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """What the file was made from: a policy, or a task and the policy that it names."""
-        if work.task is not None and self._stock is not None:
-            return await _here(self._stock.order(work.task))
+        if work.task is not None and self._task_inputs is not None:
+            return await _here(self._task_inputs.order(work.task))
         root = work.commitment.policy_root
         policies = None if root in self._vanished else self._policies
         policy = await policies.get(root, POLICY_TIMEOUT) if policies is not None else None

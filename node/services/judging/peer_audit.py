@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from node.inference.wire import Inspected
-from node.services.certifier import Certifier, WorkVerdict
+from node.services.certifier import Certifier, RootEntry
 from node.services.context import Context
 from node.services.training.values import Rows, contradiction, read_report
 from node.swarm.register import RegisteredWork
@@ -60,7 +60,7 @@ class PeerAudit:
                 for claims in self._certifying.claims():
                     nursery.start_soon(self._pay, claims)
 
-    async def _pay(self, claims: Sequence[WorkVerdict]) -> None:
+    async def _pay(self, claims: Sequence[RootEntry]) -> None:
         """One validator's verdicts of a round: all of them are paid, or none."""
         vote_set = self._context.state.vote_set
         claims = [one for one in claims if vote_set.verdict_of(one.work.id, one.validator)]  # works are forgotten
@@ -80,7 +80,7 @@ class PeerAudit:
                 return
         self._certifying.shown(claims)
 
-    def _others(self, claim: WorkVerdict) -> int:
+    def _others(self, claim: RootEntry) -> int:
         """Validators whose word about a file this one could look at."""
         return max(1, len(self._context.state.vote_set.has_spoken(claim.work.id) - {self._own}))
 
@@ -89,7 +89,7 @@ class PeerAudit:
         said = self._context.state.vote_set.verdict_of(work.id, self._own)
         return said.message if said is not None and said.message.report_root else None
 
-    async def _is_so(self, claim: WorkVerdict, *, recompute: bool) -> bool:
+    async def _is_so(self, claim: RootEntry, *, recompute: bool) -> bool:
         """Whether nothing shows that a verdict says what is not so. Raises IntellectError for a report that cannot be
         had, or is not the verdict's."""
         work, validator = claim.work, claim.validator

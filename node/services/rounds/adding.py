@@ -72,7 +72,7 @@ class Adding:
         self._context, self._rules, self._form, self._batch = context, rules, form_of(rules), spec.rollouts_per_batch
         # Of rollouts none: what it learnt from is dealt anew by then. Nor with fragments: the next round exchanges
         # other tensors.
-        self.late = 0 if spec.seats or rules.fragments > 1 else 1
+        self.late = 0 if spec.replicas or rules.fragments > 1 else 1
         # Without its length: what was contributed before a run is lengthened stays a contribution to it.
         self._root = blake3(without_length(spec)).digest()
         self.shapes: Shapes = {}

@@ -57,7 +57,7 @@ class Rounds(Service):
         spec = context.run.spec
         assert spec.diloco is not None  # a run of this kind was checked for it
         self._context, self.process, self.spool, self._learns = context, process, spool, learns
-        self._seats = spec.seats
+        self._replicas = spec.replicas
         self.rules: Diloco = spec.diloco
         self.last = spec.recipe.steps
         self.jobs = jobs
@@ -87,8 +87,8 @@ class Rounds(Service):
         run = self._context.run
         await trio.to_thread.run_sync(self.spool.prepare, run.encoded, run.assets)
         await trio.to_thread.run_sync(self.jobs.prepare)
-        if self._seats:
-            write_whole(self.spool.peers_path, str(self._seats).encode())
+        if self._replicas:
+            write_whole(self.spool.peers_path, str(self._replicas).encode())
         nursery.start_soon(self.jobs.run)
         nursery.start_soon(self.process.run)
         self._context.progress.enter("model", "the learner loads the model")
@@ -232,7 +232,7 @@ class Rounds(Service):
         """Begin the round of an outer state that is here: keep it for others, forget old ones."""
         found = await trio.to_thread.run_sync(OuterStateFile, path)
         info = await self._context.blobs.add(path)
-        if self._seats:
+        if self._replicas:
             await self._hold(path)
         self.before, old = self.outer, self.outer
         self.outer = Outer(found.round, found.root, path, info.root, info.size, self._context.clock.monotonic())
@@ -284,11 +284,11 @@ class Rounds(Service):
             "rounds": self.last,
             "outer_root": self.outer.root.hex(),
             "loss": newest.loss if newest else None,
-            "of_rollouts": bool(self._seats),
+            "of_rollouts": bool(self._replicas),
             "tokens_per_second": round(newest.tokens / newest.seconds, 1) if newest and newest.seconds else None,
             "bits_per_parameter": round(newest.bits, 4) if newest else None,
             "contributions": newest.contributions if newest else None,
-            "replicas": {"equal": 1 + sum(compared), "of": 1 + len(compared)},
+            "outer_states": {"equal": 1 + sum(compared), "of": 1 + len(compared)},
             "peers": peers,
             "losses": [(one.round, one.loss) for one in self.figures.values() if one.loss is not None],
         }
@@ -309,7 +309,7 @@ class Rounds(Service):
             found.append(
                 {
                     "address": node,
-                    "seat": beat.seat,
+                    "replica_id": beat.replica_id,
                     "round": beat.policy_step,
                     "in": node in inside,
                     "equal": None if own is None or not beat.outer else own == beat.outer,

@@ -23,7 +23,7 @@ from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
 IDLE_ROUNDS = 8
-"""Rounds that do not wait for who has claimed a seat and contributed nothing to a round that waited."""
+"""Rounds that do not wait for who has claimed a replica and contributed nothing to a round that waited."""
 
 
 class RoundCloser(Service):
@@ -35,8 +35,8 @@ class RoundCloser(Service):
     whoever has spoken, and says it again, because boards forget and a liar's word may reach one alone. What it signed
     before a restart binds it: its journal is read before it says anything of a round.
 
-    A round is over when all who claimed a seat have contributed, or its seconds are. A peer that one waited for in vain
-    keeps nobody waiting for the next `IDLE_ROUNDS`."""
+    A round is over when all who claimed a replica have contributed, or its seconds are. A peer that one waited for in
+    vain keeps nobody waiting for the next `IDLE_ROUNDS`."""
 
     name = "round-closer"
 
@@ -45,8 +45,8 @@ class RoundCloser(Service):
         self._accepted_at: BoundedDict[WorkId, float] = BoundedDict(4096)
         self._idle: BoundedDict[Address, int] = BoundedDict(4096, refresh=True)
         """Peers that contributed nothing since a round waited for them in vain, and which one did."""
-        self._seated: BoundedDict[Address, tuple[int, int]] = BoundedDict(4096, refresh=True)
-        """Peers that claimed a seat: in which of their starts, and in which round they were."""
+        self._claimed: BoundedDict[Address, tuple[int, int]] = BoundedDict(4096, refresh=True)
+        """Peers that claimed a replica: in which of their starts, and in which round they were."""
         self._done_at: BoundedDict[int, float] = BoundedDict(4)
         self._recalled: BoundedDict[int, None] = BoundedDict(4)
         self._next = math.inf
@@ -64,7 +64,7 @@ class RoundCloser(Service):
             nursery.start_soon(self._context.handle, self._bell.ring, WorkTouched)
             while not self._rounds.over:
                 outer, due = self._rounds.outer, math.inf
-                # The pool may give its seat to another one, while this node goes on and may come back to office.
+                # The pool may give its replica to another one, while this node goes on and may come back to office.
                 if outer is not None and self._is_in_office():
                     # Of the round before, too: who has decided says so to those who have not, until the next one is.
                     if outer.round:
@@ -128,7 +128,7 @@ class RoundCloser(Service):
         at_work = self._at_work(outer)
         self._next = math.inf if closes is None else closes
         if closes is not None and now >= closes:
-            # A claimed seat costs its node nothing.
+            # A claimed replica costs its node nothing.
             self._idle.update(dict.fromkeys(at_work - {work.node for work in accepted}, outer.round))
             return True
         judged = (FileState.ACCEPTED, FileState.REJECTED)
@@ -148,13 +148,13 @@ class RoundCloser(Service):
         return {node for node in there if outer.round - self._idle.get(node, outer.round - IDLE_ROUNDS) >= IDLE_ROUNDS}
 
     def _is_in(self, node: Address, beat: Heartbeat, round_: int) -> bool:
-        """Whether a living peer has a seat and is in a round or further."""
-        if beat.seat >= 0:
-            self._seated[node] = beat.boot, beat.policy_step
+        """Whether a living peer has a replica and is in a round or further."""
+        if beat.replica_id >= 0:
+            self._claimed[node] = beat.boot, beat.policy_step
             return beat.policy_step >= round_
-        # Who starts again has no seat until its model is loaded. It goes on with the round in which it stopped; a round
-        # that did not wait would take its contribution from it, and with that what its next steps build on.
-        boot, said = self._seated.get(node, (beat.boot, -1))
+        # Who starts again has no replica until its model is loaded. It goes on with the round in which it stopped; a
+        # round that did not wait would take its contribution from it, and with that what its next steps build on.
+        boot, said = self._claimed.get(node, (beat.boot, -1))
         if boot == beat.boot:
             return False
         # Several rounds may have begun since it said where it was.

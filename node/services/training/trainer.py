@@ -71,7 +71,7 @@ class TrainerService(Service):
             fresh=groups.fresh,
             taken_in=groups.take_in,
             taken_back=groups.forget,
-            to_judge=groups.labels.put,
+            to_judge=groups.label_queue.put,
             timings=timings,
             asks=self.leading.leads_next,
             look=look,

@@ -286,13 +286,18 @@ def _rounds(status: Status, _: Ago) -> dict[str, Any] | None:
     # Rounds of the loss curve, and peers, of a run that pre-trains.
     points = [(number(at), number(loss)) for at, loss in told.losses[-1000:]]
     rows = [
-        {**_numbers(one, "seat", "round"), "address": words(one.address, 42), "in": one.inside, "equal": one.equal}
+        {
+            **_numbers(one, "replica_id", "round"),
+            "address": words(one.address, 42),
+            "in": one.inside,
+            "equal": one.equal,
+        }
         for one in told.peers[:256]
     ]
     return {
         **losses,
         **pace,
-        "replicas": {"equal": told.replicas.equal, "of": told.replicas.of},
+        "outer_states": {"equal": told.outer_states.equal, "of": told.outer_states.of},
         "losses": [point for point in points if None not in point],
         "peers": rows,
         "of_rollouts": told.of_rollouts,

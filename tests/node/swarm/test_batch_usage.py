@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.droppers import Swarm
 from node.status_schema import LeftOutPart
-from node.swarm.batch_usage import BatchUsage, SeatBook
+from node.swarm.batch_usage import BatchUsage, ReplicaUsage
 from node.swarm.register import Register, RegisteredWork
 from node.swarm.task_table import TaskTable
 from protocol.identity import Address, address_bytes
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, work_order
 from protocol.messages import AcceptedList
-from protocol.seats import share
+from protocol.replicas import share
 from tests.node.swarm.test_register import NODE, OTHER, RUN, TRAINER, Clock, announced, committed
 from tests.words import policies as policies_of
 
@@ -262,7 +262,7 @@ def test_a_slow_worker_whom_the_others_can_replace_is_used_so_a_trainer_that_dro
 
 
 def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
-    bench, book = Bench(), SeatBook(2, max_staleness=2)
+    bench, book = Bench(), ReplicaUsage(2, max_staleness=2)
     for step in (0, 1):
         bench.step(step)
     older, fresher, others = (bench.works[at] for at in ((0, NODE), (1, OTHER), (1, NODE)))
@@ -273,11 +273,14 @@ def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
         return tuple(share(outer, work.id, 2) for work in (older, fresher, others))
 
     outers = (bytes([number]) * 32 for number in range(256))
-    first = next(outer for outer in outers if deals(outer) == (0, 0, 1))  # the last one is another seat's to use
+    first = next(outer for outer in outers if deals(outer) == (0, 0, 1))  # the last one is another replica's to use
     book.begun(first)
     book.trained(1, first, [ComposedBatch(bytes(32), 1, 1, (bench.used(0, NODE),))])
-    uses = {seat: {node: msgspec.structs.asdict(one) for node, one in of.items()} for seat, of in book.seats.items()}
-    assert {seat: set(of) for seat, of in uses.items()} == {0: {NODE, OTHER}}
+    uses = {
+        replica_id: {node: msgspec.structs.asdict(one) for node, one in of.items()}
+        for replica_id, of in book.replicas.items()
+    }
+    assert {replica_id: set(of) for replica_id, of in uses.items()} == {0: {NODE, OTHER}}
     assert uses[0][NODE]["used"] == 1 and uses[0][OTHER]["left_out"] == 1
     assert (book.workers[NODE].accepted, book.workers[NODE].left_out) == (2, 0)
     second = next(outer for outer in outers if deals(outer) == (0, 1, 1))  # dealt anew, and nothing older is used
@@ -286,4 +289,4 @@ def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
     assert (book.workers[NODE].used, book.workers[OTHER].left_out) == (2, 1)  # a part of a file again counts once
     book.begun(bytes(32))
     book.trained(3, bytes(32), [])
-    assert book.workers[OTHER].stale == 1 and book.status().seats["0"][OTHER]["left_out"] == 1
+    assert book.workers[OTHER].stale == 1 and book.status().replicas["0"][OTHER]["left_out"] == 1

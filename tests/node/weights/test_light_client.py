@@ -30,8 +30,8 @@ class Guest(LightClient):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.peer.follower.run)
             run = SimpleNamespace(recipe=SimpleNamespace(steps=self._steps))
-            stock, leads = SimpleNamespace(store=self.peer.store), SimpleNamespace(trainer=self.peer.key.address)
-            member = SimpleNamespace(stock=stock, membership=leads)
+            blob_service, leads = SimpleNamespace(store=self.peer.store), SimpleNamespace(trainer=self.peer.key.address)
+            member = SimpleNamespace(blob_service=blob_service, membership=leads)
             yield member, run, self.peer.follower, self.peer.policy_cache
             nursery.cancel_scope.cancel()
 

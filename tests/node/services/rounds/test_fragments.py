@@ -87,10 +87,10 @@ async def test_one_peer_trains_as_it_would_alone(
     learner, data, sent = town.peer._learner, town.peer._data, town.peer._sent
     learner.load(states[0].tensor)
     learner.begin(None)
-    seat = worker.manager.services[1].seat
+    replica_id = worker.manager.services[1].replica_id
     for round_ in range(rounds):
         for step in (2 * round_, 2 * round_ + 1):
-            learner.step(data.rows(seat, step), step)
+            learner.step(data.rows(replica_id, step), step)
         for name, values in learner.weights():
             before, after = (states[round_ + one].tensor(name).reshape(-1) for one in (0, 1))
             if name in sent(round_):
@@ -115,7 +115,7 @@ async def lies(lab: Lab, job: Job, found: dict[str, Any]) -> None:
         _written_again(lab, job, path, inner=(header.inner[0], blob_root(own)))
     else:
         path.unlink()
-        peer._contribute(job.round, job.seat, 0.0, fresh=job.fresh)
+        peer._contribute(job.round, job.replica_id, 0.0, fresh=job.fresh)
         _written_again(lab, job, path, tokens=header.tokens, stretches=header.stretches)
 
 

@@ -1,5 +1,5 @@
-"""What a round comes to where a validator or a peer plays for it: nobody's word or seat moves the clock of the others.
-Each play has a control in which the rule that stands against it is taken out."""
+"""What a round comes to where a validator or a peer plays for it: nobody's word or replica moves the clock of the
+others. Each play has a control in which the rule that stands against it is taken out."""
 
 from pathlib import Path
 from typing import Any

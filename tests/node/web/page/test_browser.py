@@ -117,8 +117,8 @@ async def test_a_run_that_pretrains_shows_its_rounds_and_no_other_run_does(chrom
         assert await tab.look("document.getElementById('rounds-panel').hidden") is True
         swarm.changes["pretraining"] = {
             "round": 4, "rounds": 20, "loss": 2.5, "tokens_per_second": 2187.0, "bits_per_parameter": 4.16,
-            "replicas": {"equal": 5, "of": 6}, "losses": [(0, 3.5), (1, 3.0), (2, 2.5)],
-            "peers": [{"address": HOSTILE, "seat": 3, "round": 4, "in": True, "equal": None}],
+            "outer_states": {"equal": 5, "of": 6}, "losses": [(0, 3.5), (1, 3.0), (2, 2.5)],
+            "peers": [{"address": HOSTILE, "replica_id": 3, "round": 4, "in": True, "equal": None}],
         }  # fmt: skip
         await tab.until("document.querySelector('#rounds svg')")
         await tab.says("rounds-note", "round 5 of 20")
