@@ -273,12 +273,12 @@ def _sees(engine: str, other: str) -> bool:
 
 
 class WeightsSpec(Section, frozen=True):
-    """How policies travel. anchor_every: steps after which, at the latest, a whole image is the new anchor."""
+    """How policies travel. snapshot_every: steps after which, at the latest, a whole image is the new snapshot."""
 
-    anchor_every: int = 50
+    snapshot_every: int = 50
 
     def rules(self) -> list[Rule]:
-        return [("weights.anchor_every", 1 <= self.anchor_every <= 256, "must be 1 to 256")]
+        return [("weights.snapshot_every", 1 <= self.snapshot_every <= 256, "must be 1 to 256")]
 
 
 class RunSections(Section, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ FULL = RunSpec(
     budget=Budget(hours=1.5),
     alarms=Alarms(window=3),
     audit=AuditSpec(window=5),
-    weights=WeightsSpec(anchor_every=8),
+    weights=WeightsSpec(snapshot_every=8),
 )
 
 

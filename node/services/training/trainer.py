@@ -95,7 +95,7 @@ class TrainerService(Service):
             context.run.root,
             context.pool,
             workshop=place.workshop,
-            anchor_every=context.run.spec.weights.anchor_every,
+            snapshot_every=context.run.spec.weights.snapshot_every,
             records=place.records,
             policy_cache=context.policy_cache,
         )

@@ -52,7 +52,7 @@ class Policies:
 
 def policy(number: int) -> HeldPolicy:
     root = bytes([number]) * 32
-    manifest: Any = SimpleNamespace(image_root=root, patches=(), anchor=None)
+    manifest: Any = SimpleNamespace(image_root=root, patches=(), snapshot=None)
     return HeldPolicy(number, root, Path(f"/{number}"), manifest)
 
 
