@@ -148,7 +148,9 @@ def _audit_answer(file: Path, model: str | None, adapter: str | None, as_json: b
                 f"{one.sampling_outside:.1%} of tokens outside what seed and distribution give; ended by "
                 + (f"its {one.ended}" if one.ended != "early" else "a stop text, or it was cut")
                 + (
-                    "" if one.same_class else "; computed by another class of engine, for which the cuts are no measure"
+                    ""
+                    if one.same_class
+                    else "; computed by another class of engine, for which the thresholds are no measure"
                 ),
                 soft_wrap=True,
             )

@@ -285,7 +285,7 @@ def assemble(
         kind = partial(LocalReplicas, peers=home.read_peers())
     spool = Spool(home.spool, means.settings.milestones)
     observer = open_observer(compiled.spec, home.directory, means.sinks, spool.answers_path)
-    # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest cuts.
+    # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest thresholds.
     own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
     # Engine, learner and evaluator all import torch: once instead of three times.
     children = ForkServer(fork_or_launch((*ENGINE, *LEARNER)))

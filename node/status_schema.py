@@ -367,7 +367,7 @@ class PretrainingPart(msgspec.Struct, frozen=True):
     losses: list[tuple[int, float]] = []
     replica_id: int = -1
     training: bool = False
-    cuts_signed: int = 0
+    votes_signed: int = 0
 
 
 class VerdictPart(msgspec.Struct, frozen=True):
@@ -438,7 +438,7 @@ class WorkerUsesPart(msgspec.Struct):
 
 class LeftOutPart(msgspec.Struct, frozen=True):
     """A work that the trainer left out. step: whose manifest used something older; due: the policy at which the last of
-    a quorum had named it; by: who signed a cut with it until then."""
+    a quorum had named it; by: who signed a list with it until then."""
 
     work: str
     node: str

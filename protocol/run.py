@@ -12,7 +12,6 @@ import msgspec
 
 from protocol.audit import AuditSpec
 from protocol.codec import decode_json
-from protocol.cuts import EXACT, Cuts
 from protocol.decision import MAX_TABLES, SAMPLE_BOUND, DecisionError, DecisionSpec
 from protocol.engines import (
     MAX_PATTERNS,
@@ -49,6 +48,7 @@ from protocol.sections import (
     evaluation_rules,
     parts_rules,
 )
+from protocol.thresholds import EXACT, Thresholds
 
 # Most of it is for calibrated tables, a number for each bin of each pair of engines; all else takes some KiB.
 MAX_RUN_BYTES = 64 * 1024
@@ -165,22 +165,22 @@ class EvaluationSpec(Section, frozen=True):
         ]
 
 
-class VerificationSpec(Cuts, frozen=True):
-    """What the checks go by. The default cuts fit fp32 compute on both sides; bf16 engines need calibrated ones.
+class VerificationSpec(Thresholds, frozen=True):
+    """What the checks go by. The default thresholds fit fp32 compute on both sides; bf16 engines need calibrated ones.
 
-    engines: classes that workers may compute with, any part may be `*` (protocol.engines); pairs: cuts by
+    engines: classes that workers may compute with, any part may be `*` (protocol.engines); pairs: thresholds by
     "worker's class>verifier's class", the section's own for other pairs that have tables;
     decision: bounds and calibrated tables of the sequential test over a worker's history.
 
-    A run that has tables (or at least cuts) of pairs is calibrated. Then it admits only classes that were measured,
-    whatever `engines` permits: no class vouches for another.
+    A run that has tables (or at least thresholds) of pairs is calibrated. Then it admits only classes that were
+    measured, whatever `engines` permits: no class vouches for another.
     """
 
     toploc_k: int = 128
     toploc_batch: int = 32
     quorum: int = 1
     engines: tuple[str, ...] = ("*/float32/*",)
-    pairs: dict[str, Cuts] = {}
+    pairs: dict[str, Thresholds] = {}
     decision: DecisionSpec = DecisionSpec()
 
     @property
@@ -210,7 +210,7 @@ class VerificationSpec(Cuts, frozen=True):
 
     def at_a_desk(self) -> Self:
         """Where one machine makes and looks at everything, and nothing is at stake: any engine of a permitted type, by
-        the loosest cuts."""
+        the loosest thresholds."""
         # Only the type stays: at a desk nobody else looks, but float32 and bfloat16 still train differently.
         types = dict.fromkeys(f"*/{pattern.split('/')[1]}/*" for pattern in self.engines)
         bounds = msgspec.structs.replace(self.decision, honest={}, cheating={}, crossed={})
@@ -228,9 +228,9 @@ class VerificationSpec(Cuts, frozen=True):
         """Whether something is known of work by one class in the eyes of another; of an uncalibrated run: yes."""
         return not self.known_pairs or pair(worker, verifier) in self.known_pairs
 
-    def cuts(self, worker: str, verifier: str) -> Cuts:
-        """The cuts for a file of one class of engine in the eyes of another. The section's own, a calibrated run's
-        loosest, where the pair has none; equality where that is what the class stands for."""
+    def thresholds(self, worker: str, verifier: str) -> Thresholds:
+        """The thresholds for a file of one class of engine in the eyes of another. The section's own, a calibrated
+        run's loosest, where the pair has none; equality where that is what the class stands for."""
         # Batch-invariant kernels of one class: honest work is equal to the bit, so any difference is a fault.
         if is_exact(worker, verifier):
             return EXACT
@@ -325,8 +325,8 @@ YOUNGER: dict[str, Any] = {
     "recipe.lora": None,
     "audit.judges": False,
     "audit.witnessed": "no",
-    "verification.routing": Cuts().routing,
-    "verification.pairs.*.routing": Cuts().routing,
+    "verification.routing": Thresholds().routing,
+    "verification.pairs.*.routing": Thresholds().routing,
     **{f"verification.decision.{kind}.*.bound": SAMPLE_BOUND for kind in ("honest", "cheating", "crossed")},
     "distill": None,
     "pretraining": None,

@@ -1,14 +1,14 @@
 """A hundred peers of a run with rounds under a virtual clock: do replicas stay equal while a fifth of them leaves in
 each round, and as many come?
 
-**The product's own:** rounds, cuts and their agreement (`Rounds`, `RoundCloser`), replicas and contributions
+**The product's own:** rounds, lists and their agreement (`Rounds`, `RoundCloser`), replicas and contributions
 (`RoundWorker`), judging and its lots (`ContributionJudging`), contribution files, the outer step and its roots,
 heartbeats; boards, juries and tables of members of those that have everything of their own.
 
 **Modelled:** the model is a vector of SHAPES, and steps move it to its replica's own middle; they take seconds by the
 peer's class. A blob comes from a member that lives, is not cut off, and has it. HOSTS peers and the validators have
 boards of their own, on a hub that loses messages. The others speak for themselves and read a host's board; words on
-cuts reach each of them by itself, late, or as late as what a board has to ask for. Who leaves does so in mid-round,
+lists reach each of them by itself, late, or as late as what a board has to ask for. Who leaves does so in mid-round,
 half of them without a word: their lease runs out.
 """
 
@@ -152,7 +152,7 @@ class Replica(Rounds):
 
 
 class Hearing(Replica):
-    """The first control: it adds what it has heard to be accepted by now, in place of what the cut names."""
+    """The first control: it adds what it has heard to be accepted by now, in place of what the list names."""
 
     async def _apply(self, proposal: Proposal) -> None:
         heard = sorted(work.commitment.file_root for work in self.works() if self.has_accepted(work))
@@ -160,7 +160,7 @@ class Hearing(Replica):
 
 
 class Arriving(Replica):
-    """The second control: it adds what the cut names in the order in which it came."""
+    """The second control: it adds what the list names in the order in which it came."""
 
     async def _apply(self, proposal: Proposal) -> None:
         files = list(proposal.files)
@@ -168,7 +168,7 @@ class Arriving(Replica):
         await super()._apply(proposal._replace(files=tuple(files)))
 
 
-RULES: dict[str, type[Replica]] = {"the cut": Replica, "what it heard": Hearing, "order of arrival": Arriving}
+RULES: dict[str, type[Replica]] = {"the list": Replica, "what it heard": Hearing, "order of arrival": Arriving}
 """What a node adds."""
 
 
@@ -304,7 +304,7 @@ class Door:
 
 
 class Ears(Voice):
-    """The board of a node that reads its host's. What its own ears miss of words on cuts comes late."""
+    """The board of a node that reads its host's. What its own ears miss of words on lists comes late."""
 
     _node: Any
     _host: Any
@@ -385,7 +385,7 @@ class Node:
             parts: dict[str, Any] = {"board": ears, "blobs": door, "journal": InlineJournal(), "jury": told}
             self.context = msgspec.structs.replace(host.context, key=self.key, progress=ProgressRecord(), **parts)
         process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever, wake=lambda: None)
-        kind = RULES[rule if role == "worker" else "the cut"]
+        kind = RULES[rule if role == "worker" else "the list"]
         spool = Spool(self.folder / "spool")
         learner: Any = Learner(swarm, spool, swarm.random.uniform(*PACE), cheats=self.cheats)
         self.rounds = kind(self.context, process, spool, learner)

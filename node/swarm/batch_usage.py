@@ -2,8 +2,8 @@
 
 A work is due for a step if a quorum of validators signed that they held it accepted when they heard of the policy
 before (`AcceptedList`): the trainer composes a batch one step ahead. What is due, fresher than something that was used,
-and not used, was left out: manifest and cuts show it to anybody. One such work is no fault, since a file may be lost on
-its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
+and not used, was left out: manifest and lists show it to anybody. One such work is no fault, since a file may be lost
+on its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
 """
 
 import math
@@ -83,9 +83,9 @@ def _use(uses: WorkerUsesPart, used: UsedWork) -> None:
 
 
 class BatchUsage(_Counted):
-    """clock: monotonic seconds, the same as that of `policies`; members: who may be named in a manifest, and whose cuts
-    make a work due; is_usable: whether a trainer may use a work still; keep_surplus: whether the run keeps what a batch
-    has no room for."""
+    """clock: monotonic seconds, the same as that of `policies`; members: who may be named in a manifest, and whose
+    lists make a work due; is_usable: whether a trainer may use a work still; keep_surplus: whether the run keeps what a
+    batch has no room for."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class BatchUsage(_Counted):
         self._clock = clock
         self._members = members
         self._is_usable = is_usable
-        self._uncut: BoundedDict[WorkId, float] = BoundedDict(KEPT)
-        """Works that no cut of this node has named, and when they were accepted."""
-        told = 16  # works that were left out, the newest, with whose cuts show it
-        self._cuts: BoundedDict[int, tuple[WorkId, ...]] = BoundedDict(told)
+        self._unlisted: BoundedDict[WorkId, float] = BoundedDict(KEPT)
+        """Works that no list of this node has named, and when they were accepted."""
+        told = 16  # works that were left out, the newest, with whose lists show it
+        self._lists: BoundedDict[int, tuple[WorkId, ...]] = BoundedDict(told)
         self._named: dict[Address, BoundedDict[WorkId, int]] = {}
         """By validator: the policy at which it named a work first."""
         self._left: BoundedDict[WorkId, LeftOutPart] = BoundedDict(told)
@@ -123,11 +123,11 @@ class BatchUsage(_Counted):
 
     def accepted(self, work: RegisteredWork) -> bool:
         if fresh := super().accepted(work):
-            self._uncut[work.id] = self._clock()
+            self._unlisted[work.id] = self._clock()
         return fresh
 
-    def cut(self, step: int) -> tuple[WorkId, ...]:
-        """What this node held accepted when it heard of a policy, and has not named in a cut before; rising."""
+    def accepted_list(self, step: int) -> tuple[WorkId, ...]:
+        """What this node held accepted when it heard of a policy, and has not named in a list before; rising."""
         signed = self._policies.of_step(step)
         known = self._policies.find(signed.message.policy_root) if signed is not None else None
         before = self._policies.of_step(step - 1)
@@ -136,23 +136,23 @@ class BatchUsage(_Counted):
         # shortly before a policy is named at the next one. The trainer composes a batch at the same moment, and must
         # have fetched it.
         margin = min((known.at - since.at) / 4, MOST_MARGIN) if known is not None and since is not None else 0.0
-        found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at - margin)
+        found = sorted(id for id, at in self._unlisted.items() if known is not None and at < known.at - margin)
         for id in found:
-            del self._uncut[id]
-        self._cuts[step] = tuple(found)
-        return self._cuts[step]
+            del self._unlisted[id]
+        self._lists[step] = tuple(found)
+        return self._lists[step]
 
     def undone(self, step: int) -> None:
-        """A policy is none any more: what was named at it is named at the next one. Who never followed it held the cut
+        """A policy is none any more: what was named at it is named at the next one. Who never followed it held the list
         back until it was forgotten; for all others the first word stands."""
-        self._uncut.update({id: -math.inf for id in self._cuts.pop(step, ()) if id in self._waiting})
+        self._unlisted.update({id: -math.inf for id in self._lists.pop(step, ()) if id in self._waiting})
 
-    def heard(self, validator: Address, cut: AcceptedList) -> None:
-        """A validator's cut. Its first word on a work counts: what one says fills a table of its own."""
-        # Works that one validator has named in its cuts, the newest.
+    def heard(self, validator: Address, said: AcceptedList) -> None:
+        """A validator's list. Its first word on a work counts: what one says fills a table of its own."""
+        # Works that one validator has named in its lists, the newest.
         named = self._named.setdefault(validator, BoundedDict(8192))
-        for id in cut.works:
-            named.setdefault(id, cut.step)
+        for id in said.works:
+            named.setdefault(id, said.step)
 
     def due(self, id: WorkId) -> tuple[int, tuple[Address, ...]] | None:
         """(the policy at which a quorum of validators had named a work, who); None while none has."""
@@ -282,7 +282,7 @@ class ReplicaUsage(_Counted):
         self._due = outer, frozenset(self._waiting)
 
     def trained(self, round_: int, outer: bytes, batches: Iterable[ComposedBatch]) -> None:
-        """A round is over; batches: of the contributions in its cut."""
+        """A round is over; batches: of the contributions in its list."""
         oldest = dict[int, int]()
         for batch in batches:
             for work in batch.works:
@@ -305,7 +305,7 @@ class ReplicaUsage(_Counted):
         if id in self._done:
             return  # a part of its groups, before
         if id not in self._waiting:
-            self._of(work.author).accepted += 1  # the quorum that let it into the cut heard of its verdicts first
+            self._of(work.author).accepted += 1  # the quorum that let it into the list heard of its verdicts first
         for uses in (self._of(work.author), self._at(replica_id, work.author)):
             _use(uses, work)
         self._settle(id)

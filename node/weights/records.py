@@ -17,9 +17,9 @@ from node.weights.policy_cache import HeldPolicy, at_rest
 from protocol.errors import ProtocolError
 from protocol.policy import (
     MAX_MANIFEST_BYTES,
-    WeightsSnapshot,
     PolicyManifest,
     PolicyPatch,
+    WeightsSnapshot,
     decode_manifest,
     encode_manifest,
 )

@@ -1,8 +1,8 @@
-"""Rounds, as every node of a run with [diloco] follows them: cuts in, outer states out.
+"""Rounds, as every node of a run with [diloco] follows them: lists in, outer states out.
 
 A round is over when a quorum of validators has closed one list of contributions. Everybody fetches those and adds them,
 which makes the next outer state with the same bits everywhere; so nobody announces it. A node that is behind, or new,
-takes the state that the cut names from whoever has it. Where contributions are learnt from rollouts, each node makes
+takes the state that the list names from whoever has it. Where contributions are learnt from rollouts, each node makes
 the bf16 image of every state, too: the policy that is sampled with, which nobody announces either.
 """
 
@@ -72,7 +72,7 @@ class Rounds(Service):
         self.before: Outer | None = None
         self.figures: BoundedDict[int, Figures] = BoundedDict(REMEMBERED)
         self.included: BoundedDict[bytes, int] = BoundedDict(REMEMBERED * 16)
-        """Contribution -> the round in whose cut it stands."""
+        """Contribution -> the round in whose list it stands."""
         self.norms: BoundedDict[bytes, float] = BoundedDict(REMEMBERED * 16)
         """Of contributions that this node looked at."""
         self.caught_up = trio.Event()
@@ -114,7 +114,7 @@ class Rounds(Service):
                     await moved.wait()
 
     async def _catch_up(self) -> None:
-        """Hear first how far the others are: a newcomer is told the oldest cuts first, and would make states that are
+        """Hear first how far the others are: a newcomer is told the oldest lists first, and would make states that are
         history."""
         with trio.move_on_after(CATCH_UP):
             while not self._has_heard():
@@ -124,7 +124,7 @@ class Rounds(Service):
         self.caught_up.set()
 
     def _has_heard(self) -> bool:
-        """Whether the newest cut is here, going by the round in which a quorum of validators says to be."""
+        """Whether the newest list is here, going by the round in which a quorum of validators says to be."""
         membership, own = self._context.membership, self._context.key.address
         # By the table, which knows only what was said since: a word that is handed on later says an older round.
         members = [membership.table.get(node) for node in membership.validators if node != own]
@@ -166,7 +166,7 @@ class Rounds(Service):
         return None
 
     def has_accepted(self, work: RegisteredWork) -> bool:
-        """Whether the pool accepted a contribution, going by verdicts or by the cut that names it."""
+        """Whether the pool accepted a contribution, going by verdicts or by the list that names it."""
         state = self._context.state.vote_set.state(work.id)
         return state is FileState.ACCEPTED or work.commitment.file_root in self.included
 
@@ -198,7 +198,7 @@ class Rounds(Service):
         return True
 
     async def _apply(self, proposal: Proposal) -> None:
-        """Fetch what the cut names, and make the next outer state of it."""
+        """Fetch what the list names, and make the next outer state of it."""
         assert self.outer is not None  # as its caller
         outer, files = self.outer, proposal.files
         paths = await self.adding.fetch(files)
@@ -210,8 +210,8 @@ class Rounds(Service):
         await self._open(self.files.path(outer.round + 1))
 
     async def batches_of(self, round_: int) -> tuple[bytes, ...] | None:
-        """The manifests that contributions in a round's cut name; None where no cut of it is known. Of a round that was
-        not applied here the contributions are fetched. Raises TrainingError where one cannot be had."""
+        """The manifests that contributions in a round's list name; None where no list of it is known. Of a round that
+        was not applied here the contributions are fetched. Raises TrainingError where one cannot be had."""
         figures, decided = self.figures.get(round_), self.votes.book.decided().get(round_)
         if figures is not None or decided is None:
             return figures.batches if figures is not None else None

@@ -43,7 +43,7 @@ class Batches:
                 except IntellectError as error:
                     log.warning("manifests.unavailable", round=at, why=error.why)
                     continue
-                if roots is None:  # its cut may be heard yet
+                if roots is None:  # its list may be heard yet
                     continue
                 self._used[at] = {one for batch in batches for one in groups_of(batch)}
             found |= self._used[at]

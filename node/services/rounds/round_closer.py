@@ -57,7 +57,7 @@ class RoundCloser(Service):
         self.said = 0
 
     def status(self) -> dict[str, Any]:
-        return {"pretraining": {"cuts_signed": self.said}}
+        return {"pretraining": {"votes_signed": self.said}}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -81,11 +81,11 @@ class RoundCloser(Service):
         """What this node signed of a round before this start binds it, and boards may have forgotten it."""
         context, self._recalled[round_] = self._context, None
         # Own words that are read again when a round is first looked at: those of many rounds.
-        for raw in await context.journal.do(context.journal.last_said, "cut", 64):
+        for raw in await context.journal.do(context.journal.last_said, "round_vote", 64):
             try:
                 signed = of_kind(open_envelope(context.domain, context.pool, raw), RoundVote)
             except ProtocolError as error:  # of another pool
-                log.info("cut.not_recalled", why=error.why)
+                log.info("round_vote.not_recalled", why=error.why)
                 continue
             if signed.message.round == round_:
                 self._rounds.votes.note(signed)
@@ -176,7 +176,7 @@ class RoundCloser(Service):
         """One word a place, for ever: the journal has it before anybody hears it. shown: what a closed one rests on."""
         journal, board = self._context.journal, self._context.board
         slot = f"{round_}/{word.ballot}/{int(word.closed)}".encode()
-        raw = await journal.do(journal.said, "cut", slot)
+        raw = await journal.do(journal.said, "round_vote", slot)
         if raw is None and journal.fence.covers(round_):
             return  # another daemon may have spoken of this round with this key
         if raw is None:
@@ -189,9 +189,15 @@ class RoundCloser(Service):
                 **word.proposal._asdict(),
             )
             raw = board.sealed(message)
-            await journal.promise(journal.say, "cut", slot, raw, step=round_)
+            await journal.promise(journal.say, "round_vote", slot, raw, step=round_)
             self.said += 1
-            log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))
+            log.info(
+                "round_vote.signed",
+                round=round_,
+                ballot=word.ballot,
+                closed=word.closed,
+                files=len(word.proposal.files),
+            )
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
         if self._is_in_office():  # still: the journal and the network take their time

@@ -52,9 +52,11 @@ async def test_validators_name_each_accepted_work_once_and_all_come_to_the_same_
         await trio.sleep(20)
         await court.announce(2)
         await trio.sleep(5)
-        cuts = {(one.author, one.message.step, one.message.works) for one in court.trainer.board.messages(AcceptedList)}
+        lists = {
+            (one.author, one.message.step, one.message.works) for one in court.trainer.board.messages(AcceptedList)
+        }
         judges = [seat.key.address for seat in court.seats]
-        assert cuts == {(one, step, (work,)) for one in judges for step, work in ((1, first), (2, second))}
+        assert lists == {(one, step, (work,)) for one in judges for step, work in ((1, first), (2, second))}
         for one in tracers:
             found = [one.book.due(work) for work in (first, second)]
             assert [due[0] for due in found if due] == [1, 2]

@@ -1,4 +1,4 @@
-"""Rounds that exchange a part of the tensors each, in a swarm in memory: peers are a round ahead of the cut.
+"""Rounds that exchange a part of the tensors each, in a swarm in memory: peers are a round ahead of the list.
 
 The rounds are test_rounds'.
 """
@@ -61,7 +61,7 @@ async def test_replicas_stay_equal_while_peers_are_a_round_ahead_and_one_that_mi
     roots = town.roots()
     assert set(roots) == set(range(9)) and all(len(each) == 1 for each in roots.values()), roots
     assert steady.counts() == {"accepted": 8}, steady.counts()
-    assert len(ahead) >= 3, ahead  # its steps did not wait for the cut, but where it waited for the one that stopped
+    assert len(ahead) >= 3, ahead  # its steps did not wait for the list, but where it waited for the one that stopped
     figures = steady.rounds.figures
     assert all(one.seconds <= ROUND + GRACE + 5 for one in figures.values()), figures
     for node, least in ((stopped, 4), (late[0], 2)):  # back, and new: both begin at an outer state

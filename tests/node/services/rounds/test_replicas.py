@@ -226,7 +226,7 @@ async def what_no_replica_may_learn_from(town: ReplicaTown, judge: ReplicaNode, 
     work = next(one for one in again[0].works if any(one.used))
     of = share(outers[1], work.name(POOL), REPLICAS)
     assert "which was learnt from before" in await refused(of, msgspec.structs.replace(again[0], works=(work,)))
-    judge.rounds.figures.clear()  # as after a restart: cuts are heard again, and contributions read
+    judge.rounds.figures.clear()  # as after a restart: lists are heard again, and contributions read
     judge.batches._used.clear()
     assert "which was learnt from before" in await refused(of, msgspec.structs.replace(again[0], works=(work,)))
     assert "of replica" in await refused(1 - of, msgspec.structs.replace(again[0], works=(work,)))

@@ -1,6 +1,6 @@
 """Rounds of a swarm in memory: no leader, a peer that dies, one that joins, one that is slow; replicas stay equal.
 
-Boards, juries, judges, cuts, replicas and outer steps are the real ones, and so is what the learners compute;
+Boards, juries, judges, lists, replicas and outer steps are the real ones, and so is what the learners compute;
 processes, threads and the chain are doubles. Time jumps.
 """
 
@@ -493,10 +493,10 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
         liar = town.nodes[-1]
         await until(lambda: bool(liar.rounds.outer))
         for size in (1, 2):
-            cut = RoundVote(
+            vote = RoundVote(
                 pool=POOL, round=1, ballot=0, closed=False, outer=bytes(32), state=bytes(32), size=size, files=()
             )
-            await liar.context.board.post(cut)
+            await liar.context.board.post(vote)
 
     await town.play(story)
     assert set(worker.context.state.disputes.quarantined) == {town.nodes[-1].key.address}
@@ -519,10 +519,10 @@ async def test_a_validator_that_leaves_office_signs_no_more_cuts_and_follows_the
 
 
 def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) -> None:
-    cut = RoundVote(
+    vote = RoundVote(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    rounds.votes.note(Signed(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
+    rounds.votes.note(Signed(author, vote, msgspec.msgpack.encode(Envelope(b"", b""))))
 
 
 async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:
