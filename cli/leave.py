@@ -237,8 +237,8 @@ def _leave_when_paid(directory: Path, say: Callable[[str], None]) -> None:
     told = ""
     while daemon_of(directory) is not None:
         status = _status(directory)
-        if status is not None and status.leaving is not None and status.leaving.doing != told:
-            told = status.leaving.doing
+        if status is not None and status.leaving is not None and status.leaving.activity != told:
+            told = status.leaving.activity
             say(f"  {told}")
         time.sleep(2.0)  # seconds between two looks at a daemon that waits for its pay
     if StateFiles(directory).fact("leaving"):

@@ -17,7 +17,7 @@ from cli.output import console, duration, print_json, rounded
 if TYPE_CHECKING:
     from cli.run_directory import RunDirectory, TrainingMeans
     from node.local.pretraining import LocalPretraining
-    from node.local.rollouts import LocalRun
+    from node.local.rollouts import LocalRollouts
     from node.run.file import CompiledRun, RunFile
     from node.training.planner import TrainingPlan
 
@@ -182,7 +182,7 @@ def train(
     plan = planned(compiled, home.assets, means)
     view.plan(plan)
     assembled = assemble if compiled.spec.pretraining is None else assemble_pretraining
-    local, observer, served = assembled(home, compiled, level, means, plan, view.step, view.doing)
+    local, observer, served = assembled(home, compiled, level, means, plan, view.step, view.activity)
     try:
         with view:
             trio.run(until_signalled, served)
@@ -208,7 +208,7 @@ def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any
 
 
 def summarise(
-    compiled: "CompiledRun", local: "LocalRun | LocalPretraining", home: "RunDirectory", level: int
+    compiled: "CompiledRun", local: "LocalRollouts | LocalPretraining", home: "RunDirectory", level: int
 ) -> dict[str, Any]:
     """Rewards: means of the first and last `reward_window` evaluations; losses instead where a run pre-trains."""
     from node.metrics.journal import ends_of, read_records
@@ -266,7 +266,7 @@ class TrainView:
     def step(self, record: dict[str, Any]) -> None:
         """A new step's record."""
 
-    def doing(self, text: str) -> None:
+    def activity(self, text: str) -> None:
         """What goes on between two records."""
 
 
@@ -329,7 +329,7 @@ class ProgressView(TrainView):
         elif (barren or record["step"]) % every == 0 or barren == 1 or record["step"] == self._total:
             self._say(f"step {record['step']}/{self._total}  {numbers}")
 
-    def doing(self, text: str) -> None:
+    def activity(self, text: str) -> None:
         """Beside the numbers; without a terminal only where nothing else was said in a while."""
         if self._live:
             self._progress.update(self._task, numbers=f"{self._numbers}  [dim]{text}[/]".strip())

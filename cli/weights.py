@@ -137,16 +137,16 @@ def fetch(
 def _fetch_to(
     client: "LightClient", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
 ) -> "Fetched":
-    """One visit, and the model where `place` wants it."""
+    """One snapshot, and the model where `place` wants it."""
     import trio
 
     from cli.weights_serve import Fetched
     from node.weights.export import export_model
     from node.weights.records import PolicyRecord
 
-    visit = trio.run(client.fetch, step)
-    policy, bars = visit.policy, view.bars
-    fetched = Fetched(policy.step, policy.step >= visit.run.recipe.steps)
+    snapshot = trio.run(client.fetch, step)
+    policy, bars = snapshot.policy, view.bars
+    fetched = Fetched(policy.step, policy.step >= snapshot.run.recipe.steps)
     # After the fetch: only then is it known which step the newest is.
     out = place(policy.step)
     if out is None:
@@ -156,13 +156,13 @@ def _fetch_to(
     exported = export_model(
         policy.image(),
         record,
-        visit.assets,
+        snapshot.assets,
         out,
         shard_bytes=shard_bytes,
         on_progress=lambda count: bars.advance(task, count),
     )
     bars.remove_task(task)
-    _show_export(exported, as_json, trainer=visit.trainer, fetched_bytes=view.fetched, run=visit.run.name)
+    _show_export(exported, as_json, trainer=snapshot.trainer, fetched_bytes=view.fetched, run=snapshot.run.name)
     return fetched
 
 

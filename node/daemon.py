@@ -68,7 +68,7 @@ from node.services.departure import Departure
 from node.services.earnings_reporter import EarningsReporter
 from node.services.engine import EngineService, PolicySync
 from node.services.environment_catalogue import EnvironmentCatalogue
-from node.services.gateway import Serving
+from node.services.gateway import GatewayService
 from node.services.hardware_prover import HardwareProver
 from node.services.heartbeat import HeartbeatSender
 from node.services.judging.judge import Validator
@@ -84,14 +84,14 @@ from node.services.pool_keeper import PoolKeeper
 from node.services.rest_keeper import RestKeeper
 from node.services.rollout_worker import RolloutWorker
 from node.services.rounds.applying import Rounds
-from node.services.rounds.judging import ContributionJudging
+from node.services.rounds.judging import ContributionJudge
 from node.services.rounds.publishing import StatePublisher
 from node.services.rounds.replica_trainer import ReplicaTrainer
 from node.services.rounds.round_closer import RoundCloser
 from node.services.rounds.round_worker import RoundWorker
 from node.services.run_progress import RunProgress
 from node.services.tasking.task_scheduler import TaskScheduler
-from node.services.tasking.working import TaskWork
+from node.services.tasking.working import TaskWorker
 from node.services.training.trainer import TrainerService
 from node.services.usage_tracker import ReplicaUsageTracker, UsageTracker
 from node.services.workplace import Workplace
@@ -119,7 +119,7 @@ EVERYBODY: Services = (
     HeartbeatSender,
     Continuity,
     UsageTracker,
-    Serving,
+    GatewayService,
     RunProgress,
     HardwareProver,
     EnvironmentCatalogue,
@@ -127,7 +127,7 @@ EVERYBODY: Services = (
 PAID: Services = (LeafReader, Claimer, Departure)
 FOLLOWING: Services = (EngineService, PolicySync, AnswerServer)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, *FOLLOWING, RolloutWorker, TaskWork, StepAuditor, *PAID, EarningsReporter),
+    "worker": (*EVERYBODY, *FOLLOWING, RolloutWorker, TaskWorker, StepAuditor, *PAID, EarningsReporter),
     "validator": (
         *EVERYBODY,
         *FOLLOWING,
@@ -154,7 +154,7 @@ ROLES: dict[Role, Services] = {
 ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Rounds, RoundWorker, *PAID, EarningsReporter),
-    "validator": (*EVERYBODY, Rounds, ContributionJudging, RoundCloser, Certifier, EarningsTabler, *PAID, ClaimCarrier),
+    "validator": (*EVERYBODY, Rounds, ContributionJudge, RoundCloser, Certifier, EarningsTabler, *PAID, ClaimCarrier),
     "trainer": (*EVERYBODY, Rounds, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
@@ -164,7 +164,7 @@ REPLICA_ROLES: dict[Role, Services] = {
     "validator": (
         *REPLICATED,
         EngineService,
-        ContributionJudging,
+        ContributionJudge,
         RoundCloser,
         Certifier,
         EarningsTabler,

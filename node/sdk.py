@@ -233,20 +233,20 @@ async def _follow(
         raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
     client = LightClient(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
     with _plain():
-        async with client.following(after) as visits:
-            yield _Policies(visits)
+        async with client.following(after) as snapshots:
+            yield _Policies(snapshots)
 
 
 class _Policies(AsyncIterator[Policy]):
     """No generator: one that is left while it waits has ended, as after the run's last policy."""
 
-    def __init__(self, visits: "trio.MemoryReceiveChannel[PolicySnapshot]") -> None:
-        self._visits = visits
+    def __init__(self, snapshots: "trio.MemoryReceiveChannel[PolicySnapshot]") -> None:
+        self._snapshots = snapshots
 
     async def __anext__(self) -> Policy:
-        visit = await self._visits.__anext__()
-        held = visit.policy
-        return Policy(held.step, held.root, visit.image or held.path, visit.assets, visit.run.name)
+        snapshot = await self._snapshots.__anext__()
+        held = snapshot.policy
+        return Policy(held.step, held.root, snapshot.image or held.path, snapshot.assets, snapshot.run.name)
 
 
 class _Portal(AsyncIterator[Policy]):

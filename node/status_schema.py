@@ -260,7 +260,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     path: PathPart | None = None
     contacts: list[str] = []
     clock_ahead_seconds: float | None = None
-    doing: str = ""
+    activity: str = ""
     contact: str = ""
     hardware: str = ""
     counts_as: str = ""
@@ -662,11 +662,11 @@ class BlobsPart(msgspec.Struct, frozen=True):
 # A part that is None belongs to another role, or the daemon has not got there.
 class LeavingPart(msgspec.Struct, frozen=True):
     """Of a node that leaves once it is paid. units: that are not paid yet; until: the chain's time at which the last of
-    them can be claimed, 0 for none; doing: in words."""
+    them can be claimed, 0 for none; activity: in words."""
 
     units: int = 0
     until: int = 0
-    doing: str = ""
+    activity: str = ""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True):

@@ -113,7 +113,7 @@ def _row(number: int, step: int, at: float, interval: float) -> dict[str, Any]:
         "address": address(number),
         "role": kind,
         "state": state,
-        "doing": "working",
+        "activity": "working",
         "step": heard,
         "seen_seconds_ago": round(ago, 1),
         "tokens_per_second": 4000 + (number * 37 + heard) % 1500 if kind == "worker" else 0.0,

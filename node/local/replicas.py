@@ -11,14 +11,14 @@ from typing import Any
 
 import trio
 
-from node.local.rollouts import LocalRun
+from node.local.rollouts import LocalRollouts
 from node.recipe.pool import Selection
 from node.state.files import write_whole
 from protocol.replicas import share
 from protocol.run import RunSpec
 
 
-class LocalReplicas(LocalRun):
+class LocalReplicas(LocalRollouts):
     """One run of several trainers in one directory. Its steps are rounds."""
 
     def __init__(self, run: RunSpec, encoded: bytes, *places: Path, peers: int, **parts: Any) -> None:

@@ -83,7 +83,7 @@ class Certifier(Service):
 
     @classmethod
     async def open(cls, place: Any) -> Self:
-        return place.certifying
+        return place.certifier
 
     def status(self) -> dict[str, Any]:
         return {"earnings_table": {"certified": self.certified}}
@@ -213,7 +213,7 @@ class Certifier(Service):
         contradicts itself, nor one that a later term took back, nor one that another trainer announced before: a
         standby knows all roots."""
         clock, found = self._context.state.policies, list[Accepted]()
-        if clock.fork is not None:
+        if clock.equivocation is not None:
             # Of a trainer that signed two things that cannot both be true nothing is certified, the earlier policies
             # included.
             self._policies.clear()

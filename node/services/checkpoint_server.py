@@ -62,9 +62,9 @@ class CheckpointServer(Service):
 
     async def run(self) -> None:
         # Seconds between two looks at what the learner wrote: another process, which tells nobody.
-        await every(1.0, self.look)
+        await every(1.0, self.tick)
 
-    async def look(self) -> None:
+    async def tick(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
         kept = await trio.to_thread.run_sync(self._spool.checkpoint_steps)
         newest = self._context.state.policies.newest_step

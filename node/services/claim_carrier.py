@@ -46,7 +46,7 @@ class ClaimCarrier(ChainPoller):
     def status(self) -> dict[str, Any]:
         return {"pay": {"brought": self.brought}}
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         table = await self._books.of(seen.posted)
         if table is not None:
             before = await self._known()

@@ -80,7 +80,7 @@ class Warnings:
         self.told: dict[str, str] = {}
         self.bonded = 0
 
-    async def look(self, seen: PoolRecord, provider: Address | None, certified: int, behind: int) -> None:
+    async def tick(self, seen: PoolRecord, provider: Address | None, certified: int, behind: int) -> None:
         """Tell what is new. certified: units that no table has yet; behind: those that the newest table owes."""
         self.behind = behind
         told = {**self._of_the_pool(seen, certified), **await self._of_cases(seen.now, provider)}
@@ -225,7 +225,7 @@ class Claimer(ChainPoller):
 
     @classmethod
     async def open(cls, place: Any) -> Self:
-        return place.settling
+        return place.claimer
 
     def begin(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._books.listen)
@@ -289,7 +289,7 @@ class Claimer(ChainPoller):
             self._bell.ring()
             await looked.wait()
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         """One look at what is due, and at what the owner should know."""
         pool, self._seen = seen.pool, seen
         if self._provider is None:
@@ -301,7 +301,7 @@ class Claimer(ChainPoller):
         if share and share.units and share.units > claimed and await self.gathering.is_time(seen):
             await self._claim(share.units, share.proof, self.gathering.patience(seen))
             claimed = await self._chain.claimed(self._pool, self._own)
-        await self.filing.look(seen)
+        await self.filing.tick(seen)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
         await self._sum(seen, head, (line, share.rest if share else 0), claimed)
@@ -309,7 +309,7 @@ class Claimer(ChainPoller):
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(seen)
         behind = head.owing.behind if head and head.owing else 0
-        await self._warnings.look(seen, self._provider, self.account.certified, behind)
+        await self._warnings.tick(seen, self._provider, self.account.certified, behind)
         self.swept = seen.may_be_swept and not pool.escrow
         self.looked.tell()
         return seen.pause

@@ -91,7 +91,7 @@ class PolicySync(Service):
         progress.enter("policy", self._waits_for, lambda: fraction(self._exchange.under_way()))
         policy = await self._context.policy_cache.newer_than(-1)
         progress.tell("policy", f"policy {policy.step} is here and verified")
-        progress.enter("first-contribution", progress.doing)
+        progress.enter("first-contribution", progress.activity)
 
     def _waits_for(self) -> str:
         step = self._follower.newest_step

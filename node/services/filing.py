@@ -52,7 +52,7 @@ class OwnFiling:
         """By the envelope of the root."""
         self.filed = OwnFiled()
 
-    async def look(self, seen: PoolRecord) -> None:
+    async def tick(self, seen: PoolRecord) -> None:
         """File what is to be filed now, redeem what is to be redeemed now."""
         if not seen.pool.ended:
             return

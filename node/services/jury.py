@@ -82,6 +82,10 @@ def describe_audits(state: PoolState, membership: Membership, audit: AuditSpec) 
 
 def describe_leader(state: PoolState) -> dict[str, Any]:
     """Whether the trainer's word is taken here; if not, what it signed that cannot both be true."""
-    fork = state.policies.fork
-    said = {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
+    equivocation = state.policies.equivocation
+    said = {
+        "trusted": equivocation is None,
+        "why": equivocation.what if equivocation else "",
+        "evidence": len(equivocation.evidence) if equivocation else 0,
+    }
     return said | {"refused": dict(state.refused), "step_verdicts": state.steps.status()}

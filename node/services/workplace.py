@@ -179,7 +179,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return Groups(self.context, self.spool.next_batch, self.watch.tell)
 
     @cached_property
-    def certifying(self) -> Certifier:
+    def certifier(self) -> Certifier:
         """What this validator certifies."""
         return Certifier(self.context)
 
@@ -221,7 +221,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return PoolAccounting(self.context, self.chain, self.ledger)
 
     @cached_property
-    def settling(self) -> Claimer:
+    def claimer(self) -> Claimer:
         """What this node's work comes to."""
         # On a devnet gas costs nothing, and pay waits for no more to come.
         return Claimer(self.books, gathers=not is_devnet(self.chain.profile))

@@ -109,7 +109,7 @@ class LeaderDisbelieved(Fact, frozen=True):
     """The holder of a term said what cannot be true together, or a quorum found a step of it bad."""
 
     term: int
-    fork: Equivocation
+    equivocation: Equivocation
     lasting: ClassVar[bool] = True
 
 

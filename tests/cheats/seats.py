@@ -222,7 +222,7 @@ RUSHED = 8
 class Rusher(RoundCloser):
     """Speaks first in every round and ballot, of no contribution at all, and closes that at once."""
 
-    async def _look(self, round_: int, outer: Outer | None) -> float:
+    async def _tick(self, round_: int, outer: Outer | None) -> float:
         if outer is None or self._rounds.votes.book.of(round_).has_own:
             return math.inf
         nothing = Proposal(outer.root, outer.state, outer.size, ())

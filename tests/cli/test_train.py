@@ -293,12 +293,12 @@ def test_without_a_terminal_it_says_what_it_does_where_nothing_else_was_said_in_
     out = io.StringIO()
     run = SimpleNamespace(spec=SimpleNamespace(name="r", recipe=SimpleNamespace(steps=2)))
     with train.ProgressView(out, run) as view:  # type: ignore[arg-type]
-        view.doing("loading")
+        view.activity("loading")
         now = 20.0 - 1
-        view.doing("sampling")
+        view.activity("sampling")
         now = 20.0
-        view.doing("learning")
+        view.activity("learning")
         view.step({"step": 1})
-        view.doing("sampling again")
+        view.activity("sampling again")
     said = [line.strip() for line in out.getvalue().splitlines()]
     assert said == ["training r: 2 steps", "loading", "learning", "step 1/2"]

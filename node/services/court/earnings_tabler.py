@@ -174,7 +174,7 @@ class EarningsTabler(ChainPoller):
 
     # the table
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         """One look at what is to be tabled, signed, compared, carried."""
         pool, first = seen.pool, seen.first
         self._pause = min(max(pool.window / 40, self._pauses[0]), self._pauses[1])

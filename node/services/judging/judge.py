@@ -28,7 +28,7 @@ from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.peer_audit import PeerAudit
 from node.services.judging.queue import InspectionQueue
-from node.services.judging.recomputing import Recomputing
+from node.services.judging.recomputing import Recomputer
 from node.services.judging.records import WorkerRecords
 from node.services.judging.verdict_publisher import VerdictPublisher
 from node.services.training.values import Rows, own_rows
@@ -89,7 +89,7 @@ class Validator(Service):
         task_inputs: TaskInputs | None = None,
         lots: OwnLots | None = None,
         *,
-        certifying: Certifier,
+        certifier: Certifier,
     ) -> None:
         self._context = context
         self._engine = engine
@@ -98,7 +98,7 @@ class Validator(Service):
         self._scratch = scratch
         self._audit = context.run.spec.audit
         runtime = None if task_inputs is None else TaskRuntime(task_inputs, engine, scratch, checking=True)
-        self._recomputing = Recomputing(runtime, self._audit.logprob_tolerance)
+        self._recomputer = Recomputer(runtime, self._audit.logprob_tolerance)
         self._register = context.state.register
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
         self._records = WorkerRecords(context.run.spec.verification.decision, context.journal)
@@ -107,7 +107,7 @@ class Validator(Service):
         self._fetching = self.fetching_kind(context, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = VerdictPublisher(context, self.own_lots.is_calm)
-        self._peer_audit = PeerAudit(context, self._look_at_groups, certifying)
+        self._peer_audit = PeerAudit(context, self._look_at_groups, certifier)
         self._vanished: BoundedDict[bytes, None] = BoundedDict(VANISHED)
         self._beside: set[tuple[WorkId, bool]] = set()
         self.rate = Rate(clock=context.clock.monotonic)
@@ -121,7 +121,7 @@ class Validator(Service):
     async def open(cls, place: Workplace) -> Self | None:
         own = (place.scratch, place.tally, place.task_inputs, place.own_lots)
         given = (place.context, place.engine, place.policies, place.chain, *own)
-        return cls(*given, certifying=place.certifying)
+        return cls(*given, certifier=place.certifier)
 
     async def run(self) -> None:
         await self.own_lots.prepare()
@@ -266,7 +266,7 @@ class Validator(Service):
     async def _judge_recomputed(self, work: RegisteredWork, path: Path | None, recheck: bool) -> None:
         """What is not sampled is what this validator finds itself. It says nothing of how well its author samples."""
         started = self._context.clock.monotonic()
-        found = await _here(self._recomputing.inspect(work, path, afresh=recheck))
+        found = await _here(self._recomputer.inspect(work, path, afresh=recheck))
         seconds = self._context.clock.monotonic() - started
         await self._pronounce(work, found, None, None, seconds, recheck)
 
@@ -404,7 +404,7 @@ class Validator(Service):
 
     # as a service
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What this validator does now, in words."""
         given = sum(self.outcomes[name] for name in ("accepted", "rejected"))
         waiting = self._fetching.waiting

@@ -37,13 +37,13 @@ Look = Callable[[RegisteredWork, tuple[int, ...]], Awaitable[tuple[Inspected, Ro
 
 
 class PeerAudit:
-    """Runs beside a validator's judging. look: recomputes groups of a file here; certifying: what waits to be paid."""
+    """Runs beside a validator's judging. look: recomputes groups of a file here; certifier: what waits to be paid."""
 
-    def __init__(self, context: Context, look: Look, certifying: Certifier) -> None:
+    def __init__(self, context: Context, look: Look, certifier: Certifier) -> None:
         self._context = context
         self._own = context.key.address
         self._look = look
-        self._certifying = certifying
+        self._certifying = certifier
         self._tolerance = context.run.spec.audit.logprob_tolerance
         self._turn = trio.Lock()
         self.counts: Counter[str] = Counter()

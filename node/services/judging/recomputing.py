@@ -20,7 +20,7 @@ from protocol.tasks import TaskId
 from protocol.values import mean_logprobs, reward_tags
 
 
-class Recomputing:
+class Recomputer:
     """runtime: None where this node takes no part in tasks; tolerance: as in protocol.values.rows_differ."""
 
     def __init__(self, runtime: TaskRuntime | None, tolerance: float) -> None:

@@ -103,7 +103,7 @@ class Rounds(Service):
         nursery.start_soon(self.run)
 
     async def run(self) -> None:
-        self._context.progress.enter("rounds", self.doing)
+        self._context.progress.enter("rounds", self.activity)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.votes.run)
             await self._catch_up()
@@ -267,7 +267,7 @@ class Rounds(Service):
             return {}
         return {"policy_step": self.outer.round, "outer": self.outer.root}
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What the round waits for, in words."""
         if self.outer is None or self.over:
             return "the last round is over"

@@ -20,7 +20,7 @@ import trio
 from node.bounded_dict import BoundedDict
 from node.changes import Changes
 from node.inference.client import EngineChild
-from node.inference.link import Told
+from node.inference.link import OnProgress
 from node.inference.wire import AnsweredMessage, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
 from node.services.certifier import Certifier
 from node.services.context import Context
@@ -84,7 +84,7 @@ class ContributionJudge:
         *,
         timeout: float,
         policy: LoadPolicy | None = None,
-        on_progress: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> R:
         """request: Inspect, whose groups are (0,) or None for a replay. Raises TrainingError."""
         order: Any = request
@@ -295,7 +295,7 @@ class BothKinds:
         *,
         timeout: float,
         policy: LoadPolicy | None = None,
-        on_progress: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> R:
         order: Any = request
         known = self._policies.find(order.policy_root) if isinstance(order, Inspect) else None
@@ -303,7 +303,7 @@ class BothKinds:
         return await which.ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
 
 
-class ContributionJudging(Validator):
+class ContributionJudge(Validator):
     """A validator of a run with rounds. engine: for the rollouts that it learns from, None where that is text."""
 
     def __init__(
@@ -312,11 +312,11 @@ class ContributionJudging(Validator):
         rounds: Rounds,
         looks: ContributionJudge,
         *given: Any,
-        certifying: Certifier,
+        certifier: Certifier,
         engine: EngineChild | None = None,
     ) -> None:
         child = looks if engine is None else BothKinds(context.state.policies, looks, engine)
-        super().__init__(context, child, None, *given, certifying=certifying)
+        super().__init__(context, child, None, *given, certifier=certifier)
         self._rounds, self._looks, self._samples = rounds, looks, engine is not None
 
     @classmethod
@@ -324,7 +324,7 @@ class ContributionJudging(Validator):
         learns = bool(place.context.run.spec.replicas)
         looks = ContributionJudge(place.context, place.rounds, place.batches if learns else None)
         given = place.context, place.rounds, looks, place.chain, place.scratch, place.tally
-        return cls(*given, certifying=place.certifying, engine=place.engine if learns else None)
+        return cls(*given, certifier=place.certifier, engine=place.engine if learns else None)
 
     async def _follow_policies(self) -> None:
         """Rounds are this run's policies."""

@@ -127,11 +127,11 @@ class ReplicaTrainer(RoundWorker):
 
     # as a service
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         if self._training < 0 <= self.replica_id and self._ready < self._inner and not self._rounds.over:
-            found = f"replica {self.replica_id} has {self._ready} of {self._inner} batches of {self._rounds.doing()}"
+            found = f"replica {self.replica_id} has {self._ready} of {self._inner} batches of {self._rounds.activity()}"
             return f"{found}; {self._pool.rollouts} accepted rollouts wait"
-        return super().doing()
+        return super().activity()
 
     def status(self) -> dict[str, Any]:
         told = super().status()

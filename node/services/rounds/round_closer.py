@@ -68,8 +68,8 @@ class RoundCloser(Service):
                 if outer is not None and self._is_in_office():
                     # Of the round before, too: who has decided says so to those who have not, until the next one is.
                     if outer.round:
-                        due = await self._look(outer.round - 1, None)
-                    due = min(due, await self._look(outer.round, outer))
+                        due = await self._tick(outer.round - 1, None)
+                    due = min(due, await self._tick(outer.round, outer))
                 # Seconds between two looks at most: that a peer is gone nobody says.
                 await self._bell.wait(min(due - self._context.clock.monotonic(), 1.0))
             nursery.cancel_scope.cancel()
@@ -90,7 +90,7 @@ class RoundCloser(Service):
             if signed.message.round == round_:
                 self._rounds.votes.note(signed)
 
-    async def _look(self, round_: int, outer: Outer | None) -> float:
+    async def _tick(self, round_: int, outer: Outer | None) -> float:
         """Say what there is to say of a round; when there may be more although nothing is heard. outer: of the one that
         runs."""
         if round_ not in self._recalled:

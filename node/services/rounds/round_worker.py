@@ -206,14 +206,14 @@ class RoundWorker(Service):
         self._changed.tell()
         return {"replica_id": replica_id, "rate": round(self.rate.per_second, 1)}
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         if self._training >= 0:
             return f"training round {self._training + 1} of {self._rounds.last} on replica {self.replica_id}"
         if self._rest.why:
             return DOING
         if self.replica_id < 0:
             return "waiting for a free replica: the run has diloco.max_contributions of them"
-        return f"its steps are made; {self._rounds.doing()} waits for the others"
+        return f"its steps are made; {self._rounds.activity()} waits for the others"
 
     def status(self) -> dict[str, Any]:
         return {

@@ -35,7 +35,7 @@ from protocol.tasks import TaskId, admits_engine
 log = structlog.get_logger()
 
 
-class TaskWork(Service):
+class TaskWorker(Service):
     """Does shards of open tasks until cancelled."""
 
     name = "task-worker"

@@ -49,8 +49,8 @@ EVENTS = dict.fromkeys(
 }
 """Events that are shown, by name, in their own words or in these: what failed may hold a path, or a URL with a key."""
 MEMBER_COLUMNS = (
-    "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
-    "used", "left_out",
+    "address", "role", "state", "activity", "step", "seen", "rate", "connected", "accepted", "rejected", "units",
+    "reason", "used", "left_out",
 )  # fmt: skip
 DECISION_COLUMNS = ("place", "number", "at", "node", "step", "index", "accepted", "reason", "detail")
 
@@ -102,7 +102,7 @@ def _member(row: MemberPart, counted: ContributionPart, uses: WorkerUsesPart | N
         words(row.address, 42),
         words(row.role, 16),
         words(row.state, 16),
-        words(row.doing, 24),
+        words(row.activity, 24),
         number(row.step),
         ago(row.address, row.seen_seconds_ago),
         round(number(row.tokens_per_second) or 0),

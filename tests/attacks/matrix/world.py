@@ -351,7 +351,7 @@ class Node:
         scratch.mkdir()
         lots = OwnLots(self.context, steps=1.0)
         self.validator = Validator(
-            self.context, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
+            self.context, engine, policies, self.judge, scratch, lots=lots, certifier=self.certifying
         )
         replaying = TruthfulReplaying(self.context, scratch, Anew())
         replaying.truth = world.history
@@ -890,7 +890,7 @@ def forks(world: World) -> Facts:
     return frozenset(
         (node.name, name_of(of.holder) if of.number == term else "", "term", term)
         for node in _each(world)
-        for term in node.jury.state.policies.forks
+        for term in node.jury.state.policies.equivocations
         for of in [next((one for one in node.membership.terms._terms if one.number == term), node.membership.terms.now)]
     )
 

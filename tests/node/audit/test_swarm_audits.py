@@ -125,7 +125,7 @@ class Bench:
         await self.until(lambda: all(seat.jury.state.lots.steps_rate(VALIDATORS[2].address) for seat in self.seats))
         for path in sorted((self.desk.directory / "rollouts").iterdir()):
             await self.store.add(path)
-        await self.showing.look()
+        await self.showing.tick()
         for step in range(upto + 1):
             await self.announce(step)
 
@@ -233,7 +233,7 @@ async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_mo
         await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
         accusing = [one for one in bench.said() if one[1] is not VerdictOutcome.ACCEPT]
         assert accusing[:2] == [(1, VerdictOutcome.SLASH, Reason.STATE)] * 2, "step 0 was honest"
-        fork = bench.trainer.jury.state.policies.fork
+        fork = bench.trainer.jury.state.policies.equivocation
         assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
         assert all(bench.trainer.board.opened(raw, StepVerdict) for raw in fork.evidence)
         nursery.cancel_scope.cancel()
@@ -267,7 +267,8 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
         await trio.sleep(0.5)
         assert not any(audit._begun for audit in bench.audits), "the control: no lot draws a step here"
         await standby.board.post(StepObjected(pool=POOL, term=0, step=2))
-        await bench.until(lambda: all(seat.jury.state.policies.fork for seat in bench.seats))  # which ends the term
+        # Which ends the term.
+        await bench.until(lambda: all(seat.jury.state.policies.equivocation for seat in bench.seats))
         assert {one for one in bench.said() if one[0] == 1} == {(1, VerdictOutcome.SLASH, Reason.STATE)}
         nursery.cancel_scope.cancel()
 
@@ -289,7 +290,7 @@ async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded
         await bench.until(lambda: all(len(seat.board.messages(StepObjected)) == 3 for seat in bench.seats))
         await trio.sleep(0.5)
         assert bench.said() == [(0, VerdictOutcome.ACCEPT, 0)] * 3
-        assert not any(seat.jury.state.policies.fork for seat in bench.seats)
+        assert not any(seat.jury.state.policies.equivocation for seat in bench.seats)
         nursery.cancel_scope.cancel()
 
 

@@ -342,7 +342,7 @@ async def test_a_worker_that_is_paused_in_a_file_makes_no_other_until_it_is_resu
         before = swarm.trainer.commitments
         rest.say("owner", "paused", patience)
         await trio.sleep(8 * FILE_SECONDS)
-        assert rest.quiet and swarm.worker.doing().startswith("paused")
+        assert rest.quiet and swarm.worker.activity().startswith("paused")
         assert swarm.trainer.commitments == before + more
         rest.say("owner", "")
         await trio.sleep(8 * FILE_SECONDS)

@@ -162,7 +162,7 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
                 await court.workers[0].board.post(stating(own, WORKER, DOMAIN))
                 await trio.sleep(0.2)
             await leader.step(step, drops=drops if step >= 5 else None)
-            if court.trainer.jury.state.policies.forks:
+            if court.trainer.jury.state.policies.equivocations:
                 first = step
                 break
         said = [one.message for one in court.trainer.board.messages(StepVerdict)]
@@ -173,6 +173,6 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
             assert {(one.outcome, one.reason) for one in said} == {(VerdictOutcome.REJECT, Reason.LEFT_OUT)}
             assert OTHER.address in said[0].detail
             for seat in everybody:
-                fork = seat.jury.state.policies.fork
+                fork = seat.jury.state.policies.equivocation
                 assert fork is not None and not seat.jury.state.distrust, "who stands by goes on"
         nursery.cancel_scope.cancel()

@@ -284,13 +284,13 @@ export function members(state) {
 function memberRow(one, units, state) {
   const mine = one.address === me(state);
   const judged = one.accepted || one.rejected;
-  const doing = one.state === "healthy" && one.doing ? one.doing : one.state;
+  const activity = one.state === "healthy" && one.activity ? one.activity : one.state;
   return {
     kind: mine ? "me" : null,
     cells: [
       make("span", { class: "mono", title: one.address }, short(one.address), mine ? make("small", { class: "tag" }, " this node") : null),
       one.role || "–",
-      make("span", { class: `state ${one.state}`, title: one.reason ? name(one.reason) : null }, name(doing)),
+      make("span", { class: `state ${one.state}`, title: one.reason ? name(one.reason) : null }, name(activity)),
       one.step === null || one.step < 0 ? "–" : count(one.step),
       one.rate ? count(one.rate) : "–",
       judged ? count(one.accepted) : "–",

@@ -12,7 +12,7 @@ from node.blobs.errors import StoreFull
 from node.errors import NodeError
 from node.inference.wire import Inspect, Inspected
 from node.services.judging.judge import Validator
-from node.services.judging.recomputing import Recomputing
+from node.services.judging.recomputing import Recomputer
 from node.swarm.vote_set import FileState
 from node.tasks.recomputed import TaskRuntime
 from protocol.blobs import BlobInfo, describe
@@ -105,4 +105,4 @@ async def test_a_result_whose_file_is_gone_once_the_own_one_is_computed_is_put_o
         commitment=SimpleNamespace(units=5, file_root=describe(b"theirs").root, index=0),
     )
     with pytest.raises(NodeError, match="its file is gone"):
-        await Recomputing(TaskRuntime(none, none, tmp_path), 0.05).inspect(work, tmp_path / "evicted")
+        await Recomputer(TaskRuntime(none, none, tmp_path), 0.05).inspect(work, tmp_path / "evicted")

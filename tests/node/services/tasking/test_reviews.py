@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from node.environments.package.archive import pack
 from node.sandbox import SandboxLimits
 from node.services.certifier import Certifier
-from node.services.judging.recomputing import Recomputing
+from node.services.judging.recomputing import Recomputer
 from node.services.tasking.requests import TaskRequest
 from node.swarm.vote_set import FileState
 from node.tasks import reviewing
@@ -148,7 +148,7 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
     looked: list[Path] = []
     monkeypatch.setattr("node.tasks.recomputed.review_package", lambda path, task: looked.append(path) or b"good")
     task_inputs, none = SimpleNamespace(files=files), SimpleNamespace()
-    reviews = Recomputing(TaskRuntime(task_inputs, none, tmp_path), 0.05)
+    reviews = Recomputer(TaskRuntime(task_inputs, none, tmp_path), 0.05)
     assert (await reviews.inspect(work(b"good"))).outcome == VerdictOutcome.ACCEPT
     refused = await reviews.inspect(work(b"better"))
     assert (refused.outcome, refused.reason) == (VerdictOutcome.REJECT, Reason.WRONG_REPORT) and len(looked) == 1

@@ -130,7 +130,7 @@ async def test_a_run_that_pretrains_shows_its_rounds_and_no_other_run_does(chrom
 async def test_names_that_members_chose_are_text(chromium: Chromium, tmp_path: Path) -> None:
     swarm = Swarm()
     told = swarm.status()
-    told["swarm"][1] |= {"role": HOSTILE, "state": HOSTILE, "doing": HOSTILE, "address": HOSTILE}
+    told["swarm"][1] |= {"role": HOSTILE, "state": HOSTILE, "activity": HOSTILE, "address": HOSTILE}
     told["contributions"]["recent"][-1] |= {"accepted": False, "reason": HOSTILE, "detail": HOSTILE, "node": HOSTILE}
     told["contributions"]["by_reason"] = {HOSTILE: 3}
     told["slashed"][0] |= {"reason": HOSTILE, "transaction": HOSTILE}

@@ -38,12 +38,12 @@ def test_nothing_that_only_the_owner_should_see_is_told() -> None:
 
 def test_what_members_wrote_is_short_and_visible() -> None:
     told = status()
-    told["swarm"][1] |= {"role": HOSTILE, "doing": HOSTILE, "tokens_per_second": float("nan")}
+    told["swarm"][1] |= {"role": HOSTILE, "activity": HOSTILE, "tokens_per_second": float("nan")}
     told["contributions"]["recent"][0]["detail"] = HOSTILE
     row = dict(zip(MEMBER_COLUMNS, next(members(typed(told), ago))[told["swarm"][1]["address"]], strict=True))
     shown = decisions(typed(told))[told["contributions"]["recent"][0]["number"] % RECENT]
     detail = dict(zip(DECISION_COLUMNS, shown, strict=True))["detail"]
-    for text in (row["role"], row["doing"], detail):
+    for text in (row["role"], row["activity"], detail):
         assert text.startswith("<img") and len(text) <= 200 and text.isprintable()
     assert row["rate"] == 0
 
