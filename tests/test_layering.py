@@ -60,6 +60,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "node.services.answer_server",
         "node.services.hardware_prover",
+        "node.services.own_words",
         "node.services.continuity",
         "node.services.earnings_reporter",
         "node.services.run_progress",
