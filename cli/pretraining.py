@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
-from cli.output import console, duration, rounded
+from cli.output import console, count_of, duration, rounded
 
 if TYPE_CHECKING:
     from cli.run_directory import RunDirectory
@@ -132,7 +132,6 @@ def warnings_about(run: "RunSpec", facts: "RunFacts", context: int | None) -> li
 
 def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str]]:
     """The table of `run validate`."""
-    from cli.run import count_of
     from node.run.problems import TextFacts
 
     run, text, rules = compiled.spec, compiled.spec.pretraining, compiled.spec.diloco

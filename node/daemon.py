@@ -84,7 +84,7 @@ from node.services.pool_keeper import PoolKeeper
 from node.services.rest_keeper import RestKeeper
 from node.services.rollout_worker import RolloutWorker
 from node.services.rounds.applying import Rounds
-from node.services.rounds.judging import ContributionJudge
+from node.services.rounds.judging import ContributionValidator
 from node.services.rounds.publishing import StatePublisher
 from node.services.rounds.replica_trainer import ReplicaTrainer
 from node.services.rounds.round_closer import RoundCloser
@@ -154,7 +154,16 @@ ROLES: dict[Role, Services] = {
 ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Rounds, RoundWorker, *PAID, EarningsReporter),
-    "validator": (*EVERYBODY, Rounds, ContributionJudge, RoundCloser, Certifier, EarningsTabler, *PAID, ClaimCarrier),
+    "validator": (
+        *EVERYBODY,
+        Rounds,
+        ContributionValidator,
+        RoundCloser,
+        Certifier,
+        EarningsTabler,
+        *PAID,
+        ClaimCarrier,
+    ),
     "trainer": (*EVERYBODY, Rounds, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
@@ -164,7 +173,7 @@ REPLICA_ROLES: dict[Role, Services] = {
     "validator": (
         *REPLICATED,
         EngineService,
-        ContributionJudge,
+        ContributionValidator,
         RoundCloser,
         Certifier,
         EarningsTabler,

@@ -2,7 +2,7 @@
 each round, and as many come?
 
 **The product's own:** rounds, lists and their agreement (`Rounds`, `RoundCloser`), replicas and contributions
-(`RoundWorker`), judging and its lots (`ContributionJudge`), contribution files, the outer step and its roots,
+(`RoundWorker`), judging and its lots (`ContributionValidator`), contribution files, the outer step and its roots,
 heartbeats; boards, juries and tables of members of those that have everything of their own.
 
 **Modelled:** the model is a vector of SHAPES, and steps move it to its replica's own middle; they take seconds by the
@@ -45,7 +45,7 @@ from node.services.certifier import Certifier
 from node.services.context import make_context
 from node.services.heartbeat import HeartbeatSender
 from node.services.rounds.applying import Rounds
-from node.services.rounds.judging import ContributionJudge
+from node.services.rounds.judging import ContributionJudge, ContributionValidator
 from node.services.rounds.round_closer import RoundCloser
 from node.services.rounds.round_worker import RoundWorker
 from node.state.files import mapped
@@ -398,7 +398,7 @@ class Node:
             return [RoundWorker(self.context, self.rounds, self._pins)]
         looks: Any = ContributionJudge(self.context, self.rounds)
         given: tuple[Any, ...] = self.context, self.rounds, looks, self.court, self.swarm.folder
-        judging = ContributionJudge(*given, certifier=Certifier(self.context))
+        judging = ContributionValidator(*given, certifier=Certifier(self.context))
         return [judging, RoundCloser(self.context, self.rounds)]
 
     async def live(self) -> None:

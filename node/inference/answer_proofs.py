@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.inference.answering import COLDEST, draw_of
 from node.inference.engine import Completion, Engine, FinishedSequence, Weights
 from node.inference.errors import EngineError
 from node.inference.model_files import is_model_file
@@ -23,7 +22,7 @@ from node.inference.proofs import compare_all, prove_all
 from protocol.checks import check_activations, check_sampling, sampling_statistics
 from protocol.engines import arithmetic, is_engine_class
 from protocol.run import VerificationSpec
-from protocol.sampling import distance
+from protocol.sampling import distance, uniforms
 from protocol.thresholds import Thresholds
 from protocol.toploc import MalformedProof, most_points, proof_count, split_proofs
 
@@ -32,8 +31,16 @@ BATCH = 32
 ALIKE = Thresholds(exponent_mismatches=2, mantissa_mean=0.1, mantissa_median=0.1)
 """Where both computed in one class of float32: honest answers lie at 0.008 at most there, those of weights in eight
 bits above 0.3 (docs/figures/verification.md). An uncalibrated run's thresholds let six of ten of the latter through."""
-_CONTEXT = "intellect-node answered model v1"
+COLDEST = 1e-4
+"""Temperature 0, which has no distribution: the likeliest token, but for ties."""
+_CONTEXT, _DRAW = "intellect-node answered model v1", "intellect-node answer draw v1"
 _PIECE = 1 << 20
+
+
+def draw_of(seed: int, number: int, most: int) -> np.ndarray:
+    """float64[most]: the numbers that draw answer `number` to a question of this seed."""
+    key = blake3(seed.to_bytes(16, "little", signed=True) + number.to_bytes(4, "little"), derive_key_context=_DRAW)
+    return uniforms(key.digest(), most)
 
 
 class BadAnswerProof(EngineError):

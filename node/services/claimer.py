@@ -22,7 +22,6 @@ from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.filing import OwnFiling
 from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord
-from node.state.kept import cached
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, FilingPart, PaidUnitsPart, PayPart
 from protocol.errors import IntellectError
@@ -323,20 +322,16 @@ class Claimer(ChainPoller):
 
     async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.
-        await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode((units, proof)))
+        await self._journal.keep(SENDING, (units, proof))
         await self._finish(patience)
 
     async def _finish(self, patience: Patience | None) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
         on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
-        kept = await self._journal.do(self._journal.recall, SENDING)
-        if not kept:
-            return
         # What cannot be read is claimed anew: the contract pays a difference.
-        read = partial(msgspec.msgpack.decode, kept, type=tuple[int, tuple[bytes, ...]])
-        claim = cached(f"the journal's {SENDING}", read)
+        claim = await self._journal.kept(SENDING, tuple[int, tuple[bytes, ...]])
         if claim is None:
-            return await self._journal.do(self._journal.remember, SENDING, b"")
+            return
         units, proof = claim
         try:
             await self._chain.claim(self._pool, self._own, units, proof, patience=patience)
@@ -344,7 +339,7 @@ class Claimer(ChainPoller):
         # Somebody else carried it, a newer table was posted, or its size allows no more yet; or it waits for a price.
         except (Reverted, FeeTooHigh) as error:
             log.info("pay.not_due", units=units, why=error.why)
-        await self._journal.do(self._journal.remember, SENDING, b"")
+        await self._journal.keep(SENDING, None)
 
     async def _collect(self) -> None:
         """Bonds and shares of cases that are over, of this node and of its provider."""
@@ -410,7 +405,7 @@ class Claimer(ChainPoller):
             times = {"delay": seen.pool.delay} | _waits(seen) | self.filing.facts(seen)
             record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold, **times)
             if record != known:
-                await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
+                await self._journal.keep(PAY, record)
             self._record = record
             return
         if known is None:  # what the journal holds of before it was looked at is told as well as it can be

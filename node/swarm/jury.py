@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import structlog
 import trio
 
@@ -133,9 +132,7 @@ class Jury:
             self._open_again(envelopes)
 
     async def _recalled(self, name: str, kind: type[T]) -> T | None:
-        kept = await self._journal.do(self._journal.recall, name) if self._journal is not None else None
-        read = partial(msgspec.msgpack.decode, kept or b"", type=kind)
-        return cached(f"the journal's {name}", read) if kept is not None else None
+        return await self._journal.kept(name, kind) if self._journal is not None else None
 
     def _open_again(self, envelopes: Sequence[bytes]) -> None:
         """A dispute that was open before a restart, which all validators may have had at once: nobody would tell of it.
@@ -176,7 +173,7 @@ class Jury:
             }
             if (journal := self._journal) is not None:
                 for name, what in kept.items():
-                    await journal.do(journal.remember, name, msgspec.msgpack.encode(what))
+                    await journal.keep(name, what)
 
 
 def _opened(domain: Domain, pool: int, envelopes: Sequence[bytes]) -> list[Signed[Any]]:

@@ -43,7 +43,7 @@ class PeerAudit:
         self._context = context
         self._own = context.key.address
         self._look = look
-        self._certifying = certifier
+        self._certifier = certifier
         self._tolerance = context.run.spec.audit.logprob_tolerance
         self._turn = trio.Lock()
         self.counts: Counter[str] = Counter()
@@ -57,7 +57,7 @@ class PeerAudit:
             while True:
                 # Seconds between two rounds, or an eighth of the pool's window where that is less.
                 await trio.sleep(min(30.0, self._context.time.certified_after / 2))
-                for claims in self._certifying.claims():
+                for claims in self._certifier.claims():
                     nursery.start_soon(self._pay, claims)
 
     async def _pay(self, claims: Sequence[RootEntry]) -> None:
@@ -78,7 +78,7 @@ class PeerAudit:
                 self.counts["not_shown"] += 1
                 log.warning("report.not_shown", validator=claim.validator, verdicts=len(claims), why=error.why)
                 return
-        self._certifying.shown(claims)
+        self._certifier.shown(claims)
 
     def _others(self, claim: RootEntry) -> int:
         """Validators whose word about a file this one could look at."""

@@ -303,7 +303,7 @@ class BothKinds:
         return await which.ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
 
 
-class ContributionJudge(Validator):
+class ContributionValidator(Validator):
     """A validator of a run with rounds. engine: for the rollouts that it learns from, None where that is text."""
 
     def __init__(

@@ -18,7 +18,7 @@ from node.run.file import CompiledRun
 from node.services.certifier import Certifier
 from node.services.rollout_worker import RolloutWorker
 from node.services.rounds.batches import Batches
-from node.services.rounds.judging import ContributionJudge
+from node.services.rounds.judging import ContributionJudge, ContributionValidator
 from node.services.rounds.replica_trainer import ReplicaTrainer
 from node.services.rounds.round_closer import RoundCloser
 from node.services.usage_tracker import ReplicaUsageTracker
@@ -70,7 +70,7 @@ class ReplicaNode(Node):
             return [self.town.seating(context, rounds, self.pins, self.batches)]
         certifying = Certifier(context)
         given = context, rounds, ContributionJudge(context, rounds, self.batches), self.court, scratch
-        judge = ContributionJudge(*given, certifier=certifying, engine=self.town.engine)
+        judge = ContributionValidator(*given, certifier=certifying, engine=self.town.engine)
         return [judge, RoundCloser(context, rounds), certifying, ReplicaUsageTracker(context, rounds, self.batches)]
 
     @property

@@ -27,7 +27,7 @@ from node.services.context import make_context
 from node.services.heartbeat import HeartbeatSender
 from node.services.rounds import adding, applying
 from node.services.rounds.applying import Rounds
-from node.services.rounds.judging import ContributionJudge
+from node.services.rounds.judging import ContributionJudge, ContributionValidator
 from node.services.rounds.round_closer import RoundCloser
 from node.services.rounds.round_worker import RoundWorker
 from node.state import files
@@ -157,7 +157,7 @@ class Node:
         looks = ContributionJudge(self.context, self.rounds)
         certifying = Certifier(self.context)
         given = self.context, self.rounds, looks, self.court, self.town.folder
-        judge = ContributionJudge(*given, certifier=certifying)
+        judge = ContributionValidator(*given, certifier=certifying)
         return [judge, RoundCloser(self.context, self.rounds), certifying]
 
     async def live(self) -> None:
