@@ -12,7 +12,7 @@ import typer
 
 from cli.errors import USAGE, CommandError
 from node.units import TOKEN
-from protocol.errors import IntellectError
+from protocol.errors import UNREADABLE, IntellectError
 
 if TYPE_CHECKING:
     from protocol.identity import Address
@@ -155,5 +155,5 @@ def address_of(key: str | None) -> Any:
     try:
         told = msgspec.json.decode(key_file(key or "").read_bytes())
         return address("0x" + str(told["address"]).removeprefix("0x"))
-    except (OSError, ValueError, KeyError, TypeError, IntellectError):
+    except (OSError, KeyError, TypeError, *UNREADABLE, IntellectError):
         return None
