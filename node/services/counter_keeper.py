@@ -52,4 +52,4 @@ class CounterKeeper(Service):
         verdicts = self._tally.part("verdicts")
         judged: dict[str, Any] = {"accepted": verdicts["accepted"], "rejected": verdicts["rejected"]}
         judged["by_reason"] = dict(self._tally.part("reasons"))
-        return {"restarts": dict(self._restarts), "work": self._done.told(), "verdicts": judged}
+        return {"restarts": dict(self._restarts), "work": self._done.status(), "verdicts": judged}

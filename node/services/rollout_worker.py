@@ -113,7 +113,7 @@ class RolloutWorker(Service):
 
     def status(self) -> dict[str, Any]:
         work = {
-            **self.works.done.told(),
+            **self.works.done.status(),
             "generate_seconds": round(self.generate_seconds, 2),
             "last_reward_estimate": self.last_reward,
             "waiting": self.waiting,

@@ -217,6 +217,6 @@ class RoundWorker(Service):
 
     def status(self) -> dict[str, Any]:
         return {
-            "work": self.works.done.told(),
+            "work": self.works.done.status(),
             "pretraining": {"replica_id": self.replica_id, "training": self._training >= 0},
         }
