@@ -11,7 +11,7 @@ v = 1.1 (a sign, and now and then a larger step) it is the stricter bound of the
 Speeds are MB of image per second of CPU time on one core, best of several runs; a row's all come from one run.
 
 Written: what a follower's store counts a step beside the image's size, with a real publisher and follower and a wire in
-memory. Weights change by one unit in the last place. Beside it the same with every image an anchor, which writes each
+memory. Weights change by one unit in the last place. Beside it the same with every image a snapshot, which writes each
 of them whole.
 """
 
@@ -166,12 +166,12 @@ def drift(bits: np.ndarray, share: float, random: np.random.Generator) -> np.nda
     return moved
 
 
-async def follow(folder: Path, share: float, steps: int, count: int, anchor_every: int) -> dict[str, Any]:
+async def follow(folder: Path, share: float, steps: int, count: int, snapshot_every: int) -> dict[str, Any]:
     """What a follower writes of so many steps after its first image."""
     from tests.node.weights import little_swarm as swarm
 
     wire, random = swarm.Wire(), np.random.default_rng(1)
-    trainer = swarm.Origin(wire, folder / "trainer", swarm.NodeKey.generate(), anchor_every=anchor_every)
+    trainer = swarm.Origin(wire, folder / "trainer", swarm.NodeKey.generate(), snapshot_every=snapshot_every)
     peer = swarm.Peer(wire, folder / "peer", trainer.key.address, quota=1 << 34, limit=1 << 34)
     bits = bf16_bits(random.standard_normal(count, dtype=np.float32) * np.float32(0.02))
     before, seconds = 0, 0.0

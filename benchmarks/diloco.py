@@ -235,10 +235,10 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
         dict[str, int](),
         {name: list[float]() for name in [*makers, "half"]},
     )
-    seats, done, round_ = first._rules.max_contributions, 0, 0
+    replicas, done, round_ = first._rules.max_contributions, 0, 0
     first._started()
     while done < count:
-        found = [first._do(Train(round_, seat, 4e9)) for seat in range(min(seats, count - done))]
+        found = [first._do(Train(round_, replica_id, 4e9)) for replica_id in range(min(replicas, count - done))]
         paths = [one["path"] for one in found]
         for path in paths:
             others = tuple(other for other in paths if other != path)
@@ -370,7 +370,7 @@ def distances(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
                 first._started()
                 found: dict[str, list[float]] = {"half of the steps": [], "other rows": []}
                 for round_ in range(rounds):
-                    paths = [first._do(Train(round_, seat, 4e9))["path"] for seat in range(peers)]
+                    paths = [first._do(Train(round_, replica_id, 4e9))["path"] for replica_id in range(peers)]
                     outer = OuterStateFile(first._outer_path(round_))
                     made = [first._decoded(Path(path), outer) for path in paths]
                     found["other rows"].append(_apart(made[0], made[1]))
@@ -456,7 +456,7 @@ def _lend(owner: Any, other: Any, round_: int) -> None:
 
 
 def _half_of(peer: Any, path: Path, round_: int) -> Path:
-    """The same seat's contribution of half of the steps, which says that it is of all."""
+    """The same replica's contribution of half of the steps, which says that it is of all."""
     from node.training.jobs import Train
     from node.training.outer import OuterStateFile
     from protocol.contribution import encode_contribution
@@ -466,7 +466,7 @@ def _half_of(peer: Any, path: Path, round_: int) -> Path:
     path.rename(whole)
     peer._is_over = lambda _: next(steps) >= peer._rules.inner_steps // 2
     try:
-        peer._do(Train(round_, said.seat, 4e9))
+        peer._do(Train(round_, said.replica_id, 4e9))
     finally:
         del peer._is_over
     made = peer._decoded(path, outer)
@@ -478,7 +478,7 @@ def _half_of(peer: Any, path: Path, round_: int) -> Path:
 
 
 def _count(refused: dict[str, int], spec: Any, found: dict[str, Any]) -> None:
-    """By the rules of a validator whose node holds the seat."""
+    """By the rules of a validator whose node holds the replica."""
     from types import SimpleNamespace
 
     from node.bounded_dict import BoundedDict
@@ -491,7 +491,7 @@ def _count(refused: dict[str, int], spec: Any, found: dict[str, Any]) -> None:
     context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=spec))
     looks = ContributionJudge(context, None)  # type: ignore[arg-type]
     looks._claims[node] = BoundedDict(1)
-    looks._claims[node][found.get("seat", 0)] = None
+    looks._claims[node][found.get("replica_id", 0)] = None
     order = Inspect(
         policy_root=bytes(32), node=node, pool=0, index=0, units=found.get("tokens", 0), path="", report_path="",
         file_root=bytes(32),
@@ -660,7 +660,7 @@ def main() -> None:
         from benchmarks.simulation.rounds import Scenario, churn
 
         silence_logs(logging.CRITICAL)
-        small = Scenario(peers=16, seats=12, rounds=4)
+        small = Scenario(peers=16, replicas=12, rounds=4)
         rounds = asked.rounds or 100
         found["churn"] = churn(Scenario(rounds=rounds) if not asked.quick else small, small)
         save(asked.json, found)

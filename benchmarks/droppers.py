@@ -98,7 +98,7 @@ class Swarm:
         for one in JUDGES:
             heard = self.now
             self.now += 0.01  # gossip
-            works = self.book.cut(step) if one is JUDGES[0] else works  # noqa: F821 - the first judge binds it
+            works = self.book.accepted_list(step) if one is JUDGES[0] else works  # noqa: F821 - the first judge binds it
             self.book.heard(one, AcceptedList(pool=1, step=step, works=works))
             self.now = heard
         accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))

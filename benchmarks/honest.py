@@ -20,9 +20,9 @@ from benchmarks.proof_models import WORK, Subject, subjects
 from node.calibration.calibrate import CalibrationPlan, calibrate, look_at_honest_work
 from node.inference.settings import EngineSettings
 from protocol.checks import check_activations, check_sampling
-from protocol.cuts import Cuts
 from protocol.decision import Decision, Evidence, Likelihoods, SampleStatistics, SuspicionLevel, proof_distance
 from protocol.run import VerificationSpec
+from protocol.thresholds import Thresholds
 
 SAMPLES = {"small": 384, "large": 48}
 FILES, WORKERS, FILES_EACH = 50, 40, 50
@@ -45,9 +45,9 @@ def main() -> None:
             verification = rules(subject, regime, a.work, a.quick)
             result["rows"] += [_row(subject, regime, name, seen, verification) for name, seen in looks.items()]
     result["proofs"] = sum(row["proofs"] for row in result["rows"])
-    result["false positives"] = sum(row["proofs cut"] for row in result["rows"])
+    result["false positives"] = sum(row["proofs refused"] for row in result["rows"])
     show(result["rows"], "honest work (worker > verifier)")
-    print(f"\n{result['proofs']} honest proofs, {result['false positives']} beyond the hard cuts")
+    print(f"\n{result['proofs']} honest proofs, {result['false positives']} beyond the hard thresholds")
     save(a.json, result)
 
 
@@ -56,7 +56,7 @@ def _row(
 ) -> dict[str, Any]:
     errors = [error for sample in samples for error in sample.errors]
     worker, _, verifier = name.partition(">")
-    cuts = verification.cuts(worker, verifier)
+    thresholds = verification.thresholds(worker, verifier)
     likelihoods = Likelihoods(verification.decision, verification.toploc_k, verifier, worker)
     ratios = likelihoods.of_samples(samples)
     random = np.random.default_rng(0)
@@ -69,17 +69,17 @@ def _row(
         "permitted": regime,
         "work": name,
         "proofs": len(errors),
-        "proofs cut": sum(check_activations([error], cuts) is not None for error in errors),
+        "proofs refused": sum(check_activations([error], thresholds) is not None for error in errors),
         "most exponents": max(error.exponent_mismatches for error in errors),
         "distance": round(float(np.mean([proof_distance(error, verification.toploc_k) for error in errors])), 4),
         "mantissa mean, max": max(error.mantissa_mean for error in errors),
-        "files cut": f"{sum(_cut([samples[i] for i in one], cuts) for one in chosen)}/{FILES}",
+        "files refused": f"{sum(_refused([samples[i] for i in one], thresholds) for one in chosen)}/{FILES}",
         "workers suspected": f"{_suspected(verification, evidence)}/{WORKERS}",
     }
 
 
-def _cut(file: list[SampleStatistics], cuts: Cuts) -> bool:
-    return check_sampling(np.concatenate([sample.distances for sample in file]), cuts) is not None
+def _refused(file: list[SampleStatistics], thresholds: Thresholds) -> bool:
+    return check_sampling(np.concatenate([sample.distances for sample in file]), thresholds) is not None
 
 
 def _suspected(verification: VerificationSpec, evidence: list[Evidence]) -> int:

@@ -84,7 +84,7 @@ class Play:
 
     def told(self, name: str, **more: Any) -> dict[str, Any]:
         own = self.worker.key.address
-        pay = self.worker.settling.status()["pay"]
+        pay = self.worker.claimer.status()["pay"]
         units = {key: getattr(pay.units, key) for key in pay.units.__struct_fields__}
         waits = sum(units[key] for key in ("made", "accepted", "certified", "in_table"))
         paid = self.world.paid().get(own, 0)

@@ -193,10 +193,10 @@ async def obey(order: dict[str, Any], member: Participant, reach: Reach) -> Any:
                 member.membership.joined(address, contact)
             return {}
         case "add":
-            return (await member.stock.store.add(os.urandom(order["size"]))).root.hex()
+            return (await member.blob_service.store.add(os.urandom(order["size"]))).root.hex()
         case "fetch":
             started, before = time.monotonic(), time.process_time()
-            await member.stock.exchange.fetch(bytes.fromhex(order["root"]), [order["source"]], timeout=PATIENCE)
+            await member.blob_service.exchange.fetch(bytes.fromhex(order["root"]), [order["source"]], timeout=PATIENCE)
             return {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - before}
     network = member.network
     heard = [one.address for one in member.membership.table.all() if one.beat and one.address != member.key.address]

@@ -10,10 +10,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cli.errors import NETWORK, RUN, USAGE, CommandError
-from node.status_schema import SCHEMA_VERSION, DaemonStatus
+from node.errors import NodeError
+from node.status_schema import DaemonStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,32 +62,23 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
         ) from None
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
-    return _status_in(code, body)
+    return parse_status(body, code)
 
 
 def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout: float = 60.0) -> dict[str, Any]:
     """What a daemon answers to a request of its owner, as JSON; raises CommandError in the daemon's own words."""
     import httpx
 
+    from node.sdk import told_in
+
     try:
         code, answer = _exchange(socket, method, path, body, timeout)
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
     try:
-        told = msgspec.json.decode(answer, type=dict[str, Any])
-    # The HTTP server's own refusals (404, 405) are no JSON: the status code below says what they mean.
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        told = None
-    if code == HTTPStatus.OK and told is not None:
-        return told
-    if code == HTTPStatus.BAD_REQUEST and told is not None:
-        raise CommandError(str(told.get("what")), str(told.get("why")), str(told.get("remedy")), RUN)
-    raise CommandError(
-        "this node does not do that",
-        f"HTTP {code} for {method} {path}",
-        "tasks are offered at the node of the pool's trainer, in a run without rounds: name its --state-dir",
-        USAGE,
-    )
+        return told_in(code, answer, f"{method} {path}")
+    except NodeError as error:
+        raise _in_words(error, RUN if code == HTTPStatus.BAD_REQUEST else USAGE) from None
 
 
 async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus | None:
@@ -104,7 +94,7 @@ async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus |
         code, body = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True)
     except httpx.HTTPError:
         return None
-    return _status_in(code, body)
+    return parse_status(body, code)
 
 
 def _exchange(socket: Path, method: str, path: str, content: bytes | None, timeout: float) -> tuple[int, bytearray]:
@@ -115,32 +105,21 @@ def _exchange(socket: Path, method: str, path: str, content: bytes | None, timeo
     try:
         return exchange(socket, method, path, content, timeout)
     except AnswerTooLong as error:
-        raise CommandError(error.what, error.why, error.remedy, NETWORK) from None
+        raise _in_words(error, NETWORK) from None
 
 
-def _status_in(code: int, body: bytearray) -> DaemonStatus:
-    """The status in an HTTP answer; raises CommandError."""
-    if code != HTTPStatus.OK:
-        raise CommandError("the daemon did not give its status", f"HTTP {code}", "look at its log", NETWORK)
-    return parse_status(body)
+def parse_status(body: bytes | bytearray, code: int = HTTPStatus.OK) -> DaemonStatus:
+    """The status in an HTTP answer. Raises CommandError where it is none of a schema that this program reads."""
+    from node.sdk import status_in
 
-
-def parse_status(body: bytes | bytearray) -> DaemonStatus:
-    """Raises CommandError when the answer is not a status of a schema that this program reads."""
     try:
-        status = msgspec.json.decode(body, type=DaemonStatus)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CommandError(
-            "the daemon's answer cannot be read", str(error), "run daemon and command in one version", NETWORK
-        ) from None
-    if status.schema_version != SCHEMA_VERSION:
-        raise CommandError(
-            "the daemon speaks another version",
-            f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}",
-            "run daemon and command in one version",
-            NETWORK,
-        )
-    return status
+        return status_in(code, body)
+    except NodeError as error:
+        raise _in_words(error, NETWORK) from None
+
+
+def _in_words(error: NodeError, code: int) -> CommandError:
+    return CommandError(error.what, error.why, error.remedy, code)
 
 
 def _answers(path: Path) -> bool:

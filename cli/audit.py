@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node audit rollout.arrow --run run.toml --policy policy-12.safetensors   |   "
     "intellect-node audit 9f86d0.. --state-dir nodes/worker-1 --json   |   "
-    "intellect-node audit step 12 --dir runs/my-run   |   intellect-node audit step 12 --seat 0 --dir runs/several   "
-    "|   intellect-node audit step 12 --state-dir nodes/worker-1   |   "
+    "intellect-node audit step 12 --dir runs/my-run   |   intellect-node audit step 12 --replica 0 --dir runs/several"
+    "   |   intellect-node audit step 12 --state-dir nodes/worker-1   |   "
     "intellect-node audit answer answer.json --model Qwen/Qwen3-0.6B"
 )
 
@@ -42,7 +42,7 @@ def command(
         ),
     ] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="With `step`: the directory of a `train`.")] = None,
-    seat: Annotated[
+    replica_id: Annotated[
         int | None, typer.Option(min=0, help="With `step K --dir`, of several trainers: whose contribution to round K.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
@@ -83,7 +83,7 @@ def command(
         if state_dir is not None and directory is None:
             _audit_in_swarm(number, state_dir, as_json)
         else:
-            _audit_step(number, directory, trainer or [], as_json, seat)
+            _audit_step(number, directory, trainer or [], as_json, replica_id)
         return
     if (run is None) == (state_dir is None):
         raise CommandError("which run?", "give either --run or --state-dir", "see intellect-node audit --help", USAGE)
@@ -148,7 +148,9 @@ def _audit_answer(file: Path, model: str | None, adapter: str | None, as_json: b
                 f"{one.sampling_outside:.1%} of tokens outside what seed and distribution give; ended by "
                 + (f"its {one.ended}" if one.ended != "early" else "a stop text, or it was cut")
                 + (
-                    "" if one.same_class else "; computed by another class of engine, for which the cuts are no measure"
+                    ""
+                    if one.same_class
+                    else "; computed by another class of engine, for which the thresholds are no measure"
                 ),
                 soft_wrap=True,
             )
@@ -156,7 +158,7 @@ def _audit_answer(file: Path, model: str | None, adapter: str | None, as_json: b
         raise typer.Exit(RUN)
 
 
-def _audit_step(step: int, directory: Path | None, words: list[str], as_json: bool, seat: int | None) -> None:
+def _audit_step(step: int, directory: Path | None, words: list[str], as_json: bool, replica_id: int | None) -> None:
     """words: NAME=VALUE of [trainer], where others than the trainer's are wanted. Raises TrainingError."""
     from cli.run_directory import trainer_settings
     from node.audit.desk import audit_at_desk
@@ -166,7 +168,7 @@ def _audit_step(step: int, directory: Path | None, words: list[str], as_json: bo
             "which training?", f"step {step} of what?", "give --dir of a `train`, or --state-dir of a node", USAGE
         )
     with _telling(as_json):
-        audit = audit_at_desk(directory, step, trainer_settings(words) if words else None, seat=seat)
+        audit = audit_at_desk(directory, step, trainer_settings(words) if words else None, replica_id=replica_id)
     if as_json:
         print_json(_step_as_dict(audit))
     else:

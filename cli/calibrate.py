@@ -1,4 +1,4 @@
-"""`intellect-node calibrate`: what is honest on this run's model, and which cuts follow from it."""
+"""`intellect-node calibrate`: what is honest on this run's model, and which thresholds follow from it."""
 
 import contextlib
 import tempfile
@@ -55,7 +55,7 @@ Samples = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the problems and the random numbers.")]
-RunOut = Annotated[Path | None, typer.Option(help="Where to write the run file with its cuts; default: itself.")]
+RunOut = Annotated[Path | None, typer.Option(help="Where to write the run file with its thresholds; default: itself.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")]
 FileOut = Annotated[Path, typer.Option(help="Directory for the file.")]
 
@@ -79,11 +79,12 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; write no run file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how honest engines differ on the run's model, and write the cuts (the checks' limits) into the run file.
+    """Measure how honest engines differ on the run's model, and write the thresholds (the checks' limits) into the run
+    file.
 
     Every permitted engine makes honest work and looks at everybody's; the first one also cheats in the usual
-    ways. What is permitted is up to the run's owner: the fewer types and kernels, the sharper the cuts. Only classes
-    that were measured may work: those of other machines come by `export`, `look` and `merge`.
+    ways. What is permitted is up to the run's owner: the fewer types and kernels, the sharper the thresholds. Only
+    classes that were measured may work: those of other machines come by `export`, `look` and `merge`.
     """
     # Typer calls the group's own function before a subcommand's.
     if context.invoked_subcommand:
@@ -152,17 +153,17 @@ def look_(
     _keep(data, out, "looks", as_json)
 
 
-@app.command("merge", epilog="Example:  intellect-node calibrate merge *.looks --run run.toml --plot cuts.png")
+@app.command("merge", epilog="Example:  intellect-node calibrate merge *.looks --run run.toml --plot thresholds.png")
 def merge_(
     looks: Annotated[list[Path], typer.Argument(help="Files of `calibrate look`, of any number of machines.")],
     run: Annotated[Path, typer.Option("--run", help="The run file that was measured.")],
     out: RunOut = None,
     plot: Plot = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the files that are drawn from the samples.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cuts; write no run file.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the thresholds; write no run file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Derive cuts and tables from what all machines saw, and write them into the run file."""
+    """Derive thresholds and tables from what all machines saw, and write them into the run file."""
     from node.calibration.between import gather, read_file
     from node.calibration.calibrate import derive
     from node.run.file import compile_run
@@ -243,14 +244,14 @@ def _conclude(
     as_json: bool,
 ) -> None:
     """Write, draw and tell."""
-    from node.calibration.write import write_cuts
+    from node.calibration.write import write_thresholds
     from node.run.file import load_run_file
 
     if plot is not None:
         _draw(measured, result.verification.toploc_k, load_run_file(run).name, plot)
     target = None if dry_run else out or run
     if target is not None:
-        write_cuts(run, target, result.verification)
+        write_thresholds(run, target, result.verification)
     if as_json:
         places = {"run_file": str(target) if target else None, "plot": str(plot) if plot else None}
         print_json(msgspec.to_builtins(result) | places)
@@ -326,12 +327,12 @@ def _draw(measured: Any, k: int, name: str, target: Path) -> None:
 
 
 def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None:
-    out, cuts, decision = console(), result.verification, result.verification.decision
+    out, thresholds, decision = console(), result.verification, result.verification.decision
     table = Table(
         title="What verifiers see", caption="work > who looks at it; files until suspected / convicted: median"
     )
     table.add_column("work", overflow="fold")
-    for name in ("proofs", "sampling", "outside", "cut", "suspected", "convicted"):
+    for name in ("proofs", "sampling", "outside", "refused", "suspected", "convicted"):
         table.add_column(name, justify="right", no_wrap=True)
     sections = (("green", "", result.honest), ("red", "", result.cheating), ("red", ", second look", result.crossed))
     for colour, remark, outcomes in sections:
@@ -339,10 +340,11 @@ def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None
         for name, outcome in outcomes.items():
             table.add_row(f"[{colour}]{_plain(name, result)}{remark}[/]", *_cells(outcome))
     out.print(table)
-    out.print(f"permitted engines: {', '.join(cuts.engines)}")
+    out.print(f"permitted engines: {', '.join(thresholds.engines)}")
     out.print(
-        f"loosest hard cuts: {cuts.exponent_mismatches} exponents, mantissa mean {cuts.mantissa_mean:g}, median "
-        f"{cuts.mantissa_median:g}, sampling mean {cuts.sampling_mean:g}, outside {cuts.sampling_outside:.2%}"
+        f"loosest hard thresholds: {thresholds.exponent_mismatches} exponents, mantissa mean "
+        f"{thresholds.mantissa_mean:g}, median {thresholds.mantissa_median:g}, sampling mean "
+        f"{thresholds.sampling_mean:g}, outside {thresholds.sampling_outside:.2%}"
     )
     alarms = sum(outcome.false_alarms for outcome in result.honest.values())
     allowance = max(table.allowance for table in decision.honest.values())
@@ -378,7 +380,7 @@ def _cells(outcome: "DecisionOutcome") -> list[str]:
         f"{outcome.proof_distance:.3g}",
         f"{outcome.sampling:.2g}",
         f"{outcome.outside:.1%}",
-        f"{outcome.cut:.0%}",
+        f"{outcome.refused:.0%}",
         files(outcome.suspected),
         files(outcome.convicted),
     ]

@@ -44,7 +44,7 @@ def command(
         bool, typer.Option("--when-paid", help="Take no new work, and leave once everything is paid.")
     ] = False,
     now: Annotated[bool, typer.Option("--now", help="At once; says what is lost by that.")] = False,
-    stay: Annotated[bool, typer.Option("--stay", help="Take back the wish to leave once it is paid.")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Take back the request to leave once it is paid.")] = False,
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that a daemon may drain.")] = PATIENCE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --now: do not ask.")] = False,
     as_json: AsJson = False,
@@ -207,7 +207,7 @@ def _start(
             "see the case: intellect-node contract case list. To go all the same: intellect-node leave --now",
             EXPELLED,
         )
-    _wish(directory)
+    _intend(directory)
     last = f", the last of them from {date(unpaid.until)} on" if unpaid.until else ""
     say(f"{unpaid.amount(unpaid.units)} wait{last}. No daemon runs: one is started, which takes no new work")
     words = ["join", "--role", "auto", "--network", network, "--pool", str(pool), "--state-dir", str(directory)]
@@ -237,8 +237,8 @@ def _leave_when_paid(directory: Path, say: Callable[[str], None]) -> None:
     told = ""
     while daemon_of(directory) is not None:
         status = _status(directory)
-        if status is not None and status.leaving is not None and status.leaving.doing != told:
-            told = status.leaving.doing
+        if status is not None and status.leaving is not None and status.leaving.activity != told:
+            told = status.leaving.activity
             say(f"  {told}")
         time.sleep(2.0)  # seconds between two looks at a daemon that waits for its pay
     if StateFiles(directory).fact("leaving"):
@@ -250,8 +250,8 @@ def _leave_when_paid(directory: Path, say: Callable[[str], None]) -> None:
         )
 
 
-def _wish(directory: Path) -> None:
-    """Write the wish down for the next daemon."""
+def _intend(directory: Path) -> None:
+    """Write the request down for the next daemon."""
     from node.state.directory import FACT
     from node.state.leave import LEAVING
 
@@ -259,14 +259,14 @@ def _wish(directory: Path) -> None:
 
 
 def _take_back(directory: Path) -> bool:
-    """Whether there was a wish."""
+    """Whether there was one."""
     from node.state.leave import LEAVING
 
     def forget(journal: Any) -> bool:
-        wished = bool(journal.recall(LEAVING))
-        if wished:
+        intended = bool(journal.recall(LEAVING))
+        if intended:
             journal.remember(LEAVING, b"")
-        return wished
+        return intended
 
     return _in_journal(directory, forget)
 
@@ -292,8 +292,8 @@ def _in_journal(directory: Path, work: Callable[[Any], Any]) -> Any:
 
 
 def _stay(directory: Path, say: Callable[[str], None]) -> None:
-    wished = _take_back(directory)
-    say("it does not leave any more: `intellect-node join` works again" if wished else "nobody wished it to leave")
+    intended = _take_back(directory)
+    say("it does not leave any more: `intellect-node join` works again" if intended else "nobody asked it to leave")
 
 
 def _status(directory: Path) -> "DaemonStatus | None":

@@ -118,3 +118,11 @@ def date(timestamp: int) -> str:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(timestamp))
     except (OverflowError, ValueError, OSError):  # a number from the chain that no calendar has
         return f"second {timestamp}"
+
+
+def count_of(number: int) -> str:
+    """'594 k', '1.5 B'."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)

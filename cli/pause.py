@@ -37,11 +37,11 @@ def command(
     still serves what it made, and outlives a restart so. Trainers and validators cannot be paused: others wait for what
     they promised.
     """
-    wish: dict[str, Any] = {"seconds": seconds_until(lasting, until, time.time())}
+    request: dict[str, Any] = {"seconds": seconds_until(lasting, until, time.time())}
     if now or patience is not None:
-        wish["patience"] = 0.0 if now else patience
+        request["patience"] = 0.0 if now else patience
     directory = chosen_directory(state_dir)
-    told = _ask(directory, "/pause", wish)
+    told = _ask(directory, "/pause", request)
     if as_json:
         print_json({"state_dir": str(directory), **told})
         return
@@ -88,7 +88,7 @@ def moment(text: str, now: float) -> float:
     return next(one for one in (shown.timestamp(), shown.replace(fold=1).timestamp(), later.timestamp()) if one > now)
 
 
-def _ask(directory: Path, path: str, wish: dict[str, Any]) -> dict[str, Any]:
+def _ask(directory: Path, path: str, request: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
     from cli import api
@@ -103,4 +103,4 @@ def _ask(directory: Path, path: str, wish: dict[str, Any]) -> dict[str, Any]:
             "ask again in a moment, or stop it: intellect-node stop",
             NETWORK,
         )
-    return api.ask(socket, "POST", path, msgspec.json.encode(wish))
+    return api.ask(socket, "POST", path, msgspec.json.encode(request))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
-from cli.output import console, duration, rounded
+from cli.output import console, count_of, duration, rounded
 
 if TYPE_CHECKING:
     from cli.run_directory import RunDirectory
@@ -29,7 +29,7 @@ def check_peers(run: "RunSpec", peers: int) -> None:
 
 
 def rounds_of(part: "PretrainingPart") -> str:
-    """'round 4 of 20, loss 3.021, held-back 3.10, 4.15 bits/parameter, 5,120 tok/s, replicas equal 6 of 6'"""
+    """'round 4 of 20, loss 3.021, held-back 3.10, 4.15 bits/parameter, 5,120 tok/s, outer states equal 6 of 6'"""
     numbers = (
         ("loss {:.3f}", part.loss),
         ("held-back {:.3f}", part.eval_loss),
@@ -37,7 +37,7 @@ def rounds_of(part: "PretrainingPart") -> str:
         ("{:,.0f} rollouts/s" if part.of_rollouts else "{:,.0f} tok/s", part.tokens_per_second),
     )
     said = [f"round {part.round} of {part.rounds}", *(form.format(one) for form, one in numbers if one is not None)]
-    return ", ".join([*said, f"replicas equal {part.replicas.equal} of {part.replicas.of}"])
+    return ", ".join([*said, f"outer states equal {part.outer_states.equal} of {part.outer_states.of}"])
 
 
 def numbers_of(record: dict[str, Any]) -> str:
@@ -132,7 +132,6 @@ def warnings_about(run: "RunSpec", facts: "RunFacts", context: int | None) -> li
 
 def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str]]:
     """The table of `run validate`."""
-    from cli.run import count_of
     from node.run.problems import TextFacts
 
     run, text, rules = compiled.spec, compiled.spec.pretraining, compiled.spec.diloco

@@ -440,7 +440,7 @@ def summarise(name: str, records: StepRecords) -> dict[str, Any]:
     nothing was evaluated."""
     values = [y for _, y in points_of(records, "eval_reward") or points_of(records, "reward_mean")]
     last, ends = records[-1], ends_of(values)
-    learnt = pretraining.summarise(records) if "outer_root" in last and "seats" not in last else {}
+    learnt = pretraining.summarise(records) if "outer_root" in last and "replicas" not in last else {}
     return {
         "name": name,
         "steps": int(last["step"]),

@@ -24,7 +24,7 @@ DEFAULT_LEVEL = 1
 MOST_NAMED = 3
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class RunOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says of the run. sets: NAME=VALUE as if they stood in its file; None: nothing."""
 
     sets: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def begin(
     home: RunDirectory,
     original: "RunFile",
     file: Path,
-    wishes: Wishes,
+    overrides: RunOverrides,
     *,
     fresh: bool,
     begun: "RunFile | None" = None,
@@ -51,21 +51,21 @@ def begin(
     """(the run, its async level, or of a run that pre-trains its peers), put into a directory that is empty or may be
     cleared.
 
-    original: the contents of `file`, with the wishes' words. begun: what it said without them. `run.toml` is written
+    original: the contents of `file`, with the overrides' words. begun: what it said without them. `run.toml` is written
     last: with it, the run can be resumed.
     """
     from node.run.sources import pinned
 
-    run = _with_level(pinned(original, file.parent), wishes)
+    run = _with_level(pinned(original, file.parent), overrides)
     compiled = compile_checked(run, file)
-    level = wishes.async_level
+    level = overrides.async_level
     if level is None:
         # A run that allows no staleness would have every file refused at level 1.
         level = min(DEFAULT_LEVEL, compiled.spec.recipe.max_staleness)
-    check_peers(compiled.spec, wishes.peers or 1)
+    check_peers(compiled.spec, overrides.peers or 1)
     if run.pretraining is not None:
-        _refuse_words_of_rollouts(wishes)
-        level = wishes.peers or 1
+        _refuse_words_of_rollouts(overrides)
+        level = overrides.peers or 1
     # After all checks: --fresh deletes, and a run that is then refused should not have cost the old one.
     if fresh and (own := [path for path in compiled.files.values() if home.directory in path.resolve().parents]):
         why = f"{own[0]} is there"
@@ -73,13 +73,15 @@ def begin(
     home.claim(fresh=fresh)
     home.place_assets(compiled)
     home.write_level(level)
-    home.write_peers(wishes.peers or 1)
+    home.write_peers(overrides.peers or 1)
     home.write_begun(_placed(begun or original, file))
     home.write_run(_placed(run, file))
     return compiled, level
 
 
-def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes: Wishes) -> "tuple[CompiledRun, int]":
+def go_on(
+    home: RunDirectory, named: "RunFile | None", file: Path | None, overrides: RunOverrides
+) -> "tuple[CompiledRun, int]":
     """(the run that the directory holds, its async level or peers). Raises CommandError for what would change its past.
 
     named: the contents of `file`, which the command line names besides; the run must have been begun with them.
@@ -88,8 +90,8 @@ def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes
 
     run = load_run_file(home.run_file)
     level = home.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
-    longer = load_run_file(home.run_file, wishes.sets)
-    _refuse_another_past(run, longer, level, home.read_peers(), wishes)
+    longer = load_run_file(home.run_file, overrides.sets)
+    _refuse_another_past(run, longer, level, home.read_peers(), overrides)
     if named is not None and file is not None and home.begun_file.exists():
         # Both with whole paths: named from another working directory it is still the same file.
         _refuse_an_edited_file(load_run_file(home.begun_file), _placed(named, file), file)
@@ -100,11 +102,11 @@ def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes
     return compile_checked(run, home.run_file), level
 
 
-def _with_level(run: "RunFile", wishes: Wishes) -> "RunFile":
-    if wishes.async_level is None:
+def _with_level(run: "RunFile", overrides: RunOverrides) -> "RunFile":
+    if overrides.async_level is None:
         return run
     # Else the pool would drop what the level makes as too old.
-    staleness = max(run.recipe.max_staleness, wishes.async_level)
+    staleness = max(run.recipe.max_staleness, overrides.async_level)
     return msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, max_staleness=staleness))
 
 
@@ -123,16 +125,18 @@ def _placed(run: "RunFile", file: Path) -> "RunFile":
     return with_real_paths(run, file.resolve().parent)
 
 
-def _refuse_another_past(run: "RunFile", changed_run: "RunFile", level: int, peers: int, wishes: Wishes) -> None:
+def _refuse_another_past(
+    run: "RunFile", changed_run: "RunFile", level: int, peers: int, overrides: RunOverrides
+) -> None:
     # Compared by what they would do: to give the same seed again changes nothing, and is allowed.
     before, after = settings_of(run), settings_of(changed_run)
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name) and name != "recipe.steps"]
     if run.pretraining is not None:
-        _refuse_words_of_rollouts(wishes)
-        changed += [f"--peers (there are {level})"] * (wishes.peers not in (None, level))
-    elif wishes.peers not in (None, peers):
+        _refuse_words_of_rollouts(overrides)
+        changed += [f"--peers (there are {level})"] * (overrides.peers not in (None, level))
+    elif overrides.peers not in (None, peers):
         changed.append(f"--peers (there are {peers})")
-    if wishes.async_level not in (None, level):
+    if overrides.async_level not in (None, level):
         changed.append(f"--async-level (it is {level})")
     if changed:
         raise CommandError(
@@ -143,9 +147,9 @@ def _refuse_another_past(run: "RunFile", changed_run: "RunFile", level: int, pee
         )
 
 
-def _refuse_words_of_rollouts(wishes: Wishes) -> None:
-    preset = any(one.partition("=")[0].strip() == "recipe.name" for one in wishes.sets)
-    given = {"--async-level": wishes.async_level is not None, "--recipe (recipe.name)": preset}
+def _refuse_words_of_rollouts(overrides: RunOverrides) -> None:
+    preset = any(one.partition("=")[0].strip() == "recipe.name" for one in overrides.sets)
+    given = {"--async-level": overrides.async_level is not None, "--recipe (recipe.name)": preset}
     if words := [name for name, is_given in given.items() if is_given]:
         raise CommandError(
             f"{' and '.join(words)}: that is how rollouts are learnt from",

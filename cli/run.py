@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.options import Sets, hear
-from cli.output import AsJson, clean, console, print_json
+from cli.output import AsJson, clean, console, count_of, print_json
 from cli.run_template import leaves, toml_value
 
 if TYPE_CHECKING:
@@ -507,14 +507,14 @@ def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[
             f"{run.recipe.steps} steps of {run.recipe.updates_per_step} updates, staleness up to "
             f"{run.recipe.max_staleness}",
         ),
-        *_rows_of_seats(run, facts.parameters),
+        *_rows_of_replicas(run, facts.parameters),
         ("filters", _filters(run)),
         ("lengths", f"targets {list(run.length_budget.targets)}" if run.length_budget.targets else "no budgets"),
         ("engines", ", ".join(run.verification.admitted)),
     ]
 
 
-def _rows_of_seats(run: "RunSpec", parameters: int) -> list[tuple[str, str]]:
+def _rows_of_replicas(run: "RunSpec", parameters: int) -> list[tuple[str, str]]:
     from cli.pretraining import exchange_row
 
     if run.diloco is None:
@@ -557,11 +557,3 @@ def _nearest(name: str, known: Any) -> str:
 
     close = difflib.get_close_matches(name, known, 1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-
-
-def count_of(number: int) -> str:
-    """'594 k', '1.5 B'."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return str(number)

@@ -17,7 +17,7 @@ from node.state.files import link_or_copy, write_whole
 if TYPE_CHECKING:
     from node.inference.client import EngineProcess
     from node.local.pretraining import LocalPretraining
-    from node.local.rollouts import Doing, LocalRun, Told
+    from node.local.rollouts import Activity, LocalRollouts, OnRecord
     from node.metrics.observer import Observer
     from node.processes.forkserver import Starter
     from node.run.file import CompiledRun, RunFile
@@ -260,9 +260,9 @@ def assemble(
     level: int,
     means: TrainingMeans,
     plan: "TrainingPlan",
-    on_progress: "Told",
-    doing: "Doing",
-) -> "tuple[LocalRun, Observer, Callable[[], Awaitable[None]]]":
+    on_progress: "OnRecord",
+    activity: "Activity",
+) -> "tuple[LocalRollouts, Observer, Callable[[], Awaitable[None]]]":
     """The run's parts, wired as planned, and what does all of the work: training, with /metrics where that was asked
     for.
 
@@ -270,8 +270,8 @@ def assemble(
     """
     import msgspec
 
-    from node.local.rollouts import LocalRun
-    from node.local.seats import LocalSeats
+    from node.local.replicas import LocalReplicas
+    from node.local.rollouts import LocalRollouts
     from node.metrics.observer import open_observer
     from node.processes.forkserver import ForkServer
     from node.processes.launch import ENGINE, LEARNER, fork_or_launch
@@ -279,13 +279,13 @@ def assemble(
     from node.training.spool import Spool
     from protocol.run import encode_run
 
-    kind: Callable[..., LocalRun] = LocalRun
+    kind: Callable[..., LocalRollouts] = LocalRollouts
     if compiled.spec.diloco is not None:
         _refuse_machines(means)
-        kind = partial(LocalSeats, peers=home.read_peers())
+        kind = partial(LocalReplicas, peers=home.read_peers())
     spool = Spool(home.spool, means.settings.milestones)
     observer = open_observer(compiled.spec, home.directory, means.sinks, spool.answers_path)
-    # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest cuts.
+    # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest thresholds.
     own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
     # Engine, learner and evaluator all import torch: once instead of three times.
     children = ForkServer(fork_or_launch((*ENGINE, *LEARNER)))
@@ -301,7 +301,7 @@ def assemble(
         observer=observer,
         async_level=level,
         on_progress=on_progress,
-        doing=doing,
+        activity=activity,
     )
     return local, observer, _served(local, children.run, means)
 
@@ -312,8 +312,8 @@ def assemble_pretraining(
     peers: int,
     means: TrainingMeans,
     plan: "TrainingPlan",
-    on_progress: "Told",
-    doing: "Doing",
+    on_progress: "OnRecord",
+    activity: "Activity",
 ) -> "tuple[LocalPretraining, Observer, Callable[[], Awaitable[None]]]":
     """The same for a run that pre-trains: no engine, and a learner that is all of its peers."""
     from node.local.pretraining import LocalPretraining
@@ -335,7 +335,7 @@ def assemble_pretraining(
         spool=spool,
         observer=observer,
         on_progress=on_progress,
-        doing=doing,
+        activity=activity,
     )
     return local, observer, _served(local, children.run, means)
 
@@ -351,7 +351,7 @@ def _refuse_machines(means: TrainingMeans) -> None:
 
 
 def _served(
-    local: "LocalRun | LocalPretraining", forking: "Callable[..., Awaitable[None]]", means: TrainingMeans
+    local: "LocalRollouts | LocalPretraining", forking: "Callable[..., Awaitable[None]]", means: TrainingMeans
 ) -> "Callable[[], Awaitable[None]]":
     """All of the work: training, with /metrics where that was asked for."""
     import trio

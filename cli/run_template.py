@@ -321,7 +321,7 @@ exchange = "int4"               # 4.1 bits a parameter and round; or "int8", "fl
 outer_rate = 1.0                # 1 and 0 average; 0.7 and 0.9 (Nesterov) are for hundreds of rounds
 outer_momentum = 0.0
 inner_state = "kept"            # or "reset": the optimiser's moments begin anew each round
-max_contributions = 24          # of a round; also the number of seats that share out the rows
+max_contributions = 24          # of a round; also the number of replicas that share out the rows
 
 [recipe]
 steps = 100                     # rounds

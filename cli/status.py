@@ -13,7 +13,7 @@ from cli.errors import NETWORK, CommandError
 from cli.output import AsJson, clean, console, date, duration, ether, print_json
 from cli.places import StateDir
 from cli.pretraining import rounds_of
-from node.status_schema import AuditedPart, AuditPart, DaemonStatus, PayPart
+from node.status_schema import DaemonStatus, PayPart, StepVerdictsPart, ValidatorAuditsPart
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -208,19 +208,19 @@ def _verdicts(status: DaemonStatus) -> Iterator[str]:
     verdicts = status.verdicts
     if verdicts and verdicts.accepted + verdicts.rejected:
         yield f"it judged files: {verdicts.accepted} good, {verdicts.rejected} refused"
-    if status.audit and status.audit.power is not None:
-        yield _power(status.audit)
-    if status.audit and status.audit.trainer.audited.steps:
-        yield _audited(status.audit.trainer.audited)
+    if status.validator_audits and status.validator_audits.power is not None:
+        yield _power(status.validator_audits)
+    if status.leader and status.leader.step_verdicts.steps:
+        yield _audited(status.leader.step_verdicts)
 
 
-def _audited(trainer: AuditedPart) -> str:
+def _audited(trainer: StepVerdictsPart) -> str:
     owing = f", {trainer.owing} drawn without a verdict" if trainer.owing else ""
     last = f"last audited step {trainer.last_step} by {clean(trainer.last_by or '')}: {clean(trainer.last_says or '')}"
     return f"trainer: {last}; held {trainer.held} of {trainer.steps}{owing}"
 
 
-def _power(audit: AuditPart) -> str:
+def _power(audit: ValidatorAuditsPart) -> str:
     share, looked = audit.checked_share, ""
     if share is not None:
         looked = (
@@ -234,7 +234,7 @@ def _training(status: DaemonStatus) -> Iterator[str]:
     if rounds is not None and rounds.rounds:
         yield rounds_of(rounds)
         inside = sum(peer.inside for peer in rounds.peers)
-        own = f"; this node has seat {rounds.seat}" if rounds.seat >= 0 else ""
+        own = f"; this node has replica {rounds.replica_id}" if rounds.replica_id >= 0 else ""
         waiting = f", and {rounds.queued_rollouts} accepted rollouts wait" if own and rounds.of_rollouts else ""
         yield f"{inside} other members have contributed to the round that runs{own}{waiting}"
         if training and training.reward_eval:
@@ -335,9 +335,9 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         lines.append(f"it runs {clean(status.node.version, 40)}, and {program_version()} is installed: start it again")
     lines += _versions(status)
     lines += _clock(status)
-    audit = status.audit
-    if audit and not audit.trainer.trusted:
-        lines.append(f"the trainer is not trusted any more: {audit.trainer.why}; every member has what shows it")
+    audit = status.validator_audits
+    if status.leader and not status.leader.trusted:
+        lines.append(f"the trainer is not trusted any more: {status.leader.why}; every member has what shows it")
     if status.chair and status.chair.apart:
         lines.append(f"its replay is not what the leader stated ({status.chair.apart}): intellect-node audit step")
     lines += status.pay.warnings if status.pay else []
@@ -352,8 +352,8 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         # Of a daemon's answer each name is somebody else's text, and this is a terminal.
         names = ", ".join(clean(one) for one in status.uses.dropped[:3])
         lines.append(f"the trainer drops files of {len(status.uses.dropped)} workers: {names}")
-    if status.auditing and status.auditing.why_not:
-        lines.append(f"this validator audits no steps of the trainer: {status.auditing.why_not}")
+    if status.step_audits and status.step_audits.why_not:
+        lines.append(f"this validator audits no steps of the trainer: {status.step_audits.why_not}")
     if audit and audit.power is not None and audit.power < audit.power_wanted:
         short = "the validators cannot look at enough of what one worker makes; what nobody looks at is not trained on"
         lines.append(f"the audit's power is below the run's {audit.power_wanted:.2f}: {short}")

@@ -17,7 +17,7 @@ from cli.output import console, duration, print_json, rounded
 if TYPE_CHECKING:
     from cli.run_directory import RunDirectory, TrainingMeans
     from node.local.pretraining import LocalPretraining
-    from node.local.rollouts import LocalRun
+    from node.local.rollouts import LocalRollouts
     from node.run.file import CompiledRun, RunFile
     from node.training.planner import TrainingPlan
 
@@ -119,7 +119,7 @@ def command(
     The same run file and seed give the same curve. A run file with [pretraining] learns from text instead. Where it has
     [diloco], --peers trainers learn by themselves and meet once a round.
     """
-    from cli.resume import Wishes, begin, go_on, must_hold_a_run
+    from cli.resume import RunOverrides, begin, go_on, must_hold_a_run
     from cli.run import require_training
     from cli.run_directory import RunDirectory, TrainingMeans, quiet_children
     from cli.trainer import how_the_others_come, words_of
@@ -136,9 +136,9 @@ def command(
     words = tuple(f"{name}={value}" for name, value in short.items() if value is not None)
     if adapter is not None:
         words += (f"adapter={json.dumps(whole(adapter, 'model', Path.cwd()))}",)
-    wishes = Wishes(sets=(*words, *(sets or ())), async_level=async_level, peers=peers)
+    overrides = RunOverrides(sets=(*words, *(sets or ())), async_level=async_level, peers=peers)
     # Of a run that goes on the file must say what it said: words are put into what was begun.
-    run_file = load_run_file(run, () if resume else wishes.sets) if run else None
+    run_file = load_run_file(run, () if resume else overrides.sets) if run else None
     name = run_file.name if run_file else name_of(pair[1]) if pair else ""
     home = RunDirectory((directory or Path("runs") / _safe(name)).resolve())
     if resume:
@@ -147,13 +147,13 @@ def command(
     # Two programs that write into one spool would make two runs of one name.
     with home.hold():
         if resume:
-            compiled, level = go_on(home, run_file, run, wishes)
+            compiled, level = go_on(home, run_file, run, overrides)
         else:
             begun = load_run_file(run) if run else None
             if run is None or run_file is None:
                 assert pair is not None
-                run, run_file = home.begun_file, written(*pair, name, wishes.sets)
-            compiled, level = begin(home, run_file, run, wishes, fresh=fresh, begun=begun)
+                run, run_file = home.begun_file, written(*pair, name, overrides.sets)
+            compiled, level = begin(home, run_file, run, overrides, fresh=fresh, begun=begun)
         with quiet_children(home.log) as (out, err):
             view = TrainJsonView(out) if as_json else ProgressView(err, compiled)
             if means.settings.nodes > 1:
@@ -182,7 +182,7 @@ def train(
     plan = planned(compiled, home.assets, means)
     view.plan(plan)
     assembled = assemble if compiled.spec.pretraining is None else assemble_pretraining
-    local, observer, served = assembled(home, compiled, level, means, plan, view.step, view.doing)
+    local, observer, served = assembled(home, compiled, level, means, plan, view.step, view.activity)
     try:
         with view:
             trio.run(until_signalled, served)
@@ -208,7 +208,7 @@ def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any
 
 
 def summarise(
-    compiled: "CompiledRun", local: "LocalRun | LocalPretraining", home: "RunDirectory", level: int
+    compiled: "CompiledRun", local: "LocalRollouts | LocalPretraining", home: "RunDirectory", level: int
 ) -> dict[str, Any]:
     """Rewards: means of the first and last `reward_window` evaluations; losses instead where a run pre-trains."""
     from node.metrics.journal import ends_of, read_records
@@ -266,7 +266,7 @@ class TrainView:
     def step(self, record: dict[str, Any]) -> None:
         """A new step's record."""
 
-    def doing(self, text: str) -> None:
+    def activity(self, text: str) -> None:
         """What goes on between two records."""
 
 
@@ -329,7 +329,7 @@ class ProgressView(TrainView):
         elif (barren or record["step"]) % every == 0 or barren == 1 or record["step"] == self._total:
             self._say(f"step {record['step']}/{self._total}  {numbers}")
 
-    def doing(self, text: str) -> None:
+    def activity(self, text: str) -> None:
         """Beside the numbers; without a terminal only where nothing else was said in a while."""
         if self._live:
             self._progress.update(self._task, numbers=f"{self._numbers}  [dim]{text}[/]".strip())
@@ -343,7 +343,7 @@ class ProgressView(TrainView):
 
 def numbers_of(record: dict[str, Any]) -> str:
     """'reward 0.42  eval 0.40  entropy 0.31  grad 0.8  stale 1.0  5,100 tok/s'"""
-    if "outer_root" in record and "seats" not in record:
+    if "outer_root" in record and "replicas" not in record:
         return pretraining.numbers_of(record)
     parts: list[str] = []
     for name, label, form in (

@@ -11,7 +11,7 @@ from cli.errors import USAGE, CommandError, unwrap
 from cli.output import clean, console, duration, print_json
 
 if TYPE_CHECKING:
-    from node.training.guest import GuestSpool
+    from node.training.machine_spool import MachineSpool
     from node.training.settings import TrainerSettings
 
 RANK_EXAMPLES = (
@@ -49,13 +49,13 @@ def rank(
     """
     from cli.places import directory_lock
     from cli.run_directory import quiet_children, trainer_settings
-    from node.training.guest import guest_spool
+    from node.training.machine_spool import machine_spool
 
     words = [*words_of(nodes, endpoint), f"node_rank={node_rank}"]
     settings = trainer_settings([*(trainer or []), *words])
     place = (directory or Path(f"trainer-{node_rank}")).resolve()
     with directory_lock(place, "training"):
-        spool = guest_spool(place)
+        spool = machine_spool(place)
         with quiet_children(place / "logs" / "processes.log") as (out, err):
             view = TrainerView(settings, out if as_json else err, as_json=as_json)
             summary = lend(spool, settings, view)
@@ -65,7 +65,7 @@ def rank(
         console().print(f"done: {clean(str(summary['run']))}, {duration(summary['seconds'])}", soft_wrap=True)
 
 
-def lend(spool: "GuestSpool", settings: "TrainerSettings", view: "TrainerView") -> dict[str, Any]:
+def lend(spool: "MachineSpool", settings: "TrainerSettings", view: "TrainerView") -> dict[str, Any]:
     """Until machine 0 is done. Raises TrainingError, KeyboardInterrupt."""
     import trio
 
@@ -104,7 +104,7 @@ class TrainerView:
         self._who = f"machine {settings.node_rank} of {settings.nodes}"
         self._say(f"{self._who}, machine 0 at {settings.rendezvous}", event="started", machine=settings.node_rank)
 
-    async def follow(self, spool: "GuestSpool") -> None:
+    async def follow(self, spool: "MachineSpool") -> None:
         """Until it is cancelled."""
         import trio
 

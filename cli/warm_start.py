@@ -52,9 +52,9 @@ def command(
         why = f"`model` of the run file is {run.model}, and it is there"
         raise CommandError(f"will not overwrite {out}", why, "remove it, or name another", CONFIGURATION)
     examples = _examples(run, how, file)
-    lessons = ImitationSettings(how.steps, how.batch, how.learning_rate, run.recipe.seed)
+    imitation = ImitationSettings(how.steps, how.batch, how.learning_rate, run.recipe.seed)
     model, figures = _with_a_bar(
-        how.steps, lambda told: imitate(base, examples, lessons, trainer_settings(trainer or []), told)
+        how.steps, lambda told: imitate(base, examples, imitation, trainer_settings(trainer or []), told)
     )
     write_model(base, out, model)
     if as_json:

@@ -56,7 +56,7 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
-    for name in ("step", "policy", "image", "patch", "anchor", "here"):
+    for name in ("step", "policy", "image", "patch", "snapshot", "here"):
         table.add_column(name, justify="left" if name in ("policy", "here") else "right", overflow="fold")
     for row in rows:
         patch = row["patch_bytes"]
@@ -65,7 +65,7 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
             row["policy_root"],
             size_of(row["image_bytes"]),
             f"{size_of(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
-            str(row["anchor_step"]),
+            str(row["snapshot_step"]),
             "yes" if row["path"] else "no",
         )
     console().print(table)
@@ -137,16 +137,16 @@ def fetch(
 def _fetch_to(
     client: "LightClient", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
 ) -> "Fetched":
-    """One visit, and the model where `place` wants it."""
+    """One snapshot, and the model where `place` wants it."""
     import trio
 
     from cli.weights_serve import Fetched
     from node.weights.export import export_model
     from node.weights.records import PolicyRecord
 
-    visit = trio.run(client.fetch, step)
-    policy, bars = visit.policy, view.bars
-    fetched = Fetched(policy.step, policy.step >= visit.run.recipe.steps)
+    snapshot = trio.run(client.fetch, step)
+    policy, bars = snapshot.policy, view.bars
+    fetched = Fetched(policy.step, policy.step >= snapshot.run.recipe.steps)
     # After the fetch: only then is it known which step the newest is.
     out = place(policy.step)
     if out is None:
@@ -156,13 +156,13 @@ def _fetch_to(
     exported = export_model(
         policy.image(),
         record,
-        visit.assets,
+        snapshot.assets,
         out,
         shard_bytes=shard_bytes,
         on_progress=lambda count: bars.advance(task, count),
     )
     bars.remove_task(task)
-    _show_export(exported, as_json, trainer=visit.trainer, fetched_bytes=view.fetched, run=visit.run.name)
+    _show_export(exported, as_json, trainer=snapshot.trainer, fetched_bytes=view.fetched, run=snapshot.run.name)
     return fetched
 
 
@@ -449,7 +449,7 @@ def _row(directory: Path, record: "PolicyRecord") -> dict[str, Any]:
         "image_bytes": manifest.image_size,
         "patch_bytes": manifest.patches[-1].size if manifest.patches else 0,
         "patches": len(manifest.patches),
-        "anchor_step": manifest.anchor.step if manifest.anchor else manifest.step,
+        "snapshot_step": manifest.snapshot.step if manifest.snapshot else manifest.step,
         "state_dir": str(directory),
         "path": str(held.path) if held else None,
         "patches_at_rest": len(held.patches) if held else 0,

@@ -18,8 +18,8 @@ from node.config import program_version
 from node.services.answer_server import AnswerOrder, AnswerServer
 from node.services.auditing.step_auditor import StepAuditor
 from node.services.departure import Departure
-from node.services.environment_catalogue import EnvironmentCatalogue, PublishWish
-from node.services.rest_keeper import PauseWish, RestKeeper
+from node.services.environment_catalogue import EnvironmentCatalogue, PublishRequest
+from node.services.rest_keeper import PauseRequest, RestKeeper
 from node.services.tasking.requests import TaskRequest, routes
 from node.status_schema import DaemonStatus, TaskPart
 from node.swarm.catalogue import CatalogueEntry, Offer
@@ -159,14 +159,14 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
         "POST /tasks": Operation("Have the swarm do a task", TaskTaken, TaskRequest, refuses=True),
         "GET /tasks": Operation("The tasks that this node offers", OfferedTasks),
         "POST /tasks/{id}/cancel": Operation("Wait for no more results of a task", TaskCancelled, refuses=True),
-        "POST /environments": Operation("Offer an environment package", Offer, PublishWish, refuses=True),
+        "POST /environments": Operation("Offer an environment package", Offer, PublishRequest, refuses=True),
         "GET /environments": Operation("Packages that members offer", Environments, query={"word": "part of a name"}),
         "GET /environments/{text}": Operation("Fetch a package: NAME@ROOT", EnvironmentFetched, refuses=True),
         "POST /answer": Operation(
             "Have the newest policy answer: a line a token, and what came of it", LINES, AnswerOrder
         ),
         "POST /leave": Operation("Take no new work, and leave once everything is paid", LeavingSaid),
-        "POST /pause": Operation("Take no new work for a while", Paused, PauseWish, refuses=True),
+        "POST /pause": Operation("Take no new work for a while", Paused, PauseRequest, refuses=True),
         "POST /resume": Operation("Work again, if nothing else stands against it", Resumed),
         "POST /audit/step/{step}": Operation("Look again at a step of the trainer", StepAudited, refuses=True),
     },

@@ -68,7 +68,7 @@ from node.services.departure import Departure
 from node.services.earnings_reporter import EarningsReporter
 from node.services.engine import EngineService, PolicySync
 from node.services.environment_catalogue import EnvironmentCatalogue
-from node.services.gateway import Serving
+from node.services.gateway import GatewayService
 from node.services.hardware_prover import HardwareProver
 from node.services.heartbeat import HeartbeatSender
 from node.services.judging.judge import Validator
@@ -84,16 +84,16 @@ from node.services.pool_keeper import PoolKeeper
 from node.services.rest_keeper import RestKeeper
 from node.services.rollout_worker import RolloutWorker
 from node.services.rounds.applying import Rounds
-from node.services.rounds.judging import ContributionJudging
+from node.services.rounds.judging import ContributionValidator
 from node.services.rounds.publishing import StatePublisher
 from node.services.rounds.replica_trainer import ReplicaTrainer
 from node.services.rounds.round_closer import RoundCloser
 from node.services.rounds.round_worker import RoundWorker
 from node.services.run_progress import RunProgress
 from node.services.tasking.task_scheduler import TaskScheduler
-from node.services.tasking.working import TaskWork
+from node.services.tasking.working import TaskWorker
 from node.services.training.trainer import TrainerService
-from node.services.usage_tracker import SeatTracing, UsageTracker
+from node.services.usage_tracker import ReplicaUsageTracker, UsageTracker
 from node.services.workplace import Workplace
 from node.state.bundle import check_moved
 from node.state.directory import JOURNAL_NAME, StateDir, check_owner, journal_of
@@ -119,7 +119,7 @@ EVERYBODY: Services = (
     HeartbeatSender,
     Continuity,
     UsageTracker,
-    Serving,
+    GatewayService,
     RunProgress,
     HardwareProver,
     EnvironmentCatalogue,
@@ -127,7 +127,7 @@ EVERYBODY: Services = (
 PAID: Services = (LeafReader, Claimer, Departure)
 FOLLOWING: Services = (EngineService, PolicySync, AnswerServer)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, *FOLLOWING, RolloutWorker, TaskWork, StepAuditor, *PAID, EarningsReporter),
+    "worker": (*EVERYBODY, *FOLLOWING, RolloutWorker, TaskWorker, StepAuditor, *PAID, EarningsReporter),
     "validator": (
         *EVERYBODY,
         *FOLLOWING,
@@ -154,24 +154,33 @@ ROLES: dict[Role, Services] = {
 ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Rounds, RoundWorker, *PAID, EarningsReporter),
-    "validator": (*EVERYBODY, Rounds, ContributionJudging, RoundCloser, Certifier, EarningsTabler, *PAID, ClaimCarrier),
-    "trainer": (*EVERYBODY, Rounds, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
-}
-"""The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
-SEATED: Services = (*EVERYBODY, Rounds, SeatTracing)
-SEAT_ROLES: dict[Role, Services] = {
-    "worker": (*SEATED, EngineService, RolloutWorker, *PAID, EarningsReporter),
     "validator": (
-        *SEATED,
-        EngineService,
-        ContributionJudging,
+        *EVERYBODY,
+        Rounds,
+        ContributionValidator,
         RoundCloser,
         Certifier,
         EarningsTabler,
         *PAID,
         ClaimCarrier,
     ),
-    "trainer": (*SEATED, ReplicaTrainer, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
+    "trainer": (*EVERYBODY, Rounds, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
+}
+"""The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
+REPLICATED: Services = (*EVERYBODY, Rounds, ReplicaUsageTracker)
+REPLICA_ROLES: dict[Role, Services] = {
+    "worker": (*REPLICATED, EngineService, RolloutWorker, *PAID, EarningsReporter),
+    "validator": (
+        *REPLICATED,
+        EngineService,
+        ContributionValidator,
+        RoundCloser,
+        Certifier,
+        EarningsTabler,
+        *PAID,
+        ClaimCarrier,
+    ),
+    "trainer": (*REPLICATED, ReplicaTrainer, *PAID, ClaimCarrier, PoolKeeper, StatePublisher),
 }
 """And where the trainers of such rounds learn from rollouts: workers sample."""
 STAYING = {*EVERYBODY, *PAID, Certifier, EarningsTabler, PoolKeeper} - {HardwareProver}
@@ -281,7 +290,7 @@ class Daemon:
             draining_since = 0.0
             async for number in signals:
                 if scope.cancel_called:
-                    # A terminal sends Ctrl-C to the whole group, and the guardian hands it on: both are one wish.
+                    # A terminal sends Ctrl-C to the whole group, and the guardian hands it on: both are one request.
                     # Seconds within which a second signal is the first one again: a manager tells a whole group, and so
                     # a guardian too.
                     if trio.current_time() - draining_since < 0.5:
@@ -514,7 +523,7 @@ class Daemon:
         """Start the role's services one after the other: each may count on those before it. Those that work end when
         the node begins to leave, the others when it has left."""
         run, manager, context = place.context.run.spec, self.manager, place.context
-        roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
+        roles = REPLICA_ROLES if run.replicas else PRETRAINING_ROLES if run.pretraining is not None else ROLES
         if await context.journal.do(context.journal.recall, LEAVING):
             manager.leave()
         nursery.start_soon(self._end_when_left, nursery.cancel_scope)
@@ -592,7 +601,7 @@ class Daemon:
         return await obtain_run(root, member.blobs, holders, directory / "run", use=use)
 
     def _tell_of_run(self, member: Participant) -> None:
-        exchange, membership = member.stock.exchange, member.membership
+        exchange, membership = member.blob_service.exchange, member.membership
 
         def waits_for() -> str:
             members = len(membership.addresses())

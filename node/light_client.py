@@ -1,7 +1,7 @@
 """A light client reads a pool's policies without joining it: an ephemeral key, members by the chain, their blobs.
 
 It follows the trainer's signed announcements as a member does, so what it holds in the end is verified just as well; it
-stakes nothing, says nothing and is gone afterwards. What it has fetched stays in `directory` for the next visit.
+stakes nothing, says nothing and is gone afterwards. What it has fetched stays in `directory` for the next time.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -73,8 +73,8 @@ def check_announced(run: RunSpec) -> None:
 
 
 class LightClient:
-    """One visit. directory: where blobs are kept; quota: bytes; sources: HTTP sources, asked before the members;
-    alone: and no member is asked at all, for announcements neither."""
+    """One connection with a pool as one who only reads. directory: where blobs are kept; quota: bytes; sources: HTTP
+    sources, asked before the members; alone: and no member is asked at all, for announcements neither."""
 
     _alone = False
     _waits = Waits()
@@ -106,9 +106,9 @@ class LightClient:
 
     async def fetch(self, step: int | None = None) -> PolicySnapshot:
         """The policy of `step`, the newest by default. Raises IntellectError: no chain, no members, no such policy."""
-        async with self._visiting(newest=step is None) as (member, run, follower, policy_cache):
+        async with self._connected(newest=step is None) as (member, run, follower, policy_cache):
             policy = await self._wanted(follower, policy_cache, step)
-            return await self._visit(member, run, follower, policy)
+            return await self._snapshot(member, run, follower, policy)
 
     @asynccontextmanager
     async def following(self, after: int = -1) -> AsyncIterator[trio.MemoryReceiveChannel[PolicySnapshot]]:
@@ -120,8 +120,11 @@ class LightClient:
         """
         # No buffer: what is not taken yet may be overtaken, and the newest is asked for only then.
         send, receive = trio.open_memory_channel[PolicySnapshot](0)
-        async with self._visiting(newest=True) as (member, run, follower, policy_cache), trio.open_nursery() as nursery:
-            store, places = member.stock.store, self._directory / "building"
+        async with (
+            self._connected(newest=True) as (member, run, follower, policy_cache),
+            trio.open_nursery() as nursery,
+        ):
+            store, places = member.blob_service.store, self._directory / "building"
 
             async def tell() -> None:
                 known, told = after, ExitStack()
@@ -139,8 +142,8 @@ class LightClient:
                     # Whoever follows reads a file, which stays until the next one is there.
                     image, before, told = await written_out(policy, store, places), told, ExitStack()
                     told.enter_context(store.holding([policy.manifest.image_root]))
-                    visit = await self._visit(member, run, follower, policy)
-                    await send.send(msgspec.structs.replace(visit, image=image))
+                    snapshot = await self._snapshot(member, run, follower, policy)
+                    await send.send(msgspec.structs.replace(snapshot, image=image))
                     before.close()
                 # Not where it fails: an end of the channel would look like the run's.
                 await send.aclose()
@@ -150,10 +153,10 @@ class LightClient:
             nursery.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def _visiting(
+    async def _connected(
         self, *, newest: bool
     ) -> AsyncIterator[tuple[Participant, RunSpec, PolicyFollower, PolicyCache]]:
-        """The pool as a light client has it; the directory is this visit's alone until the block ends."""
+        """The pool as a light client has it; the directory is its alone until the block ends."""
         lock = FileLock(self._directory / "lock")
         await trio.to_thread.run_sync(lambda: self._directory.mkdir(parents=True, exist_ok=True))
         # Two stores in one directory would each delete what the other holds, to keep to the quota.
@@ -167,7 +170,7 @@ class LightClient:
                 run = await self._run(member, root)
                 check_announced(run)
                 # One is enough: a light client hands nothing on, so there is nobody for whom it would keep older ones.
-                policy_cache = PolicyCache(1, member.stock.store)
+                policy_cache = PolicyCache(1, member.blob_service.store)
                 jury = Jury(member.board, member.membership, run, member.pool, journal=None)
                 follower = self._follower(member, policy_cache, root, jury, image_limit(run), newest=newest)
                 nursery.start_soon(jury.run)
@@ -218,7 +221,7 @@ class LightClient:
             chain.close()
 
     async def _ask_who_leads(self, chain: ChainClient, terms: LeaderTerms) -> None:
-        """A visit may be longer than a term."""
+        """A connection may be longer than a term."""
         while True:
             await trio.sleep(30.0)
             try:
@@ -242,7 +245,7 @@ class LightClient:
             self._listed.set()
             await trio.sleep(self._waits.listing)
 
-    async def _visit(
+    async def _snapshot(
         self, member: Participant, run: RunSpec, follower: PolicyFollower, policy: HeldPolicy
     ) -> PolicySnapshot:
         """What is told of a policy, looked at last: a contradiction that came while it was fetched may be about it."""
@@ -275,7 +278,7 @@ class LightClient:
             jury.facts,
             jury.state.policies,
             member.blobs,
-            member.stock.store,
+            member.blob_service.store,
             policy_cache,
             run_root,
             lambda author: [author, *member.membership.addresses()],
@@ -356,7 +359,7 @@ class LightClient:
 
 
 def _refuse_contradiction(follower: PolicyFollower) -> None:
-    if follower.fork is not None:
+    if follower.equivocation is not None:
         raise PolicyUnknown(
-            "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
+            "the trainer contradicted itself", follower.equivocation.what, "ask those who run it which policy counts"
         )

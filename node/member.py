@@ -64,7 +64,7 @@ class Participant:
         pool: int,
         network: Network,
         membership: Membership,
-        stock: BlobService,
+        blob_service: BlobService,
         wall: Seconds = time.time,
         prover: Prover | None = None,
     ) -> None:
@@ -73,14 +73,14 @@ class Participant:
         self.pool = pool
         self.network = network
         self.membership = membership
-        self.stock = stock
+        self.blob_service = blob_service
         self.board = Board(network, key, domain, pool, membership, wall=wall)
         self.dialback = DialBack(network, membership.places.contacts_of)
         self.claims = Claims(network, membership.may_challenge, prover)
 
     @property
     def blobs(self) -> Blobs:
-        return self.stock.door
+        return self.blob_service.door
 
     async def listen(self) -> None:
         """Keep the board and the table of members up to date until cancelled. The chain's members should be known:

@@ -65,14 +65,14 @@ class Event(msgspec.Struct, frozen=True):
 class ProgressRecord:
     """clock: monotonic seconds; wall: unix seconds. told: events so far, the forgotten ones included.
 
-    doing: what the node does once it has a policy, in words.
+    activity: what the node does once it has a policy, in words.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        doing: Text = "working",
+        activity: Text = "working",
         *,
         most_events: int = 100,
     ) -> None:
@@ -85,7 +85,7 @@ class ProgressRecord:
         self._troubles: BoundedDict[str, float] = BoundedDict(most_events)
         self.phases: list[FinishedPhase] = []
         self.told = 0
-        self.doing = _text(doing)
+        self.activity = _text(activity)
 
     @property
     def name(self) -> str:
@@ -132,7 +132,7 @@ class ProgressRecord:
         """Tell of useful work. With the first of it the node is working."""
         self.tell(name, text)
         if self._name == "first-contribution":
-            self.enter("working", self.doing)
+            self.enter("working", self.activity)
 
     @property
     def events(self) -> list[Event]:

@@ -74,14 +74,7 @@ class Node:
     async def status(self) -> Status:
         """What `intellect-node status --json` is made from. Raises NodeError where no daemon answers, or one of another
         version."""
-        try:
-            status = msgspec.convert(await self._ask("GET", "/status"), Status)
-            why = f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}"
-        except msgspec.ValidationError as error:
-            status, why = None, str(error)
-        if status is None or status.schema_version != SCHEMA_VERSION:
-            raise NodeError("the daemon speaks another version", why, "run daemon and program in one version")
-        return status
+        return status_in(*await self._exchange("GET", "/status"))
 
     async def submit(
         self, spec: TaskSpec, *, policy: str = "newest", files: Mapping[str, str | Path] | None = None
@@ -113,30 +106,59 @@ class Node:
         """Wait for no more results of it."""
         await self._ask("POST", f"/tasks/{task}/cancel")
 
-    async def _ask(self, method: str, path: str, body: Any = None, *, answer_seconds: float = 60.0) -> dict[str, Any]:
+    async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        return told_in(*await self._exchange(method, path, body), f"{method} {path}")
+
+    async def _exchange(
+        self, method: str, path: str, body: Any = None, *, answer_seconds: float = 60.0
+    ) -> tuple[int, bytearray]:
         content = None if body is None else msgspec.json.encode(body)
         asked = partial(exchange, api_socket_of(self.state_dir), method, path, content, answer_seconds)
         try:
             # In a thread: the generators of httpx's own asynchronous client cannot be left before their end without a
             # warning.
-            code, answer = await anyio.to_thread.run_sync(asked, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(asked, abandon_on_cancel=True)
         except httpx.TransportError as error:
             raise NodeError(
                 f"no daemon answers for {self.state_dir}",
                 str(error) or type(error).__name__,
                 "start one (intellect-node join, or sdk.run_member), or name its state directory",
             ) from None
-        told = _decoded(answer)
-        if code == HTTPStatus.OK:
-            return told
-        if code == HTTPStatus.BAD_REQUEST and {"what", "why", "remedy"} <= told.keys():
-            raise NodeError(str(told["what"]), str(told["why"]), str(told["remedy"]))
-        why = f"HTTP {code} for {method} {path}"
-        raise NodeError("this node does not do that", why, "tasks are submitted at the node of the pool's trainer")
 
 
 class AnswerTooLong(NodeError):
     """What listens at a daemon's socket says more than a daemon does."""
+
+
+def told_in(code: int, answer: bytes | bytearray, request: str) -> dict[str, Any]:
+    """What a daemon answers, in its HTTP answer to a request. Raises NodeError, in the daemon's own words where it
+    refuses."""
+    try:
+        told = msgspec.json.decode(answer, type=dict[str, Any])
+    # The HTTP server's own refusals (404, 405) are no JSON: the status code below says what they mean.
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        told = None
+    if code == HTTPStatus.OK and told is not None:
+        return told
+    if code == HTTPStatus.BAD_REQUEST and told is not None and {"what", "why", "remedy"} <= told.keys():
+        raise NodeError(str(told["what"]), str(told["why"]), str(told["remedy"]))
+    remedy = "tasks are offered at the node of the pool's trainer, in a run without rounds: name its state directory"
+    raise NodeError("this node does not do that", f"HTTP {code} for {request}", remedy)
+
+
+def status_in(code: int, answer: bytes | bytearray) -> Status:
+    """The status in an HTTP answer. Raises NodeError where it is none, or one of another version."""
+    if code != HTTPStatus.OK:
+        raise NodeError("the daemon did not give its status", f"HTTP {code}", "look at its log")
+    remedy = "run daemon and program in one version"
+    try:
+        status = msgspec.json.decode(answer, type=Status)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise NodeError("the daemon's answer cannot be read", str(error), remedy) from None
+    if status.schema_version != SCHEMA_VERSION:
+        why = f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}"
+        raise NodeError("the daemon speaks another version", why, remedy)
+    return status
 
 
 def exchange(socket: Path, method: str, path: str, content: bytes | None, timeout: float) -> tuple[int, bytearray]:
@@ -233,20 +255,20 @@ async def _follow(
         raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
     client = LightClient(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
     with _plain():
-        async with client.following(after) as visits:
-            yield _Policies(visits)
+        async with client.following(after) as snapshots:
+            yield _Policies(snapshots)
 
 
 class _Policies(AsyncIterator[Policy]):
     """No generator: one that is left while it waits has ended, as after the run's last policy."""
 
-    def __init__(self, visits: "trio.MemoryReceiveChannel[PolicySnapshot]") -> None:
-        self._visits = visits
+    def __init__(self, snapshots: "trio.MemoryReceiveChannel[PolicySnapshot]") -> None:
+        self._snapshots = snapshots
 
     async def __anext__(self) -> Policy:
-        visit = await self._visits.__anext__()
-        held = visit.policy
-        return Policy(held.step, held.root, visit.image or held.path, visit.assets, visit.run.name)
+        snapshot = await self._snapshots.__anext__()
+        held = snapshot.policy
+        return Policy(held.step, held.root, snapshot.image or held.path, snapshot.assets, snapshot.run.name)
 
 
 class _Portal(AsyncIterator[Policy]):
@@ -328,11 +350,3 @@ def _plain() -> Generator[None]:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from group
-
-
-def _decoded(answer: bytearray) -> dict[str, Any]:
-    """The object in an answer; empty for what is none."""
-    try:
-        return msgspec.json.decode(answer, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return {}

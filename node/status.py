@@ -161,7 +161,7 @@ class StatusPage:
             address=member.address,
             role=beat.role if beat else "",
             state="healthy" if own and member.gone is None else str(member.state(now)),
-            doing=beat.state if beat else "",
+            activity=beat.state if beat else "",
             contact=beat.contact if beat else "",
             contacts=[beat.contact, *beat.also] if beat else [],
             step=beat.policy_step if beat else -1,

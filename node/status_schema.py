@@ -260,7 +260,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     path: PathPart | None = None
     contacts: list[str] = []
     clock_ahead_seconds: float | None = None
-    doing: str = ""
+    activity: str = ""
     contact: str = ""
     hardware: str = ""
     counts_as: str = ""
@@ -322,8 +322,8 @@ class TrainingPart(msgspec.Struct, frozen=True):
     memory: str = ""
     invalidated_files: int = 0
     values: ValuesPart | None = None
-    judging: dict[str, int] = {}
-    teaching: dict[str, int] = {}
+    label_queue: dict[str, int] = {}
+    teacher_queue: dict[str, int] = {}
 
 
 class PeerPart(msgspec.Struct, frozen=True):
@@ -331,13 +331,13 @@ class PeerPart(msgspec.Struct, frozen=True):
     one that this node knows of that round, None where it knows none."""
 
     address: str
-    seat: int = -1
+    replica_id: int = -1
     round: int = -1
     inside: bool = msgspec.field(default=False, name="in")
     equal: bool | None = None
 
 
-class ReplicasPart(msgspec.Struct, frozen=True):
+class OuterStatesPart(msgspec.Struct, frozen=True):
     """equal: members whose outer state is this node's, itself among them; of: those that can be compared."""
 
     equal: int = 0
@@ -362,12 +362,12 @@ class PretrainingPart(msgspec.Struct, frozen=True):
     of_rollouts: bool = False
     queued_rollouts: int = 0
     contributions: int | None = None
-    replicas: ReplicasPart = ReplicasPart()
+    outer_states: OuterStatesPart = OuterStatesPart()
     peers: list[PeerPart] = []
     losses: list[tuple[int, float]] = []
-    seat: int = -1
+    replica_id: int = -1
     training: bool = False
-    cuts_signed: int = 0
+    votes_signed: int = 0
 
 
 class VerdictPart(msgspec.Struct, frozen=True):
@@ -399,7 +399,7 @@ class BadStepPart(msgspec.Struct, frozen=True):
     held_by: int = 0
 
 
-class AuditedPart(msgspec.Struct, frozen=True):
+class StepVerdictsPart(msgspec.Struct, frozen=True):
     """The trainer's steps that validators audited. held: of `steps`; owing: draws without a verdict."""
 
     last_step: int | None = None
@@ -412,15 +412,15 @@ class AuditedPart(msgspec.Struct, frozen=True):
     bad: list[BadStepPart] = []
 
 
-class TrustPart(msgspec.Struct, frozen=True):
+class LeaderPart(msgspec.Struct, frozen=True):
     """Whether this node takes its trainer's word, and why not; refused: words that count for nothing, by message and
-    why."""
+    why; step_verdicts: on its steps."""
 
     trusted: bool = True
     why: str = ""
     evidence: int = 0
     refused: dict[str, int] = {}
-    audited: AuditedPart = AuditedPart()
+    step_verdicts: StepVerdictsPart = StepVerdictsPart()
 
 
 class WorkerUsesPart(msgspec.Struct):
@@ -438,7 +438,7 @@ class WorkerUsesPart(msgspec.Struct):
 
 class LeftOutPart(msgspec.Struct, frozen=True):
     """A work that the trainer left out. step: whose manifest used something older; due: the policy at which the last of
-    a quorum had named it; by: who signed a cut with it until then."""
+    a quorum had named it; by: who signed a list with it until then."""
 
     work: str
     node: str
@@ -450,8 +450,8 @@ class LeftOutPart(msgspec.Struct, frozen=True):
 
 class UsesPart(msgspec.Struct, frozen=True):
     """dropped: workers whose due files the trainer leaves out again and again; passed_over: due works in a row, by
-    worker, and longest, the most of them; left_out: the newest works; seats: what each trainer used of whose, and left
-    out, by seat and address."""
+    worker, and longest, the most of them; left_out: the newest works; replicas: what each trainer used of whose, and
+    left out, by replica and address."""
 
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0
@@ -459,23 +459,24 @@ class UsesPart(msgspec.Struct, frozen=True):
     passed_over: dict[str, int] = {}
     longest: int = 0
     left_out: list[LeftOutPart] = []
-    seats: dict[str, dict[str, dict[str, int]]] = {}
+    replicas: dict[str, dict[str, dict[str, int]]] = {}
 
 
-class AuditingPart(msgspec.Struct, frozen=True):
-    """This node's own audits. pledged: share of the trainer's steps, None for a node without lots."""
+class StepAuditsPart(msgspec.Struct, frozen=True):
+    """This node's own audits of its trainer's steps. pledged: share of them, None for a node without lots; why_not:
+    why it makes none; undecided: why the last one without an outcome has none."""
 
     pledged: float | None = None
     why_not: str = ""
-    audits: dict[str, int] = {}
+    by_outcome: dict[str, int] = {}
     undecided: str = ""
 
 
-class BenchPart(msgspec.Struct, frozen=True):
-    """A validator that is alive."""
+class ValidatorPart(msgspec.Struct, frozen=True):
+    """A validator that is alive. inactive: files are decided without it."""
 
     address: str
-    silent: bool = False
+    inactive: bool = False
     believed: bool = True
 
 
@@ -487,17 +488,20 @@ class QuarantinedPart(msgspec.Struct, frozen=True):
     evidence: int = 0
 
 
-class TablePart(msgspec.Struct, frozen=True):
-    """Tables of earnings. tabled_before: the first epoch that this validator tables; posted: how many; waiting: what
-    one waits for, or nothing."""
+class EarningsTablePart(msgspec.Struct, frozen=True):
+    """What a validator does for earnings. certified: works that its roots name; tabled_before: the first epoch that it
+    tables; posted: how many tables; waiting: what one waits for, or nothing."""
 
+    certified: int = 0
     tabled_before: int = 0
     posted: int = 0
     waiting: str = ""
 
 
-class AuditPart(msgspec.Struct, frozen=True):
-    """power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in `window`."""
+class ValidatorAuditsPart(msgspec.Struct, frozen=True):
+    """What the pool's validators look at, and find of each other. peers: others' verdicts that this one looked at, by
+    outcome. power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in
+    `window`."""
 
     window: int = 0
     trust: str = "verified"
@@ -508,13 +512,10 @@ class AuditPart(msgspec.Struct, frozen=True):
     pledged_share: float = 0.0
     pledged_power: float = 0.0
     groups_per_worker: int = 0
-    validators: list[BenchPart] = []
+    validators: list[ValidatorPart] = []
     quarantined: list[QuarantinedPart] = []
     peers: dict[str, int] = {}
-    earnings: TablePart | None = None
-    certified: int = 0
     lots: dict[str, int] = {}
-    trainer: TrustPart = TrustPart()
     disputes: dict[str, int] = {}
 
 
@@ -571,11 +572,11 @@ class ContributionsPart(msgspec.Struct, frozen=True):
     recent: list[DecisionPart] = []
 
 
-class ShownPart(msgspec.Struct, frozen=True):
-    """A trainer's checkpoints for auditors: bytes by step, and the steps for which there was no room."""
+class CheckpointsPart(msgspec.Struct, frozen=True):
+    """A trainer's checkpoints for auditors, and the steps for which there was no room."""
 
-    checkpoints: dict[str, int] = {}
-    checkpoints_without_room: list[int] = []
+    bytes_by_step: dict[str, int] = {}
+    without_room: list[int] = []
 
 
 class EnginePart(msgspec.Struct, frozen=True):
@@ -661,11 +662,11 @@ class BlobsPart(msgspec.Struct, frozen=True):
 # A part that is None belongs to another role, or the daemon has not got there.
 class LeavingPart(msgspec.Struct, frozen=True):
     """Of a node that leaves once it is paid. units: that are not paid yet; until: the chain's time at which the last of
-    them can be claimed, 0 for none; doing: in words."""
+    them can be claimed, 0 for none; activity: in words."""
 
     units: int = 0
     until: int = 0
-    doing: str = ""
+    activity: str = ""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True):
@@ -686,9 +687,11 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     contributions: ContributionsPart | None = None
     pretraining: PretrainingPart | None = None
     verdicts: VerdictsPart | None = None
-    audit: AuditPart | None = None
-    trainer: ShownPart | None = None
-    auditing: AuditingPart | None = None
+    validator_audits: ValidatorAuditsPart | None = None
+    step_audits: StepAuditsPart | None = None
+    leader: LeaderPart | None = None
+    checkpoints: CheckpointsPart | None = None
+    earnings_table: EarningsTablePart | None = None
     uses: UsesPart | None = None
     chair: ChairPart | None = None
     tasks: TasksPart = TasksPart()

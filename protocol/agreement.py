@@ -1,4 +1,4 @@
-"""How validators agree on a round's cut: the one list of contributions that everybody adds.
+"""How validators agree on a round's list: the one list of contributions that everybody adds.
 
 Every validator names the contributions that it accepted, once its own clock says that the round is over (an open word).
 Where a quorum names the same, it closes that list (a closed word); a quorum of equal closed words in one ballot decides
@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from protocol.identity import Address
 
-MAX_CUT = 256
-"""Contributions that a cut may name."""
+MAX_LISTED = 256
+"""Contributions that a list may name."""
 # A few times what a word takes to reach all validators over gossip.
 BALLOT_SECONDS, MOST_SECONDS = 2.0, 64.0
 """So long the first ballot waits for further words; each later one waits twice as long as the one before, up to the
@@ -257,7 +257,7 @@ class Agreement:
         # The ballot from which a validator names no more what it accepted itself and too few named with it.
         mine = own.files if ballot < 2 else ()
         files = sorted(root for root, count in known.items() if count > self._bench.liars or root in mine)
-        return own._replace(files=tuple(files[:MAX_CUT]))
+        return own._replace(files=tuple(files[:MAX_LISTED]))
 
 
 def _newest(said: Collection[Place]) -> int:

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol import segments
-from protocol.cuts import Cuts
 from protocol.envelope import ProofSubject, open_envelope
 from protocol.rollout import STATE_BYTES, RolloutBatch, RolloutHeader, SampleRow
 from protocol.routing import Routing
 from protocol.routing import objection as odd_experts
 from protocol.run import RolloutSpec, RunSpec, VerificationSpec
 from protocol.statements import VerdictOutcome, WorkCommitment
+from protocol.thresholds import Thresholds
 from protocol.toploc import ActivationProof, MalformedProof, ProofErrors
 
 
@@ -307,7 +307,7 @@ def subject_of(header: RolloutHeader, row: SampleRow) -> ProofSubject:
     return ProofSubject(*place, row.prompt, row.output, row.segments, row.experts)
 
 
-def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[ActivationProof]] | Fault:
+def parse_proofs(batch: RolloutBatch, thresholds: VerificationSpec) -> list[list[ActivationProof]] | Fault:
     """The activation proofs of every sample, exactly as many as its length demands, in envelopes of their own.
 
     The header's fields are those of the commitment by now: `check_identity` comes first.
@@ -316,20 +316,20 @@ def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[Activ
     for row in batch.rows:
         try:
             subject = subject_of(batch.header, row)
-            proofs.append(open_envelope(row.proofs, subject, cuts.toploc_k, cuts.toploc_batch))
+            proofs.append(open_envelope(row.proofs, subject, thresholds.toploc_k, thresholds.toploc_batch))
         except MalformedProof as error:
             detail = f"group {row.group} sample {row.sample}: {error.why}"
             return Fault(Reason.BAD_PROOF_FORM, detail, row.group)
     return proofs
 
 
-def check_activations(errors: Sequence[ProofErrors], cuts: Cuts) -> Fault | None:
-    """No proof is further from the validator's activations than the run's cuts allow."""
+def check_activations(errors: Sequence[ProofErrors], thresholds: Thresholds) -> Fault | None:
+    """No proof is further from the validator's activations than the run's thresholds allow."""
     for error in errors:
         if (
-            error.exponent_mismatches > cuts.exponent_mismatches
-            or error.mantissa_mean > cuts.mantissa_mean
-            or error.mantissa_median > cuts.mantissa_median
+            error.exponent_mismatches > thresholds.exponent_mismatches
+            or error.mantissa_mean > thresholds.mantissa_mean
+            or error.mantissa_median > thresholds.mantissa_median
         ):
             seen = f"{error.exponent_mismatches} exponents differ, mantissa mean {error.mantissa_mean:.3g}"
             return Fault(Reason.ACTIVATIONS, f"activations are not this policy's: {seen}")
@@ -344,25 +344,25 @@ def sampling_statistics(distances: NDArray[np.float64]) -> tuple[float, float]:
     return float(distances.mean()), float((distances > sampling_margin).mean())
 
 
-def check_sampling(distances: NDArray[np.float64], cuts: Cuts) -> Fault | None:
+def check_sampling(distances: NDArray[np.float64], thresholds: Thresholds) -> Fault | None:
     """distances: float64[tokens of the file], from sampling.distance."""
     mean, outside = sampling_statistics(distances)
     # Not finite: logits of NaN compare false with everything, and would pass a plain `>`.
-    if not np.isfinite(mean) or mean > cuts.sampling_mean or outside > cuts.sampling_outside:
+    if not np.isfinite(mean) or mean > thresholds.sampling_mean or outside > thresholds.sampling_outside:
         return Fault(
             Reason.SAMPLING, f"tokens were not drawn from this policy: distance {mean:.3g}, {outside:.1%} outside"
         )
     return None
 
 
-def check_routing(short: Sequence[NDArray[np.float32]], cuts: Cuts) -> Fault | None:
+def check_routing(short: Sequence[NDArray[np.float32]], thresholds: Thresholds) -> Fault | None:
     """No token was computed by an expert that its router finds less likely than its own last choice by more than
     engines differ. short: by how much, per sample, a number for each token (node.inference.engine.Prefill).
 
     Without this an engine might name any experts, and who computes with the named ones would agree with all of it.
     """
     worst = float(np.concatenate(short).max(initial=0.0)) if short else 0.0
-    if worst <= cuts.routing:
+    if worst <= thresholds.routing:
         return None
     seen = f"one is {np.exp(min(worst, 50.0)):.3g} times less likely than the last that it takes"
     return Fault(Reason.ROUTING, f"tokens went to experts that their router does not choose: {seen}")

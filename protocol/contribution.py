@@ -29,7 +29,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """outer: state root of the round's beginning; seat: whose rows; tokens: learnt from (of rollouts: how many);
+    """outer: state root of the round's beginning; replica_id: whose rows; tokens: learnt from (of rollouts: how many);
     loss_first, loss_last: of its first and last inner step; inner: blob roots of the peer's own state (moments, what
     was carried over) before and after, the state root of nothing where it has none; stretches: digests of the peer's
     state at each `diloco.stretch` inner steps; arithmetic: what the bits depend on; batches: of a run with rollouts,
@@ -38,7 +38,7 @@ class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     run_root: bytes
     round: int
     outer: bytes
-    seat: int
+    replica_id: int
     tokens: int
     loss_first: float
     loss_last: float
@@ -50,12 +50,13 @@ class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 class Expected(NamedTuple):
     """What a contribution must fit. outers: state root of each round whose contributions are taken now (the round
-    that runs and, for the late, the one before), None where any will do; seats: below which a seat's number is; tokens:
-    most of a round; stretches: most digests; batch: rollouts of each manifest that it names, 0 where it names none."""
+    that runs and, for the late, the one before), None where any will do; replicas: below which a replica's number is;
+    tokens: most of a round; stretches: most digests; batch: rollouts of each manifest that it names, 0 where it names
+    none."""
 
     run_root: bytes
     outers: Mapping[int, bytes | None]
-    seats: int
+    replicas: int
     tokens: int
     stretches: int
     batch: int = 0
@@ -69,7 +70,7 @@ class Expected(NamedTuple):
             (header.run_root == self.run_root, "it is of another run"),
             (header.round in self.outers, f"it is of round {header.round}"),
             (self.outers.get(header.round) in (None, header.outer), "it begins at another outer state"),
-            (0 <= header.seat < self.seats, f"its seat is {header.seat} of {self.seats}"),
+            (0 <= header.replica_id < self.replicas, f"its replica is {header.replica_id} of {self.replicas}"),
             (0 < header.tokens <= self.tokens, f"it says that it learnt from {header.tokens} tokens of {self.tokens}"),
             (named, f"it names {len(header.batches)} batches, which are no {header.tokens} of its kind"),
             (all(map(math.isfinite, (header.loss_first, header.loss_last))), "a loss in it is not finite"),

@@ -95,7 +95,7 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The run's agreed bounds and tables; without tables there is no statistical standing, only the hard cuts.
+    """The run's agreed bounds and tables; without tables there is no statistical standing, only the hard thresholds.
 
     false_positive: one honest file in how many may start a suspicion (1e-4: one in ten thousand);
     false_negative: with which probability Wald's test may take a cheat for honest;

@@ -122,7 +122,7 @@ def policy_units(run: RunSpec) -> int:
 def contribution_units(run: RunSpec, learnt: int) -> int:
     """What a contribution to a round is paid. learnt: tokens of text, or rollouts: of these as much as a policy that is
     learnt from so many."""
-    return min(int(run.pay.training * learnt * run.rollout.max_output_tokens), 2**32 - 1) if run.seats else learnt
+    return min(int(run.pay.training * learnt * run.rollout.max_output_tokens), 2**32 - 1) if run.replicas else learnt
 
 
 def most_files(run: RunSpec) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from blake3 import blake3
 
-from protocol.agreement import MAX_CUT, Proposal, Word
+from protocol.agreement import MAX_LISTED, Proposal, Word
 from protocol.audit import RATE_ONE
 from protocol.codec import decode_msgpack
 from protocol.engines import MAX_CLASS
@@ -59,7 +59,7 @@ NO_PROMPTS = bytes(32)
 MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
 MAX_SHOWN = 64
-"""Signatures beside a closed word on a cut."""
+"""Signatures beside a closed word on a list."""
 MAX_ENTRIES = 32
 """Seals, and messages in one: each verdict is a signature to check, on the event loop."""
 # A verdict has few possible values: without a salt its seal could be opened by trying them all.
@@ -100,9 +100,9 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     finished: the run is over (trainer only); reward: the mean of the last held-back evaluations (trainer only;
     all along, not only at the end: every page draws a curve of it);
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
-    pledges for this window and the next ones. Of a run that pre-trains: seat: whose rows it learns from, -1 for none;
-    outer: the state root with which its round (policy_step) begins, 32 bytes or none. version: of its program, as a
-    package names it; nothing is decided by it.
+    pledges for this window and the next ones. Of a run that pre-trains: replica_id: whose rows it learns from, -1 for
+    none; outer: the state root with which its round (policy_step) begins, 32 bytes or none. version: of its program, as
+    a package names it; nothing is decided by it.
 
     What the trainer's queue lacks is not said. Workers see that no policy comes; a number with stale groups and groups
     without signal in it would tell them less.
@@ -123,7 +123,7 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     gateway: str = ""
     lots: tuple[LotPledge, ...] = ()
     also: tuple[str, ...] = ()
-    seat: int = -1
+    replica_id: int = -1
     outer: bytes = b""
     version: str = ""
 
@@ -146,8 +146,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
         # NaN is not ordered, and JSON has no word for it: pages and sums would break far from here.
         if not (math.isfinite(self.rate) and math.isfinite(self.reward or 0.0)):
             return "the rate or the reward is no number"
-        if not -1 <= self.seat < MAX_CUT or len(self.outer) not in (0, 32):
-            return "the seat or the outer state's root is out of bounds"
+        if not -1 <= self.replica_id < MAX_LISTED or len(self.outer) not in (0, 32):
+            return "the replica or the outer state's root is out of bounds"
         if max(len(self.state), len(self.role)) > 64 or len(self.engine) > MAX_CLASS:
             return "a text is too long"
         if len(self.contact) > MAX_CONTACT or len(self.gateway) > MAX_GATEWAY or len(self.version) > MAX_VERSION:
@@ -342,14 +342,14 @@ class EarningsVote(_Message, frozen=True):
 class AcceptedList(_Message, frozen=True):
     """A validator's word on which works it held accepted when it heard of policy `step`, and had not named before.
 
-    works: their ids, rising; a step with more of them than MAX_CUT has several words.
+    works: their ids, rising; a step with more of them than MAX_LISTED has several words.
     """
 
     step: int
     works: tuple[bytes, ...]
 
     def fault(self) -> str | None:
-        if not 0 <= self.step < 2**63 or not 0 < len(self.works) <= MAX_CUT:
+        if not 0 <= self.step < 2**63 or not 0 < len(self.works) <= MAX_LISTED:
             return "the step is out of range, or the works are none or too many"
         if any(len(one) != 32 for one in self.works):
             return "a work's id is not 32 bytes"
@@ -402,11 +402,11 @@ class RoundVote(_Message, frozen=True):
     def fault(self) -> str | None:
         if not (0 <= self.round < 2**31 and 0 <= self.ballot < 2**63 and 0 < self.size < 2**63):
             return "a number is out of range"
-        if len(self.files) > MAX_CUT or any(len(one) != 32 for one in (self.outer, self.state, *self.files)):
+        if len(self.files) > MAX_LISTED or any(len(one) != 32 for one in (self.outer, self.state, *self.files)):
             return "the contributions are too many, or a root is not 32 bytes"
         if len(self.shown) > MAX_SHOWN or any(len(one) != 65 for one in self.shown) or (self.shown and not self.closed):
             return "its signatures are too many, not 65 bytes, or beside an open word"
-        # In one order: a cut is compared by its bytes, and everybody adds in this order.
+        # In one order: a list is compared by its bytes, and everybody adds in this order.
         rising = all(one < two for one, two in zip(self.files, self.files[1:], strict=False))
         return None if rising else "the contributions are doubled or not in order"
 
@@ -707,7 +707,7 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     message = _decode(envelope.payload, ANY_MESSAGE)
     # All that is cheap comes before the signature, which takes the event loop longer than all of it.
     problem = "it is for another pool" if message.pool != pool else message.fault()
-    # A cut's signature is shown by others without its bytes.
+    # A list's signature is shown by others without its bytes.
     if isinstance(message, (*BOUND, RoundVote)) and msgspec.msgpack.encode(message) != envelope.payload:
         problem = "the message is not encoded in the shortest way"
     # msgpack has long and short forms of one number: the envelope written anew must give the same bytes.

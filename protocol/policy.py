@@ -4,7 +4,7 @@ An image is a safetensors file in one canonical form (names sorted, bf16 only, n
 always give the same bytes. The weights root hashes names, shapes and tensor digests (protocol.stretches): it names the
 weights however they are packed. A policy is named by its step and its weights: the policy root hashes both and is the
 clock of a run, so weights that a step left as they were are another policy, in the same image. The manifest says how to
-come by them: the image itself, an older image (the anchor), and patches from one policy to the next. Callers read and
+come by them: the image itself, an older image (the snapshot), and patches from one policy to the next. Callers read and
 write the files.
 """
 
@@ -60,7 +60,7 @@ class PolicyPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int
 
 
-class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WeightsSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An older policy whose whole image is kept for those who hold nothing that a patch could be applied to."""
 
     step: int
@@ -72,7 +72,7 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the trainer publishes for step `step`: which weights, and the blobs that lead to them.
 
     run_root, policy_root, image_root: 32 bytes; image_size: bytes; tensors in name order. patches: an unbroken chain,
-    oldest first, that ends at this policy. anchor: where the chain, or a part of it, begins; None: this very image.
+    oldest first, that ends at this policy. snapshot: where the chain, or a part of it, begins; None: this very image.
     """
 
     run_root: bytes
@@ -81,13 +81,13 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[TensorInfo, ...]
     image_root: bytes
     image_size: int
-    anchor: Anchor | None = None
+    snapshot: WeightsSnapshot | None = None
     patches: tuple[PolicyPatch, ...] = ()
 
     def check(self) -> None:
         """Raise MalformedPolicy unless the root follows from step and tensors and the patches lead to it."""
         # Bounds first: the root is hashed over sizes that a stranger wrote.
-        problem = self._tensor_fault() or self._patch_fault() or self._anchor_fault()
+        problem = self._tensor_fault() or self._patch_fault() or self._snapshot_fault()
         if problem:
             raise MalformedPolicy("bad policy manifest", problem)
         if policy_root(self.step, self.tensors) != self.policy_root:
@@ -138,15 +138,15 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return "its patches lead to another policy"
         return None
 
-    def _anchor_fault(self) -> str | None:
-        anchor = self.anchor
-        if anchor is None:
+    def _snapshot_fault(self) -> str | None:
+        snapshot = self.snapshot
+        if snapshot is None:
             return None
-        if len(anchor.policy_root) != 32 or len(anchor.image_root) != 32 or not 0 <= anchor.step < self.step:
-            return "its anchor is malformed"
-        if any(p.target_root == anchor.policy_root and p.step != anchor.step for p in self.patches):
-            return "its anchor is of another step than the patch that leads to it"
-        return None if self.patches_from(anchor.policy_root) else "no patches lead from its anchor"
+        if len(snapshot.policy_root) != 32 or len(snapshot.image_root) != 32 or not 0 <= snapshot.step < self.step:
+            return "its snapshot is malformed"
+        if any(p.target_root == snapshot.policy_root and p.step != snapshot.step for p in self.patches):
+            return "its snapshot is of another step than the patch that leads to it"
+        return None if self.patches_from(snapshot.policy_root) else "no patches lead from its snapshot"
 
 
 def policy_root(step: int, tensors: tuple[TensorInfo, ...]) -> bytes:

@@ -111,7 +111,7 @@ class Diloco(Section, frozen=True):
     whether the optimiser's moments outlive a round; with "reset" a contribution follows from public data alone.
     stretch: inner steps between two digests of a peer's state, 0: none. A round is over when it has lasted
     round_seconds and min_contributions are accepted, and grace_seconds have passed since; of more than
-    max_contributions a lot chooses. Seats are below max_contributions."""
+    max_contributions a lot chooses. Replicas are below max_contributions."""
 
     inner_steps: int = 30
     batch_tokens: int = 1 << 19
@@ -175,7 +175,7 @@ def kind_rules(run: Any, defaults: Any) -> list[Rule]:
     nothing."""
     text, rounds = run.pretraining, run.diloco
     if text is None:
-        return _rules_of_seats(run, rounds) if rounds else []
+        return _rules_of_replicas(run, rounds) if rounds else []
     recipe, plain = run.recipe, defaults.recipe
     unread = [name for name in UNREAD if getattr(run, name) != getattr(defaults, name)]
     names = [name for name in Recipe.__struct_fields__ if name not in READ_OF_RECIPE]
@@ -194,7 +194,7 @@ def kind_rules(run: Any, defaults: Any) -> list[Rule]:
     ]
 
 
-def _rules_of_seats(run: Any, rounds: Diloco) -> list[Rule]:
+def _rules_of_replicas(run: Any, rounds: Diloco) -> list[Rule]:
     """What a run with [diloco] that learns from rollouts must keep to."""
     plain = Diloco()
     return [
@@ -206,9 +206,13 @@ def _rules_of_seats(run: Any, rounds: Diloco) -> list[Rule]:
         ("diloco.inner_steps", rounds.inner_steps <= MAX_BATCHES, f"must be 1 to {MAX_BATCHES} with rollouts"),
         ("diloco.fragments", rounds.fragments == 1, "does not go with rollouts yet"),
         ("recipe.updates_per_step", run.recipe.updates_per_step == 1, "must be 1 with [diloco]: set inner_steps"),
-        ("recipe.lora", run.recipe.lora is None, "does not go with [diloco] yet: seats exchange whole models"),
-        ("audit.trust", not run.audit.optimistic, "must be 'verified' with [diloco]: a seat's batches are a quorum's"),
-        ("audit.judges", not run.audit.judges, "does not go with [diloco] yet: a seat's batches wait for no judges"),
+        ("recipe.lora", run.recipe.lora is None, "does not go with [diloco] yet: replicas exchange whole models"),
+        (
+            "audit.trust",
+            not run.audit.optimistic,
+            "must be 'verified' with [diloco]: a replica's batches are a quorum's",
+        ),
+        ("audit.judges", not run.audit.judges, "does not go with [diloco] yet: a replica's batches wait for no judges"),
         ("filters.keep_surplus", run.filters.keep_surplus, "must be true with [diloco]: a share is never exactly full"),
     ]
 

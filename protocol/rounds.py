@@ -41,15 +41,15 @@ def closes_at(opened: float, accepted: Sequence[float], rules: Diloco, *, tried:
 
 def chosen(authors: Mapping[bytes, bytes], most: int, seed: bytes) -> list[bytes]:
     """Ids of the contributions that are in, in the order in which they are added. authors: id -> who made it; seed:
-    root of the cut before. Of more than `most` a lot by author chooses, which nobody's bytes can change."""
+    root of the list before. Of more than `most` a lot by author chooses, which nobody's bytes can change."""
     # By author, not by content: a peer could change its file until the lot is in its favour.
     lots = {one: blake3(seed + author, derive_key_context=_LOT).digest() for one, author in authors.items()}
     return sorted(sorted(authors, key=lambda one: (lots[one], one))[:most])
 
 
 def too_large(norms: Mapping[bytes, float]) -> set[bytes]:
-    """Those whose norm is beyond NORM_FACTOR times the median. For those who cut the round, not for those who apply the
-    cut: the last bits of a norm depend on the machine."""
+    """Those whose norm is beyond NORM_FACTOR times the median. For those who vote on it, not for those who apply the
+    list: the last bits of a norm depend on the machine."""
     # The median, since the mean would be moved by the very contributions that are to be found.
     limit = NORM_FACTOR * median(norms.values()) if norms else 0.0
     return {one for one, norm in norms.items() if not norm <= limit}

@@ -12,7 +12,6 @@ import msgspec
 
 from protocol.audit import AuditSpec
 from protocol.codec import decode_json
-from protocol.cuts import EXACT, Cuts
 from protocol.decision import MAX_TABLES, SAMPLE_BOUND, DecisionError, DecisionSpec
 from protocol.engines import (
     MAX_PATTERNS,
@@ -49,6 +48,7 @@ from protocol.sections import (
     evaluation_rules,
     parts_rules,
 )
+from protocol.thresholds import EXACT, Thresholds
 
 # Most of it is for calibrated tables, a number for each bin of each pair of engines; all else takes some KiB.
 MAX_RUN_BYTES = 64 * 1024
@@ -165,22 +165,22 @@ class EvaluationSpec(Section, frozen=True):
         ]
 
 
-class VerificationSpec(Cuts, frozen=True):
-    """What the checks go by. The default cuts fit fp32 compute on both sides; bf16 engines need calibrated ones.
+class VerificationSpec(Thresholds, frozen=True):
+    """What the checks go by. The default thresholds fit fp32 compute on both sides; bf16 engines need calibrated ones.
 
-    engines: classes that workers may compute with, any part may be `*` (protocol.engines); pairs: cuts by
+    engines: classes that workers may compute with, any part may be `*` (protocol.engines); pairs: thresholds by
     "worker's class>verifier's class", the section's own for other pairs that have tables;
     decision: bounds and calibrated tables of the sequential test over a worker's history.
 
-    A run that has tables (or at least cuts) of pairs is calibrated. Then it admits only classes that were measured,
-    whatever `engines` permits: no class vouches for another.
+    A run that has tables (or at least thresholds) of pairs is calibrated. Then it admits only classes that were
+    measured, whatever `engines` permits: no class vouches for another.
     """
 
     toploc_k: int = 128
     toploc_batch: int = 32
     quorum: int = 1
     engines: tuple[str, ...] = ("*/float32/*",)
-    pairs: dict[str, Cuts] = {}
+    pairs: dict[str, Thresholds] = {}
     decision: DecisionSpec = DecisionSpec()
 
     @property
@@ -210,7 +210,7 @@ class VerificationSpec(Cuts, frozen=True):
 
     def at_a_desk(self) -> Self:
         """Where one machine makes and looks at everything, and nothing is at stake: any engine of a permitted type, by
-        the loosest cuts."""
+        the loosest thresholds."""
         # Only the type stays: at a desk nobody else looks, but float32 and bfloat16 still train differently.
         types = dict.fromkeys(f"*/{pattern.split('/')[1]}/*" for pattern in self.engines)
         bounds = msgspec.structs.replace(self.decision, honest={}, cheating={}, crossed={})
@@ -228,9 +228,9 @@ class VerificationSpec(Cuts, frozen=True):
         """Whether something is known of work by one class in the eyes of another; of an uncalibrated run: yes."""
         return not self.known_pairs or pair(worker, verifier) in self.known_pairs
 
-    def cuts(self, worker: str, verifier: str) -> Cuts:
-        """The cuts for a file of one class of engine in the eyes of another. The section's own, a calibrated run's
-        loosest, where the pair has none; equality where that is what the class stands for."""
+    def thresholds(self, worker: str, verifier: str) -> Thresholds:
+        """The thresholds for a file of one class of engine in the eyes of another. The section's own, a calibrated
+        run's loosest, where the pair has none; equality where that is what the class stands for."""
         # Batch-invariant kernels of one class: honest work is equal to the bit, so any difference is a fault.
         if is_exact(worker, verifier):
             return EXACT
@@ -273,12 +273,12 @@ def _sees(engine: str, other: str) -> bool:
 
 
 class WeightsSpec(Section, frozen=True):
-    """How policies travel. anchor_every: steps after which, at the latest, a whole image is the new anchor."""
+    """How policies travel. snapshot_every: steps after which, at the latest, a whole image is the new snapshot."""
 
-    anchor_every: int = 50
+    snapshot_every: int = 50
 
     def rules(self) -> list[Rule]:
-        return [("weights.anchor_every", 1 <= self.anchor_every <= 256, "must be 1 to 256")]
+        return [("weights.snapshot_every", 1 <= self.snapshot_every <= 256, "must be 1 to 256")]
 
 
 class RunSections(Section, frozen=True, kw_only=True):
@@ -325,8 +325,8 @@ YOUNGER: dict[str, Any] = {
     "recipe.lora": None,
     "audit.judges": False,
     "audit.witnessed": "no",
-    "verification.routing": Cuts().routing,
-    "verification.pairs.*.routing": Cuts().routing,
+    "verification.routing": Thresholds().routing,
+    "verification.pairs.*.routing": Thresholds().routing,
     **{f"verification.decision.{kind}.*.bound": SAMPLE_BOUND for kind in ("honest", "cheating", "crossed")},
     "distill": None,
     "pretraining": None,
@@ -421,23 +421,23 @@ class RunSpec(RunSections, frozen=True):
         return sum(asset.size for asset in own if asset.path.endswith(".safetensors"))
 
     @property
-    def seats(self) -> int:
+    def replicas(self) -> int:
         """Trainers that share out the rollouts of a round; 0 in a run without rounds, or with text."""
         return self.diloco.max_contributions if self.diloco is not None and self.pretraining is None else 0
 
     @property
     def files_per_policy(self) -> int:
-        """Files of rollouts that are learnt from for each policy: in a step, or by all seats in a round."""
-        if self.diloco is None or not self.seats:
+        """Files of rollouts that are learnt from for each policy: in a step, or by all replicas in a round."""
+        if self.diloco is None or not self.replicas:
             return self.rollout.files_per_step
-        problems = self.seats * self.diloco.inner_steps * self.rollout.prompts_per_step
+        problems = self.replicas * self.diloco.inner_steps * self.rollout.prompts_per_step
         # an eighth more where there are shares, which are never exactly full
-        return -(-problems * (9 if self.seats > 1 else 8) // (8 * self.rollout.prompts_per_file))
+        return -(-problems * (9 if self.replicas > 1 else 8) // (8 * self.rollout.prompts_per_file))
 
     @property
     def rollouts_per_batch(self) -> int:
         """Of an inner step; 0 where it learns from text."""
-        return self.rollout.prompts_per_step * self.rollout.group_size if self.seats else 0
+        return self.rollout.prompts_per_step * self.rollout.group_size if self.replicas else 0
 
     @property
     def waits_for_tasks(self) -> bool:

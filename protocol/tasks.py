@@ -208,7 +208,7 @@ class TaskSpec(Section, frozen=True):
                 f"{WEIGHTS} must be what `policy` names, in a task that samples",
             ),
             ("assets", self.kind != "judge" or self._has_subject(), f"must hold what is judged as {SUBJECT}"),
-            ("assets", self.kind != "teach" or self._has_lessons(), "must be one rollout file for each problem"),
+            ("assets", self.kind != "teach" or self._has_files(), "must be one rollout file for each problem"),
             ("shard_size", self.kind != "teach" or self.shard_size == 1, "must be 1 to teach"),
             ("lease_seconds", 1 <= self.lease_seconds <= 86_400, "must be 1 to 86400"),
             ("temperature", self.temperature == 0 or 0.01 <= self.temperature <= 10, "must be 0 or 0.01 to 10"),
@@ -235,7 +235,7 @@ class TaskSpec(Section, frozen=True):
     def _has_subject(self) -> bool:
         return any((asset.path, asset.root) == (SUBJECT, self.subject) for asset in self.assets)
 
-    def _has_lessons(self) -> bool:
+    def _has_files(self) -> bool:
         paths = [asset.path for asset in self.assets]
         named = paths == [LESSON.format(number) for number in range(self.last)] if self.last <= MAX_ASSETS else False
         return self.first == 0 and named and all(0 < asset.size <= MAX_FILE_BYTES for asset in self.assets)

@@ -6,10 +6,10 @@ A stream is a header and the tokens of a data set's documents, one after another
     BLAKE3 of tokenizer.json, 32 bytes | BLAKE3 of the text that it was made of, 32 bytes | tokens, little-endian
 
 Row w of L tokens begins at token w * L and has one token more, as the last one's target. The rows of every peer follow
-from the run alone. All peers and steps share one line of places: row i of inner step s of seat p is place
-(s * rows + i) * seats + p, so no two seats ever have the same one. Each period of sum(weights) places holds every data
-set exactly as often as its weight says, in an order of its own; the rows of a data set come in a pseudo-random order,
-each once before any comes again. Pure; the bytes come from whoever maps the files.
+from the run alone. All peers and steps share one line of places: row i of inner step s of replica p is place
+(s * rows + i) * replicas + p, so no two replicas ever have the same one. Each period of sum(weights) places holds every
+data set exactly as often as its weight says, in an order of its own; the rows of a data set come in a pseudo-random
+order, each once before any comes again. Pure; the bytes come from whoever maps the files.
 """
 
 import struct
@@ -107,29 +107,35 @@ class Mix(NamedTuple):
 
 class Cursor(NamedTuple):
     """Which rows each peer learns from. annealing: the mix from inner step `anneals_from` on; rows: of a peer and inner
-    step; seats: how many there may be."""
+    step; replicas: how many there may be."""
 
     mix: Mix
     annealing: Mix
     anneals_from: int
     rows: int
-    seats: int
+    replicas: int
 
-    def places(self, seat: int, step: int) -> list[RowPlace]:
-        """Those of `seat` at inner step `step`, counted over all rounds."""
-        if not 0 <= seat < self.seats:
-            raise ValueError(f"seat {seat} of {self.seats}")
+    def places(self, replica_id: int, step: int) -> list[RowPlace]:
+        """Those of `replica_id` at inner step `step`, counted over all rounds."""
+        if not 0 <= replica_id < self.replicas:
+            raise ValueError(f"replica {replica_id} of {self.replicas}")
         mix, begun = (self.mix, step) if step < self.anneals_from else (self.annealing, step - self.anneals_from)
         first = begun * self.rows
-        return [mix.place((first + row) * self.seats + seat) for row in range(self.rows)]
+        return [mix.place((first + row) * self.replicas + replica_id) for row in range(self.rows)]
 
 
 def cursor_of(
-    run: bytes, weights: Sequence[tuple[int, ...]], rows: tuple[int, ...], *, anneals_from: int, batch: int, seats: int
+    run: bytes,
+    weights: Sequence[tuple[int, ...]],
+    rows: tuple[int, ...],
+    *,
+    anneals_from: int,
+    batch: int,
+    replicas: int,
 ) -> Cursor:
     """run: bytes that name it; weights: of the mix and of the annealing mix; rows: of each data set, for training."""
     before, after = (Mix(run + bytes([phase]), mix, rows) for phase, mix in enumerate(weights))
-    return Cursor(before, after, anneals_from, batch, seats)
+    return Cursor(before, after, anneals_from, batch, replicas)
 
 
 @lru_cache(maxsize=64)

@@ -28,10 +28,10 @@ from protocol.lots import LotPledge
 from protocol.manifest import PolicyStatement
 from protocol.pages import read_page
 from protocol.policy import (
-    Anchor,
     MalformedPolicy,
     PolicyManifest,
     PolicyPatch,
+    WeightsSnapshot,
     decode_image,
     decode_manifest,
     describe_tensors,
@@ -261,7 +261,7 @@ MANIFEST = PolicyManifest(
     INFOS,
     ROOT,
     image_size(INFOS),
-    Anchor(3, ROOT, ROOT),
+    WeightsSnapshot(3, ROOT, ROOT),
     (PolicyPatch(5, ROOT, policy_root(5, INFOS), ROOT, 9),),
 )
 PATCH = policy_patch_header(ROOT, ROOT, len(INFOS)) + b"".join(

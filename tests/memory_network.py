@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 import structlog
 import trio
 
-from node.network.contacts import AddressSet, Told, address_set
+from node.network.contacts import AddressSet, Multiaddrs, address_set
 from node.network.errors import (
     MessageTooLarge,
     NotRunning,
@@ -132,7 +132,7 @@ class MemoryNetwork:
     def listening(self) -> tuple[str, ...]:
         return ("/ip4/127.0.0.1/tcp/1",) if self._runs else ()
 
-    def set_contact(self, member: Address, told: Told | None) -> None:
+    def set_contact(self, member: Address, told: Multiaddrs | None) -> None:
         """A member whose contact cannot be read is not dialled; if it was before, it stays connected."""
         if told is None:
             self._contacts.pop(member, None)

@@ -70,17 +70,23 @@ def status(
         "training": _training(step) if role == "trainer" else None,
         "contributions": _contributions(rows, step),
         "uses": {"workers": {row["address"]: _uses(row) for row in rows if row["role"] == "worker"}},
-        "audit": {
+        "validator_audits": {
             "power": 0.983,
             "power_wanted": 0.95,
             "cheated_share": 0.1,
             "checked_share": 0.31,
             "disputes": {"raised": 1, "resolved": 1, "open": 0},
             "quarantined": [],
-            "trainer": {
-                "trusted": True,
-                "why": "",
-                "audited": {"last_step": 69, "last_by": rows[1]["address"], "last_says": "held", "held": 9, "steps": 9},
+        },
+        "leader": {
+            "trusted": True,
+            "why": "",
+            "step_verdicts": {
+                "last_step": 69,
+                "last_by": rows[1]["address"],
+                "last_says": "held",
+                "held": 9,
+                "steps": 9,
             },
         },
         "slashed": _slashed(rows),
@@ -107,7 +113,7 @@ def _row(number: int, step: int, at: float, interval: float) -> dict[str, Any]:
         "address": address(number),
         "role": kind,
         "state": state,
-        "doing": "working",
+        "activity": "working",
         "step": heard,
         "seen_seconds_ago": round(ago, 1),
         "tokens_per_second": 4000 + (number * 37 + heard) % 1500 if kind == "worker" else 0.0,

@@ -56,7 +56,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.rounds.applying", "node.services.training.groups", "node.services.filing"),
     ("node.services.claimer",),
     ("node.services.rounds.batches",),
-    ("node.services.workplace", "node.services.membership", "node.status"),
+    ("node.services.workplace", "node.services.membership", "node.services.own_words", "node.status"),
     (
         "node.services.answer_server",
         "node.services.hardware_prover",
@@ -232,3 +232,42 @@ def test_who_is_told_of_policies_is_told_what_is_taken_back_or_says_why_not() ->
         for number, line in enumerate(lines):
             if "facts.subscribe(" in line and "PolicyFollowed" in line and "Undone" not in line:
                 assert lines[number - 1].lstrip().startswith("#"), f"{path.name}:{number + 1}: what if it is undone?"
+
+
+# Circles, also within a room
+
+
+def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> what it imports of the program, at any depth, but for types alone."""
+    found: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        tree = ast.parse(source, filename=name)
+        for at in ast.walk(tree):
+            if isinstance(at, ast.If) and "TYPE_CHECKING" in ast.unparse(at.test):
+                at.body = [ast.Pass()]
+        # `from package import name`: of the module of that name where there is one, else of the package's own words.
+        named = (one if one in sources else one.rpartition(".")[0] for one in imports(name, ast.unparse(tree)))
+        found[name] = {one for one in named if one in sources and one != name}
+    return found
+
+
+def circles(found: Mapping[str, set[str]]) -> set[str]:
+    """Modules that import themselves by way of others: what is left once those are taken away that import nothing."""
+    left = {name: set(to) for name, to in found.items()}
+    while ends := {name for name, to in left.items() if not to & left.keys()}:
+        left = {name: to for name, to in left.items() if name not in ends}
+    while begins := left.keys() - set().union(*left.values()):
+        left = {name: to for name, to in left.items() if name not in begins}
+    return set(left)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert circles(arrows(modules())) == set()
+
+
+def test_a_planted_circle_is_found_and_a_type_is_none() -> None:
+    """The control."""
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from node.a import A\n"
+    sources = {"node.a": "def f():\n    from node import b\n", "node.b": typed, "node.c": "from node.a import f"}
+    assert circles(arrows(sources)) == set()
+    assert circles(arrows(sources | {"node.b": "import node.a"})) == {"node.a", "node.b"}

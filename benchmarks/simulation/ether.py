@@ -14,7 +14,7 @@ import trio
 
 from benchmarks.simulation import EPOCH, TICK
 from benchmarks.simulation.scenario import Scenario
-from node.network.contacts import Told
+from node.network.contacts import Multiaddrs
 from node.network.errors import PeerUnavailable, RequestTimedOut
 from node.network.gossip.digests import DIGEST_PEERS
 from node.network.gossip.messages import TOLD_TICKS
@@ -173,7 +173,7 @@ class Port:
     def contacts(self) -> tuple[str, ...]:
         return ()
 
-    def set_contact(self, member: Address, told: Told | None) -> None:
+    def set_contact(self, member: Address, told: Multiaddrs | None) -> None:
         """Who is dialled is the mesh's to say."""
 
     def stay_with(self, members: Set[Address]) -> None:

@@ -1,11 +1,13 @@
-"""What a look at a group finds: drawn from a run's calibrated tables, judged by the product's cuts and its decision.
+"""What a look at a group finds: drawn from a run's calibrated tables, judged by the product's thresholds and its
+decision.
 
 Nothing here is invented: a run file's tables (`intellect-node calibrate`) say how the proofs and tokens of honest work
 and of each calibrated way of cheating lie, and from them groups are drawn as `SampleStatistics`. Whether one is refused
-is what `protocol.checks` says under the run's cuts for that pair of engines; its evidence is what `Likelihoods` says.
+is what `protocol.checks` says under the run's thresholds for that pair of engines; its evidence is what `Likelihoods`
+says.
 
-Whoever looks computes in the worker's arithmetic. Tables of other pairs are left out: their cuts ask for a proof's
-median, which a table of means does not hold.
+Whoever looks computes in the worker's arithmetic. Tables of other pairs are left out: their thresholds ask for a
+proof's median, which a table of means does not hold.
 """
 
 import tomllib
@@ -16,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.checks import check_activations, check_sampling
-from protocol.cuts import Cuts
 from protocol.decision import (
     PROOF_EDGES,
     TOKEN_EDGES,
@@ -27,6 +28,7 @@ from protocol.decision import (
     SampleStatistics,
 )
 from protocol.run import VerificationSpec
+from protocol.thresholds import Thresholds
 from protocol.toploc import ProofErrors
 
 HONEST = "honest"
@@ -59,7 +61,7 @@ class Looks:
         self.samples = samples
         name = next(one for one in self.spec.honest if one.partition(">")[0] == one.partition(">")[2])
         worker, _, verifier = name.partition(">")
-        self.cuts: Cuts = self.verification.cuts(worker, verifier)
+        self.thresholds: Thresholds = self.verification.thresholds(worker, verifier)
         self._likelihoods = Likelihoods(self.spec, self.verification.toploc_k, verifier, worker)
         self._tables = {HONEST: self.spec.honest[name], **self.spec.cheating}
         self._kept: dict[str, list[Look]] = {}
@@ -77,11 +79,11 @@ class Looks:
         return self._kept[kind]
 
     def refused(self, groups: list[Look]) -> bool:
-        """Whether the cuts refuse a file of which these groups were looked at."""
+        """Whether the thresholds refuse a file of which these groups were looked at."""
         if any(one.activations for one in groups):
             return True
         together = groups[0].distances if len(groups) == 1 else np.concatenate([one.distances for one in groups])
-        return check_sampling(together, self.cuts) is not None
+        return check_sampling(together, self.thresholds) is not None
 
     def evidence(self, groups: list[Look]) -> Evidence:
         """What these groups of one file say together."""
@@ -105,7 +107,7 @@ class Looks:
         alone = self._likelihoods.evidence(group)
         ratios = np.array([np.exp(self._likelihoods.of_samples(group)).mean(axis=0)])
         errors = [error for one in group for error in one.errors]
-        refused = check_activations(errors, self.cuts) is not None
+        refused = check_activations(errors, self.thresholds) is not None
         return Look(refused, distances.ravel(), np.log(ratios[0]), alone)
 
     def _errors(self, distance: float) -> ProofErrors:

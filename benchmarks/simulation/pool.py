@@ -9,8 +9,8 @@ Also: [--groups 8] [--policies 288] [--seeds 3] [--seed 7] [--ring 3] [--clears 
 [--capacity H100] [--run FILE.toml] [--days 14] [--quick] [--json].
 
 The rule is `rule.py`. What a look finds is drawn from the tables of a calibrated run (`evidence.py`), refused by the
-product's cuts and remembered by its sequential test. Derived, not measured: an H100 takes 21 s for a look at a group
-(32B, 16 samples of 8,192 tokens), and a policy lasts 300 s.
+product's thresholds and remembered by its sequential test. Derived, not measured: an H100 takes 21 s for a look at a
+group (32B, 16 samples of 8,192 tokens), and a policy lasts 300 s.
 
 Liars, a fifth each: `blatant`, garbage from the first group on; `identity`, the same, with a new name after each
 refusal; `sleeper`, trusted, from some policy on tokens of its own choice; `thief`, int8 weights in all groups, which no
@@ -39,10 +39,10 @@ from benchmarks.simulation.rule import Alarm, Rule
 from protocol.decision import SuspicionLevel, WorkerRecord, after, standing
 
 RUN = Path("examples/smollm.toml")
-"""A trained model of 135 million parameters: its tables leave more cheats below the cuts than the demo's do."""
+"""A trained model of 135 million parameters: its tables leave more cheats below the thresholds than the demo's do."""
 LOOK_SECONDS, POLICY_SECONDS, DAY = 21.0, 300.0, 288
 FALSE = 2e-5
-"""Refusals of an honest group: five cuts that 4 of 10^6 honest files may pass each (docs/verification.md)."""
+"""Refusals of an honest group: five thresholds that 4 of 10^6 honest files may pass each (docs/verification.md)."""
 GARBAGE, OTHER_DRAW, INT8 = "garbage", "other-draw", "int8"
 SAVES = {GARBAGE: 1.0, OTHER_DRAW: 1.0, INT8: 0.5, "fp8": 0.5, "int4": 0.75, "stale-1": 0.1, "stale-4": 0.1}
 """Of a group's pay, at most; sampling otherwise saves nothing."""
@@ -53,8 +53,8 @@ LIVES = 20
 
 class Kind(msgspec.Struct, frozen=True):
     """A way to work. table: of the run, by which its cheated groups look; share: of groups that are cheated; refused:
-    chance that a look at one is refused, None: as the cuts say; anew: begins again under another name once it is found;
-    seen: the learner's own pass sets its cheated groups aside."""
+    chance that a look at one is refused, None: as the thresholds say; anew: begins again under another name once it is
+    found; seen: the learner's own pass sets its cheated groups aside."""
 
     name: str
     table: str
@@ -64,7 +64,7 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def below(self) -> bool:
-        """No cut refuses it, so a look does not keep it out of a batch either."""
+        """No threshold refuses it, so a look does not keep it out of a batch either."""
         return self.refused == 0.0
 
     @property
@@ -276,7 +276,7 @@ def mixed(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def turned(looks: Looks, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """So many trusted workers cheat from the fourth policy on, in a share of their groups, in a way that the cuts
+    """So many trusted workers cheat from the fourth policy on, in a share of their groups, in a way that the thresholds
     refuse always and the learner never sees."""
     pool = _pool([HONESTLY] * asked["workers"], [False] * asked["workers"], looks, asked, seed).run(3)
     pool.turn(asked["turn"], Kind("turned", OTHER_DRAW, asked["share"]))
@@ -299,7 +299,7 @@ def _told(pool: Pool) -> dict[str, Any]:
         "H100 of looks, mean": float(used.mean()),
         "H100, most": float(used.max()),
         "worst batch, poisoned": float(pool.column("poison").max()),
-        "worst batch, of what no cut refuses": float(pool.column("below").max()),
+        "worst batch, of what no threshold refuses": float(pool.column("below").max()),
         "smallest batch": float(batch.min()),
         "batches below half": int((batch < 0.5).sum()),
         "policies with the alarm": int(pool.column("alarm").sum()),

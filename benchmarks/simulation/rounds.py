@@ -1,14 +1,14 @@
 """A hundred peers of a run with rounds under a virtual clock: do replicas stay equal while a fifth of them leaves in
 each round, and as many come?
 
-**The product's own:** rounds, cuts and their agreement (`Rounds`, `RoundCloser`), seats and contributions
-(`RoundWorker`), judging and its lots (`ContributionJudging`), contribution files, the outer step and its roots,
+**The product's own:** rounds, lists and their agreement (`Rounds`, `RoundCloser`), replicas and contributions
+(`RoundWorker`), judging and its lots (`ContributionValidator`), contribution files, the outer step and its roots,
 heartbeats; boards, juries and tables of members of those that have everything of their own.
 
-**Modelled:** the model is a vector of SHAPES, and steps move it to its seat's own middle; they take seconds by the
+**Modelled:** the model is a vector of SHAPES, and steps move it to its replica's own middle; they take seconds by the
 peer's class. A blob comes from a member that lives, is not cut off, and has it. HOSTS peers and the validators have
 boards of their own, on a hub that loses messages. The others speak for themselves and read a host's board; words on
-cuts reach each of them by itself, late, or as late as what a board has to ask for. Who leaves does so in mid-round,
+lists reach each of them by itself, late, or as late as what a board has to ask for. Who leaves does so in mid-round,
 half of them without a word: their lease runs out.
 """
 
@@ -45,7 +45,7 @@ from node.services.certifier import Certifier
 from node.services.context import make_context
 from node.services.heartbeat import HeartbeatSender
 from node.services.rounds.applying import Rounds
-from node.services.rounds.judging import ContributionJudge, ContributionJudging
+from node.services.rounds.judging import ContributionJudge, ContributionValidator
 from node.services.rounds.round_closer import RoundCloser
 from node.services.rounds.round_worker import RoundWorker
 from node.state.files import mapped
@@ -93,13 +93,13 @@ FETCH = 0.6
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """peers: at any time; seats: of a round, which fewer may have than there are peers; churn: share of the peers that
-    leave in a round, and come; lost: share of the words that only a board's question brings; away: share of the peers,
-    and chance of each validator, to be cut off for up to two rounds; cheats: share of the peers that send what they did
-    not compute."""
+    """peers: at any time; replicas: of a round, which fewer may have than there are peers; churn: share of the peers
+    that leave in a round, and come; lost: share of the words that only a board's question brings; away: share of the
+    peers, and chance of each validator, to be cut off for up to two rounds; cheats: share of the peers that send what
+    they did not compute."""
 
     peers: int = 100
-    seats: int = 48
+    replicas: int = 48
     validators: int = 3
     rounds: int = 100
     churn: float = 0.2
@@ -112,7 +112,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def rules(self) -> Diloco:
         return Diloco(inner_steps=8, batch_tokens=64, exchange="float32", outer_rate=0.7, outer_momentum=0.9,
                       inner_state="reset", stretch=0, round_seconds=30.0, grace_seconds=8.0,
-                      max_contributions=self.seats)  # fmt: skip
+                      max_contributions=self.replicas)  # fmt: skip
 
     @property
     def longest(self) -> float:
@@ -152,7 +152,7 @@ class Replica(Rounds):
 
 
 class Hearing(Replica):
-    """The first control: it adds what it has heard to be accepted by now, in place of what the cut names."""
+    """The first control: it adds what it has heard to be accepted by now, in place of what the list names."""
 
     async def _apply(self, proposal: Proposal) -> None:
         heard = sorted(work.commitment.file_root for work in self.works() if self.has_accepted(work))
@@ -160,7 +160,7 @@ class Hearing(Replica):
 
 
 class Arriving(Replica):
-    """The second control: it adds what the cut names in the order in which it came."""
+    """The second control: it adds what the list names in the order in which it came."""
 
     async def _apply(self, proposal: Proposal) -> None:
         files = list(proposal.files)
@@ -168,7 +168,7 @@ class Arriving(Replica):
         await super()._apply(proposal._replace(files=tuple(files)))
 
 
-RULES: dict[str, type[Replica]] = {"the cut": Replica, "what it heard": Hearing, "order of arrival": Arriving}
+RULES: dict[str, type[Replica]] = {"the list": Replica, "what it heard": Hearing, "order of arrival": Arriving}
 """What a node adds."""
 
 
@@ -212,7 +212,7 @@ class Learner:
         steps = min(max(int((job.until - wall()) / self._pace), 1), rules.inner_steps)
         late = own.random() < LATE
         await trio.sleep(steps * self._pace + late * own.uniform(0, 2 * rules.round_seconds))
-        made = contribution(self._outer(job.round), job.round, job.seat, steps, rules, self._swarm.root)
+        made = contribution(self._outer(job.round), job.round, job.replica_id, steps, rules, self._swarm.root)
         if self._cheats:
             made = made[:-1] + bytes([made[-1] ^ 1])
         path = self._folder / f"{job.round:06d}.inc"
@@ -227,34 +227,40 @@ class Learner:
         expected = expected_of(rules, self._swarm.root, {round_: outer.root})
         one = decode_contribution(data, SHAPES, form_of(rules), expected)
         said, steps = one.header, one.header.tokens // rules.batch_tokens
-        equal = contribution(outer, round_, said.seat, steps, rules, self._swarm.root) == bytes(data)
-        told = {"norm": one.check(), "seat": said.seat, "tokens": said.tokens, "batches": [], "alike": 0.0}
+        equal = contribution(outer, round_, said.replica_id, steps, rules, self._swarm.root) == bytes(data)
+        told = {"norm": one.check(), "replica_id": said.replica_id, "tokens": said.tokens, "batches": [], "alike": 0.0}
         told |= {"inner": [root.hex() for root in said.inner], "seconds": 0.05, "same": True, "equal": equal}
         return told | {"distance": 0.0 if equal else 1.0, "wrong": [], "after": 1.0}
 
 
-def contribution(outer: OuterStateFile, round_: int, seat: int, steps: int, rules: Diloco, run: bytes) -> bytes:
-    """The file of a seat's steps, the same for whoever makes them."""
+def contribution(outer: OuterStateFile, round_: int, replica_id: int, steps: int, rules: Diloco, run: bytes) -> bytes:
+    """The file of a replica's steps, the same for whoever makes them."""
     values = {name: outer.tensor(name).tobytes() for name in SHAPES}
-    return _made(outer.root, tuple(values.items()), round_, seat, steps, rules, run)
+    return _made(outer.root, tuple(values.items()), round_, replica_id, steps, rules, run)
 
 
 @lru_cache(4096)
 def _made(
-    root: bytes, outer: tuple[tuple[str, bytes], ...], round_: int, seat: int, steps: int, rules: Diloco, run: bytes
+    root: bytes,
+    outer: tuple[tuple[str, bytes], ...],
+    round_: int,
+    replica_id: int,
+    steps: int,
+    rules: Diloco,
+    run: bytes,
 ) -> bytes:
     tensors = dict[str, np.ndarray]()
     for number, (name, data) in enumerate(outer):
         before = np.frombuffer(data, np.float32)
-        middle = np.random.default_rng([seat, number]).normal(size=before.size).astype(np.float32)
-        noise = np.random.default_rng([round_, seat, number]).normal(size=(steps, before.size)).astype(np.float32)
+        middle = np.random.default_rng([replica_id, number]).normal(size=before.size).astype(np.float32)
+        noise = np.random.default_rng([round_, replica_id, number]).normal(size=(steps, before.size)).astype(np.float32)
         now = before
         for each in noise:
             now = now - np.float32(0.02) * (now - middle - each)
         tensors[name] = before - now
     nothing = (state_root(round_, ()), state_root(round_ + 1, ()))
     header = ContributionHeader(
-        run, round_, root, seat, steps * rules.batch_tokens, 1.0, 1.0, nothing, (), "simulated"
+        run, round_, root, replica_id, steps * rules.batch_tokens, 1.0, 1.0, nothing, (), "simulated"
     )  # fmt: skip
     return b"".join(encode_contribution(header, tensors, form_of(rules)))
 
@@ -298,7 +304,7 @@ class Door:
 
 
 class Ears(Voice):
-    """The board of a node that reads its host's. What its own ears miss of words on cuts comes late."""
+    """The board of a node that reads its host's. What its own ears miss of words on lists comes late."""
 
     _node: Any
     _host: Any
@@ -369,8 +375,8 @@ class Node:
             self.network = MemoryNetwork(self.key, swarm.hub)
             validators, quorum = swarm.validators, len(swarm.validators) // 2 + 1
             own: Any = Membership(self.key.address, self.network, key_of(0).address, validators, quorum=quorum)
-            stock: Any = BlobService(door, pins, pins)
-            self.member = Participant(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
+            blob_service: Any = BlobService(door, pins, pins)
+            self.member = Participant(self.key, swarm.domain, POOL, self.network, own, blob_service, wall=wall)
             run = Run(swarm.run, blake3(b"run").digest(), b"run", swarm.folder)
             self.context = make_context(self.member, run, InlineJournal(), clock=Clock(wall=wall))
         else:
@@ -379,7 +385,7 @@ class Node:
             parts: dict[str, Any] = {"board": ears, "blobs": door, "journal": InlineJournal(), "jury": told}
             self.context = msgspec.structs.replace(host.context, key=self.key, progress=ProgressRecord(), **parts)
         process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever, wake=lambda: None)
-        kind = RULES[rule if role == "worker" else "the cut"]
+        kind = RULES[rule if role == "worker" else "the list"]
         spool = Spool(self.folder / "spool")
         learner: Any = Learner(swarm, spool, swarm.random.uniform(*PACE), cheats=self.cheats)
         self.rounds = kind(self.context, process, spool, learner)
@@ -392,7 +398,7 @@ class Node:
             return [RoundWorker(self.context, self.rounds, self._pins)]
         looks: Any = ContributionJudge(self.context, self.rounds)
         given: tuple[Any, ...] = self.context, self.rounds, looks, self.court, self.swarm.folder
-        judging = ContributionJudging(*given, certifying=Certifier(self.context))
+        judging = ContributionValidator(*given, certifier=Certifier(self.context))
         return [judging, RoundCloser(self.context, self.rounds)]
 
     async def live(self) -> None:

@@ -118,7 +118,7 @@ class Seat(Node):
     def make_validator(self, rules: Rules, chain: Chain, seconds: float) -> Validator:
         engine, policies = Checker(rules.truth, rules.run, seconds), Policies()
         parts: Any = (engine, policies, chain, Path("/nonexistent"))
-        validator = Validator(self.context, *parts, certifying=Certifier(self.context))
+        validator = Validator(self.context, *parts, certifier=Certifier(self.context))
         self.manager.services.append(validator)  # type: ignore[arg-type] - it has `beat`
         return validator
 

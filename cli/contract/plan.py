@@ -4,7 +4,6 @@ Sends nothing. The names in the file are those of the commands' options, so that
 comes of it. Every mistake is found at once: in values, between the times, between who may do what, in the run.
 """
 
-import json
 import os
 import shlex
 import tomllib
@@ -16,9 +15,9 @@ import msgspec
 import typer
 
 from cli.contract.frame import pool_app, profile_of, read
-from cli.contract.values import MAX_TOTAL, MAX_UNITS, address, seconds, usual_quorum, wei, word
+from cli.contract.values import MAX_TOTAL, MAX_UNITS, address, address_of, seconds, usual_quorum, wei, word
 from cli.errors import USAGE, CommandError
-from cli.keyring import NODE_KEY, key_file
+from cli.keyring import NODE_KEY
 from cli.output import AsJson, console, duration, ether, print_facts, print_json
 from cli.run import tell_findings
 from node.errors import Mistake, Mistakes
@@ -460,14 +459,6 @@ def _show_road(road: "list[RoadPart]") -> None:
             console().print(f"   {line}", markup=False, soft_wrap=True)
         for says, command in one.commands:
             console().print(f"\n# {says}\n{command}", markup=False, soft_wrap=True)
-
-
-def address_of(key: str | None) -> Any:
-    """A keystore tells its address without its password."""
-    try:
-        return address("0x" + str(json.loads(key_file(key or "").read_bytes())["address"]).removeprefix("0x"))
-    except (OSError, ValueError, KeyError, TypeError, IntellectError):
-        return None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cli.contract.plan import PlanFile, address_of
-from cli.contract.values import eth
+from cli.contract.values import address_of, eth
 from cli.output import duration, ether, quiet_logs
 from node.units import DAY
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
 
 if TYPE_CHECKING:
+    from cli.contract.plan import PlanFile
     from node.chain.profile import NetworkProfile
 
 GAS = {
@@ -59,7 +59,7 @@ def requests_a_day(poll: float, block: float) -> int:
     return round(DAY / poll + DAY / max(poll, block))
 
 
-def road_of(plan: PlanFile) -> list[RoadPart]:
+def road_of(plan: "PlanFile") -> list[RoadPart]:
     """What is wrong is added to the plan's findings; without a chain that answers there is no road."""
     from node.preflight.chain import check_rpc
 
@@ -120,7 +120,7 @@ def _ask(profile: "NetworkProfile") -> Quote:
 # The stretches, in their order
 
 
-def _roles(plan: PlanFile) -> RoadPart:
+def _roles(plan: "PlanFile") -> RoadPart:
     deploy, pool = plan.deploy, plan.pool
     opener, arbiter = pool["key"], deploy["arbiter"] or (deploy["key"] if plan.deploys else None)
     lines = []
@@ -154,7 +154,7 @@ def _quorum(pool: dict[str, Any]) -> str:
     return f"{pool['threshold']} of {len(_judges(pool))}"
 
 
-def _endpoint(plan: PlanFile, profile: "NetworkProfile", quote: Quote) -> RoadPart:
+def _endpoint(plan: "PlanFile", profile: "NetworkProfile", quote: Quote) -> RoadPart:
     members, allowed = plan.public["members"] + len(_states(plan)), plan.public["requests"]
     from node.chain.follower import HEAD_SECONDS
 
@@ -187,13 +187,13 @@ def _slower(members: int, block: float, allowed: int) -> float | None:
     return next((poll for poll in (8.0, 15.0, 30.0, 60.0) if members * requests_a_day(poll, block) <= allowed), None)
 
 
-def _states(plan: PlanFile) -> list[str]:
+def _states(plan: "PlanFile") -> list[str]:
     pool = plan.pool
     named = [node for one in plan.providers for node in one["nodes"]]
     return list(dict.fromkeys([*named, *(one for one in (pool["trainer_state"], *pool["validator_state"]) if one)]))
 
 
-def _coin(plan: PlanFile, profile: "NetworkProfile", quote: Quote) -> RoadPart:
+def _coin(plan: "PlanFile", profile: "NetworkProfile", quote: Quote) -> RoadPart:
     """What each key's account must hold, twice over: fees move."""
     needs: dict[str, int] = {}
     for row in plan.commands():
@@ -222,7 +222,7 @@ def _whose(who: str, days: int) -> str:
     return f", to {account}" if account else f", joins and works for {days} days"
 
 
-def _cost(plan: PlanFile, words: list[str], quote: Quote) -> int:
+def _cost(plan: "PlanFile", words: list[str], quote: Quote) -> int:
     from contracts.bindings import Contracts, artifact
     from node.chain.simulate import TransactionCall, guess_gas
 
@@ -243,19 +243,19 @@ def _joining(quote: Quote) -> int:
     return quote.cost(JOIN_GAS, 2 * PLAIN_BYTES)  # transactions: the invitation, and the membership
 
 
-def _day(plan: PlanFile, quote: Quote) -> int:
+def _day(plan: "PlanFile", quote: Quote) -> int:
     delay = plan.pool["delay"] or -(-plan.pool["window"] // 4)
     tables = max(DAY // max(delay, plan.pool["epoch"], 1), 1)
     return quote.cost(daily_gas(tables), (tables + 4) * PLAIN_BYTES)
 
 
-def _commands(plan: PlanFile) -> RoadPart:
+def _commands(plan: "PlanFile") -> RoadPart:
     rows = plan.commands()
     told = [(row["says"], shlex.join(row["command"])) for row in rows]
     return RoadPart("Contracts, stakes and pool", [f"{len(rows)} commands; each says what it costs and asks"], told)
 
 
-def _verification(plan: PlanFile, profile: "NetworkProfile") -> RoadPart:
+def _verification(plan: "PlanFile", profile: "NetworkProfile") -> RoadPart:
     shown = f", so that {profile.explorer} shows them" if profile.explorer else ""
     command = f"intellect-node contract source --out source.json --verify --network {plan.network}"
     lines = [f"the contracts' sources, as standard JSON{shown}"]
@@ -264,7 +264,7 @@ def _verification(plan: PlanFile, profile: "NetworkProfile") -> RoadPart:
     )
 
 
-def _nodes(plan: PlanFile, profile: "NetworkProfile") -> RoadPart:
+def _nodes(plan: "PlanFile", profile: "NetworkProfile") -> RoadPart:
     pool, commands = plan.pool, list[tuple[str, str]]()
     base = f"--network {plan.network} --pool NUMBER"
     if pool["trainer_state"]:
@@ -286,7 +286,7 @@ def _nodes(plan: PlanFile, profile: "NetworkProfile") -> RoadPart:
     return RoadPart("Your own nodes, and bootnodes", lines, commands)
 
 
-def _check_bootnodes(plan: PlanFile, profile: "NetworkProfile") -> None:
+def _check_bootnodes(plan: "PlanFile", profile: "NetworkProfile") -> None:
     from node.addresses import is_public
     from node.network.contacts import ip_of, parse_bootnode
 
@@ -309,7 +309,7 @@ def _alerts() -> RoadPart:
     return RoadPart("Alerts", lines, [("the rules are sound", "promtool check rules docs/alerts.yml")])
 
 
-def _people(plan: PlanFile, profile: "NetworkProfile", quote: Quote) -> RoadPart:
+def _people(plan: "PlanFile", profile: "NetworkProfile", quote: Quote) -> RoadPart:
     from node.preflight.chain import DAYS, PROVIDER_GAS
 
     members, stake = plan.public["members"], plan.deploy["base_stake"] + plan.deploy["stake_per_unit"]

@@ -12,6 +12,7 @@ import typer
 
 from cli.errors import USAGE, CommandError
 from node.units import TOKEN
+from protocol.errors import UNREADABLE, IntellectError
 
 if TYPE_CHECKING:
     from protocol.identity import Address
@@ -145,3 +146,14 @@ def read_json(path: Path, kind: Any, what: str, remedy: str) -> Any:
 def usual_quorum(validators: int) -> int:
     """Verdicts that decide where nothing is said: a majority, once one liar can be outvoted."""
     return validators // 2 + 1 if validators >= 3 else 1
+
+
+def address_of(key: str | None) -> Any:
+    """A keystore tells its address without its password."""
+    from cli.keyring import key_file
+
+    try:
+        told = msgspec.json.decode(key_file(key or "").read_bytes())
+        return address("0x" + str(told["address"]).removeprefix("0x"))
+    except (OSError, KeyError, TypeError, *UNREADABLE, IntellectError):
+        return None

@@ -197,7 +197,7 @@ def _word(name: str) -> str:
 
 class Casting(msgspec.Struct, frozen=True):
     """Who takes part, and the seed, where the command line does not say; what a demo began with is kept for
-    `--resume`. cheats, liars, leader: typed names; worker_engine: the engine command of honest workers; seats: the
+    `--resume`. cheats, liars, leader: typed names; worker_engine: the engine command of honest workers; replicas: the
     trainers learn in rounds, and none of them leads; network: as in DemoOptions."""
 
     workers: int = 2
@@ -207,7 +207,7 @@ class Casting(msgspec.Struct, frozen=True):
     seed: int = 0
     worker_engine: str | None = None
     trainers: int = 1
-    seats: bool = False
+    replicas: bool = False
     leader: str | None = None
     network: str | None = None
 
@@ -217,9 +217,9 @@ class DemoOptions:
     """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
     that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
-    killed on the way where there are others, and comes back as the last of them; seats: as in Casting; leader: how the
-    first one cheats, or the first that stands by, who then lives; kills: whether a trainer may be killed; network: the
-    profile of a local chain that runs already, None for one of its own."""
+    killed on the way where there are others, and comes back as the last of them; replicas: as in Casting; leader: how
+    the first one cheats, or the first that stands by, who then lives; kills: whether a trainer may be killed; network:
+    the profile of a local chain that runs already, None for one of its own."""
 
     directory: Path
     workers: int = 2
@@ -236,7 +236,7 @@ class DemoOptions:
     worker_engine: str | None = None
     churn: bool = False
     trainers: int = 1
-    seats: bool = False
+    replicas: bool = False
     leader: str | None = None
     kills: bool = True
     network: Path | None = None
@@ -244,7 +244,7 @@ class DemoOptions:
     @property
     def casting(self) -> Casting:
         who = self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine
-        return Casting(*who, self.trainers, self.seats, self.leader, str(self.network) if self.network else None)
+        return Casting(*who, self.trainers, self.replicas, self.leader, str(self.network) if self.network else None)
 
 
 def remembered(scene: Scene) -> Casting:
@@ -270,7 +270,9 @@ def cast(options: DemoOptions) -> tuple[DemoMember, ...]:
     cheats = [DemoMember(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
     late = [DemoMember(LATECOMER, "worker")] if options.churn else []
     others = [f"trainer {i + 2}" for i in range(options.trainers - 1)]
-    behind = [DemoMember(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))]
+    behind = [
+        DemoMember(name, "trainer") for name in (others if options.replicas else _numbered("standby", len(others)))
+    ]
     leader = options.leader
     if leader in standbys():
         leader, behind[0] = None, replace(behind[0], cheat=leader)

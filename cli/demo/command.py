@@ -132,14 +132,14 @@ def command(
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
     before = Casting() if fresh else remembered(Scene(directory.resolve()))
-    pretrains, seats = False, before.seats
+    pretrains, replicas = False, before.replicas
     if run is not None:
         from node.run.file import load_run_file
 
         # a mistake in it is told before there is a chain and a directory
         said = load_run_file(run, sets or ())
         pretrains = said.pretraining is not None
-        seats = said.diloco is not None and not pretrains
+        replicas = said.diloco is not None and not pretrains
     from cli.demo.story import run_demo
     from cli.run import require_training
 
@@ -152,7 +152,7 @@ def command(
             "more liars than validators", f"{len(lies)} of {judges}", f"--validators {2 * len(lies) + 1}", USAGE
         )
     of_rounds = round_liars().keys()
-    if fresh and not (pretrains or seats) and (lost := of_rounds & lies):
+    if fresh and not (pretrains or replicas) and (lost := of_rounds & lies):
         raise CommandError(
             f"{', '.join(lost)}: this run has no rounds",
             "it lies in what a round comes to",
@@ -171,7 +171,7 @@ def command(
     if led_by and several < 2:
         why = "with one trainer nobody goes on when its term ends"
         raise CommandError("a leader that cheats needs a standby", why, "--trainers 2", USAGE)
-    if led_by and (seats or pretrains):
+    if led_by and (replicas or pretrains):
         why = "its trainers learn in rounds, and none of them leads"
         raise CommandError("this run has no leader that could cheat", why, "leave --leader out", USAGE)
     stage: Path | None = None
@@ -198,7 +198,7 @@ def command(
         churn=pretrains and not no_kill,
         kills=not no_kill,
         trainers=several,
-        seats=seats,
+        replicas=replicas,
         leader=led_by,
         network=stage,
     )
@@ -245,11 +245,11 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
     if ends.first is not None and ends.last is not None:
         say(f"\n[bold]mean reward on held-back problems {ends.first:.2f} -> {ends.last:.2f}[/] ({ends.words})")
     if rounds := summary["pretraining"]:
-        equal = rounds["replicas"]
+        equal = rounds["outer_states"]
         text = "" if rounds["of_rollouts"] else f", on held-back text {rounds['eval_loss']}"
         say(
             f"\n[bold]{rounds['rounds']} rounds, loss {rounds['loss_first']} -> {rounds['loss_last']}[/]{text}; "
-            f"replicas equal {equal['equal']} of {equal['of']}: {rounds['outer_root']}"
+            f"outer states equal {equal['equal']} of {equal['of']}: {rounds['outer_root']}"
         )
     say(
         f"{summary['steps']} steps in {duration(summary['seconds'])} of training,"

@@ -90,7 +90,7 @@ def _rounds(part: PretrainingPart | None) -> dict[str, Any] | None:
         "eval_loss": rounded(part.eval_loss),
         "bits_per_parameter": part.bits_per_parameter,
         "outer_root": part.outer_root,
-        "replicas": {"equal": part.replicas.equal, "of": part.replicas.of},
+        "outer_states": {"equal": part.outer_states.equal, "of": part.outer_states.of},
     }
 
 

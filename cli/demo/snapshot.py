@@ -208,7 +208,7 @@ class Tracker:
         training = max(told, key=lambda part: (part.step, part.done), default=None)
         run = next((s.run for s in statuses if s.run and s.run.steps_total), None)
         verdicts = (s.verdicts for s in statuses if s.verdicts)
-        disputes = (s.audit.disputes for s in statuses if s.audit)
+        disputes = (s.validator_audits.disputes for s in statuses if s.validator_audits)
         return replace(
             self._base,
             phase=phase,
@@ -238,7 +238,7 @@ class Tracker:
     def _quarantined(self, elapsed: float) -> tuple[Disbelief, ...]:
         """What honest nodes say of the validators that they do not believe."""
         honest = [self._latest[one.name] for one in self._participants if not one.cheat and one.name in self._latest]
-        said = [(one.address, one.why) for s in honest if s.audit for one in s.audit.quarantined]
+        said = [(one.address, one.why) for s in honest if (audits := s.validator_audits) for one in audits.quarantined]
         for address, why in said:
             self._doubted.setdefault(address, (why, elapsed))
         return tuple(

@@ -108,7 +108,7 @@ async def _perform(
             trainers = [one for one in participants if one.role == "trainer"]
             if trainers and trainers[0].cheat:
                 nursery.start_soon(_find_out, trainers, scene, view)
-            elif options.kills and len(trainers) > 1 and options.seats:
+            elif options.kills and len(trainers) > 1 and options.replicas:
                 nursery.start_soon(_lose_peer, trainers[-1], trainers[0], trainers[-1], *around)
             elif options.kills and len(trainers) > 1 and not options.leader:
                 nursery.start_soon(_take_over, trainers, *around)
@@ -229,7 +229,7 @@ def program_of(
     one: DemoMember, scene: Scene, stage: DemoStage, environment: dict[str, str], options: DemoOptions
 ) -> SupervisedProgram:
     """What runs as that participant."""
-    leaderless = options.seats or options.trainers == 1
+    leaderless = options.replicas or options.trainers == 1
     shows = "trainer" if leaderless else "standby" if options.trainers == 2 else "standby 1"  # who lives on
     page = options.page if one.name == shows else None
     command = join_command(one, scene, stage.profile, stage.pool, page, options.worker_engine)
@@ -308,7 +308,7 @@ async def _report(options: DemoOptions, scene: Scene, chain: DemoChain, last: Sn
     def write() -> dict[str, Any]:
         spools = [scene.state_dir(one.name) / "spool" for one in cast(options) if one.role == "trainer"]
         # Of several that lead the first is killed, or cheats; unless it is a standby that does.
-        spool = spools[0 if options.seats or options.leader in standbys() else min(1, len(spools) - 1)]
+        spool = spools[0 if options.replicas or options.leader in standbys() else min(1, len(spools) - 1)]
         summary = write_report(scene.report, last, spool=spool, events=events, seed=options.seed)
         (scene.report / "snapshot.json").write_bytes(msgspec.json.encode(last))
         return summary

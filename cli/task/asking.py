@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from protocol.tasks import Kind, Part, TaskSpec
 
 
-def submit(directory: Path, wish: "TaskWishSpec") -> str:
+def submit(directory: Path, draft: "TaskDraft") -> str:
     """Give a task to the daemon; its id, 64 hex digits. Raises CommandError in the daemon's words."""
     import msgspec
 
     # By path, not by content: the daemon is on this machine, and a data set may be gigabytes.
-    files = {path: str(file.resolve()) for path, file in wish.files.items()}
-    body = {"spec": msgspec.to_builtins(wish.spec), "policy": wish.policy, "files": files}
+    files = {path: str(file.resolve()) for path, file in draft.files.items()}
+    body = {"spec": msgspec.to_builtins(draft.spec), "policy": draft.policy, "files": files}
     return str(api.ask(api.socket_of(directory), "POST", "/tasks", msgspec.json.encode(body))["task"])
 
 
@@ -89,7 +89,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskWishSpec:
+class TaskDraft:
     """spec: its policy left open; files: asset path -> file on this machine."""
 
     spec: "TaskSpec"
@@ -121,7 +121,7 @@ class TaskOffice:
         return load_environment(spec, assets, self.tokenizer)
 
 
-def of_own(bench: TaskOffice, kind: "Kind", part: "Part", first: int, problems: int, sizes: Sizes) -> TaskWishSpec:
+def of_own(bench: TaskOffice, kind: "Kind", part: "Part", first: int, problems: int, sizes: Sizes) -> TaskDraft:
     """A task over the run's own problems. problems: 0 for all of that part, where they have an end."""
     from node.inference.tasks import problems_in
     from protocol.tasks import TaskSpec
@@ -136,10 +136,10 @@ def of_own(bench: TaskOffice, kind: "Kind", part: "Part", first: int, problems: 
             "give --problems, and --first where it should not be 0",
             USAGE,
         )
-    return TaskWishSpec(TaskSpec(kind=kind, part=part, first=first, last=last, **sizes.fields()), sizes.policy, {})
+    return TaskDraft(TaskSpec(kind=kind, part=part, first=first, last=last, **sizes.fields()), sizes.policy, {})
 
 
-def of_data(bench: TaskOffice, data: Path, template: str, sizes: Sizes, *, skip: bool = False) -> TaskWishSpec:
+def of_data(bench: TaskOffice, data: Path, template: str, sizes: Sizes, *, skip: bool = False) -> TaskDraft:
     """A filter over every row of a data set. skip: leave out rows that cannot be scored and count them."""
     import shutil
     import tempfile
@@ -164,10 +164,10 @@ def of_data(bench: TaskOffice, data: Path, template: str, sizes: Sizes, *, skip:
         with closing(bench.environment(environment, Path(folder))) as loaded:
             rows = problems_in(loaded, "all")
     spec = TaskSpec(kind="filter", part="all", last=rows, environment=environment, assets=(asset,), **sizes.fields())
-    return TaskWishSpec(spec, sizes.policy, {path: data})
+    return TaskDraft(spec, sizes.policy, {path: data})
 
 
-def of_file(bench: TaskOffice, root: str, sizes: Sizes) -> TaskWishSpec:
+def of_file(bench: TaskOffice, root: str, sizes: Sizes) -> TaskDraft:
     """A judgement of every answer in a rollout file that this node holds. root: 64 hex digits, or how they begin."""
     from node.errors import StateError
     from node.tasks.judging import judge_task
@@ -182,10 +182,10 @@ def of_file(bench: TaskOffice, root: str, sizes: Sizes) -> TaskWishSpec:
     # One byte more, so that a file that is too long is refused and not cut.
     data = path.read_bytes()[: MAX_FILE_BYTES + 1]
     spec = judge_task(bench.run, data, len(decode(data, 65_536).rows), **sizes.fields())
-    return TaskWishSpec(spec, sizes.policy, {SUBJECT: path})
+    return TaskDraft(spec, sizes.policy, {SUBJECT: path})
 
 
-def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> TaskWishSpec:
+def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> TaskDraft:
     """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed.
 
     Raises SandboxError where this machine has no interpreter for it.
@@ -203,10 +203,10 @@ def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> TaskWi
     assets = tuple(_asset(path, file) for path, file in files.items())
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": units}
     spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=assets[0].root, assets=assets, **fields)
-    return TaskWishSpec(spec, "", files)
+    return TaskDraft(spec, "", files)
 
 
-def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard_size: int, units: int) -> TaskWishSpec:
+def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard_size: int, units: int) -> TaskDraft:
     """A merge of policies, which the trainer's node finds by these names. Raises CommandError."""
     from protocol.tasks import MergeOrder, TaskSpec
 
@@ -215,10 +215,10 @@ def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard
         raise CommandError("which base?", why, "give --base a policy for ties and dare, and only then", USAGE)
     order = MergeOrder(models=tuple(models), base=base, rule=rule)
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": units}
-    return TaskWishSpec(TaskSpec(kind="merge", last=1, shard_size=shard_size, merge=order, **fields), "", {})
+    return TaskDraft(TaskSpec(kind="merge", last=1, shard_size=shard_size, merge=order, **fields), "", {})
 
 
-def with_model(wish: TaskWishSpec, model: Path) -> TaskWishSpec:
+def with_model(draft: TaskDraft, model: Path) -> TaskDraft:
     """The same, answered by a model directory's weights. Raises CommandError, WeightsError."""
     import msgspec
 
@@ -241,8 +241,8 @@ def with_model(wish: TaskWishSpec, model: Path) -> TaskWishSpec:
         raise CommandError(f"{model} cannot be evaluated", error.why, remedy, RUN) from None
     root = describe_file(files[0]).root.hex()
     asset = Asset(path=WEIGHTS, root=root, size=files[0].stat().st_size)
-    spec = msgspec.structs.replace(wish.spec, policy=root, assets=(*wish.spec.assets, asset))
-    return TaskWishSpec(spec, "", {**wish.files, WEIGHTS: files[0]})
+    spec = msgspec.structs.replace(draft.spec, policy=root, assets=(*draft.spec.assets, asset))
+    return TaskDraft(spec, "", {**draft.files, WEIGHTS: files[0]})
 
 
 def _asset(path: str, file: Path) -> "Asset":

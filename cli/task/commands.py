@@ -18,7 +18,7 @@ from cli.places import StateDir, chosen_directory
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cli.task.asking import Sizes, TaskOffice, TaskWishSpec
+    from cli.task.asking import Sizes, TaskDraft, TaskOffice
 
 app = typer.Typer(
     name="task",
@@ -83,12 +83,12 @@ class TaskCommand:
         return TaskOffice(self.directory)
 
 
-Asker = Callable[..., "TaskWishSpec"]
+Asker = Callable[..., "TaskDraft"]
 
 
 def asks(name: str, example: str, *, without: str = "", **defaults: Any) -> Callable[[Asker], Asker]:
-    """Register `def asker(ask: Asking, **own arguments) -> Wish` as the command `name`, with the options of every task
-    less those named in `without`, and with these defaults for some."""
+    """Register `def asker(ask: Asking, **own arguments) -> TaskDraft` as the command `name`, with the options of
+    every task less those named in `without`, and with these defaults for some."""
     common = {
         option: (kind, defaults.get(option, default))
         for option, (kind, default) in _COMMON.items()
@@ -117,14 +117,14 @@ def evaluate(
     model: Annotated[
         Path | None, typer.Option(help="A model that is no policy, as `task merge` writes it; workers fetch it.")
     ] = None,
-) -> "TaskWishSpec":
+) -> "TaskDraft":
     """A policy, or a merged model, on the run's held-out problems: mean score with its standard error, pass@k."""
     from cli.task.asking import of_own, with_model
 
     if model is not None and ask.sizes.policy != "newest":
         raise CommandError("which weights?", "--model and --policy are two", "give one of them", USAGE)
-    wish = of_own(ask.bench, "evaluate", "held_out", first, problems, ask.sizes)
-    return with_model(wish, model) if model is not None else wish
+    draft = of_own(ask.bench, "evaluate", "held_out", first, problems, ask.sizes)
+    return with_model(draft, model) if model is not None else draft
 
 
 FILTER = (
@@ -144,7 +144,7 @@ def filter_(
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be scored, and say how many.")
     ] = False,
-) -> "TaskWishSpec":
+) -> "TaskDraft":
     """Keep the rows of a data set that a policy solves sometimes: the offline filter of INTELLECT-2.
 
     Every row is answered --samples times; the share that is right becomes its column `solve_rate`.
@@ -170,7 +170,7 @@ def generate(
     out: Out,
     problems: Annotated[int, typer.Option(min=1, help="How many problems.")],
     first: First = 0,
-) -> "TaskWishSpec":
+) -> "TaskDraft":
     """Answers to the run's problems with the verifiers' scores, and where each comes from: node, policy, signatures."""
     from cli.task.asking import of_own
 
@@ -184,7 +184,7 @@ JUDGE = "Example:  intellect-node task judge 3f09… --policy 40 --out scores.js
 def judge(
     ask: TaskCommand,
     file: Annotated[str, typer.Argument(help="Root of an accepted rollout file that this node holds, 64 hex digits.")],
-) -> "TaskWishSpec":
+) -> "TaskDraft":
     """Three nodes judge every answer of a rollout file; the median counts where they agree within a quarter.
 
     The judge is the policy that is named. Its own tokens are replayed like any others'.
@@ -202,7 +202,7 @@ def review(
     ask: TaskCommand,
     package: Annotated[Path, typer.Argument(help="A proposed environment: a .py module, a directory or a .tar.")],
     units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Units of work that each report is paid as.")] = 10_000,
-) -> "TaskWishSpec":
+) -> "TaskDraft":
     """Three nodes check a proposed environment package; equal reports of two confirm it."""
     from cli.task.asking import of_package
 
@@ -228,7 +228,7 @@ def merge(
     seed: Seed = 0,
     shard_size: Annotated[int, typer.Option(min=1, max=16, help="Million numbers that one worker merges.")] = 8,
     units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Units of work that each shard is paid as.")] = 1_000,
-) -> "TaskWishSpec":
+) -> "TaskDraft":
     """Merge policies of this run into one model. Validators compute every shard again; it is the same to the byte."""
     from cli.task.asking import of_policies
 
@@ -320,15 +320,15 @@ def _carry_out(asker: Asker, given: dict[str, Any]) -> None:
     # Some commands have an option of their own by a common name: `out`, `shard_size`.
     own = {name: value for name, value in given.items() if name not in _COMMON or name in signature(asker).parameters}
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as scratch:
-        wish = asker(TaskCommand(directory, sizes, Path(scratch)), **own)
-        id = submit(directory, wish)
+        draft = asker(TaskCommand(directory, sizes, Path(scratch)), **own)
+        id = submit(directory, draft)
         if not given["wait"]:
             if as_json:
-                print_json({"task": {"id": id, "kind": wish.spec.kind, "shards": wish.spec.shards}, "result": None})
+                print_json({"task": {"id": id, "kind": draft.spec.kind, "shards": draft.spec.shards}, "result": None})
             else:
-                console().print(f"{wish.spec.kind} {id[:8]}: {wish.spec.shards} shards offered; task status {id[:8]}")
+                console().print(f"{draft.spec.kind} {id[:8]}: {draft.spec.shards} shards offered; task status {id[:8]}")
             return
-        task = _watch(directory, id, wish.spec.shards, quiet=as_json)
+        task = _watch(directory, id, draft.spec.shards, quiet=as_json)
     _tell_result(directory, task, given, as_json)
 
 

@@ -18,20 +18,22 @@ from protocol.manifest import MalformedManifest
 from protocol.run import RunSpec, decode_run
 
 
-def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None, *, seat: int | None = None) -> Audit:
-    """Of the step that turned policy `step` into the next; with `seat` of what that seat contributed to the round.
-    Blocking, for as long as the step took and some seconds. own: how to compute, None: as the trainer did. Raises
-    TrainingError where the directory does not hold enough."""
+def audit_at_desk(
+    directory: Path, step: int, own: TrainerSettings | None = None, *, replica_id: int | None = None
+) -> Audit:
+    """Of the step that turned policy `step` into the next; with `replica_id` of what that replica contributed to the
+    round. Blocking, for as long as the step took and some seconds. own: how to compute, None: as the trainer did.
+    Raises TrainingError where the directory does not hold enough."""
     spool = Spool(directory / "spool")
     run = _run(spool)
-    if (run.diloco is None) != (seat is None):
+    if (run.diloco is None) != (replica_id is None):
         why = "its trainers are one" if run.diloco is None else "its steps are rounds of several trainers"
-        remedy = "leave --seat out" if run.diloco is None else "say whose contribution to the round: --seat 0"
+        remedy = "leave --replica out" if run.diloco is None else "say whose contribution to the round: --replica 0"
         raise TrainingError("nothing to audit", why, remedy)
-    if seat is not None:
-        from node.audit.seats import audit_seat
+    if replica_id is not None:
+        from node.audit.replicas import audit_replica
 
-        return audit_seat(directory, run, step, seat, own)
+        return audit_replica(directory, run, step, replica_id, own)
     claims = _Claims(spool)
     kept = spool.checkpoint_steps()
     # Without a checkpoint, from step 0 on: its state follows from the start model.

@@ -1,5 +1,5 @@
 """Calibration over many machines: what one made (`export`) is a file, what another saw in such files (`look`) is one,
-too, and the run's owner derives cuts and tables from any number of looks (`gather`).
+too, and the run's owner derives thresholds and tables from any number of looks (`gather`).
 
 A file names what it was measured on (`subject`), so that none of another model, data set or rule of proofs is mixed in,
 and looks name the work that they saw by its root. Problems and random numbers are not in them: they follow from a seed.

@@ -1,7 +1,7 @@
-"""Measure honest differences and cheats on a run's model, and derive cuts and tables from them.
+"""Measure honest differences and cheats on a run's model, and derive thresholds and tables from them.
 
 Every class of engine that the run permits makes honest work; the first one also cheats, in every way that
-node.calibration.measure lists; every class looks at all of it. Cuts and honest tables are kept per pair of
+node.calibration.measure lists; every class looks at all of it. Thresholds and honest tables are kept per pair of
 classes: a verifier computes as the worker says that it did, and then hardly anything is forgiven. Half of the samples
 make the tables, the other half checks what the tables promise; the tables that are kept count all of them. Computes
 for minutes: call from a thread or a process of its own. Knows nothing of files beyond the model directory.
@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import torch
 
-from node.calibration.cuts import Looks, draw_files, hard_cuts
 from node.calibration.measure import (
     OTHER_DRAWS,
     MeasuredWork,
@@ -30,6 +29,7 @@ from node.calibration.measure import (
     most_samples,
     other_weights,
 )
+from node.calibration.thresholds import Looks, draw_files, hard_thresholds
 from node.environments.base import Environment, Problem
 from node.inference.engine import Engine, GenerationRequest, generate
 from node.inference.engines import make_engine
@@ -38,7 +38,6 @@ from node.inference.settings import DTYPES, EngineSettings
 from node.inference.start_weights import StartWeights
 from node.inference.turns import Bounds, Generate, PlayedRollout, bounds_of, play
 from protocol.checks import check_activations, check_sampling, sampling_statistics
-from protocol.cuts import Cuts
 from protocol.decision import (
     SAMPLE_BOUND,
     CalibrationTable,
@@ -56,6 +55,7 @@ from protocol.engines import pair
 from protocol.lora import is_adapter
 from protocol.run import RunSpec, VerificationSpec
 from protocol.sampling import uniforms
+from protocol.thresholds import Thresholds
 
 STANDARD_ERRORS = 4.0
 MOST_FILES = 200
@@ -64,15 +64,15 @@ TRIALS = 10
 
 class DecisionOutcome(msgspec.Struct, frozen=True):
     """How the decision does on held-out samples of one kind. proof_distance, sampling: means of the two statistics;
-    cut: share of files that a hard cut rejects; suspected, convicted: median files until then, None if not within
-    MOST_FILES; false_alarms: honest trials that were suspected, of TRIALS."""
+    refused: share of files that a hard threshold rejects; suspected, convicted: median files until then, None if not
+    within MOST_FILES; false_alarms: honest trials that were suspected, of TRIALS."""
 
     proof_distance: float
     sampling: float
     outside: float
     proofs: int
     tokens: int
-    cut: float
+    refused: float
     suspected: float | None
     convicted: float | None
     false_alarms: int
@@ -294,10 +294,10 @@ def _cheat(
 
 
 def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> Calibration:
-    """Cuts and tables, and what they are worth on samples that did not make them."""
+    """Thresholds and tables, and what they are worth on samples that did not make them."""
     k, bounds = run.verification.toploc_k, run.verification.decision
     first, second = _halves(measured, seed)
-    cuts = hard_cuts(run, measured.honest, seed)
+    thresholds = hard_thresholds(run, measured.honest, seed)
     # Samples that did not make a table say how far it may be trusted: by its own samples it would look too good.
     # As many honest samples as there are say how far one of them may be out.
     most = {name: bound_of(len(samples)) for name, samples in measured.honest.items()}
@@ -314,7 +314,7 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
         for name, samples in looks.items():
             maker, _, verifier = name.partition(">")
             maker, verifier = worker or maker, verifier or measured.maker
-            outcomes[name] = outcome(run, cuts, trial, (maker, verifier), samples, seed)
+            outcomes[name] = outcome(run, thresholds, trial, (maker, verifier), samples, seed)
             progress("replaying decisions", done := done + 1, total)
         return outcomes
 
@@ -322,7 +322,7 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
     # The classes that were measured, and no others: equality is earned.
     engines = tuple(sorted({name.partition(">")[0] for name in measured.honest}))
     return Calibration(
-        verification=msgspec.structs.replace(cuts, decision=decision, engines=engines),
+        verification=msgspec.structs.replace(thresholds, decision=decision, engines=engines),
         expectation=expectation,
         honest=replay(second.honest),
         cheating=replay(second.cheating, measured.maker),
@@ -394,7 +394,7 @@ def outcome(
     seed: int,
 ) -> DecisionOutcome:
     """Replay the decision on files of these samples. classes: that the worker states, and the verifier's."""
-    k, cuts = rules.toploc_k, rules.cuts(*classes)
+    k, thresholds = rules.toploc_k, rules.thresholds(*classes)
     distances = np.concatenate([sample.distances for sample in samples])
     errors = [error for sample in samples for error in sample.errors]
     likelihoods = Likelihoods(spec, k, verifier=classes[1], worker=classes[0])
@@ -421,7 +421,7 @@ def outcome(
         outside=outside,
         proofs=len(errors),
         tokens=int(distances.size),
-        cut=float(np.mean([_is_cut([samples[i] for i in file], cuts) for file in files])),
+        refused=float(np.mean([_is_refused([samples[i] for i in file], thresholds) for file in files])),
         suspected=_median(suspected),
         convicted=_median(convicted),
         false_alarms=sum(files < math.inf for files in suspected),
@@ -440,10 +440,10 @@ def _first_files(spec: DecisionSpec, evidence: Sequence[Evidence]) -> tuple[floa
     return suspected, math.inf
 
 
-def _is_cut(file: Sequence[SampleStatistics], cuts: Cuts) -> bool:
+def _is_refused(file: Sequence[SampleStatistics], thresholds: Thresholds) -> bool:
     errors = [error for sample in file for error in sample.errors]
     distances = np.concatenate([sample.distances for sample in file])
-    return bool(check_activations(errors, cuts) or check_sampling(distances, cuts))
+    return bool(check_activations(errors, thresholds) or check_sampling(distances, thresholds))
 
 
 def _median(values: Sequence[float]) -> float | None:

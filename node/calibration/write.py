@@ -1,4 +1,4 @@
-"""Write calibrated cuts and tables into a run file, and leave everything else in it as its owner wrote it."""
+"""Write calibrated thresholds and tables into a run file, and leave everything else in it as its owner wrote it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from tomlkit.items import Table
 from node.calibration.calibrate import Looks, Measured
 from node.errors import RunFileError
 from node.state.files import write_whole
-from protocol.cuts import Cuts
 from protocol.decision import PROOF_BINS, PROOF_EDGES, TOKEN_BINS, TOKEN_EDGES, count
 from protocol.run import VerificationSpec
+from protocol.thresholds import Thresholds
 
 
 def plot(measured: Measured, k: int, title: str, target: Path) -> None:
@@ -52,8 +52,8 @@ def _panel(axis, looks: Looks, k: int, what: str, bins: int) -> None:  # noqa: A
 _NOTE = "Measured by `intellect-node calibrate`: counts of proofs and tokens per bin (protocol/decision.py)."
 
 
-def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> None:
-    """`target` becomes `source` with the cuts and the decision tables of `verification`. Raises RunFileError."""
+def write_thresholds(source: Path, target: Path, verification: VerificationSpec) -> None:
+    """`target` becomes `source` with the thresholds and the decision tables of `verification`. Raises RunFileError."""
     try:
         document = tomlkit.parse(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -62,7 +62,7 @@ def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> No
     if not isinstance(section, Table):
         section = tomlkit.table()
         document["verification"] = section
-    for name in Cuts.__struct_fields__:
+    for name in Thresholds.__struct_fields__:
         section[name] = getattr(verification, name)
     section["engines"] = list(verification.engines)
     section["pairs"] = _pairs(verification)
@@ -76,8 +76,8 @@ def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> No
 def _pairs(verification: VerificationSpec) -> Table:
     # A super table gets no header line of its own.
     table = tomlkit.table(is_super_table=True)
-    for name, cuts in verification.pairs.items():
-        table[name] = msgspec.to_builtins(cuts)
+    for name, thresholds in verification.pairs.items():
+        table[name] = msgspec.to_builtins(thresholds)
     return table
 
 

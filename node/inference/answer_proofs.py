@@ -15,25 +15,32 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.inference.answering import COLDEST, draw_of
 from node.inference.engine import Completion, Engine, FinishedSequence, Weights
 from node.inference.errors import EngineError
 from node.inference.model_files import is_model_file
 from node.inference.proofs import compare_all, prove_all
 from protocol.checks import check_activations, check_sampling, sampling_statistics
-from protocol.cuts import Cuts
 from protocol.engines import arithmetic, is_engine_class
 from protocol.run import VerificationSpec
-from protocol.sampling import distance
+from protocol.sampling import distance, uniforms
+from protocol.thresholds import Thresholds
 from protocol.toploc import MalformedProof, most_points, proof_count, split_proofs
 
 BATCH = 32
 """Rows of a proof."""
-ALIKE = Cuts(exponent_mismatches=2, mantissa_mean=0.1, mantissa_median=0.1)
+ALIKE = Thresholds(exponent_mismatches=2, mantissa_mean=0.1, mantissa_median=0.1)
 """Where both computed in one class of float32: honest answers lie at 0.008 at most there, those of weights in eight
-bits above 0.3 (docs/figures/verification.md). An uncalibrated run's cuts let six of ten of the latter through."""
-_CONTEXT = "intellect-node answered model v1"
+bits above 0.3 (docs/figures/verification.md). An uncalibrated run's thresholds let six of ten of the latter through."""
+COLDEST = 1e-4
+"""Temperature 0, which has no distribution: the likeliest token, but for ties."""
+_CONTEXT, _DRAW = "intellect-node answered model v1", "intellect-node answer draw v1"
 _PIECE = 1 << 20
+
+
+def draw_of(seed: int, number: int, most: int) -> np.ndarray:
+    """float64[most]: the numbers that draw answer `number` to a question of this seed."""
+    key = blake3(seed.to_bytes(16, "little", signed=True) + number.to_bytes(4, "little"), derive_key_context=_DRAW)
+    return uniforms(key.digest(), most)
 
 
 class BadAnswerProof(EngineError):
@@ -168,12 +175,12 @@ def _end(proof: AnswerProof, eos: frozenset[int]) -> str:
 
 
 def look_again(
-    proof: AnswerProof, engine: Engine, model: str, adapter: bytes = b"", cuts: Cuts | None = None
+    proof: AnswerProof, engine: Engine, model: str, adapter: bytes = b"", thresholds: Thresholds | None = None
 ) -> Looked:
-    """engine: with the weights of `model`, a root; cuts: by default ALIKE, or of an uncalibrated run where that says
-    nothing. Raises EngineError."""
+    """engine: with the weights of `model`, a root; thresholds: by default ALIKE, or of an uncalibrated run where that
+    says nothing. Raises EngineError."""
     alike = proof.engine == engine.name and arithmetic(engine.name)[0] == "float32"
-    cuts = cuts or (ALIKE if alike else VerificationSpec())
+    thresholds = thresholds or (ALIKE if alike else VerificationSpec())
     count = proof_count(len(proof.output), BATCH)
     looked = Looked("", len(proof.output), count, same_class=proof.engine == engine.name, ended=_end(proof, engine.eos))
     if proof.model != model:
@@ -191,7 +198,7 @@ def look_again(
     (found,) = engine.prefill([FinishedSequence(proof.prompt, proof.output, adapter=adapter)], temperature)
     errors = compare_all([split], [found.rows], BATCH)
     distances = distance(draw_of(proof.seed, proof.number, len(proof.output)), found.lo, found.hi)
-    fault = check_activations(errors, cuts) or check_sampling(distances, cuts)
+    fault = check_activations(errors, thresholds) or check_sampling(distances, thresholds)
     mean, outside = sampling_statistics(distances)
     return msgspec.structs.replace(
         looked,

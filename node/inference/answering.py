@@ -12,20 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-import numpy as np
-from blake3 import blake3
 
+from node.inference.answer_proofs import COLDEST, draw_of, model_root, prove
 from node.inference.engine import Apart, Completion, Engine, FinishedSequence, GenerationRequest, Prefill, Weights
 from node.inference.errors import EngineError
 from node.inference.scheduler import EnginePolicy, EngineScheduler, RequestContext
 from node.inference.session import EngineSession
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.wire import AnswerReply, AnswerRequest
-from protocol.sampling import uniforms
-
-COLDEST = 1e-4
-"""Temperature 0, which has no distribution: the likeliest token, but for ties."""
-_CONTEXT = "intellect-node answer draw v1"
 
 
 @dataclass(frozen=True)
@@ -137,8 +131,6 @@ class Answerer:
 
     def proven(self, question: "AnswerQuestion", number: int, completion: Completion) -> dict[str, Any]:
         """An answer's proof, as JSON has it. Computes, and reads the model's files once: call from a thread."""
-        from node.inference.answer_proofs import model_root, prove
-
         assert self._directory is not None  # whoever asks has looked
         if question.model not in self._roots:
             self._roots[question.model] = model_root(self._directory, self._weights.get(question.model))
@@ -193,12 +185,6 @@ def asked(session: EngineSession, request: AnswerRequest, said: Callable[[int, i
 
 def _hearing(question: AnswerQuestion, number: int) -> Callable[[int], bool]:
     return lambda token: question.on_progress(number, token)
-
-
-def draw_of(seed: int, number: int, most: int) -> np.ndarray:
-    """float64[most]: the numbers that draw answer `number` to a question of this seed."""
-    key = blake3(seed.to_bytes(16, "little", signed=True) + number.to_bytes(4, "little"), derive_key_context=_CONTEXT)
-    return uniforms(key.digest(), most)
 
 
 class Spelling:

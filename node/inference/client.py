@@ -16,7 +16,7 @@ import trio
 
 from node.changes import Changes
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
-from node.inference.link import ChildLink, Told
+from node.inference.link import ChildLink, OnProgress
 from node.inference.wire import MOST_REQUESTS, AnsweredMessage, EngineReady, LoadPolicy, Prepare, R
 from node.processes.forkserver import Anew, ChildProcess, Starter, kill_group
 from protocol.run import VerificationSpec
@@ -39,7 +39,7 @@ class EngineChild(Protocol):
         *,
         timeout: float,
         policy: LoadPolicy | None = None,
-        on_progress: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> R: ...
 
 
@@ -172,7 +172,7 @@ class EngineProcess:
         *,
         timeout: float,
         policy: LoadPolicy | None = None,
-        on_progress: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> R:
         """The reply to `request` from a child that holds `policy`; any number of
         requests may be asked at a time. on_progress: hears how far it is.
@@ -192,7 +192,9 @@ class EngineProcess:
         finally:
             self._asking -= 1
 
-    async def _repeated(self, request: AnsweredMessage[R], policy: LoadPolicy | None, on_progress: Told | None) -> R:
+    async def _repeated(
+        self, request: AnsweredMessage[R], policy: LoadPolicy | None, on_progress: OnProgress | None
+    ) -> R:
         blamed, ends = 0, 0
         while True:
             try:
@@ -204,7 +206,7 @@ class EngineProcess:
                     raise
                 log.info("engine.repeats", request=type(request).__name__, why=crash.why)
 
-    async def _asked(self, request: AnsweredMessage[R], policy: LoadPolicy | None, on_progress: Told | None) -> R:
+    async def _asked(self, request: AnsweredMessage[R], policy: LoadPolicy | None, on_progress: OnProgress | None) -> R:
         while (link := self._link) is None or link.ended.is_set():
             await self._ready.wait()
         # The policy goes with the request, whoever answers it: a caller that counted the child's starts could miss one,

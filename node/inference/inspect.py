@@ -25,7 +25,6 @@ from node.state.files import write_whole
 from protocol import checks
 from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
-from protocol.cuts import Cuts
 from protocol.decision import Evidence, Likelihoods, SampleStatistics
 from protocol.messages import NO_PROMPTS
 from protocol.rollout import (
@@ -43,6 +42,7 @@ from protocol.routing import load_of, table_of
 from protocol.run import VerificationSpec
 from protocol.sampling import distance, uniforms
 from protocol.statements import VerdictOutcome, WorkCommitment
+from protocol.thresholds import Thresholds
 from protocol.toploc import ActivationProof, ProofErrors, proof_count
 from protocol.values import mean_logprobs, prompts_hash, reward_tags
 
@@ -306,20 +306,20 @@ class RecomputedRows:
 def _check_numbers(session: EngineSession, seen: RecomputedRows) -> tuple[Fault | None, dict[str, float], Evidence]:
     """Activations and the replay of the sampler: what is wrong, and what was measured."""
     rules = session.run.verification
-    cuts = rules.cuts(seen.worker, seen.verifier)
+    thresholds = rules.thresholds(seen.worker, seen.verifier)
     errors = compare_all(seen.proofs, [prefill.rows for prefill in seen.prefills], rules.toploc_batch)
     distances = _distances(session, seen)
     short = [prefill.routing for prefill in seen.prefills if prefill.routing is not None]
     mean, outside = checks.sampling_statistics(distances)
     statistics = {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
     statistics |= _routes(session, seen.rows, short)
-    # Whatever a cut decides: what a refused file measured counts in the worker's record, too.
+    # Whatever a threshold decides: what a refused file measured counts in the worker's record, too.
     evidence = _evidence(rules, seen, errors, distances)
-    if fault := checks.check_routing(short, cuts):
-        fault = msgspec.structs.replace(fault, group=_first_misrouted(seen, cuts))
-    elif fault := checks.check_activations(errors, cuts):
-        fault = msgspec.structs.replace(fault, group=_first_group(seen.rows, errors, cuts, rules.toploc_batch))
-    return fault or checks.check_sampling(distances, cuts), statistics, evidence
+    if fault := checks.check_routing(short, thresholds):
+        fault = msgspec.structs.replace(fault, group=_first_misrouted(seen, thresholds))
+    elif fault := checks.check_activations(errors, thresholds):
+        fault = msgspec.structs.replace(fault, group=_first_group(seen.rows, errors, thresholds, rules.toploc_batch))
+    return fault or checks.check_sampling(distances, thresholds), statistics, evidence
 
 
 def _routes(session: EngineSession, rows: Sequence[SampleRow], short: Sequence[np.ndarray]) -> dict[str, float]:
@@ -332,16 +332,20 @@ def _routes(session: EngineSession, rows: Sequence[SampleRow], short: Sequence[n
     return {"routing": worst, "busiest_expert": float(shares.max()), "idle_experts": float((shares == 0).mean())}
 
 
-def _first_misrouted(seen: RecomputedRows, cuts: Cuts) -> int:
+def _first_misrouted(seen: RecomputedRows, thresholds: Thresholds) -> int:
     """The group of the first sample whose experts fail by themselves."""
     pairs = zip(seen.rows, seen.prefills, strict=True)
-    return next((row.group for row, one in pairs if one.routing is not None and one.routing.max() > cuts.routing), -1)
+    return next(
+        (row.group for row, one in pairs if one.routing is not None and one.routing.max() > thresholds.routing), -1
+    )
 
 
-def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts: Cuts, batch: int) -> int:
+def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], thresholds: Thresholds, batch: int) -> int:
     """The group of the first proof that fails by itself."""
     owners = [row.group for row in rows for _ in range(proof_count(row.units, batch))]
-    failing = (group for group, error in zip(owners, errors, strict=True) if checks.check_activations([error], cuts))
+    failing = (
+        group for group, error in zip(owners, errors, strict=True) if checks.check_activations([error], thresholds)
+    )
     return next(failing, -1)
 
 

@@ -40,13 +40,13 @@ from node.inference.wire import (
 from node.processes.forkserver import ChildProcess
 
 _REMEDY = "the node restarts it"
-Told = Callable[[RequestProgress | SaidToken], None]
+OnProgress = Callable[[RequestProgress | SaidToken], None]
 
 
 class _Awaited:
     """A request without an answer. on_progress: hears of its progress."""
 
-    def __init__(self, request: AnsweredMessage[Any], on_progress: Told | None) -> None:
+    def __init__(self, request: AnsweredMessage[Any], on_progress: OnProgress | None) -> None:
         self.request = request
         self.told = on_progress
         self.answered = trio.Event()
@@ -109,7 +109,7 @@ class ChildLink:
 
     # requests
 
-    async def exchange(self, request: AnsweredMessage[R], on_progress: Told | None = None) -> R:
+    async def exchange(self, request: AnsweredMessage[R], on_progress: OnProgress | None = None) -> R:
         """The reply to one request. Raises EngineError if the engine refuses, EngineCrashed if the child ends.
 
         Cancelling it cancels the request.

@@ -25,6 +25,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.inference.engines import EngineFactory, make_engine
 from node.inference.errors import reason_to_end
+from node.inference.options import EngineOptions, options_from
 from node.inference.room import adapter_columns, room_for
 from node.inference.scheduler import Cancelled, EngineScheduler, RequestContext, Share, emptiest
 from node.inference.server import EngineServer, SessionType, log
@@ -50,7 +51,6 @@ from node.inference.wire import (
     kept_policies,
     requests,
 )
-from node.inference.wish import EngineOptions, wish_from
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
@@ -140,9 +140,9 @@ class Conversation:
             os._exit(_UNUSABLE)
 
 
-def settings_for(wish: EngineOptions, run: RunSpec) -> EngineSettings:
+def settings_for(options: EngineOptions, run: RunSpec) -> EngineSettings:
     """How an engine for a run computes here."""
-    settings = wish.granted(run.verification.admitted, devices())
+    settings = options.granted(run.verification.admitted, devices())
     if run.distill and run.distill.tasks:  # its teacher is put beside it
         settings = replace(settings, leave=settings.leave + room_for(run.weight_bytes(TEACHER), settings.dtype))
     if run.recipe.lora:  # kept apart, each policy that is kept has its adapter on the device
@@ -152,13 +152,13 @@ def settings_for(wish: EngineOptions, run: RunSpec) -> EngineSettings:
 
 def main(session_type: SessionType = EngineSession, factory: EngineFactory | None = None) -> None:
     """Serve until stdin ends. factory: if none is given, the engine that command line, machine and run want."""
-    wish = EngineOptions() if factory else wish_from(sys.argv[1:])
+    options = EngineOptions() if factory else options_from(sys.argv[1:])
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
     # Only now is there a conversation to tell of an end, and only in its requests anything can fail.
     owner = EngineScheduler(fatal=lambda error, during: conversation.end_if_fatal(error, during))
     server = EngineServer(
-        lambda run: factory or functools.partial(make_engine, settings=settings_for(wish, run)), session_type
+        lambda run: factory or functools.partial(make_engine, settings=settings_for(options, run)), session_type
     )
     # A conversation ends in any thread, where sys.exit would end that thread alone.
     conversation = Conversation(source, sink, server, owner, ended=os._exit)

@@ -117,8 +117,8 @@ def _play(
 ) -> list[PlayedRollout]:
     problems, temperature = [tasks.problems[group] for group in groups], session.run.rollout.temperature
     answers = session.generator()
-    cuts = session.run.verification
-    keep = partial(ProofRows, cuts.toploc_k, cuts.toploc_batch)
+    rules = session.run.verification
+    keep = partial(ProofRows, rules.toploc_k, rules.toploc_batch)
     return play(answers, session.environment, problems, samples, temperature, session.bounds, strict=True, keep=keep)
 
 
@@ -135,8 +135,8 @@ def _states(environment: Environment, problem: Problem, transcript: Transcript) 
 def _rows(
     session: EngineSession, header: RolloutHeader, tasks: DrawnTasks, rollouts: Sequence[PlayedRollout]
 ) -> list[SampleRow]:
-    cuts, size = session.run.verification, session.run.rollout.group_size
-    proofs = prove_all([rollout.rows for rollout in rollouts], cuts.toploc_k, cuts.toploc_batch)
+    rules, size = session.run.verification, session.run.rollout.group_size
+    proofs = prove_all([rollout.rows for rollout in rollouts], rules.toploc_k, rules.toploc_batch)
     rows: list[SampleRow] = []
     for i, one in enumerate(rollouts):
         group, sample = divmod(i, size)
@@ -146,6 +146,6 @@ def _rows(
         said = one.output, one.finished, proofs[i], one.segments, states, experts
         bare = SampleRow(group, sample, problem.problem_id, prompt, *said)
         # The envelope says nothing of freshness and of what servers paid: the header has neither yet.
-        sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
+        sealed = seal(bare.proofs, subject_of(header, bare), rules.toploc_k, rules.toploc_batch)
         rows.append(msgspec.structs.replace(bare, proofs=sealed))
     return rows

@@ -6,12 +6,12 @@ from typing import Any
 
 import trio
 
-from node.local.rollouts import DeskRun
+from node.local.rollouts import LocalRun
 from node.state.files import write_whole
 from protocol.run import RunSpec
 
 
-class LocalPretraining(DeskRun):
+class LocalPretraining(LocalRun):
     """One run that pre-trains, in one directory."""
 
     def __init__(self, run: RunSpec, encoded: bytes, assets: Path, *, peers: int, **parts: Any) -> None:
@@ -21,7 +21,7 @@ class LocalPretraining(DeskRun):
     async def run(self) -> None:
         """Train until the last round, or the end of the budget."""
         await trio.to_thread.run_sync(self._prepare)
-        self._doing("the learner loads the model")
+        self._activity("the learner loads the model")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch.run)
             # The learner ends by itself after the last round.
@@ -49,7 +49,7 @@ class LocalPretraining(DeskRun):
             if self.ended_by:
                 self._learner.finish()
                 return
-            self._doing(f"round {step + 1}: {self._peers} peers train")
+            self._activity(f"round {step + 1}: {self._peers} peers train")
 
     def _record(self, step: int) -> dict[str, Any]:
         elapsed = round(self._before + time.monotonic() - self._began, 3)

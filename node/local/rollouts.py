@@ -45,12 +45,12 @@ from protocol.statements import VerdictOutcome, WorkCommitment
 
 log = structlog.get_logger()
 _NODE = "intellect-node local node v1"
-Told = Callable[[dict[str, Any]], None]
-Doing = Callable[[str], None]
+OnRecord = Callable[[dict[str, Any]], None]
+Activity = Callable[[str], None]
 """Hears in words what goes on, between the records: with a large model that takes minutes."""
 
 
-class DeskRun:
+class LocalRun:
     """What every run at a desk has: one directory, its processes, a record of each step, and reasons to end early."""
 
     def __init__(
@@ -63,17 +63,17 @@ class DeskRun:
         spool: Spool,
         observer: Observer,
         others: Sequence[SpoolProcess | EngineProcess] = (),
-        on_progress: Told = lambda record: None,
-        doing: Doing = lambda text: None,
+        on_progress: OnRecord = lambda record: None,
+        activity: Activity = lambda text: None,
     ) -> None:
         """on_progress: hears every new step's record, in order, and of batches without signal, of which none is made;
-        doing: what goes on meanwhile."""
+        activity: what goes on meanwhile."""
         self._run, self._encoded, self._assets = run, encoded, assets
         self._learner, self._spool, self._observer = learner, spool, observer
         # Seconds between two looks at the spool: a small model's step takes little more.
         self._watch = SpoolWatch(spool, 0.02)
         self._processes = (learner, *others)
-        self._told, self._doing = on_progress, doing
+        self._told, self._activity = on_progress, activity
         self._tokens = 0
         self._before = self._began = 0.0
         self.ended_by: str | None = None
@@ -124,7 +124,7 @@ class DeskRun:
         return spent(self._run, seconds, self._tokens)
 
 
-class LocalRun(DeskRun):
+class LocalRollouts(LocalRun):
     """One run of reinforcement learning in one directory."""
 
     def __init__(
@@ -222,7 +222,7 @@ class LocalRun(DeskRun):
     # batches in
 
     async def _make_batches(self, nursery: trio.Nursery) -> None:
-        self._doing("learner and engine load the model")
+        self._activity("learner and engine load the model")
         if self._next_step < self._run.recipe.steps:
             async with trio.open_nursery() as starting:
                 for engine in self._engines:
@@ -230,7 +230,7 @@ class LocalRun(DeskRun):
         for step in range(self._next_step, self._run.recipe.steps):
             policy = max(0, step - self._level)
             if not self._spool.is_complete(policy):
-                self._doing(f"policy {policy} is being learnt")
+                self._activity(f"policy {policy} is being learnt")
             await self._watch.until(
                 lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind
             )
@@ -270,7 +270,7 @@ class LocalRun(DeskRun):
         the curve is that of one engine. need: rollouts of the whole step."""
         # From 0 for each policy, as a worker counts: each file draws other problems.
         index = self._made.get(policy, 0)
-        self._doing(f"sampling for step {step + 1} with policy {policy}: {self._pool.rollouts} of {need} rollouts")
+        self._activity(f"sampling for step {step + 1} with policy {policy}: {self._pool.rollouts} of {need} rollouts")
         missing = -(-(need - self._pool.rollouts) // self._run.rollout.samples_per_file)
         files = range(index, index + max(1, min(len(self._engines), missing)))
         made = dict[int, list[Group]]()

@@ -24,7 +24,7 @@ HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 NEAR = {4: 24, 6: 64}
 """Bits that addresses of one network have in common."""
 
-Told = str | tuple[str, ...]
+Multiaddrs = str | tuple[str, ...]
 """What is told of a member: one multiaddr, or several."""
 Place = tuple[str, int]
 """Host and port."""
@@ -113,7 +113,7 @@ def parse_bootnode(text: str) -> Contact:
 
 
 @lru_cache(maxsize=4 * READ)
-def address_set(member: Address, told: Told) -> AddressSet | None:
+def address_set(member: Address, told: Multiaddrs) -> AddressSet | None:
     """What can be used of it, the first of each host or relay; None if nothing can."""
     texts = (told,) if isinstance(told, str) else told[:MAX_CONTACTS_EACH]
     kept: dict[str, Contact] = {}

@@ -16,7 +16,7 @@ from node.network.announcing import Announcing, reachable
 from node.network.circuit.circuits import Circuits
 from node.network.circuit.punching import Punching
 from node.network.circuit.rules import RelayLimits
-from node.network.contacts import Told
+from node.network.contacts import Multiaddrs
 from node.network.dialling import id_of
 from node.network.errors import (
     ListenFailed,
@@ -131,7 +131,7 @@ class Libp2pNetwork:
         found = (address for each in self._swarm.listeners.values() for address in each.get_addrs())
         return tuple(reachable(str(address)) for address in found)
 
-    def set_contact(self, member: Address, told: Told | None) -> None:
+    def set_contact(self, member: Address, told: Multiaddrs | None) -> None:
         self._links.redialer.place(member, told)
         self._links.sort_strangers()
         if told is None:

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 import trio
 
-from node.network.contacts import Told
+from node.network.contacts import Multiaddrs
 from protocol.identity import Address, PeerId
 from protocol.messages import MAX_MESSAGE_BYTES
 
@@ -93,7 +93,7 @@ class Network(Protocol):
         """Where it listens, without the peer id, whatever others are told; empty unless running."""
         ...
 
-    def set_contact(self, member: Address, told: Told | None) -> None:
+    def set_contact(self, member: Address, told: Multiaddrs | None) -> None:
         """A member by one multiaddr or several; None: it is no member any more.
 
         A contact whose peer id does not belong to its address is never dialled. Peers that are no members

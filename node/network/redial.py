@@ -10,7 +10,7 @@ from enum import Enum
 import structlog
 import trio
 
-from node.network.contacts import AddressSet, Told, address_set
+from node.network.contacts import AddressSet, Multiaddrs, address_set
 from node.network.errors import PeerUnavailable
 from protocol.identity import Address
 from protocol.liveness import MAX_MEMBERS
@@ -62,7 +62,7 @@ class Redialer:
         self._dial = dial
         self._link = link
         self._ping = ping
-        self._told: dict[Address, Told] = {}
+        self._told: dict[Address, Multiaddrs] = {}
         self.failures: dict[Address, int] = {}
         """Of each member in a row, until it is connected."""
         self._dialled: Set[Address] | None = None
@@ -80,7 +80,7 @@ class Redialer:
         told = self._told.get(member)
         return None if told is None else address_set(member, told)
 
-    def place(self, member: Address, told: Told | None) -> None:
+    def place(self, member: Address, told: Multiaddrs | None) -> None:
         """Where a member is from now on; None: it is none any more. A loop is left alone where nothing changes."""
         if self._told.get(member) == told or member == self._own:
             return

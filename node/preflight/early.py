@@ -217,7 +217,7 @@ def _check_run(profile: NetworkProfile, pool: "PoolInfo") -> None:
     child = os.fork()
     if child == 0:
         # The alarm's default action ends the process: nothing in it has to cooperate for that.
-        signal.alarm(20)  # for the visit to the members, its imports included
+        signal.alarm(20)  # for the look at the members, its imports included
         # Not sys.exit: the exit handlers belong to the parent, and would run twice.
         os._exit(_look(profile, pool))
     _, status = os.waitpid(child, 0)

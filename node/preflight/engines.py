@@ -18,7 +18,7 @@ from protocol.run import RunSpec, VerificationSpec, encode_run
 
 # Which engine will compute, whether it is here, and whether a run knows the classes that it computes as
 
-NAMES = (sys.executable, "-m", "node.inference.wish")
+NAMES = (sys.executable, "-m", "node.inference.options")
 
 
 def check_engines(wanted: str, *, gpu: bool, own: str | None) -> CheckFinding:

@@ -102,14 +102,14 @@ class Scope(msgspec.Struct, frozen=True):
     engine: bool = False
 
 
-Told = Callable[[CheckFinding], object]
+OnFinding = Callable[[CheckFinding], object]
 
 
 class PreflightSurvey:
     """One look. on_progress: hears each finding as it is made; starter: starts what imports an engine's libraries."""
 
     def __init__(
-        self, config: NodeConfig, scope: Scope, on_progress: Told = lambda _: None, starter: Starter | None = None
+        self, config: NodeConfig, scope: Scope, on_progress: OnFinding = lambda _: None, starter: Starter | None = None
     ) -> None:
         self._config = config
         self._scope = scope

@@ -28,7 +28,7 @@ def scores_of(work: UsedWork, name: bytes, batch: RolloutBatch, blobs: Blobs) ->
     found: dict[Place, float] = {}
     for task in work.judged:
         spec = decode_task(blobs(task.task))
-        # The list also holds what a teacher was asked, which is for `lessons`.
+        # The list also holds what a teacher was asked, which is for `TeacherQueue`.
         if spec.kind == "teach":
             continue
         # The nonce names the work, so that opinions about other answers do not serve here.

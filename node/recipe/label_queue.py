@@ -1,12 +1,14 @@
-"""Groups whose rewards are a matter of opinion, between an accepted file and what its judges agree on.
+"""Files whose groups wait for somebody's word before they are trained on: for judges here, for a teacher in
+`teacher_queue`.
 
-Everything but the reward is known of them (it is NaN in the validators' report), so nothing is recomputed once the
-judges have spoken. They go stale like any others: batches that waited for judges would let three slow nodes stop a run.
-Pure; who asks the judges is somebody else.
+They go stale like any others: batches that waited would let three slow nodes stop a run. Of what judges score
+everything but the reward is known (it is NaN in the validators' report), so nothing is recomputed once they have
+spoken. Pure; who asks is somebody else.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -29,43 +31,79 @@ class LabelRequest(msgspec.Struct, frozen=True):
     rows: tuple[ReportRow, ...]
     origins: dict[int, Origin] = {}
 
+    @property
+    def groups(self) -> set[int]:
+        return {row.group for row in self.rows}
 
-class LabelQueue:
-    """fresh: whether groups of a policy's step may still be trained on; taken_in: is given groups with rewards."""
 
-    def __init__(self, run: RunSpec, fresh: Callable[[int], bool], taken_in: Callable[[list[Group]], object]) -> None:
-        self._run, self.fresh, self._taken_in = run, fresh, taken_in
-        self._files: dict[bytes, LabelRequest] = {}
-        self.counts = {"judged": 0, "apart": 0, "too_late": 0}
-        """Groups: with rewards that judges agreed on, without, and those that were stale before there were any."""
+class Waiting(Protocol):
+    """A file that waits. name: of its work, 32 bytes; step: of its policy; groups: of it, that wait."""
+
+    @property
+    def name(self) -> bytes: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def groups(self) -> Collection[Any]: ...
+
+
+R = TypeVar("R", bound=Waiting)
+
+
+class RequestQueue(Generic[R]):
+    """Files of which somebody's word is waited for. fresh: whether groups of a policy's step may still be trained on;
+    taken_in: is given groups with that word; wanted: whether the run asks anybody; most: files, beyond which the
+    stalest gives way; outcomes: what is counted beside `too_late`, of groups."""
+
+    def __init__(
+        self,
+        fresh: Callable[[int], bool],
+        taken_in: Callable[[list[Group]], object],
+        outcomes: Sequence[str],
+        *,
+        wanted: bool,
+        most: int,
+    ) -> None:
+        self.fresh, self._taken_in, self.wanted, self._most = fresh, taken_in, wanted, most
+        self._files: dict[bytes, R] = {}
+        self.counts = dict.fromkeys((*outcomes, "too_late"), 0)
 
     def __len__(self) -> int:
         return len(self._files)
 
     @property
-    def files(self) -> list[LabelRequest]:
-        """Those that wait, the freshest policy first."""
-        # The freshest first: the others may be stale before their judges have spoken.
+    def files(self) -> list[R]:
+        """Those that wait, the freshest policy first: the others may be stale before anybody has spoken."""
         return sorted(self._files.values(), key=lambda file: -file.step)
 
-    def put(self, file: LabelRequest) -> None:
-        """One more, if the run has judges; the stalest gives way where there are too many."""
-        # Otherwise a validator that leaves open what it could score would spend the pool's money.
-        if not self._run.audit.judges:
-            return
-        self._files[file.name] = file
-        # Files that wait. Their groups go stale in a few steps, so a longer queue would be thrown away.
-        while len(self._files) > 64:
-            self.give_up(self.files[-1])
-
     def forget(self, name: bytes) -> None:
-        """A work is rejected after all."""
+        """A work is rejected after all, or used up elsewhere."""
         self._files.pop(name, None)
 
-    def give_up(self, file: LabelRequest) -> None:
-        """Nobody waits for its judges any more."""
+    def give_up(self, file: R, why: str = "too_late") -> None:
+        """Nobody waits for it any more."""
         self.forget(file.name)
-        self.counts["too_late"] += len(groups_of(file))
+        self.counts[why] += len(file.groups)
+
+    def _keep(self, file: R) -> None:
+        self._files[file.name] = file
+        while len(self._files) > self._most:
+            self.give_up(self.files[-1])
+
+
+class LabelQueue(RequestQueue[LabelRequest]):
+    """Of groups that judges score. apart: those on which they did not agree."""
+
+    def __init__(self, run: RunSpec, fresh: Callable[[int], bool], taken_in: Callable[[list[Group]], object]) -> None:
+        # Their groups go stale in a few steps, so a longer queue would be thrown away.
+        super().__init__(fresh, taken_in, ("judged", "apart"), wanted=run.audit.judges, most=64)
+        self._run = run
+
+    def put(self, file: LabelRequest) -> None:
+        """One more, if the run has judges."""
+        # Otherwise a validator that leaves open what it could score would spend the pool's money.
+        if self.wanted:
+            self._keep(file)
 
     def settle(self, file: LabelRequest, scores: Mapping[tuple[int, int], float], judged: JudgedTask) -> None:
         """The judges of a file have spoken, in the task `judged`. scores: (group, sample) -> 0 to 1; groups that lack
@@ -73,7 +111,7 @@ class LabelQueue:
         self.forget(file.name)
         groups = [_judged(group, file, judged) for group in with_scores(self._run, file, scores)]
         self.counts["judged"] += len(groups)
-        self.counts["apart"] += len(groups_of(file)) - len(groups)
+        self.counts["apart"] += len(file.groups) - len(groups)
         if groups:
             self._taken_in(groups)
 
@@ -83,10 +121,6 @@ def _judged(group: Group, file: LabelRequest, judged: JudgedTask) -> Group:
     if origin is None:
         return group
     return msgspec.structs.replace(group, origin=msgspec.structs.replace(origin, judged=(judged,)))
-
-
-def groups_of(file: LabelRequest) -> set[int]:
-    return {row.group for row in file.rows}
 
 
 def without_rewards(rows: Sequence[ReportRow]) -> set[int]:

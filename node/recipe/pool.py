@@ -140,11 +140,11 @@ class RolloutPool:
         """Remove the groups of a work that wait."""
         self.settle([key for key in (*self._groups, *self._aside) if key[0] == name])
 
-    def dealt(self, seats: int, seat: Callable[[bytes], int]) -> "list[RolloutPool]":
-        """A pool for each of several seats with what of this one is its share, by work; this one stays as it is."""
-        pools = [RolloutPool(self._run) for _ in range(seats)]
+    def dealt(self, replicas: int, replica_id: Callable[[bytes], int]) -> "list[RolloutPool]":
+        """A pool for each of several replicas with what of this one is its share, by work; this one stays as it is."""
+        pools = [RolloutPool(self._run) for _ in range(replicas)]
         for group in self._groups.values():
-            pools[seat(group.key[0])].add([group])
+            pools[replica_id(group.key[0])].add([group])
         return pools
 
     def settle(self, keys: Iterable[Key]) -> None:

@@ -16,8 +16,8 @@ import torch
 
 from node.inference.engine import Engine, FinishedSequence, GenerationRequest, generate
 from node.inference.engines import make_engine
+from node.inference.options import EngineOptions, options_from
 from node.inference.settings import devices
-from node.inference.wish import EngineOptions, wish_from
 from node.recipe.speed import Speed
 from node.training.warmstart import create_model
 
@@ -51,12 +51,12 @@ def rate(once: Callable[[Engine], int], engine: Engine) -> float:
     return tokens / took
 
 
-def measure(wish: EngineOptions) -> Speed:
+def measure(options: EngineOptions) -> Speed:
     """Raises EngineError."""
     with tempfile.TemporaryDirectory(prefix="intellect-speed-") as folder:
         model = Path(folder)
         create_model(model, ALPHABET, seed=0, hidden=256, layers=4)
-        engine, _ = make_engine(model, wish.granted(("*/*/*",), devices()))
+        engine, _ = make_engine(model, options.granted(("*/*/*",), devices()))
         engine.load(engine.read(str(model / "model.safetensors")))
         return Speed(rate(decode_once, engine), rate(prefill_once, engine), engine.name, engine.parameters)
 
@@ -68,7 +68,7 @@ def _tokens(engine: Engine) -> list[list[int]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(msgspec.json.encode(measure(wish_from(sys.argv[1:]))).decode())
+    print(msgspec.json.encode(measure(options_from(sys.argv[1:]))).decode())
 
 
 if __name__ == "__main__":

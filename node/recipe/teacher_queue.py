@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from node.recipe.judged import Blobs
+from node.recipe.label_queue import RequestQueue
 from node.recipe.pool import Group, origin_of
 from protocol.manifest import JudgedTask, MalformedManifest, UsedWork
 from protocol.run import RunSpec
@@ -43,50 +44,27 @@ class TeacherRequest(msgspec.Struct, frozen=True):
         return sum(row.length for group in self.groups for row in group.rows)
 
 
-class TeacherQueue:
-    """fresh: whether groups of a policy's step may still be trained on; taken_in: is given groups with what the teacher
-    said."""
+class TeacherQueue(RequestQueue[TeacherRequest]):
+    """Of groups that a teacher speaks about."""
 
     def __init__(self, run: RunSpec, fresh: Callable[[int], bool], taken_in: Callable[[list[Group]], object]) -> None:
-        self.fresh, self._taken_in = fresh, taken_in
         files_per_step = -(-run.rollout.prompts_per_step // run.rollout.prompts_per_file)
         # As many files wait, or so many steps' if that is more: what is behind them is stale before its turn comes.
-        self._most = max(64, 4 * files_per_step)
-        self._files: dict[bytes, TeacherRequest] = {}
-        self.wanted = asks_for_teachers(run)
-        self.counts = {"taught": 0, "too_late": 0, "unusable": 0}
-        """Groups."""
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    @property
-    def files(self) -> list[TeacherRequest]:
-        """Those that wait, the freshest policy first."""
-        return sorted(self._files.values(), key=lambda lesson: -lesson.step)
+        most = max(64, 4 * files_per_step)
+        super().__init__(fresh, taken_in, ("taught", "unusable"), wanted=asks_for_teachers(run), most=most)
 
     def put(self, groups: Iterable[Group]) -> None:
-        """More groups, each of which knows its origin; the stalest file gives way where there are too many."""
+        """More groups, each of which knows its origin."""
         for group in groups:
             name = group.key[0]
             known = self._files[name].groups if name in self._files else ()
-            self._files[name] = TeacherRequest(name, (*(one for one in known if one.key != group.key), group))
-        while len(self._files) > self._most:
-            self.give_up(self.files[-1])
+            self._keep(TeacherRequest(name, (*(one for one in known if one.key != group.key), group)))
 
-    def forget(self, name: bytes) -> None:
-        """A work is rejected after all, or used up elsewhere."""
-        self._files.pop(name, None)
-
-    def give_up(self, lesson: TeacherRequest, why: str = "too_late") -> None:
-        self.forget(lesson.name)
-        self.counts[why] += len(lesson.groups)
-
-    def settle(self, lesson: TeacherRequest, taught: Taught, named: JudgedTask) -> None:
+    def settle(self, request: TeacherRequest, taught: Taught, named: JudgedTask) -> None:
         """The result of the task `named` on a file is accepted. Raises MalformedManifest for one that is not about its
         groups."""
-        groups = [with_teacher(group, taught) for group in lesson.groups]
-        self.forget(lesson.name)
+        groups = [with_teacher(group, taught) for group in request.groups]
+        self.forget(request.name)
         self.counts["taught"] += len(groups)
         self._taken_in([_named(group, named) for group in groups])
 

@@ -30,7 +30,7 @@ from node.run.environments import (
 )
 from node.run.own_code import compiled
 from node.run.settings import read_tables
-from node.run.sources import Told, at_hand, origins
+from node.run.sources import OnLine, at_hand, origins
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.lora import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, Lora
 from protocol.recipe import Recipe
@@ -164,7 +164,7 @@ def compile_run(
     *,
     desk: bool = False,
     reach: hub.Reach = "here",
-    on_progress: Told = lambda line: None,
+    on_progress: OnLine = lambda line: None,
     sets: Sequence[str] = (),
 ) -> CompiledRun:
     """Everything that `join --role trainer --run FILE` and `contract pool create --run FILE` need.
@@ -180,7 +180,7 @@ def compile_run(
 
 
 def had(
-    run_file: RunFile, path: Path, reach: hub.Reach, on_progress: Told = lambda line: None
+    run_file: RunFile, path: Path, reach: hub.Reach, on_progress: OnLine = lambda line: None
 ) -> tuple[RunFile, list[hub.Had]]:
     """The run file with what it names on the hub by paths, and what that was. Raises RunFileError."""
     changed, found = at_hand(run_file, path.parent, reach, on_progress)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Change = Callable[[str, hub.Kind], str]
 """(a source as written, what it is of) -> what stands there instead."""
-Told = Callable[[str], object]
+OnLine = Callable[[str], object]
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -77,7 +77,7 @@ def pinned(run: "RunFile", base: Path) -> "RunFile":
 
 
 def at_hand(
-    run: "RunFile", base: Path, reach: hub.Reach, on_progress: Told = lambda line: None
+    run: "RunFile", base: Path, reach: hub.Reach, on_progress: OnLine = lambda line: None
 ) -> "tuple[RunFile, list[hub.Had]]":
     """(the run with a path at every name, what was had). Raises HubError."""
     had: dict[hub.Name, hub.Had] = {}

@@ -26,7 +26,7 @@ from node.run.file import (
 )
 from node.run.problems import RunFacts, look_at
 from node.run.settings import read_tables
-from node.run.sources import Told, is_hollow
+from node.run.sources import OnLine, is_hollow
 from protocol.errors import IntellectError
 from protocol.run import Asset
 
@@ -59,7 +59,7 @@ class RunSurvey:
 
 
 def survey(
-    path: Path, sets: Sequence[str] = (), reach: hub.Reach = "here", on_progress: Told = lambda line: None
+    path: Path, sets: Sequence[str] = (), reach: hub.Reach = "here", on_progress: OnLine = lambda line: None
 ) -> RunSurvey:
     """Look at a run as its members will. A mistake in one place hides none in another. sets, reach, told: as in
     `compile_run`."""

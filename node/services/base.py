@@ -47,7 +47,7 @@ class Service:
         """The fields of this node's heartbeat that this fills."""
         return {}
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What the node does now, in words, where this is what it came for."""
         return ""
 
@@ -67,7 +67,7 @@ class ServiceManager:
 
     def __init__(self) -> None:
         self.state = "starting"
-        self.progress = ProgressRecord(doing=self.doing)
+        self.progress = ProgressRecord(activity=self.activity)
         self.services: list[Service] = []
         self.leaving, self.left = trio.Event(), trio.Event()
         """It takes no new work; everything that it earned is paid."""
@@ -89,9 +89,9 @@ class ServiceManager:
         # After its start: a service that is not ready has no part in status and heartbeat.
         self.services.append(service)
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What the node does, by the last of its services that says so: it builds on those before it."""
-        return next((words for service in reversed(self.services) if (words := service.doing())), "working")
+        return next((words for service in reversed(self.services) if (words := service.activity())), "working")
 
     def beat(self) -> dict[str, Any]:
         """What all of them have for the heartbeat."""

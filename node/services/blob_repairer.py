@@ -46,7 +46,7 @@ class BlobRepairer(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.member.stock.store)
+        return cls(place.context, place.member.blob_service.store)
 
     async def run(self) -> None:
         self._proof.follow(self._handle)
@@ -54,7 +54,7 @@ class BlobRepairer(Service):
             nursery.start_soon(self._mend)
             await self._prove_own()
             while True:
-                await self._look()
+                await self._tick()
                 await trio.sleep(self._rests)
 
     def status(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class BlobRepairer(Service):
             except StoreFailed as error:
                 log.warning("blob.not_compared", root=root.hex(), why=error.why)
 
-    async def _look(self) -> None:
+    async def _tick(self) -> None:
         """Compare what was not compared for a round, the longest first, as fast as a round of all needs it."""
         times = await trio.to_thread.run_sync(self._proof.proven_at)
         self._oldest = min(times.values(), default=None)

@@ -36,7 +36,7 @@ ROOT = "root"
 """The journal's kind of an own root; its slot: epoch and number."""
 
 
-class WorkVerdict(msgspec.Struct, frozen=True, eq=False):
+class RootEntry(msgspec.Struct, frozen=True, eq=False):
     """A validator's verdict on a work, and what is to be signed for it. at: when it was decided so, unix seconds."""
 
     validator: Address
@@ -45,7 +45,7 @@ class WorkVerdict(msgspec.Struct, frozen=True, eq=False):
     at: float
 
 
-Claims = dict[Address, BoundedDict[WorkId, WorkVerdict]]
+Claims = dict[Address, BoundedDict[WorkId, RootEntry]]
 
 
 class Certifier(Service):
@@ -83,10 +83,10 @@ class Certifier(Service):
 
     @classmethod
     async def open(cls, place: Any) -> Self:
-        return place.certifying
+        return place.certifier
 
     def status(self) -> dict[str, Any]:
-        return {"audit": {"certified": self.certified}}
+        return {"earnings_table": {"certified": self.certified}}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -107,13 +107,13 @@ class Certifier(Service):
         await self._name([(one, None) for one in self._trained()], once=True)
         await self._name([(one.statement, one.at) for one in self._to_be_paid()])
 
-    def claims(self) -> list[list[WorkVerdict]]:
+    def claims(self) -> list[list[RootEntry]]:
         """What waits to be looked at, by validator; taken out. Only what `shown` is given is paid."""
         # Handed over whole: who looks at them takes seconds, in which new ones come.
         waiting, self._claims = self._claims, {}
         return [list(claims.values()) for claims in waiting.values()]
 
-    def shown(self, claims: Sequence[WorkVerdict]) -> None:
+    def shown(self, claims: Sequence[RootEntry]) -> None:
         """Nothing speaks against these."""
         for claim in claims:
             self._shown.setdefault(claim.validator, BoundedDict(self._waiting))[claim.work.id] = claim
@@ -182,14 +182,14 @@ class Certifier(Service):
                 if (state is FileState.ACCEPTED) == accepts and work and sealed:
                     reported = accepts and validator != self._own and work.task is None
                     waiting = self._claims if reported else self._shown
-                    claim = WorkVerdict(validator, work, statement, self._context.time.now())
+                    claim = RootEntry(validator, work, statement, self._context.time.now())
                     waiting.setdefault(validator, BoundedDict(self._waiting))[id] = claim
 
-    def _to_be_paid(self) -> list[WorkVerdict]:
+    def _to_be_paid(self) -> list[RootEntry]:
         """Of validators that are believed; not what they judged in a window in which they said what is not so. One that
         took a verdict back unasked waits until a dispute is told that asked it; one that is behind with showing what it
         sealed, until it is not."""
-        state, found = self._context.state, list[WorkVerdict]()
+        state, found = self._context.state, list[RootEntry]()
         for validator, shown in self._shown.items():
             # A seal that stays closed tells nobody anything, so its verdict earns nothing.
             if validator in state.disputes.quarantined or state.seals.leaves_unopened(validator):
@@ -213,7 +213,7 @@ class Certifier(Service):
         contradicts itself, nor one that a later term took back, nor one that another trainer announced before: a
         standby knows all roots."""
         clock, found = self._context.state.policies, list[Accepted]()
-        if clock.fork is not None:
+        if clock.equivocation is not None:
             # Of a trainer that signed two things that cannot both be true nothing is certified, the earlier policies
             # included.
             self._policies.clear()

@@ -17,7 +17,7 @@ from node.services.base import Service, every
 from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.files import link_or_copy
-from node.status_schema import ShownPart
+from node.status_schema import CheckpointsPart
 from node.training.spool import Spool
 from protocol.blobs import BlobInfo
 from protocol.errors import IntellectError
@@ -62,9 +62,9 @@ class CheckpointServer(Service):
 
     async def run(self) -> None:
         # Seconds between two looks at what the learner wrote: another process, which tells nobody.
-        await every(1.0, self.look)
+        await every(1.0, self.tick)
 
-    async def look(self) -> None:
+    async def tick(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
         kept = await trio.to_thread.run_sync(self._spool.checkpoint_steps)
         newest = self._context.state.policies.newest_step
@@ -86,7 +86,7 @@ class CheckpointServer(Service):
     def status(self) -> dict[str, Any]:
         shown = {str(step): size for step, size in sorted(self._offered.items()) if size}
         lacking = [step for step, size in sorted(self._offered.items()) if not size]
-        return {"trainer": ShownPart(shown, lacking)}
+        return {"checkpoints": CheckpointsPart(shown, lacking)}
 
     # checkpoints
 

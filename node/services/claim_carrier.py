@@ -6,17 +6,14 @@ is away for some days claims for itself when its time of the week comes. Of who 
 over, they wait for a day. What is owed since when stands in the journal: a restart waits no day more.
 """
 
-from functools import partial
 from typing import Any, Self
 
-import msgspec
 import structlog
 
 from node.chain.errors import FeeTooHigh, Reverted
 from node.services.court.turns import place
 from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord
 from node.services.workplace import Workplace
-from node.state.kept import cached
 from protocol.identity import Address, address_from_bytes
 from protocol.table import EarningsTable
 from protocol.upkeep import DAY, WEEK, Patience
@@ -46,7 +43,7 @@ class ClaimCarrier(ChainPoller):
     def status(self) -> dict[str, Any]:
         return {"pay": {"brought": self.brought}}
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         table = await self._books.of(seen.posted)
         if table is not None:
             before = await self._known()
@@ -57,13 +54,11 @@ class ClaimCarrier(ChainPoller):
             for name in due[:8]:
                 owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
-                await self._journal.do(self._journal.remember, OWED, msgspec.msgpack.encode(owed))
+                await self._journal.keep(OWED, owed)
         return seen.pause
 
     async def _known(self) -> Owed:
-        kept = await self._journal.do(self._journal.recall, OWED)
-        read = partial(msgspec.msgpack.decode, kept or b"", type=Owed)
-        return (cached(f"the journal's {OWED}", read) if kept else None) or {}
+        return await self._journal.kept(OWED, Owed) or {}
 
     def _owed(self, table: EarningsTable, before: Owed, now: int) -> Owed:
         """Whom the table owes more than it was paid, and who does not claim."""

@@ -22,7 +22,6 @@ from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.filing import OwnFiling
 from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord
-from node.state.kept import cached
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, FilingPart, PaidUnitsPart, PayPart
 from protocol.errors import IntellectError
@@ -80,7 +79,7 @@ class Warnings:
         self.told: dict[str, str] = {}
         self.bonded = 0
 
-    async def look(self, seen: PoolRecord, provider: Address | None, certified: int, behind: int) -> None:
+    async def tick(self, seen: PoolRecord, provider: Address | None, certified: int, behind: int) -> None:
         """Tell what is new. certified: units that no table has yet; behind: those that the newest table owes."""
         self.behind = behind
         told = {**self._of_the_pool(seen, certified), **await self._of_cases(seen.now, provider)}
@@ -225,7 +224,7 @@ class Claimer(ChainPoller):
 
     @classmethod
     async def open(cls, place: Any) -> Self:
-        return place.settling
+        return place.claimer
 
     def begin(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._books.listen)
@@ -289,7 +288,7 @@ class Claimer(ChainPoller):
             self._bell.ring()
             await looked.wait()
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         """One look at what is due, and at what the owner should know."""
         pool, self._seen = seen.pool, seen
         if self._provider is None:
@@ -301,7 +300,7 @@ class Claimer(ChainPoller):
         if share and share.units and share.units > claimed and await self.gathering.is_time(seen):
             await self._claim(share.units, share.proof, self.gathering.patience(seen))
             claimed = await self._chain.claimed(self._pool, self._own)
-        await self.filing.look(seen)
+        await self.filing.tick(seen)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
         await self._sum(seen, head, (line, share.rest if share else 0), claimed)
@@ -309,7 +308,7 @@ class Claimer(ChainPoller):
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(seen)
         behind = head.owing.behind if head and head.owing else 0
-        await self._warnings.look(seen, self._provider, self.account.certified, behind)
+        await self._warnings.tick(seen, self._provider, self.account.certified, behind)
         self.swept = seen.may_be_swept and not pool.escrow
         self.looked.tell()
         return seen.pause
@@ -323,20 +322,16 @@ class Claimer(ChainPoller):
 
     async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.
-        await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode((units, proof)))
+        await self._journal.keep(SENDING, (units, proof))
         await self._finish(patience)
 
     async def _finish(self, patience: Patience | None) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
         on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
-        kept = await self._journal.do(self._journal.recall, SENDING)
-        if not kept:
-            return
         # What cannot be read is claimed anew: the contract pays a difference.
-        read = partial(msgspec.msgpack.decode, kept, type=tuple[int, tuple[bytes, ...]])
-        claim = cached(f"the journal's {SENDING}", read)
+        claim = await self._journal.kept(SENDING, tuple[int, tuple[bytes, ...]])
         if claim is None:
-            return await self._journal.do(self._journal.remember, SENDING, b"")
+            return
         units, proof = claim
         try:
             await self._chain.claim(self._pool, self._own, units, proof, patience=patience)
@@ -344,7 +339,7 @@ class Claimer(ChainPoller):
         # Somebody else carried it, a newer table was posted, or its size allows no more yet; or it waits for a price.
         except (Reverted, FeeTooHigh) as error:
             log.info("pay.not_due", units=units, why=error.why)
-        await self._journal.do(self._journal.remember, SENDING, b"")
+        await self._journal.keep(SENDING, None)
 
     async def _collect(self) -> None:
         """Bonds and shares of cases that are over, of this node and of its provider."""
@@ -410,7 +405,7 @@ class Claimer(ChainPoller):
             times = {"delay": seen.pool.delay} | _waits(seen) | self.filing.facts(seen)
             record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold, **times)
             if record != known:
-                await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
+                await self._journal.keep(PAY, record)
             self._record = record
             return
         if known is None:  # what the journal holds of before it was looked at is told as well as it can be

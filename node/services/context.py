@@ -155,7 +155,7 @@ def make_context(
     clock = clock or Clock()
     # Rollouts of the stalest policy that still counts must be judged, a few steps later.
     keep = run.spec.recipe.max_staleness + 3  # beyond those that work may still be of
-    policy_cache = PolicyCache(keep, member.stock.store)
+    policy_cache = PolicyCache(keep, member.blob_service.store)
     jury = Jury(member.board, member.membership, run.spec, member.pool, journal, clock.monotonic)
     own = (member.key, member.domain, member.pool)
     shared = (member.board, member.blobs, journal, member.membership)

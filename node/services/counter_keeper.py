@@ -36,11 +36,11 @@ class CounterKeeper(Service):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tally.keep)
             while True:
-                self.look()
+                self.tick()
                 # Seconds between two looks at all services: what is counted is what has been started again.
                 await trio.sleep(5.0)
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Count what the services say of their children since this daemon began."""
         for service in self._manager.services:
             rows = service.status().get("processes", ()) if service is not self else ()
@@ -52,4 +52,4 @@ class CounterKeeper(Service):
         verdicts = self._tally.part("verdicts")
         judged: dict[str, Any] = {"accepted": verdicts["accepted"], "rejected": verdicts["rejected"]}
         judged["by_reason"] = dict(self._tally.part("reasons"))
-        return {"restarts": dict(self._restarts), "work": self._done.told(), "verdicts": judged}
+        return {"restarts": dict(self._restarts), "work": self._done.status(), "verdicts": judged}

@@ -1,8 +1,8 @@
 """A node that leaves with everything that it has earned: it takes no new work, waits until tables have it, claims, and
 ends.
 
-The wish stands in the journal, so a daemon that is started again goes on with it. Whoever leaves at once instead ends
-the daemon: what is in a table then can still be claimed by anybody.
+The request stands in the journal, so a daemon that is started again goes on with it. Whoever leaves at once instead
+ends the daemon: what is in a table then can still be claimed by anybody.
 """
 
 from typing import Any, Self
@@ -26,14 +26,14 @@ log = structlog.get_logger()
 class Departure(Service):
     name = "departure"
 
-    def __init__(self, context: Context, settling: Claimer, manager: ServiceManager) -> None:
-        self._context, self._settling, self._manager = context, settling, manager
+    def __init__(self, context: Context, claimer: Claimer, manager: ServiceManager) -> None:
+        self._context, self._claimer, self._manager = context, claimer, manager
         self._wanted = trio.Event()
         self._looked = False
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.settling, place.manager)
+        return cls(place.context, place.claimer, place.manager)
 
     def routes(self) -> list[Route]:
         return [Route("/leave", self._ask, methods=["POST"])]
@@ -55,37 +55,37 @@ class Departure(Service):
         await self._wanted.wait()
         log.info("node.leaving")
         self._manager.leave()
-        self._context.progress.enter("leaving", self.doing)
-        await self._settling.hurry()
+        self._context.progress.enter("leaving", self.activity)
+        await self._claimer.hurry()
         self._looked = True
-        await self._settling.looked.until(self._is_paid)
+        await self._claimer.looked.until(self._is_paid)
         self._context.progress.tell("left", "everything that this node earned is paid, or never will be: it leaves")
         self._manager.left.set()
 
     def _is_paid(self) -> bool:
         """Whether nothing is left that could still be paid to this node."""
-        account, seen = self._settling.account, self._settling.seen
-        if seen is None or not self._settling.settled or account.due:
+        account, seen = self._claimer.account, self._claimer.seen
+        if seen is None or not self._claimer.settled or account.due:
             return False
-        if self._settling.filing.filed.over:
+        if self._claimer.filing.filed.over:
             return True
         # What no quorum has certified by the end of its window never will be. A pool that was swept tables nothing.
         waits = account.certified or account.owed or account.filed
-        return self._settling.swept or (not waits and seen.now >= account.open_until)
+        return self._claimer.swept or (not waits and seen.now >= account.open_until)
 
     def status(self) -> dict[str, Any]:
         if not self._wanted.is_set():
             return {}
-        account = self._settling.account
+        account = self._claimer.account
         left = _waiting(account) + account.due + account.owed + account.filed
-        return {"leaving": LeavingPart(left, account.last_at, self.doing())}
+        return {"leaving": LeavingPart(left, account.last_at, self.activity())}
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What it waits for, in words, with the date where there is one."""
         if not self._wanted.is_set():
             return ""
-        account, seen = self._settling.account, self._settling.seen
-        if seen is None or not (self._looked and self._settling.settled):
+        account, seen = self._claimer.account, self._claimer.seen
+        if seen is None or not (self._looked and self._claimer.settled):
             return "leaving: waits for the chain's word on its pay, and for the table of earnings"
         pool = seen.pool
         if account.due and not account.claimable:

@@ -71,7 +71,7 @@ class PolicySync(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.policies, place.context, place.member.stock.exchange, place.rest)
+        return cls(place.policies, place.context, place.member.blob_service.exchange, place.rest)
 
     async def run(self) -> None:
         """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyIndex`)."""
@@ -91,7 +91,7 @@ class PolicySync(Service):
         progress.enter("policy", self._waits_for, lambda: fraction(self._exchange.under_way()))
         policy = await self._context.policy_cache.newer_than(-1)
         progress.tell("policy", f"policy {policy.step} is here and verified")
-        progress.enter("first-contribution", progress.doing)
+        progress.enter("first-contribution", progress.activity)
 
     def _waits_for(self) -> str:
         step = self._follower.newest_step

@@ -39,7 +39,7 @@ class NotOffered(NodeError):
     """A package that nobody offers, or that nobody hands over."""
 
 
-class PublishWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """file: an archive on this machine."""
 
     file: str
@@ -126,8 +126,8 @@ class EnvironmentCatalogue(Service):
     def routes(self) -> list[Route]:
         async def publish(request: Request) -> Response:
             try:
-                wish = msgspec.json.decode(await read_body(request), type=PublishWish)
-                return JSONResponse(msgspec.to_builtins(await self.publish(Path(wish.file))))
+                offered = msgspec.json.decode(await read_body(request), type=PublishRequest)
+                return JSONResponse(msgspec.to_builtins(await self.publish(Path(offered.file))))
             except UNREADABLE as error:
                 return refusal("the request cannot be read", str(error), "use: intellect-node env publish")
             except (IntellectError, OSError) as error:

@@ -4,7 +4,6 @@ A quorum that falls silent leaves its roots: the journal has this node's line of
 table may come any more they go to the chain, and once what everybody filed is known the pool pays it, or its share.
 """
 
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from node.chain.simulate import SimulatedStep
 from node.progress import ProgressRecord
 from node.services.pool_accounting import PoolAccounting, PoolRecord
 from node.state.earned import OwnLine
-from node.state.kept import cached
 from protocol.filing import Filing, RootLine, Seated, filings_of, in_turn, read_line
 from protocol.identity import Address
 
@@ -52,7 +50,7 @@ class OwnFiling:
         """By the envelope of the root."""
         self.filed = OwnFiled()
 
-    async def look(self, seen: PoolRecord) -> None:
+    async def tick(self, seen: PoolRecord) -> None:
         """File what is to be filed now, redeem what is to be redeemed now."""
         if not seen.pool.ended:
             return
@@ -110,7 +108,7 @@ class OwnFiling:
             part = in_turn(wanted)
             wanted = wanted[len(part) :]
             # Written down whole: after a crash more roots may have come, and the call must be equal.
-            await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode(part))
+            await self._journal.keep(SENDING, part)
             await self._finish()
 
     async def filings(self, seen: PoolRecord) -> list[Filing]:
@@ -141,28 +139,24 @@ class OwnFiling:
     async def _finish(self) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows; the
         contract takes of an epoch only what is more, so twice files nothing."""
-        kept = await self._journal.do(self._journal.recall, SENDING)
-        if not kept:
+        filings = await self._journal.kept(SENDING, list[Filing])
+        if not filings:
             return
-        filings: list[Filing] = (
-            cached(f"the journal's {SENDING}", partial(msgspec.msgpack.decode, kept, type=list[Filing])) or []
-        )
         try:
-            if filings:
-                what = f"file {len(filings)} epochs of {self._own}"
-                call = self._chain.contracts.file(self._pool, self._own, filings)
-                await self._chain.execute(SimulatedStep(what, call), self._context.key)
-                self._sent_until = (await self._chain.block()).timestamp
-                units = sum(filing.units for filing in filings)
-                log.info("pay.filed", epochs=[filing.epoch for filing in filings], units=units)
-                self._progress.tell("filed", f"{units:,} units that no table has are filed, and redeemed later")
+            what = f"file {len(filings)} epochs of {self._own}"
+            call = self._chain.contracts.file(self._pool, self._own, filings)
+            await self._chain.execute(SimulatedStep(what, call), self._context.key)
+            self._sent_until = (await self._chain.block()).timestamp
+            units = sum(filing.units for filing in filings)
+            log.info("pay.filed", epochs=[filing.epoch for filing in filings], units=units)
+            self._progress.tell("filed", f"{units:,} units that no table has are filed, and redeemed later")
         except Reverted as error:  # a table came after all, its size allows no more, or its time is over
             if error.name == "NothingToFile":  # it was filed before: the log says so soon
                 log.info("pay.filed_before", epochs=[filing.epoch for filing in filings])
             else:
                 log.warning("pay.not_filed", why=error.why)
                 self._progress.trouble(f"what no table has could not be filed: {error.why}")
-        await self._journal.do(self._journal.remember, SENDING, b"")
+        await self._journal.keep(SENDING, None)
 
     async def _redeem(self) -> None:
         try:

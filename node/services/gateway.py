@@ -19,7 +19,7 @@ WHAT, FLAG = "the gateway", "--gateway"
 """What an error calls it, and where its address was given."""
 
 
-class Serving(Service):
+class GatewayService(Service):
     """announce: HOST:PORT that others shall use, where it is not the one listened on."""
 
     name = "gateway"

@@ -30,9 +30,13 @@ class VoteCounter(Service):
 
     def status(self) -> dict[str, Any]:
         context = self._context
-        audit = describe_audit(context.state, context.membership, context.run.spec.audit)
         tasks = [describe_task(task, context.clock.monotonic()) for task in context.state.tasks.tasks()]
-        return {"audit": audit, "contributions": self._contributions.status(), "tasks": {"known": tasks}}
+        return {
+            "validator_audits": describe_audits(context.state, context.membership, context.run.spec.audit),
+            "leader": describe_leader(context.state),
+            "contributions": self._contributions.status(),
+            "tasks": {"known": tasks},
+        }
 
     async def _count_by_the_clock(self) -> None:
         while True:
@@ -40,13 +44,13 @@ class VoteCounter(Service):
             self._contributions.look_again()
 
 
-def describe_audit(state: PoolState, membership: Membership, audit: AuditSpec) -> dict[str, Any]:
+def describe_audits(state: PoolState, membership: Membership, audit: AuditSpec) -> dict[str, Any]:
     """power: chance that a cheat in `cheated_share` of a worker's groups was seen in `window`, for the worker that was
     checked least; pledged: the share of groups that the validators promise to recompute in the newest window."""
     lots, vote_set = state.lots, state.vote_set
     window = lots.last_full_window()
     powers = [row for row in lots.powers(window) if membership.is_member(row.node)]
-    live = state.validators()
+    live, quarantined = state.validators(), vote_set.disputes.quarantined
     pledged = lots.pledged_share(lots.current_window, set(vote_set.active_validators()))
     committed = sum(row.groups for row in powers)
     groups = round(committed / len(powers)) if powers else 0
@@ -61,12 +65,10 @@ def describe_audit(state: PoolState, membership: Membership, audit: AuditSpec) -
         "pledged_share": round(pledged, 4),
         "pledged_power": round(detection_power(pledged, groups, audit), 4),
         "validators": [
-            {"address": one, "silent": vote_set.is_inactive(one), "believed": one not in vote_set.disputes.quarantined}
-            for one in live
+            {"address": one, "inactive": vote_set.is_inactive(one), "believed": one not in quarantined} for one in live
         ],
         "quarantined": [
-            {"address": one.validator, "why": one.why, "evidence": len(one.evidence)}
-            for one in vote_set.disputes.quarantined.values()
+            {"address": one.validator, "why": one.why, "evidence": len(one.evidence)} for one in quarantined.values()
         ],
         "disputes": {
             "raised": vote_set.disputes.raised,
@@ -74,13 +76,16 @@ def describe_audit(state: PoolState, membership: Membership, audit: AuditSpec) -
             "open": len(vote_set.disputes.open()),
             "prompts_differ": state.works.prompts_differ,
         },
-        "trainer": describe_trust(state),
         "lots": {"kept": lots.kept, "early": lots.early, "broken": lots.broken},
     }
 
 
-def describe_trust(state: PoolState) -> dict[str, Any]:
+def describe_leader(state: PoolState) -> dict[str, Any]:
     """Whether the trainer's word is taken here; if not, what it signed that cannot both be true."""
-    fork = state.policies.fork
-    said = {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
-    return said | {"refused": dict(state.refused), "audited": state.steps.status()}
+    equivocation = state.policies.equivocation
+    said = {
+        "trusted": equivocation is None,
+        "why": equivocation.what if equivocation else "",
+        "evidence": len(equivocation.evidence) if equivocation else 0,
+    }
+    return said | {"refused": dict(state.refused), "step_verdicts": state.steps.status()}

@@ -45,7 +45,7 @@ class LeafReader(ChainPoller):
         except (IntellectError, OSError) as error:  # it is said again
             log.info("root.unusable", validator=signed.author, epoch=signed.message.statement.epoch, why=str(error))
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         await self._repeat(seen)
         return min(seen.pause, self._context.time.shown_every)
 

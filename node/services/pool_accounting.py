@@ -111,7 +111,7 @@ class PoolAccounting:
         self._seen: PoolRecord | None = None
         self._asked_at, self._told = 0.0, 0
 
-    async def look(self) -> PoolRecord:
+    async def read(self) -> PoolRecord:
         """What stands in the contract; the pool's clock hears what time it is there. A pool changes with an event of
         it, and is read once for each; the time is that of the newest block that was seen."""
         # Several services look at the same time. Those that wait here get the first one's answer.
@@ -354,7 +354,7 @@ class ChainPoller(Service):
             while True:
                 pause = RETRY_PAUSE
                 try:
-                    pause = await self.look(await self._books.look())
+                    pause = await self.tick(await self._books.read())
                 except IntellectError as error:
                     log.warning(self.trouble, why=error.why)
                     self.failed(error)
@@ -363,7 +363,7 @@ class ChainPoller(Service):
     def begin(self, nursery: trio.Nursery) -> None:
         """Start what goes on beside the looks."""
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         """One look; returns the seconds until the next one."""
         raise NotImplementedError
 

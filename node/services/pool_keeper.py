@@ -27,7 +27,7 @@ class PoolKeeper(ChainPoller):
         self._next = int(self._own, 16)  # each trainer begins with another one
         self._final: set[int] = set()
 
-    async def look(self, seen: PoolRecord, *, every: float = 60.0) -> float:
+    async def tick(self, seen: PoolRecord, *, every: float = 60.0) -> float:
         # In this order: what goes back depends on which cases are final (`_final`).
         for work in (self.end_cases, self.expel, self.give_back, self.sweep):
             try:

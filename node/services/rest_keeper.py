@@ -40,7 +40,7 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: float | None = None
 
 
-class PauseWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """seconds: how long, None: until it is resumed; patience: seconds that what is under way may last, None: as the
     settings have it."""
 
@@ -123,17 +123,17 @@ class RestKeeper(Service):
 
     # its owner's word
 
-    async def pause(self, wish: PauseWish) -> None:
+    async def pause(self, wanted: PauseRequest) -> None:
         """Raises CannotRest, and StateError where it cannot be kept."""
         if self._role != "worker":
             raise CannotRest(
                 f"a {self._role} cannot be paused", self._cost(), "to stop it all the same: intellect-node stop"
             )
-        until = None if wish.seconds is None else self._context.clock.wall() + wish.seconds
+        until = None if wanted.seconds is None else self._context.clock.wall() + wanted.seconds
         await trio.to_thread.run_sync(write_whole, self._path, msgspec.json.encode(Pause(until)))
         self._pause = Pause(until)
         self._rest.say("owner", "", None)
-        self._judge(wish.patience)
+        self._judge(wanted.patience)
         self._bell.ring()
 
     async def resume(self) -> None:
@@ -144,12 +144,12 @@ class RestKeeper(Service):
 
     async def _asked_to_pause(self, request: Request) -> Response:
         try:
-            wish = msgspec.json.decode(await request.body() or b"{}", type=PauseWish)
-            if fault := wish.fault():
+            wanted = msgspec.json.decode(await request.body() or b"{}", type=PauseRequest)
+            if fault := wanted.fault():
                 return _refused("the node is not paused", fault, "use: intellect-node pause --for 2h")
-            await self.pause(wish)
+            await self.pause(wanted)
         except UNREADABLE as error:
-            return _refused("the wish cannot be read", str(error), "use: intellect-node pause")
+            return _refused("the request cannot be read", str(error), "use: intellect-node pause")
         except NodeError as error:
             return _refused(error.what, error.why, error.remedy)
         except OSError as error:

@@ -113,7 +113,7 @@ class RolloutWorker(Service):
 
     def status(self) -> dict[str, Any]:
         work = {
-            **self.works.done.told(),
+            **self.works.done.status(),
             "generate_seconds": round(self.generate_seconds, 2),
             "last_reward_estimate": self.last_reward,
             "waiting": self.waiting,
@@ -123,7 +123,7 @@ class RolloutWorker(Service):
     def beat(self) -> dict[str, Any]:
         return {"rate": round(self.rate.per_second, 1)}
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What this worker does now, in words."""
         if self._rest.why and not self._producing:
             return DOING
@@ -220,14 +220,14 @@ class RolloutWorker(Service):
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             patience = self._patience()
             waited = self._context.clock.monotonic() - self._arrived_at
-            fork = self._context.state.policies.fork
-            if fork is not None:
-                self.waiting = f"the trainer is not believed any more: {fork.what}"
+            equivocation = self._context.state.policies.equivocation
+            if equivocation is not None:
+                self.waiting = f"the trainer is not believed any more: {equivocation.what}"
             more, most = 1 if self._signal else max(self._share(), 1), most_files(self._context.run.spec)
             wanted = self._share() + more * math.floor(waited / patience)
             wanted += self._left_over() if made >= wanted else 0
             made = most if self._journal.fence.covers(policy.step) else made
-            if not self.finished and made < min(wanted, most) and fork is None:
+            if not self.finished and made < min(wanted, most) and equivocation is None:
                 return policy
             wait = min(patience - waited % patience, self._until_quiet())
             # A little longer: woken too early by a rounding, it would find that the floor above has not grown.

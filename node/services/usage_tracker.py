@@ -1,7 +1,7 @@
 """What became of accepted files: every node reads the trainer's manifests and counts, worker by worker.
 
 A validator signs, policy by policy, which works it held accepted by then: so what was due is a quorum's word. In a run
-with several trainers the manifests are those that cuts name.
+with several trainers the manifests are those that lists name.
 """
 
 from contextlib import suppress
@@ -15,15 +15,15 @@ from node.services.context import Context, manifest_of
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.workplace import Dropped, Workplace, usage_of
-from node.swarm.batch_usage import BatchUsage, SeatBook
+from node.swarm.batch_usage import BatchUsage, ReplicaUsage
 from node.swarm.facts import PolicyFollowed, Undone, WorkTouched
 from node.swarm.vote_set import FileState
 from protocol.errors import IntellectError
 from protocol.manifest import BatchManifest
-from protocol.messages import MAX_CUT, AcceptedList, PolicyAnnounced
+from protocol.messages import MAX_LISTED, AcceptedList, PolicyAnnounced
 
 log = structlog.get_logger()
-B = TypeVar("B", bound=BatchUsage | SeatBook)
+B = TypeVar("B", bound=BatchUsage | ReplicaUsage)
 
 
 class _Counting(Service, Generic[B]):
@@ -71,15 +71,17 @@ class UsageTracker(_Counting[BatchUsage]):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_policies)
             nursery.start_soon(self._read)
-            nursery.start_soon(self._context.handle, lambda cut: self.book.heard(cut.author, cut.message), AcceptedList)
+            nursery.start_soon(
+                self._context.handle, lambda told: self.book.heard(told.author, told.message), AcceptedList
+            )
             await self._hear_accepted()
 
-    def _cut(self, step: int) -> None:
-        """A validator's cut at a policy. Only in office: a cut of somebody else counts for nothing."""
+    def _say_accepted(self, step: int) -> None:
+        """A validator's list at a policy. Only in office: a list of somebody else counts for nothing."""
         members = self._context.membership
-        works = self.book.cut(step) if members.may_validate(members.own) else ()
-        for first in range(0, len(works), MAX_CUT):
-            said = AcceptedList(pool=self._context.pool, step=step, works=works[first : first + MAX_CUT])
+        works = self.book.accepted_list(step) if members.may_validate(members.own) else ()
+        for first in range(0, len(works), MAX_LISTED):
+            said = AcceptedList(pool=self._context.pool, step=step, works=works[first : first + MAX_LISTED])
             # Seconds that a validator's word waits for other words of its own.
             self._context.board.say([said], within=1.0)
 
@@ -87,7 +89,7 @@ class UsageTracker(_Counting[BatchUsage]):
         async for told in self._context.facts.subscribe(PolicyFollowed, Undone):
             if isinstance(told, PolicyFollowed):
                 if told.step == self._context.state.policies.newest_step:
-                    self._cut(told.step)
+                    self._say_accepted(told.step)
             elif isinstance(told.fact, PolicyFollowed):
                 self.book.undone(told.fact.step)
 
@@ -123,13 +125,13 @@ class UsageTracker(_Counting[BatchUsage]):
                 self._dropped.send_nowait((statement, f"due files left out for later ones of others: {named}"))
 
 
-class SeatTracing(_Counting[SeatBook]):
+class ReplicaUsageTracker(_Counting[ReplicaUsage]):
     """Of a run with several trainers."""
 
     def __init__(self, context: Context, rounds: Rounds, batches: Batches) -> None:
         super().__init__(context)
         self._rounds, self._batches = rounds, batches
-        self.book = SeatBook(context.run.spec.seats, context.run.spec.recipe.max_staleness)
+        self.book = ReplicaUsage(context.run.spec.replicas, context.run.spec.recipe.max_staleness)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

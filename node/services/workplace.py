@@ -106,7 +106,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @property
     def store(self) -> BlobStore:
         """Of what this node serves to others."""
-        return self.member.stock.store
+        return self.member.blob_service.store
 
     @property
     def scratch(self) -> Path:
@@ -127,7 +127,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def policies(self) -> PolicyFollower:
         """The trainer's policies, fetched and verified."""
-        context, stock = self.context, self.member.stock
+        context, blob_service = self.context, self.member.blob_service
         return PolicyFollower(
             context.facts,
             context.state.policies,
@@ -141,19 +141,19 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             records=self.records,
             repeat=context.board.post_raw,
             ready=self.rest.over,
-            blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
+            blame=lambda author, _why: blob_service.exchange.reputation.lied(author, trio.current_time()),
         )
 
     @cached_property
-    def stock(self) -> TaskInputs:
+    def task_inputs(self) -> TaskInputs:
         """What the engine needs for tasks."""
         context = self.context
         members = context.membership.addresses
         place = self.directory / "tmp" / "tasks"
-        stock = TaskInputs(context.run, context.blobs, self.policies, context.policy_cache, members, place)
+        task_inputs = TaskInputs(context.run, context.blobs, self.policies, context.policy_cache, members, place)
         # So that the files of a task that is over make room for those of others.
-        context.state.tasks.follow(stock.handle)
-        return stock
+        context.state.tasks.follow(task_inputs.handle)
+        return task_inputs
 
     @cached_property
     def plan(self) -> TrainingPlan:
@@ -179,7 +179,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return Groups(self.context, self.spool.next_batch, self.watch.tell)
 
     @cached_property
-    def certifying(self) -> Certifier:
+    def certifier(self) -> Certifier:
         """What this validator certifies."""
         return Certifier(self.context)
 
@@ -204,7 +204,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         """Of a run with rounds: its outer states, and the learner's process, which a worker that samples needs for the
         model's shapes only. Raises TrainingError for settings that are none."""
         # Such a worker keeps no outer state: it only turns one into an image.
-        samples = bool(self.context.run.spec.seats) and self.role == "worker"
+        samples = bool(self.context.run.spec.replicas) and self.role == "worker"
         settings = read_settings(self.config.trainer) if samples else self.plan.settings
         cards = () if samples else self.plan.learners
         process = TrainerProcess(self.spool, settings, self.starter, cards)
@@ -221,7 +221,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return PoolAccounting(self.context, self.chain, self.ledger)
 
     @cached_property
-    def settling(self) -> Claimer:
+    def claimer(self) -> Claimer:
         """What this node's work comes to."""
         # On a devnet gas costs nothing, and pay waits for no more to come.
         return Claimer(self.books, gathers=not is_devnet(self.chain.profile))

@@ -1,4 +1,4 @@
-"""A node's wish to leave its pool, as its journal keeps it."""
+"""A node's request to leave its pool, as its journal keeps it."""
 
 from node.state.journal import Journal
 from protocol.statements import Domain

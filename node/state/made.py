@@ -39,7 +39,7 @@ class WorkDone(msgspec.Struct, frozen=True):
     refused: Counter[str]
     units: int
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """For the status."""
         return {
             "files_committed": sum(self.counts.values()),

@@ -9,6 +9,7 @@ until the pool was asked (`node.services.continuity`). A restart has its mark; a
 
 import hashlib
 import os
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -190,6 +191,12 @@ class Pen:
             ) from error
 
     # its states
+
+    def renew(self, heard: int) -> None:
+        """Take a generation above the own one and all that were heard; drawn, so that of copies of one moment all but
+        the highest end. heard: the highest of them."""
+        drawn = 1000
+        self.generation = max(self.generation, heard) + 1 + secrets.randbelow(drawn)
 
     def speak(self) -> None:
         """Heartbeats only: so copies of one moment hear each other before either promises anything."""

@@ -59,7 +59,7 @@ class AuditLots:
         # Windows of verdicts without the secret that decided their lots, after which their author is believed no more.
         self._overdue_windows = overdue_windows
         self._audit = run.audit
-        self._groups, self._seats = run.groups_per_file, run.seats
+        self._groups, self._replicas = run.groups_per_file, run.replicas
         self._staleness = run.recipe.max_staleness
         self._pool = pool
         self._policies = policies
@@ -89,7 +89,7 @@ class AuditLots:
         self._files.setdefault(window, {}).setdefault(work.node, {}).setdefault(work.id, 0)
 
     def _counts(self, work: RegisteredWork) -> bool:
-        return work.task is None and (work.is_sampled or not self._seats)
+        return work.task is None and (work.is_sampled or not self._replicas)
 
     @property
     def current_window(self) -> int:

@@ -2,8 +2,8 @@
 
 A work is due for a step if a quorum of validators signed that they held it accepted when they heard of the policy
 before (`AcceptedList`): the trainer composes a batch one step ahead. What is due, fresher than something that was used,
-and not used, was left out: manifest and cuts show it to anybody. One such work is no fault, since a file may be lost on
-its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
+and not used, was left out: manifest and lists show it to anybody. One such work is no fault, since a file may be lost
+on its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
 """
 
 import math
@@ -19,7 +19,7 @@ from node.swarm.register import RegisteredWork, WorkId
 from protocol.identity import Address
 from protocol.manifest import FED, ComposedBatch, UsedWork, batch_order, lot_of, work_order
 from protocol.messages import AcceptedList
-from protocol.seats import share
+from protocol.replicas import share
 
 KEPT = 8192
 """Accepted works that no manifest has named yet."""
@@ -83,9 +83,9 @@ def _use(uses: WorkerUsesPart, used: UsedWork) -> None:
 
 
 class BatchUsage(_Counted):
-    """clock: monotonic seconds, the same as that of `policies`; members: who may be named in a manifest, and whose cuts
-    make a work due; is_usable: whether a trainer may use a work still; keep_surplus: whether the run keeps what a batch
-    has no room for."""
+    """clock: monotonic seconds, the same as that of `policies`; members: who may be named in a manifest, and whose
+    lists make a work due; is_usable: whether a trainer may use a work still; keep_surplus: whether the run keeps what a
+    batch has no room for."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class BatchUsage(_Counted):
         self._clock = clock
         self._members = members
         self._is_usable = is_usable
-        self._uncut: BoundedDict[WorkId, float] = BoundedDict(KEPT)
-        """Works that no cut of this node has named, and when they were accepted."""
-        told = 16  # works that were left out, the newest, with whose cuts show it
-        self._cuts: BoundedDict[int, tuple[WorkId, ...]] = BoundedDict(told)
+        self._unlisted: BoundedDict[WorkId, float] = BoundedDict(KEPT)
+        """Works that no list of this node has named, and when they were accepted."""
+        told = 16  # works that were left out, the newest, with whose lists show it
+        self._lists: BoundedDict[int, tuple[WorkId, ...]] = BoundedDict(told)
         self._named: dict[Address, BoundedDict[WorkId, int]] = {}
         """By validator: the policy at which it named a work first."""
         self._left: BoundedDict[WorkId, LeftOutPart] = BoundedDict(told)
@@ -123,11 +123,11 @@ class BatchUsage(_Counted):
 
     def accepted(self, work: RegisteredWork) -> bool:
         if fresh := super().accepted(work):
-            self._uncut[work.id] = self._clock()
+            self._unlisted[work.id] = self._clock()
         return fresh
 
-    def cut(self, step: int) -> tuple[WorkId, ...]:
-        """What this node held accepted when it heard of a policy, and has not named in a cut before; rising."""
+    def accepted_list(self, step: int) -> tuple[WorkId, ...]:
+        """What this node held accepted when it heard of a policy, and has not named in a list before; rising."""
         signed = self._policies.of_step(step)
         known = self._policies.find(signed.message.policy_root) if signed is not None else None
         before = self._policies.of_step(step - 1)
@@ -136,23 +136,23 @@ class BatchUsage(_Counted):
         # shortly before a policy is named at the next one. The trainer composes a batch at the same moment, and must
         # have fetched it.
         margin = min((known.at - since.at) / 4, MOST_MARGIN) if known is not None and since is not None else 0.0
-        found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at - margin)
+        found = sorted(id for id, at in self._unlisted.items() if known is not None and at < known.at - margin)
         for id in found:
-            del self._uncut[id]
-        self._cuts[step] = tuple(found)
-        return self._cuts[step]
+            del self._unlisted[id]
+        self._lists[step] = tuple(found)
+        return self._lists[step]
 
     def undone(self, step: int) -> None:
-        """A policy is none any more: what was named at it is named at the next one. Who never followed it held the cut
+        """A policy is none any more: what was named at it is named at the next one. Who never followed it held the list
         back until it was forgotten; for all others the first word stands."""
-        self._uncut.update({id: -math.inf for id in self._cuts.pop(step, ()) if id in self._waiting})
+        self._unlisted.update({id: -math.inf for id in self._lists.pop(step, ()) if id in self._waiting})
 
-    def heard(self, validator: Address, cut: AcceptedList) -> None:
-        """A validator's cut. Its first word on a work counts: what one says fills a table of its own."""
-        # Works that one validator has named in its cuts, the newest.
+    def heard(self, validator: Address, said: AcceptedList) -> None:
+        """A validator's list. Its first word on a work counts: what one says fills a table of its own."""
+        # Works that one validator has named in its lists, the newest.
         named = self._named.setdefault(validator, BoundedDict(8192))
-        for id in cut.works:
-            named.setdefault(id, cut.step)
+        for id in said.works:
+            named.setdefault(id, said.step)
 
     def due(self, id: WorkId) -> tuple[int, tuple[Address, ...]] | None:
         """(the policy at which a quorum of validators had named a work, who); None while none has."""
@@ -265,59 +265,59 @@ class BatchUsage(_Counted):
         return UsesPart(self._told(), unread, list(self.dropped()), passed, self.longest, left)
 
 
-class SeatBook(_Counted):
-    """The same of a run with several trainers, seat by seat: what each made of its shares (protocol.seats). A work that
-    a round deals to a seat was left out by it if this node held it accepted when the round began, and the seat learnt
-    from something older; another seat may have it in the next round. Nobody signs what was due, so this accuses
-    nobody."""
+class ReplicaUsage(_Counted):
+    """The same of a run with several trainers, replica by replica: what each made of its shares (protocol.replicas). A
+    work that a round deals to a replica was left out by it if this node held it accepted when the round began, and the
+    replica learnt from something older; another replica may have it in the next round. Nobody signs what was due, so
+    this accuses nobody."""
 
-    def __init__(self, seats: int, max_staleness: int) -> None:
+    def __init__(self, replicas: int, max_staleness: int) -> None:
         super().__init__()
-        self._seats, self._max_staleness = seats, max_staleness
+        self._replicas, self._max_staleness = replicas, max_staleness
         self._due: tuple[bytes, frozenset[WorkId]] = b"", frozenset()
-        self.seats: dict[int, BoundedDict[Address, WorkerUsesPart]] = {}
+        self.replicas: dict[int, BoundedDict[Address, WorkerUsesPart]] = {}
 
     def begun(self, outer: bytes) -> None:
         """A round begins at the state root `outer`: it deals what waits."""
         self._due = outer, frozenset(self._waiting)
 
     def trained(self, round_: int, outer: bytes, batches: Iterable[ComposedBatch]) -> None:
-        """A round is over; batches: of the contributions in its cut."""
+        """A round is over; batches: of the contributions in its list."""
         oldest = dict[int, int]()
         for batch in batches:
             for work in batch.works:
                 id = work.name(batch.pool)
-                seat = share(outer, id, self._seats)
+                replica_id = share(outer, id, self._replicas)
                 if any(work.used):
-                    oldest[seat] = min(oldest.get(seat, work.policy_step), work.policy_step)
-                self._used(id, work, seat)
+                    oldest[replica_id] = min(oldest.get(replica_id, work.policy_step), work.policy_step)
+                self._used(id, work, replica_id)
         due = self._due[1] if self._due[0] == outer else frozenset[WorkId]()
         for id, one in list(self._waiting.items()):
-            seat = share(outer, id, self._seats)
-            if id in due and one.step > oldest.get(seat, one.step):
+            replica_id = share(outer, id, self._replicas)
+            if id in due and one.step > oldest.get(replica_id, one.step):
                 self._of(one.node).left_out += 1
-                self._at(seat, one.node).left_out += 1
+                self._at(replica_id, one.node).left_out += 1
             if round_ + 1 - one.step > self._max_staleness:
                 self._of(one.node).stale += 1
                 self._settle(id)
 
-    def _used(self, id: WorkId, work: UsedWork, seat: int) -> None:
+    def _used(self, id: WorkId, work: UsedWork, replica_id: int) -> None:
         if id in self._done:
             return  # a part of its groups, before
         if id not in self._waiting:
-            self._of(work.author).accepted += 1  # the quorum that let it into the cut heard of its verdicts first
-        for uses in (self._of(work.author), self._at(seat, work.author)):
+            self._of(work.author).accepted += 1  # the quorum that let it into the list heard of its verdicts first
+        for uses in (self._of(work.author), self._at(replica_id, work.author)):
             _use(uses, work)
         self._settle(id)
 
-    def _at(self, seat: int, node: Address) -> WorkerUsesPart:
-        return self.seats.setdefault(seat, BoundedDict(1024)).setdefault(node, WorkerUsesPart())
+    def _at(self, replica_id: int, node: Address) -> WorkerUsesPart:
+        return self.replicas.setdefault(replica_id, BoundedDict(1024)).setdefault(node, WorkerUsesPart())
 
     def status(self, unread: int = 0) -> UsesPart:
         """unread: manifests that could not be had."""
         told = ("used", "flat", "left_out")
-        seats: dict[str, dict[str, dict[str, int]]] = {
-            str(seat): {node: {name: getattr(uses, name) for name in told} for node, uses in of.items()}
-            for seat, of in sorted(self.seats.items())
+        replicas: dict[str, dict[str, dict[str, int]]] = {
+            str(replica_id): {node: {name: getattr(uses, name) for name in told} for node, uses in of.items()}
+            for replica_id, of in sorted(self.replicas.items())
         }
-        return UsesPart(self._told(), unread, seats=seats)
+        return UsesPart(self._told(), unread, replicas=replicas)

@@ -13,7 +13,7 @@ import trio
 from node.addresses import may_call
 from node.bounded_dict import BoundedDict
 from node.clock import Seconds
-from node.network.contacts import Place, Told, address_set, place_of
+from node.network.contacts import Multiaddrs, Place, address_set, place_of
 from node.network.errors import PeerMisbehaved
 from node.network.interface import Network
 from protocol.identity import Address
@@ -40,7 +40,7 @@ class DialBack:
     def __init__(
         self,
         network: Network,
-        contacts_of: Callable[[Address], Told],
+        contacts_of: Callable[[Address], Multiaddrs],
         dial: Dial | None = None,
         clock: Seconds = trio.current_time,
     ) -> None:

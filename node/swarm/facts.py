@@ -109,7 +109,7 @@ class LeaderDisbelieved(Fact, frozen=True):
     """The holder of a term said what cannot be true together, or a quorum found a step of it bad."""
 
     term: int
-    fork: Equivocation
+    equivocation: Equivocation
     lasting: ClassVar[bool] = True
 
 
@@ -165,7 +165,7 @@ class RunTold(Fact, frozen=True):
 class PeerTold(Fact, frozen=True):
     """Of a run with rounds: which rows a peer learns from, and with which outer state its round begins."""
 
-    seat: int
+    replica_id: int
     round: int
     outer: bytes
     keep: ClassVar[int] = 1

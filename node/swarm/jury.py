@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import structlog
 import trio
 
@@ -29,7 +28,7 @@ from protocol.statements import Domain
 log = structlog.get_logger()
 T = TypeVar("T")
 QUARANTINE = "quarantined_validators"
-FORKS = "forked_trainers"
+EQUIVOCATIONS = "equivocations"
 DISPUTES = "open_disputes"
 LINES = (
     (Office.LEADER, Office.TRAINER),
@@ -85,7 +84,7 @@ class Jury:
             if isinstance(one, JudgeDisbelieved):
                 self._board.pin(one.why.evidence)
             elif isinstance(one, LeaderDisbelieved):
-                self._board.pin(one.fork.evidence)
+                self._board.pin(one.equivocation.evidence)
         self.facts.tell(news)
         self._note(news)
 
@@ -96,13 +95,13 @@ class Jury:
     def step_verdicts(self, domain: Domain, term: int) -> dict[Address, StepVerdict]:
         """What validators said of the step for which the holder of a term is not believed, by author; nothing where it
         convicted itself. Those who convicted it are in the journal, the others came since the start."""
-        fork = self.state.policies.forks.get(term)
-        if fork is None:
+        equivocation = self.state.policies.equivocations.get(term)
+        if equivocation is None:
             return {}
-        # Opening envelopes costs a signature each, and the fork of a term never changes once it is known.
-        if term not in self._convicting or self._convicting[term][0] is not fork:
-            read = partial(_opened, domain, self._pool, fork.evidence)
-            self._convicting[term] = fork, cached("a fork's evidence in the journal", read) or []
+        # Opening envelopes costs a signature each, and the equivocation of a term never changes once it is known.
+        if term not in self._convicting or self._convicting[term][0] is not equivocation:
+            read = partial(_opened, domain, self._pool, equivocation.evidence)
+            self._convicting[term] = equivocation, cached("an equivocation's evidence in the journal", read) or []
         said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepVerdict)}
         for one in list(said.values())[:1]:
             said |= {a: of.message for a, of in self.state.steps.judged_by(one.statement.struct_hash).items()}
@@ -125,17 +124,15 @@ class Jury:
         # Evidence is pinned again, since the board of a node that was away has forgotten it.
         for one in self.state.disputes.quarantined.values():
             self._board.pin(one.evidence)
-        self.state.policies.forks.update(await self._recalled(FORKS, dict[int, Equivocation]) or {})
-        for fork in self.state.policies.forks.values():
-            self._board.pin(fork.evidence)
-            self._open_again(fork.evidence)
+        self.state.policies.equivocations.update(await self._recalled(EQUIVOCATIONS, dict[int, Equivocation]) or {})
+        for equivocation in self.state.policies.equivocations.values():
+            self._board.pin(equivocation.evidence)
+            self._open_again(equivocation.evidence)
         for envelopes in await self._recalled(DISPUTES, list[list[bytes]]) or []:
             self._open_again(envelopes)
 
     async def _recalled(self, name: str, kind: type[T]) -> T | None:
-        kept = await self._journal.do(self._journal.recall, name) if self._journal is not None else None
-        read = partial(msgspec.msgpack.decode, kept or b"", type=kind)
-        return cached(f"the journal's {name}", read) if kept is not None else None
+        return await self._journal.kept(name, kind) if self._journal is not None else None
 
     def _open_again(self, envelopes: Sequence[bytes]) -> None:
         """A dispute that was open before a restart, which all validators may have had at once: nobody would tell of it.
@@ -172,11 +169,11 @@ class Jury:
             kept = {
                 QUARANTINE: list(self.state.disputes.quarantined.values()),
                 DISPUTES: self.state.disputes.in_dispute(),
-                FORKS: self.state.policies.forks,
+                EQUIVOCATIONS: self.state.policies.equivocations,
             }
             if (journal := self._journal) is not None:
                 for name, what in kept.items():
-                    await journal.do(journal.remember, name, msgspec.msgpack.encode(what))
+                    await journal.keep(name, what)
 
 
 def _opened(domain: Domain, pool: int, envelopes: Sequence[bytes]) -> list[Signed[Any]]:

@@ -213,7 +213,7 @@ class MessageStore:
             case PolicyAnnounced():
                 steps = self._policies(author)
                 old = len(steps) >= KEPT_STEPS and message.step < min(steps)
-                # Announcements of one step: two show a fork, more would show nothing new.
+                # Announcements of one step: two show an equivocation, more would show nothing new.
                 return not old and len(steps.get(message.step, ())) < 2
             case _:
                 return kept.direct or self.many(author, type(message)) < COUNTS[type(message)].kept

@@ -59,7 +59,7 @@ def promise_in(signed: Signed[Message]) -> Promise | None:
         case StepVerdict(statement=statement):
             return "step-verdict", statement.struct_hash, raw
         case RoundVote():
-            return "cut", f"{message.round}/{message.ballot}/{int(message.closed)}".encode(), raw
+            return "round_vote", f"{message.round}/{message.ballot}/{int(message.closed)}".encode(), raw
         case PolicyAnnounced(step=step, term=term):
             return "policy", step.to_bytes(8, "big") + term.to_bytes(4, "big"), raw
         case _:

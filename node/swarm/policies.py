@@ -64,14 +64,14 @@ class PolicyIndex:
         self._settling: deque[KnownPolicy] = deque()
         self._settled = -1
         self.newest_step = -1
-        self.forks: dict[int, Equivocation] = {}
+        self.equivocations: dict[int, Equivocation] = {}
         """By term: why its holder is not believed. What the next one says counts again."""
 
     @property
-    def fork(self) -> Equivocation | None:
+    def equivocation(self) -> Equivocation | None:
         """Why the trainer that leads now is not believed, None if it is."""
         # By term: a convicted leader's successor starts with a clean name.
-        return self.forks.get(self._terms.now.number)
+        return self.equivocations.get(self._terms.now.number)
 
     # what is heard
 
@@ -141,9 +141,9 @@ class PolicyIndex:
             self._taken_back.setdefault(message.policy_root, followed)
             self._known.setdefault(message.policy_root, KnownPolicy(message.step, self._clock(), self._terms.now.at))
             return None
-        if (fork := self._contradicts(signed)) is not None:
-            self.forks[message.term] = fork
-            return fork
+        if (equivocation := self._contradicts(signed)) is not None:
+            self.equivocations[message.term] = equivocation
+            return equivocation
         if message.policy_root in self._known and not self.is_orphan(message.policy_root):
             return None
         self._known.pop(message.policy_root, None)  # from one state and the same files the next term makes the same
@@ -181,7 +181,7 @@ class PolicyIndex:
 
     def _is_forked(self, said: PolicyAnnounced) -> bool:
         """Whether who said it is not believed in that term, and no later one goes on from this very policy."""
-        return said.term in self.forks and said.policy_root != self._terms.now.parent
+        return said.term in self.equivocations and said.policy_root != self._terms.now.parent
 
     def _orphan(self, root: bytes) -> None:
         known = self._known.get(root)

@@ -132,8 +132,9 @@ class PoolState:
 
     @property
     def distrust(self) -> bool:
-        """Whether who leads is not believed any more (`policies.fork` says why) and nobody stands by to lead."""
-        return self.policies.fork is not None and len(self._membership.terms.trainers) < 2
+        """Whether who leads is not believed any more (`policies.equivocation` says why) and nobody stands by to
+        lead."""
+        return self.policies.equivocation is not None and len(self._membership.terms.trainers) < 2
 
     @property
     def newest(self) -> int:
@@ -279,8 +280,8 @@ class PoolState:
         beat, author = signed.message, signed.author
         if author == self._membership.trainer:
             self._tell(RunTold(author, beat.finished, beat.policy_step, beat.reward))
-        if beat.seat >= 0 or beat.outer:
-            self._tell(PeerTold(author, beat.seat, beat.policy_step, beat.outer))
+        if beat.replica_id >= 0 or beat.outer:
+            self._tell(PeerTold(author, beat.replica_id, beat.policy_step, beat.outer))
         if self._membership.is_validator(author):
             self.works.punish(self.lots.beat(signed))
             if self._held:
@@ -304,9 +305,9 @@ class PoolState:
         if self.checkpoints.offered(signed):
             self._tell(signed)
 
-    def _believe_no_more(self, trainer: Address, term: int, fork: Equivocation) -> None:
-        log.error("trainer.distrusted", trainer=trainer, what=fork.what)
-        self._tell(LeaderDisbelieved(trainer, term, fork))
+    def _believe_no_more(self, trainer: Address, term: int, equivocation: Equivocation) -> None:
+        log.error("trainer.distrusted", trainer=trainer, what=equivocation.what)
+        self._tell(LeaderDisbelieved(trainer, term, equivocation))
 
     def _on_step(self, signed: Signed[StepVerdict]) -> None:
         """A quorum that found a step bad ends the trust in who stated it, for as long as that one leads."""
@@ -317,10 +318,10 @@ class PoolState:
             return
         self._tell(signed)
         against = self.steps.against(of.struct_hash, self.disputes.quarantined)
-        if len(against) >= self._membership.quorum and of.term not in self.policies.forks:
+        if len(against) >= self._membership.quorum and of.term not in self.policies.equivocations:
             what = f"a quorum found step {of.step - 1} bad: {first.detail or reason_name(first.reason)}"
-            fork = self.policies.forks[of.term] = Equivocation(what, tuple(one.raw for one in against))
-            self._believe_no_more(first.trainer, of.term, fork)
+            equivocation = self.policies.equivocations[of.term] = Equivocation(what, tuple(one.raw for one in against))
+            self._believe_no_more(first.trainer, of.term, equivocation)
 
     # work
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 import msgspec
 
 from node.bounded_dict import BoundedDict
-from node.status_schema import AuditedPart, BadStepPart
+from node.status_schema import BadStepPart, StepVerdictsPart
 from node.swarm.audit_lots import AuditLots
 from node.swarm.facts import PolicyFollowed
 from protocol.checks import reason_name
@@ -86,13 +86,13 @@ class StepVotes:
         """What a validator said of steps, newest first."""
         return [one.by[validator] for one in reversed(self._judged.values()) if validator in one.by]
 
-    def status(self) -> AuditedPart:
+    def status(self) -> StepVerdictsPart:
         """last_step: K of the newest audited step, which turned policy K into the next; held, steps: statements that no
         quorum and nobody found bad, of those that somebody audited; owing: draws without a verdict."""
         audited = [one for one in self._judged.values() if one.by]
         bad = [one for one in audited if one.against]
         last = self._last
-        return AuditedPart(
+        return StepVerdictsPart(
             last_step=last.message.statement.step - 1 if last else None,
             last_by=last.author if last else None,
             last_says=(reason_name(last.message.reason) if last.message.reason else "held") if last else None,

@@ -26,11 +26,11 @@ Work = Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True)
-class TaskMeans:
+class TaskRuntime:
     """What a node computes with. scratch: a directory for files that nobody misses; checking: another's result is to be
     compared with it."""
 
-    stock: TaskInputs
+    inputs: TaskInputs
     engine: EngineChild
     scratch: Path
     checking: bool = False
@@ -41,13 +41,13 @@ class Recomputed:
     """prepare: a shard's work, once what it needs is here; differs: from the own result, another's and the tolerance to
     words on how they differ; None where they must be equal to the byte."""
 
-    prepare: Callable[[TaskMeans, Task, int], Awaitable[Work]]
+    prepare: Callable[[TaskRuntime, Task, int], Awaitable[Work]]
     differs: Callable[[Task, int, bytes, bytes, float], str] | None = None
 
 
-async def prepared(means: TaskMeans, task: Task, shard: int) -> Work:
+async def prepared(runtime: TaskRuntime, task: Task, shard: int) -> Work:
     """A shard's work, once what it needs is here. Raises IntellectError, as the work does."""
-    return await RECOMPUTED[task.spec.kind].prepare(means, task, shard)
+    return await RECOMPUTED[task.spec.kind].prepare(runtime, task, shard)
 
 
 def _in_thread(do: Callable[[], bytes]) -> Work:
@@ -57,12 +57,12 @@ def _in_thread(do: Callable[[], bytes]) -> Work:
     return work
 
 
-async def _review(means: TaskMeans, task: Task, shard: int) -> Work:
-    return _in_thread(partial(review_package, await means.stock.files(task), task.id))
+async def _review(runtime: TaskRuntime, task: Task, shard: int) -> Work:
+    return _in_thread(partial(review_package, await runtime.inputs.files(task), task.id))
 
 
-async def _merge(means: TaskMeans, task: Task, shard: int) -> Work:
-    order, held = task.spec.merge, await means.stock.policies(task)
+async def _merge(runtime: TaskRuntime, task: Task, shard: int) -> Work:
+    order, held = task.spec.merge, await runtime.inputs.policies(task)
     assert order is not None  # a task of this kind was checked for it
     models, base, numbers = [held[root] for root in order.models], held.get(order.base), task.spec.numbers(shard)
 
@@ -73,26 +73,26 @@ async def _merge(means: TaskMeans, task: Task, shard: int) -> Work:
     return _in_thread(merge)
 
 
-async def _teach(means: TaskMeans, task: Task, shard: int) -> Work:
-    path, root = await means.stock.file(task, shard), _lesson(task, shard)
+async def _teach(runtime: TaskRuntime, task: Task, shard: int) -> Work:
+    path, root = await runtime.inputs.file(task, shard), _subject_file(task, shard)
 
     async def work() -> bytes:
-        with tempfile.TemporaryDirectory(dir=means.scratch) as place:
+        with tempfile.TemporaryDirectory(dir=runtime.scratch) as place:
             out = Path(place) / "taught.arrow"
-            order = Teach(path=str(path), file_root=root, task=task.id, out_path=str(out), checking=means.checking)
-            await means.engine.ask(order, timeout=300.0)
+            order = Teach(path=str(path), file_root=root, task=task.id, out_path=str(out), checking=runtime.checking)
+            await runtime.engine.ask(order, timeout=300.0)
             return await trio.to_thread.run_sync(out.read_bytes)
 
     return work
 
 
-def _lesson(task: Task, shard: int) -> bytes:
+def _subject_file(task: Task, shard: int) -> bytes:
     """The root of the rollout file that a shard is about."""
     return bytes.fromhex(task.spec.assets[task.spec.numbers(shard)[0]].root)
 
 
 def _taught_otherwise(task: Task, shard: int, own: bytes, theirs: bytes, tolerance: float) -> str:
-    about = _lesson(task, shard), task.id
+    about = _subject_file(task, shard), task.id
     ours = decode_taught(own, *about, 1 << 20)  # of a result that this node has made
     try:
         # Another's result may have as many rows as the own one: its bytes set no bound.

@@ -1,8 +1,8 @@
-"""A seat's round: its inner steps from an outer state, and the contribution that comes of them.
+"""A replica's round: its inner steps from an outer state, and the contribution that comes of them.
 
 Knows the learner, the files below the spool's rounds/ and the order in which ranks gather; nothing of who asks for a
-seat's steps, and nothing of how contributions become the next outer state. Killed at any time, a seat begins its round
-again, and the same numbers come out.
+replica's steps, and nothing of how contributions become the next outer state. Killed at any time, a replica begins its
+round again, and the same numbers come out.
 """
 
 import json
@@ -73,37 +73,42 @@ class Contributing:
         with without_memory(self._world):
             return build_model(self._spool.assets / "model")
 
-    def _inner_step(self, round_: int, seat: int, number: int) -> dict[str, Any]:
-        """Make an inner step of a seat with the learner; its metrics, `loss` and `grad_norm` among them."""
+    def _inner_step(self, round_: int, replica_id: int, number: int) -> dict[str, Any]:
+        """Make an inner step of a replica with the learner; its metrics, `loss` and `grad_norm` among them."""
         raise NotImplementedError
 
-    def _batches(self, round_: int, seat: int, count: int) -> tuple[bytes, ...]:
-        """Roots of the manifests of a seat's first inner steps, where batches have some."""
+    def _batches(self, round_: int, replica_id: int, count: int) -> tuple[bytes, ...]:
+        """Roots of the manifests of a replica's first inner steps, where batches have some."""
         return ()
 
-    # A seat's round
+    # A replica's round
 
     def _contribute(
-        self, round_: int, seat: int, until: float = math.inf, *, fresh: bool = False, most: int | None = None
+        self, round_: int, replica_id: int, until: float = math.inf, *, fresh: bool = False, most: int | None = None
     ) -> None:
         """Train from the outer state for inner_steps (or at most `most` of them), or until the time is over, and write
-        what came of it; nothing if that is there already. fresh: the seat leaves what its last round left it."""
-        if self._here(self._seat_path(round_, seat)):
+        what came of it; nothing if that is there already. fresh: the replica leaves what its last round left it."""
+        if self._here(self._contribution_path(round_, replica_id)):
             return
-        before = None if fresh else self._own(round_, seat)
-        header, steps = self._steps(round_, seat, before, until, most)
+        before = None if fresh else self._own(round_, replica_id)
+        header, steps = self._steps(round_, replica_id, before, until, most)
         with self._timed("exchange"):
-            paths = self._seat_path(round_, seat), self._own_path(round_, seat)
+            paths = self._contribution_path(round_, replica_id), self._own_path(round_, replica_id)
             if self._world.first:
-                # Before the contribution, whose presence ends the round of this seat.
+                # Before the contribution, whose presence ends the round of this replica.
                 write_whole(paths[0].with_suffix(".json"), json.dumps(self._said(steps)).encode())
             self._write(header, before, *paths)
 
     def _steps(
-        self, round_: int, seat: int, before: OuterStateFile | None, until: float = math.inf, most: int | None = None
+        self,
+        round_: int,
+        replica_id: int,
+        before: OuterStateFile | None,
+        until: float = math.inf,
+        most: int | None = None,
     ) -> tuple[ContributionHeader, list[dict[str, Any]]]:
-        """Make a seat's steps of a round with the learner. (what their contribution says, but for the seat's own state
-        afterwards; metrics of each). before: the seat's own state, None where it begins; most: steps."""
+        """Make a replica's steps of a round with the learner. (what their contribution says, but for the replica's own
+        state afterwards; metrics of each). before: the replica's own state, None where it begins; most: steps."""
         learner, rules = self._learner, self._rules
         outer = OuterStateFile(self._outer_path(rules.begins_at(round_)))
         learner.load(self._beginning(outer, before, round_))
@@ -116,25 +121,25 @@ class Contributing:
                     break
                 if rules.stretch and number % rules.stretch == 0:
                     digests.append(learner.digest(step))
-                steps.append(self._inner_step(round_, seat, number))
+                steps.append(self._inner_step(round_, replica_id, number))
         header = ContributionHeader(
             self._root,
             round_,
             outer.root,
-            seat,
+            replica_id,
             len(steps) * (self._batch or rules.batch_tokens),
             steps[0]["loss"],
             steps[-1]["loss"],
-            # The second root is of what the seat keeps afterwards: `_write` fills it in.
+            # The second root is of what the replica keeps afterwards: `_write` fills it in.
             (blob_root(before.path) if before else state_root(round_, ()), bytes(32)),
             tuple(digests),
             self.arithmetic,
-            self._batches(round_, seat, len(steps)),
+            self._batches(round_, replica_id, len(steps)),
         )
         return header, steps
 
     def _said(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
-        """Of a seat's steps, for the round's record."""
+        """Of a replica's steps, for the round's record."""
         norms = [one["grad_norm"] for one in steps]
         return {
             "loss": float(np.mean([one["loss"] for one in steps])),
@@ -144,8 +149,8 @@ class Contributing:
         }
 
     def _beginning(self, outer: OuterStateFile, before: OuterStateFile | None, round_: int) -> Tensors:
-        """The weights with which a seat's steps of a round begin: the outer state; with fragments its own copy of what
-        is not exchanged yet, and the outcome of what is, changed as much as it was meanwhile."""
+        """The weights with which a replica's steps of a round begin: the outer state; with fragments its own copy of
+        what is not exchanged yet, and the outcome of what is, changed as much as it was meanwhile."""
         if before is None or self._rules.fragments == 1:
             return outer.tensor
         changed = frozenset(self._sent(round_ - 2))
@@ -168,20 +173,21 @@ class Contributing:
         """Whether a time is over by the first rank's clock: all ranks make the same steps."""
         return until < math.inf and self._world.share(bytes([time.time() > until])) == b"\1"
 
-    def _own(self, round_: int, seat: int) -> OuterStateFile | None:
-        """What the seat's last round left of it; None if it begins, or keeps nothing."""
-        path = self._own_path(round_ - 1, seat)
+    def _own(self, round_: int, replica_id: int) -> OuterStateFile | None:
+        """What the replica's last round left of it; None if it begins, or keeps nothing."""
+        path = self._own_path(round_ - 1, replica_id)
         return OuterStateFile(path) if path.exists() else None
 
     # What it leaves
 
     def _write(self, header: ContributionHeader, before: OuterStateFile | None, path: Path, own: Path) -> None:
-        """What the seat keeps for itself, and its contribution. Tensor by tensor; all ranks take part in gathering."""
+        """What the replica keeps for itself, and its contribution. Tensor by tensor; all ranks take part in
+        gathering."""
         learner = self._learner
         if self._world.first:
             with whole_file(path) as file:
                 file.write(encode_header(header))
-                # Inside the block: what the seat keeps is whole before the contribution has its name.
+                # Inside the block: what the replica keeps is whole before the contribution has its name.
                 root = self._write_tensors(header, before, own, file)
                 whole = msgspec.structs.replace(header, inner=(header.inner[0], root))
                 file.seek(0)
@@ -194,7 +200,7 @@ class Contributing:
         self._world.share(b"\0")
 
     def _own_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what a seat keeps for itself from one round to the next."""
+        """Of what a replica keeps for itself from one round to the next."""
         learner, rules = self._learner, self._rules
         shapes = learner.own_shapes() if self._kept else {}
         shapes |= {CARRIED + name: shape for name, shape in learner.shapes.items()} if rules.carries_over else {}
@@ -203,7 +209,7 @@ class Contributing:
     def _write_tensors(
         self, header: ContributionHeader, before: OuterStateFile | None, own: Path, file: BinaryIO
     ) -> bytes:
-        """The contribution's tensors into `file`, the seat's own into theirs; the root of these."""
+        """The contribution's tensors into `file`, the replica's own into theirs; the root of these."""
         learner, carries, shapes = self._learner, self._rules.carries_over, self._own_shapes()
         outer = OuterStateFile(self._outer_path(self._rules.begins_at(header.round)))
         sent = frozenset(self._sent(header.round))
@@ -230,7 +236,7 @@ class Contributing:
         return blob_root(own)
 
     def _take_copy(self, round_: int, beginning: Tensors, take: Take) -> None:
-        """The seat's copy of the model, into its own state."""
+        """The replica's copy of the model, into its own state."""
         changed = frozenset(self._sent(round_ - 1))
         for name, values in self._learner.weights():
             take(COPY + name, values - beginning(name).reshape(-1) if name in changed else values)
@@ -255,11 +261,11 @@ class Contributing:
     def _outer_path(self, round_: int) -> Path:
         return self._rounds / f"outer-{round_:06d}.safetensors"
 
-    def _seat_path(self, round_: int, seat: int) -> Path:
-        return self._rounds / f"{round_:06d}" / f"seat-{seat}.inc"
+    def _contribution_path(self, round_: int, replica_id: int) -> Path:
+        return self._rounds / f"{round_:06d}" / f"replica-{replica_id}.inc"
 
-    def _own_path(self, round_: int, seat: int) -> Path:
-        return self._rounds / f"{round_:06d}" / f"own-{seat}.safetensors"
+    def _own_path(self, round_: int, replica_id: int) -> Path:
+        return self._rounds / f"{round_:06d}" / f"own-{replica_id}.safetensors"
 
     def _here(self, path: Path) -> bool:
         """Whether the first rank sees a file: all ranks do the same."""

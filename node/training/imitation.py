@@ -39,7 +39,7 @@ class ImitationSettings:
 def imitate(
     base: Path,
     examples: Sequence[tuple[list[int], list[int]]],
-    lessons: ImitationSettings,
+    imitation: ImitationSettings,
     settings: TrainerSettings,
     on_progress: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> tuple[Any, dict[str, float]]:
@@ -53,11 +53,11 @@ def imitate(
         raise TrainingError("nothing can be imitated", why, "give more examples")
     device = torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
     policy = PolicyModel(_started(base, device), 1.0, settings.logit_cells)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lessons.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=imitation.learning_rate, weight_decay=0.0)
     figures = {"loss_first": _loss(policy, tested, settings, device)}
-    for step, batch in enumerate(islice(_drawn(taught, lessons), lessons.steps)):
+    for step, batch in enumerate(islice(_drawn(taught, imitation), imitation.steps)):
         for group in optimizer.param_groups:
-            group["lr"] = lessons.learning_rate * (1 - step / lessons.steps)
+            group["lr"] = imitation.learning_rate * (1 - step / imitation.steps)
         loss = _learn(policy, optimizer, batch, settings, device)
         on_progress({"step": step + 1, "loss": round(loss, 4)})
     return policy.model, figures | {"loss_last": _loss(policy, tested, settings, device)}
@@ -89,13 +89,13 @@ def _started(base: Path, device: torch.device) -> Any:
     return model
 
 
-def _drawn(rows: Sequence[BatchRow], lessons: ImitationSettings) -> Iterator[list[BatchRow]]:
+def _drawn(rows: Sequence[BatchRow], imitation: ImitationSettings) -> Iterator[list[BatchRow]]:
     """Batches without end; each example once before any is there again."""
-    random = np.random.default_rng(lessons.seed)
+    random = np.random.default_rng(imitation.seed)
     # `iter(int, 1)` never ends: int() is 0.
     turns = chain.from_iterable(random.permutation(len(rows)) for _ in iter(int, 1))
     while True:
-        yield [rows[i] for i in islice(turns, lessons.batch)]
+        yield [rows[i] for i in islice(turns, imitation.batch)]
 
 
 def _micro(rows: Sequence[BatchRow], settings: TrainerSettings) -> Iterator[list[BatchRow]]:

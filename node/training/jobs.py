@@ -26,11 +26,11 @@ class StartRound(_Job, frozen=True):
 
 
 class Train(_Job, frozen=True):
-    """A seat's steps of a round, until all are made or `until` (unix seconds) is over, at least one. fresh: without
+    """A replica's steps of a round, until all are made or `until` (unix seconds) is over, at least one. fresh: without
     the moments that its last round left; steps: at most, 0: the run's."""
 
     round: int
-    seat: int
+    replica_id: int
     until: float
     fresh: bool = False
     steps: int = 0

@@ -1,8 +1,8 @@
 """The learner's process of a node whose run has rounds: it does what its daemon asks (node.training.jobs).
 
-A worker's trains a seat, a validator's looks at contributions, the run's owner's evaluates. Outer states come from the
-daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts. What steps learn from is text in
-`TextPeer` and rollouts in `SeatPeer`, which audits at a desk use, too (node.audit.seats).
+A worker's trains a replica, a validator's looks at contributions, the run's owner's evaluates. Outer states come from
+the daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts. What steps learn from is text in
+`TextPeer` and rollouts in `ReplicaPeer`, which audits at a desk use, too (node.audit.replicas).
 """
 
 import math
@@ -22,7 +22,7 @@ from node.training.inner import Tensors
 from node.training.jobs import Check, Job, JobDirectory, JobFailure, Publish, StartRound, Train
 from node.training.outer import OuterStateFile, state_size, strangers_state
 from node.training.pretrainer import Pretrainer, RoundTrainer
-from node.training.seats import Seats
+from node.training.replicas import ReplicaRounds
 from protocol.contribution import Contribution, ContributionHeader
 from protocol.errors import IntellectError, OwnFailure
 from protocol.exchange import F32, ContributionError
@@ -95,8 +95,8 @@ class AsAsked(RoundTrainer):
         return {"shapes": shapes, **told}
 
     def _trained(self, job: Train) -> dict[str, Any]:
-        self._contribute(job.round, job.seat, job.until, fresh=job.fresh, most=job.steps or None)
-        path, own = self._seat_path(job.round, job.seat), self._own_path(job.round, job.seat)
+        self._contribute(job.round, job.replica_id, job.until, fresh=job.fresh, most=job.steps or None)
+        path, own = self._contribution_path(job.round, job.replica_id), self._own_path(job.round, job.replica_id)
         header = self._decoded(path, self._begun(job.round), job.round).header
         told = {"path": str(path), "tokens": header.tokens, "loss": header.loss_last, "seconds": self._seconds}
         return told | {"own": str(own) if own.exists() else "", "began": not self._begins_with_nothing(header)}
@@ -107,9 +107,13 @@ class AsAsked(RoundTrainer):
         """The outer state with which a round begins."""
         return self._outer_path(round_)
 
-    def seat_files(self, round_: int, seat: int) -> tuple[Path, Path, Path]:
-        """A seat's contribution to a round, and what it kept for itself before and after."""
-        return self._seat_path(round_, seat), self._own_path(round_ - 1, seat), self._own_path(round_, seat)
+    def replica_files(self, round_: int, replica_id: int) -> tuple[Path, Path, Path]:
+        """A replica's contribution to a round, and what it kept for itself before and after."""
+        return (
+            self._contribution_path(round_, replica_id),
+            self._own_path(round_ - 1, replica_id),
+            self._own_path(round_, replica_id),
+        )
 
     def header_of(self, path: Path, outer: OuterStateFile) -> ContributionHeader:
         """Raises ContributionError."""
@@ -134,7 +138,7 @@ class AsAsked(RoundTrainer):
         # How many steps are made again follows from this number.
         if header.tokens % (self._batch or self._rules.batch_tokens):
             return {"fault": f"it says that it learnt from {header.tokens} tokens, which is no whole number of steps"}
-        found |= {"seat": header.seat, "tokens": header.tokens, "loss": header.loss_last}
+        found |= {"replica_id": header.replica_id, "tokens": header.tokens, "loss": header.loss_last}
         found |= {"batches": [root.hex() for root in header.batches]}
         found |= {"inner": [root.hex() for root in header.inner], "near": header.arithmetic == self.arithmetic}
         found |= self._likeness(contribution, outer, job.others)
@@ -190,7 +194,7 @@ class AsAsked(RoundTrainer):
             with self._timed("check"):
                 count = header.tokens // (self._batch or self._rules.batch_tokens)
                 self._given = job.batches
-                said, _ = self._steps(header.round, header.seat, before, most=count)
+                said, _ = self._steps(header.round, header.replica_id, before, most=count)
                 # whoever asks has made the batches of the manifests that the header names
                 self._write(msgspec.structs.replace(said, batches=header.batches), before, path, own)
             ours = self._decoded(path, outer, header.round)
@@ -236,13 +240,14 @@ class TextPeer(AsAsked, Pretrainer):
     """Of a run that learns from text."""
 
     def _effect(self, outer: OuterStateFile, contribution: Contribution) -> dict[str, Any]:
-        """By how much the loss falls on the seat's own rows and on another's, nats per token; error: of the first."""
+        """By how much the loss falls on the replica's own rows and on another's, nats per token; error: of the
+        first."""
         header, first = contribution.header, contribution.header.round * self._rules.round_steps
         # Batches of the own rows, and as many of others', on which a contribution's effect is looked at.
         steps = np.linspace(0, header.tokens // self._rules.batch_tokens - 1, 4).astype(int)
         steps = sorted({first + int(step) for step in steps})
-        seats = (header.seat, (header.seat + 1) % self._rules.max_contributions)
-        rows = [self._data.rows(seat, step) for seat in seats for step in steps]
+        replicas = (header.replica_id, (header.replica_id + 1) % self._rules.max_contributions)
+        rows = [self._data.rows(replica_id, step) for replica_id in replicas for step in steps]
         with self._timed("check"):
             self._learner.load(outer.tensor)
             before = [self._learner.loss(each) for each in rows]
@@ -258,17 +263,17 @@ class TextPeer(AsAsked, Pretrainer):
 
     def _after(self, header: ContributionHeader, norm: float) -> float:
         """The loss on the contribution's first rows."""
-        return self._learner.loss(self._data.rows(header.seat, header.round * self._rules.round_steps))
+        return self._learner.loss(self._data.rows(header.replica_id, header.round * self._rules.round_steps))
 
 
-class SeatPeer(AsAsked, Seats):
+class ReplicaPeer(AsAsked, ReplicaRounds):
     """Of a run that learns from rollouts."""
 
     def _handed(self, place: int, number: int) -> bytes:
         return Path(self._given[number]).read_bytes() if self._given else super()._handed(place, number)
 
-    def _batches(self, round_: int, seat: int, count: int) -> tuple[bytes, ...]:
-        return () if self._given else super()._batches(round_, seat, count)
+    def _batches(self, round_: int, replica_id: int, count: int) -> tuple[bytes, ...]:
+        return () if self._given else super()._batches(round_, replica_id, count)
 
     def _is_used_up(self, files: Sequence[str], place: int) -> bool:
         # Steps that are made again are another node's: what a group was used for before is not this process's to say.

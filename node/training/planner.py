@@ -287,10 +287,10 @@ def _on(
         rank = memory_of(work, settings, gpu=True)
         if rank.device > of or rank.host * settings.world_size > host_usable * machine.memory:
             continue
-        if seats := _seats(machine, work, learners, rank.device, full=ease.full, on_cpu=place == "cpu"):
-            chosen = msgspec.structs.replace(settings, evaluation_device=place, evaluation_bytes=seats[2])
+        if places := _places(machine, work, learners, rank.device, full=ease.full, on_cpu=place == "cpu"):
+            chosen = msgspec.structs.replace(settings, evaluation_device=place, evaluation_bytes=places[2])
             names = tuple(card.token for card in learners)
-            yield TrainingPlan(work, machine, chosen, names, seats[0], seats[1], rank, of)
+            yield TrainingPlan(work, machine, chosen, names, places[0], places[1], rank, of)
 
 
 def _passes(work: TrainingWork, ranks: int, *, full: bool) -> list[int]:
@@ -303,7 +303,7 @@ def _passes(work: TrainingWork, ranks: int, *, full: bool) -> list[int]:
     return [tokens for tokens in powers if tokens >= work.longest] or [max(work.longest, most if full else 1)]
 
 
-def _seats(
+def _places(
     machine: PlannedMachine, work: TrainingWork, learners: tuple[GpuCard, ...], rank: int, *, full: bool, on_cpu: bool
 ) -> tuple[tuple[EnginePlace, ...], str, int] | None:
     """(engines, card of the evaluator, bytes that it may take); None where they have no room."""

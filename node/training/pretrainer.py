@@ -1,18 +1,18 @@
 """Rounds at a desk, from top to bottom: several peers in one process (or one group of ranks), and pre-training.
 
-Each round every seat begins at the same outer state, makes its inner steps and writes its contribution; then all that
-is in is added in the order of the contributions' ids, which makes the next outer state. Everything goes over the files
-that a swarm's peers would exchange. What an inner step learns from is text here, and rollouts in node.training.seats.
-Below the spool (node.training.spool):
+Each round every replica begins at the same outer state, makes its inner steps and writes its contribution; then all
+that is in is added in the order of the contributions' ids, which makes the next outer state. Everything goes over the
+files that a swarm's peers would exchange. What an inner step learns from is text here, and rollouts in
+node.training.replicas. Below the spool (node.training.spool):
 
     peers                                  how many there are
     rounds/outer-000012.safetensors        the outer state that round 12 begins with, float32
-    rounds/000012/seat-3.inc               a contribution; its presence means that the seat has done the round
-    rounds/000012/seat-3.json              what its training said
+    rounds/000012/replica-3.inc               a contribution; its presence means that the replica has done the round
+    rounds/000012/replica-3.json              what its training said
     rounds/000012/own-3.safetensors        its optimisers, what it carries over, and its copy of the model where a round
                                            exchanges a fragment, as the round left them
 
-Killed at any time, it goes on with the seat that was at work, and the same numbers come out.
+Killed at any time, it goes on with the replica that was at work, and the same numbers come out.
 """
 
 import json
@@ -49,7 +49,7 @@ _PEER = "intellect-node desk peer v1"
 
 
 class RoundTrainer(Contributing):
-    """Rounds of one run on one spool, all seats in one process. Who derives from it says what they learn from."""
+    """Rounds of one run on one spool, all replicas in one process. Who derives from it says what they learn from."""
 
     def _rate(self, round_: int) -> float:
         """The learning rate at the end of a round."""
@@ -90,8 +90,8 @@ class RoundTrainer(Contributing):
         while round_ < self._run.recipe.steps:
             self._seconds = {}
             with self._timed("step"):
-                for seat in range(peers):
-                    self._contribute(round_, seat)
+                for replica_id in range(peers):
+                    self._contribute(round_, replica_id)
                 metrics = self._close(round_, peers)
             round_ += 1
             self._publish(round_, metrics)
@@ -131,13 +131,13 @@ class RoundTrainer(Contributing):
 
     def _apply(self, round_: int, peers: int) -> dict[str, Any]:
         outer, rules = OuterStateFile(self._outer_path(round_)), self._rules
-        paths = [self._seat_path(round_, seat) for seat in range(peers)]
+        paths = [self._contribution_path(round_, replica_id) for replica_id in range(peers)]
         begun = OuterStateFile(self._outer_path(rules.begins_at(round_)))
         found = {blake3(mapped(path)).digest(): self._decoded(path, begun, round_) for path in paths}
         norms = {one: contribution.check() for one, contribution in found.items()}
         refused = too_large(norms)
         authors = {
-            one: blake3(each.header.seat.to_bytes(4, "little"), derive_key_context=_PEER).digest()
+            one: blake3(each.header.replica_id.to_bytes(4, "little"), derive_key_context=_PEER).digest()
             for one, each in found.items()
             if one not in refused
         }
@@ -164,8 +164,8 @@ class RoundTrainer(Contributing):
         }
 
     def _told(self, round_: int, peers: int) -> list[dict[str, Any]]:
-        """What each seat's training said."""
-        paths = [self._seat_path(round_, seat).with_suffix(".json") for seat in range(peers)]
+        """What each replica's training said."""
+        paths = [self._contribution_path(round_, replica_id).with_suffix(".json") for replica_id in range(peers)]
         return [json.loads(path.read_bytes()) for path in paths]
 
     # Policies out
@@ -232,9 +232,9 @@ class Pretrainer(RoundTrainer):
             why = f"the model has {len(self._learner.shapes)} tensors"
             raise TrainingError(f"diloco.fragments = {self._rules.fragments} leaves rounds nothing", why, "give fewer")
 
-    def _inner_step(self, round_: int, seat: int, number: int) -> dict[str, Any]:
+    def _inner_step(self, round_: int, replica_id: int, number: int) -> dict[str, Any]:
         step = round_ * self._rules.round_steps + number
-        loss, norm = self._learner.step(self._data.rows(seat, step), step)
+        loss, norm = self._learner.step(self._data.rows(replica_id, step), step)
         return {"loss": loss, "grad_norm": norm}
 
     def _rate(self, round_: int) -> float:

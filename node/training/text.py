@@ -48,12 +48,12 @@ class TextData:
             tuple(count - text.held_back for count in self._counts),
             anneals_from=text.decays_from(total),
             batch=rounds.batch_tokens // text.sequence,
-            seats=rounds.max_contributions,
+            replicas=rounds.max_contributions,
         )
 
-    def rows(self, seat: int, step: int) -> Rows:
-        """What a seat learns from at an inner step, counted over all rounds."""
-        return np.stack([self._row(place) for place in self.cursor.places(seat, step)])
+    def rows(self, replica_id: int, step: int) -> Rows:
+        """What a replica learns from at an inner step, counted over all rounds."""
+        return np.stack([self._row(place) for place in self.cursor.places(replica_id, step)])
 
     def held_back(self, part: int) -> Rows:
         """The last rows of a data set, which nobody is trained on."""

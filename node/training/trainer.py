@@ -455,13 +455,13 @@ def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:
         SpoolTrainer(spool, settings, world).train()
         return
     from node.training.jobs import JobDirectory
-    from node.training.peer import SeatPeer, TextPeer
+    from node.training.peer import ReplicaPeer, TextPeer
     from node.training.pretrainer import Pretrainer
-    from node.training.seats import Seats
+    from node.training.replicas import ReplicaRounds
 
     asked = JobDirectory(spool).exist
     if run.pretraining is None:
-        (SeatPeer if asked else Seats)(spool, run, settings, world).train()
+        (ReplicaPeer if asked else ReplicaRounds)(spool, run, settings, world).train()
     else:
         (TextPeer if asked else Pretrainer)(spool, run, settings, world).train()
 

@@ -146,14 +146,14 @@ def warm_start(
     report: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> float:
     """Teach by example until sampled accuracy on training problems reaches `target`; returns the accuracy."""
-    lesson = WorkedSolution(environment, LocalTokenizer(out), solution)
+    worked = WorkedSolution(environment, LocalTokenizer(out), solution)
     engine = TorchEngine(out)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
     random = np.random.default_rng(seed)
     accuracy, started = 0.0, time.monotonic()
     for step in range(1, max_steps + 1):
         problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=batch_size)]
-        loss = _imitation_loss(model, [lesson.example(problem) for problem in problems])
+        loss = _imitation_loss(model, [worked.example(problem) for problem in problems])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -43,7 +43,7 @@ from protocol.policy_patch import forms
 # As Hugging Face cuts them: loaders then map one file after the other.
 DEFAULT_SHARD_BYTES = 5_000_000_000
 CONFIG_NAME = "config.json"
-Told = Callable[[int], object]
+OnBytes = Callable[[int], object]
 """Called with bytes done since the last call."""
 
 
@@ -79,7 +79,7 @@ def export_model(
     out: Path,
     *,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
-    on_progress: Told = lambda _: None,
+    on_progress: OnBytes = lambda _: None,
 ) -> Exported:
     """Write the directory `out`, which must not exist. assets: the model's other files (configuration, tokenizer).
 
@@ -129,7 +129,7 @@ def whole_directory(out: Path) -> Iterator[Path]:
 
 
 def _write_shards(
-    image: LayeredImage, manifest: PolicyManifest, directory: Path, most: int, on_progress: Told
+    image: LayeredImage, manifest: PolicyManifest, directory: Path, most: int, on_progress: OnBytes
 ) -> tuple[str, ...]:
     # Before a byte is written: the digests below are of tensors by their place in this list.
     if image.forms != forms(manifest.tensors):
@@ -174,7 +174,7 @@ def weight_files(path: Path) -> list[Path]:
     return list(found.files)
 
 
-def describe_files(files: Sequence[Path], on_progress: Told = lambda _: None) -> tuple[TensorInfo, ...]:
+def describe_files(files: Sequence[Path], on_progress: OnBytes = lambda _: None) -> tuple[TensorInfo, ...]:
     """Infos, in name order, of the bf16 tensors of several files. Raises MalformedPolicy."""
     tensors: dict[str, U16] = {}
     for file in files:
@@ -186,7 +186,7 @@ def describe_files(files: Sequence[Path], on_progress: Told = lambda _: None) ->
     return describe_tensors(tensors, on_progress)
 
 
-def describe_tensors(tensors: Mapping[str, U16], on_progress: Told = lambda _: None) -> tuple[TensorInfo, ...]:
+def describe_tensors(tensors: Mapping[str, U16], on_progress: OnBytes = lambda _: None) -> tuple[TensorInfo, ...]:
     """The same of tensors that are mapped already."""
     shapes = [(name, tuple(tensors[name].shape)) for name in sorted(tensors)]
     layout, infos = image_layout(shapes), list[TensorInfo]()
@@ -196,7 +196,7 @@ def describe_tensors(tensors: Mapping[str, U16], on_progress: Told = lambda _: N
     return tuple(infos)
 
 
-def verify_directory(path: Path, on_progress: Told = lambda _: None) -> tuple[bytes, PolicyRecord | None]:
+def verify_directory(path: Path, on_progress: OnBytes = lambda _: None) -> tuple[bytes, PolicyRecord | None]:
     """The weights root of a model directory or file, and its record if it carries one, which then fits.
 
     The policy root is the record's: weights alone do not say of which step they are.

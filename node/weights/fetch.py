@@ -38,7 +38,7 @@ REPEATED = 4
 
 
 Blame = Callable[[Address, str], object]
-"""Told who signed something that does not hold, and what was wrong with it."""
+"""OnBytes who signed something that does not hold, and what was wrong with it."""
 Repeat = Callable[[bytes], Awaitable[None]]
 """Says a signed announcement again, for those who missed it."""
 
@@ -97,9 +97,9 @@ class PolicyFollower:
         return self._clock.newest_step
 
     @property
-    def fork(self) -> Equivocation | None:
+    def equivocation(self) -> Equivocation | None:
         """What the trainer said that cannot be true together."""
-        return self._clock.fork
+        return self._clock.equivocation
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ class PolicyFollower:
         # The clock knows what is the newest: a policy that is taken back only changes that.
         async for news in self._facts.subscribe(PolicyFollowed, LeaderDisbelieved, Undone):
             if isinstance(news, LeaderDisbelieved):
-                self._refuse(news.author, news.fork.evidence[-1], news.fork.what)
+                self._refuse(news.author, news.equivocation.evidence[-1], news.equivocation.what)
             self._wanted.set()
 
     async def _keep_newest(self, nursery: trio.Nursery) -> None:

@@ -41,7 +41,7 @@ _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _PATTERNS = {(_QWEN2, False): "qwen2", (_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx"}
 """(pattern, whether whole words are looked up before merges) -> llama.cpp's name for such a split."""
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
-Told = Callable[[int], object]
+OnBytes = Callable[[int], object]
 
 
 @dataclass
@@ -158,7 +158,7 @@ def _split(said: Mapping[str, Any]) -> str:
 # --- the file ------------------------------------------------------------------------------------
 
 
-def write_gguf(plan: GgufPlan, weights: Path, out: Path, kind: Kind, on_progress: Told = lambda _: None) -> int:
+def write_gguf(plan: GgufPlan, weights: Path, out: Path, kind: Kind, on_progress: OnBytes = lambda _: None) -> int:
     """Write `out`; its bytes. weights: the directory with the tensors, which may be another than the plan's with the
     configuration. told: bytes of bf16 done. Raises WeightsError, ModelError."""
     import gguf

@@ -60,8 +60,8 @@ class Manifests:
         if manifest.image_size > self._max_image:
             raise MalformedPolicy("wrong policy manifest", f"an image of {manifest.image_size} bytes is too large")
         steps = {patch.step: patch.target_root for patch in manifest.patches}
-        if manifest.anchor is not None:
-            steps.setdefault(manifest.anchor.step, manifest.anchor.policy_root)
+        if manifest.snapshot is not None:
+            steps.setdefault(manifest.snapshot.step, manifest.snapshot.policy_root)
         for step, root in steps.items():
             signed, known = self._clock.of_step(step), self._clock.find(root)
             if (signed and signed.message.policy_root != root) or (known and known.step != step):

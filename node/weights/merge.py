@@ -32,7 +32,7 @@ from protocol.tasks import STRETCH
 
 RECIPE_NAME = "intellect-merge.json"
 """What the merge was made of, beside the weights."""
-Told = Callable[[int], object]
+OnBytes = Callable[[int], object]
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def merge_models(
     *,
     base: Path | None = None,
     workers: int | None = None,
-    on_progress: Told = lambda _: None,
+    on_progress: OnBytes = lambda _: None,
 ) -> Merged:
     """Write the model directory `out`, which must not exist; configuration and tokenizer are those of the first model.
 
@@ -165,7 +165,7 @@ def _count(model: _Model) -> int:
 
 
 def _write(
-    merge: Merge, models: Sequence[_Model], base: _Model | None, out: Path, workers: int | None, on_progress: Told
+    merge: Merge, models: Sequence[_Model], base: _Model | None, out: Path, workers: int | None, on_progress: OnBytes
 ) -> tuple[TensorInfo, ...]:
     shapes = list(models[0].shapes.items())
     layout, digests = image_layout(shapes), dict[int, bytes]()

@@ -1,7 +1,7 @@
 """The policies that this node holds: the newest few, by root and by step, each a verified image in the blob store or
-the anchor's image and the patches after it.
+the snapshot's image and the patches after it.
 
-What the newest manifest refers to (its patches, the anchor's image) is kept as well, for those who come late. Nobody
+What the newest manifest refers to (its patches, the snapshot's image) is kept as well, for those who come late. Nobody
 sees a policy before every tensor has matched the manifest and the manifest the announced root.
 """
 
@@ -68,11 +68,11 @@ def layers_in(blobs: Path, patches: Iterable[PolicyPatch]) -> tuple[PatchFile, .
 def at_rest(manifest: PolicyManifest, has: Callable[[bytes], bool]) -> tuple[bytes, tuple[PolicyPatch, ...]] | None:
     """(blob of an image, patches that lead on from it) by which a policy is here; None where it is not. has: which
     blobs are."""
-    anchor = manifest.anchor
-    if anchor is not None and has(anchor.image_root):
-        patches = manifest.patches_from(anchor.policy_root) or ()
+    snapshot = manifest.snapshot
+    if snapshot is not None and has(snapshot.image_root):
+        patches = manifest.patches_from(snapshot.policy_root) or ()
         if all(has(patch.root) for patch in patches):
-            return anchor.image_root, patches
+            return snapshot.image_root, patches
     return (manifest.image_root, ()) if has(manifest.image_root) else None
 
 
@@ -202,12 +202,12 @@ def _step(policy: HeldPolicy) -> int:
 
 
 def referred(policy: HeldPolicy) -> frozenset[bytes]:
-    """Blobs that lead to a policy: its manifest, its patches, its anchor's image."""
+    """Blobs that lead to a policy: its manifest, its patches, its snapshot's image."""
     roots = named_in(policy.manifest)
     return roots | {policy.manifest_root} if policy.manifest_root else roots
 
 
 def named_in(manifest: PolicyManifest) -> frozenset[bytes]:
-    """Patches and the anchor's image."""
+    """Patches and the snapshot's image."""
     roots = {patch.root for patch in manifest.patches}
-    return frozenset(roots | {manifest.anchor.image_root} if manifest.anchor else roots)
+    return frozenset(roots | {manifest.snapshot.image_root} if manifest.snapshot else roots)

@@ -1,7 +1,7 @@
 """Publish a policy: image, patch and manifest become blobs, the announcement is journaled, then said.
 
-A patch is made against the policy published before, unless it would cost too much; an image becomes the anchor when the
-run says so, or when the patches since the last one have grown to a quarter of its size.
+A patch is made against the policy published before, unless it would cost too much; an image becomes the snapshot when
+the run says so, or when the patches since the last one have grown to a quarter of its size.
 """
 
 import shutil
@@ -29,11 +29,11 @@ from protocol.messages import PolicyAnnounced, parse_envelope
 from protocol.policy import (
     MAX_MANIFEST_BYTES,
     PATCH_SHARE,
-    Anchor,
     MalformedPolicy,
     PolicyManifest,
     PolicyPatch,
     TensorInfo,
+    WeightsSnapshot,
     decode_manifest,
     encode_manifest,
     policy_root,
@@ -46,7 +46,7 @@ INLINE_BYTES = 8 * 1024
 
 
 MOST_LAYERS = 64
-"""Patches that lead from an anchor to a policy at most: whoever loads the policy applies all of them."""
+"""Patches that lead from a snapshot to a policy at most: whoever loads the policy applies all of them."""
 
 
 class StepWord(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class Publisher:
         pool: int,
         *,
         workshop: Path,
-        anchor_every: int = 50,
+        snapshot_every: int = 50,
         records: PolicyRecords | None = None,
         policy_cache: PolicyCache | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Publisher:
         self._run_root = run_root
         self._pool = pool
         self._workshop = workshop
-        self._anchor_every = anchor_every
+        self._snapshot_every = snapshot_every
         self._records = records
         self._policy_cache = policy_cache
         self._previous: HeldPolicy | None = None
@@ -160,18 +160,20 @@ class Publisher:
         root = await trio.to_thread.run_sync(policy_root, step, tensors)
         patch = await self._patch(step, info, tensors, root)
         chain = next_chain(previous, patch, info.size, info.size // PATCH_SHARE)
-        anchor = self._anchor(step, previous, chain)
-        manifest = PolicyManifest(self._run_root, step, root, tensors, info.root, info.size, anchor, chain)
+        snapshot = self._snapshot(step, previous, chain)
+        manifest = PolicyManifest(self._run_root, step, root, tensors, info.root, info.size, snapshot, chain)
         await trio.to_thread.run_sync(manifest.check)
         return manifest
 
-    def _anchor(self, step: int, previous: PolicyManifest | None, chain: tuple[PolicyPatch, ...]) -> Anchor | None:
-        """The anchor that stays, if the patches still lead from it; None: the new image is the anchor."""
+    def _snapshot(
+        self, step: int, previous: PolicyManifest | None, chain: tuple[PolicyPatch, ...]
+    ) -> WeightsSnapshot | None:
+        """The snapshot that stays, if the patches still lead from it; None: the new image is the snapshot."""
         if previous is None or not chain:
             return None
-        old = previous.anchor or Anchor(previous.step, previous.policy_root, previous.image_root)
+        old = previous.snapshot or WeightsSnapshot(previous.step, previous.policy_root, previous.image_root)
         reached = any(patch.base_root == old.policy_root for patch in chain)
-        return old if reached and step - old.step < min(self._anchor_every, MOST_LAYERS) else None
+        return old if reached and step - old.step < min(self._snapshot_every, MOST_LAYERS) else None
 
     async def _patch(
         self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], root: bytes

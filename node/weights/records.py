@@ -17,9 +17,9 @@ from node.weights.policy_cache import HeldPolicy, at_rest
 from protocol.errors import ProtocolError
 from protocol.policy import (
     MAX_MANIFEST_BYTES,
-    Anchor,
     PolicyManifest,
     PolicyPatch,
+    WeightsSnapshot,
     decode_manifest,
     encode_manifest,
 )
@@ -125,26 +125,28 @@ class FetchPath(msgspec.Struct, frozen=True):
         """What the way leads over, as it is counted; "here": nothing has to be fetched or built."""
         if self.base or (self.here and self.patches):
             return "patches"
-        return "anchor" if self.patches else "here" if self.here else "image"
+        return "snapshot" if self.patches else "here" if self.here else "image"
 
 
 def ways_to(manifest: PolicyManifest, held: Set[bytes], present: Callable[[bytes], int]) -> list[FetchPath]:
     """The best first. held: policies that are here or about to be; present: bytes of a blob that are here already.
 
-    What stays at rest is the anchor's image, or the policy's own where that is the anchor. A policy's own image beside
-    an anchor is the last way, unless it is here: whoever takes it has nothing for those who come later.
+    What stays at rest is the snapshot's image, or the policy's own where that is the snapshot. A policy's own image
+    beside a snapshot is the last way, unless it is here: whoever takes it has nothing for those who come later.
     """
-    own = Anchor(manifest.step, manifest.policy_root, manifest.image_root)
-    anchor = manifest.anchor or own
-    after = manifest.patches_from(anchor.policy_root) or ()
+    own = WeightsSnapshot(manifest.step, manifest.policy_root, manifest.image_root)
+    snapshot = manifest.snapshot or own
+    after = manifest.patches_from(snapshot.policy_root) or ()
     begins = len(manifest.patches) - len(after)
-    ways = [_fetched(manifest, anchor.image_root, after, present)]
+    ways = [_fetched(manifest, snapshot.image_root, after, present)]
     for place in range(len(manifest.patches) - 1, -1, -1):
         if (base := manifest.patches[place].base_root) in held:
-            # Of a policy after the anchor the anchor's image is here, or comes with it.
+            # Of a policy after the snapshot the snapshot's image is here, or comes with it.
             before = manifest.patches[place:begins]
-            ways.append(FetchPath(anchor.image_root, base, before, after, _missing((*before, *after), present), False))
-    whole = [] if anchor is own else [_fetched(manifest, own.image_root, (), present)]
+            ways.append(
+                FetchPath(snapshot.image_root, base, before, after, _missing((*before, *after), present), False)
+            )
+    whole = [] if snapshot is own else [_fetched(manifest, own.image_root, (), present)]
     ways.sort(key=lambda way: (way.cost, bool(way.base), len(way.before)))
     return [*whole, *ways] if whole and whole[0].here else [*ways, *whole]
 

@@ -95,7 +95,7 @@ def scored_by(validator: EngineSession) -> Iterator[list[Problem]]:
 def test_honest_bfloat16_is_met_in_bfloat16(
     validator: EngineSession, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
 ) -> None:
-    """The verifier's own engine computes in float32, and the run's cuts leave no room for another arithmetic."""
+    """The verifier's own engine computes in float32, and the run's thresholds leave no room for another arithmetic."""
     session = EngineSession(run, assets, functools.partial(torch_engine, settings=EngineSettings(dtype="bfloat16")))
     for step, root in enumerate(roots):
         session.keep(root, str(assets / "images" / str(step)))
@@ -211,7 +211,7 @@ def calibrated(run: RunSpec, classes: tuple[str, str] = (EXACT, ROUGH)) -> RunSp
         exponent_mismatches=32,
         sampling_mean=0.1,
         sampling_outside=0.5,
-        pairs={name: run.verification.cuts("", "") for name in honest if name.count("float32") == 2},
+        pairs={name: run.verification.thresholds("", "") for name in honest if name.count("float32") == 2},
         decision=decision,
     )
     return msgspec.structs.replace(run, verification=rules)

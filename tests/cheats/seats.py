@@ -222,7 +222,7 @@ RUSHED = 8
 class Rusher(RoundCloser):
     """Speaks first in every round and ballot, of no contribution at all, and closes that at once."""
 
-    async def _look(self, round_: int, outer: Outer | None) -> float:
+    async def _tick(self, round_: int, outer: Outer | None) -> float:
         if outer is None or self._rounds.votes.book.of(round_).has_own:
             return math.inf
         nothing = Proposal(outer.root, outer.state, outer.size, ())
@@ -254,7 +254,7 @@ def main() -> None:
         sys.exit(f"which validator? one of: {', '.join(known)}")
     kind = known[sys.argv.pop(1)]
     place = next(one for one in (Validator, RoundCloser) if issubclass(kind, one))
-    for roles in (daemon.ROLES, daemon.PRETRAINING_ROLES, daemon.SEAT_ROLES):
+    for roles in (daemon.ROLES, daemon.PRETRAINING_ROLES, daemon.REPLICA_ROLES):
         roles["validator"] = tuple(kind if one is place else one for one in roles["validator"])
     sys.exit(run_program(sys.argv[1:]))
 

@@ -51,11 +51,11 @@ Tamper = Callable[[Scene], bytes]
 
 def careful(scene: Scene, batch: RolloutBatch) -> bytes:
     """The file with fresh envelopes around the old proofs, and a fresh answer to the freshness challenge."""
-    cuts = scene.session.run.verification
+    rules = scene.session.run.verification
     rows = tuple(
         msgspec.structs.replace(
             row,
-            proofs=seal(row.proofs[ENVELOPE_BYTES:], subject_of(batch.header, row), cuts.toploc_k, cuts.toploc_batch),
+            proofs=seal(row.proofs[ENVELOPE_BYTES:], subject_of(batch.header, row), rules.toploc_k, rules.toploc_batch),
         )
         for row in batch.rows
     )
@@ -101,13 +101,13 @@ def wrong_policy(scene: Scene) -> bytes:
 
 def over_long(scene: Scene) -> bytes:
     """One output is longer than the run allows, its proofs repeated to fit."""
-    limit, cuts = scene.session.run.rollout.max_output_tokens, scene.session.run.verification
+    limit, rules = scene.session.run.rollout.max_output_tokens, scene.session.run.verification
     first, *rest = scene.batch.rows
     output = [*first.output[:-1], *[first.output[0]] * (limit + 1)][: limit + 1]
-    core = first.proofs[ENVELOPE_BYTES:][: proof_size(cuts.toploc_k)]
+    core = first.proofs[ENVELOPE_BYTES:][: proof_size(rules.toploc_k)]
     row = msgspec.structs.replace(first, output=output, finished=False)
-    count = -(-limit // cuts.toploc_batch)
-    sealed = seal(core * count, subject_of(scene.batch.header, row), cuts.toploc_k, cuts.toploc_batch)
+    count = -(-limit // rules.toploc_batch)
+    sealed = seal(core * count, subject_of(scene.batch.header, row), rules.toploc_k, rules.toploc_batch)
     row = msgspec.structs.replace(row, proofs=sealed)
     return with_freshness(scene, msgspec.structs.replace(scene.batch, rows=(row, *rest)))
 

@@ -102,11 +102,11 @@ def _with_a_turn(scene: Scene, row: SampleRow) -> SampleRow:
 
 def _proven(scene: Scene, batch: RolloutBatch, forged: SampleRow) -> RolloutBatch:
     """With the activations that the policy has over the forged tokens."""
-    session, cuts = scene.session, scene.session.run.verification
+    session, rules = scene.session, scene.session.run.verification
     session.put()
     sequence = FinishedSequence(forged.prompt, forged.output, forged.segments)
     (seen,) = session.engine.prefill([sequence], session.run.rollout.temperature)
-    (core,) = prove_all([seen.rows], cuts.toploc_k, cuts.toploc_batch)
+    (core,) = prove_all([seen.rows], rules.toploc_k, rules.toploc_batch)
     new = msgspec.structs.replace(forged, proofs=bytes(ENVELOPE_BYTES) + core)
     return msgspec.structs.replace(batch, rows=tuple(new if row is forged else row for row in batch.rows))
 

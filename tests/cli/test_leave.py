@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cli.errors import CommandError
-from cli.leave import LeaveOutcome, _key_of, _tell_chain, _wish, command
+from cli.leave import LeaveOutcome, _intend, _key_of, _tell_chain, command
 from cli.main import main
 from contracts.bindings import NodeInfo, Stake
 from node.chain.errors import RpcUnreachable
@@ -124,7 +124,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def wished(state: Path) -> bytes | None:
+def intended(state: Path) -> bytes | None:
     return StateFiles(state).fact(LEAVING)
 
 
@@ -133,17 +133,17 @@ def test_who_says_neither_is_told_what_waits_and_both_ways(state: Path, capsys: 
     told = capsys.readouterr()
     assert "67 units (67 tokens) are in no table" in told.out and "30 units (30 tokens) are in the table" in told.out
     assert "the rest is in the table of 1970-01-12 14:15 UTC at the latest" in flat(told.out)
-    assert "97 units" in told.err and "--when-paid" in told.err and "--now" in told.err and not wished(state)
+    assert "97 units" in told.err and "--when-paid" in told.err and "--now" in told.err and not intended(state)
 
 
-def test_who_waits_for_its_pay_without_a_daemon_is_given_one_with_the_wish_that_any_later_one_goes_on_with(
+def test_who_waits_for_its_pay_without_a_daemon_is_given_one_with_the_request_that_any_later_one_goes_on_with(
     state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words: list[str] = []
 
     def start(given: list[str], directory: Path, _: object) -> None:
         words[:] = given
-        assert directory == state and wished(state) == b"1:0xab:7", "it reads the wish when it starts"
+        assert directory == state and intended(state) == b"1:0xab:7", "it reads the request when it starts"
         raise CommandError("it cannot start", "a reason", "a remedy", 4)
 
     monkeypatch.setattr("cli.join.start_detached", start)
@@ -151,12 +151,12 @@ def test_who_waits_for_its_pay_without_a_daemon_is_given_one_with_the_wish_that_
         assert main(["leave", "--when-paid", "--state-dir", str(state)]) == 4
         told = capsys.readouterr()
         assert "97 units (97 tokens) wait, the last of them from 1970-01-12 14:15 UTC on" in flat(told.out)
-        assert "a reason" in told.err and wished(state) == b"1:0xab:7"
+        assert "a reason" in told.err and intended(state) == b"1:0xab:7"
     assert words == ["join", "--role", "auto", "--network", "nowhere", "--pool", "7", *words[7:]]
     assert words[7:] == ["--state-dir", str(state), "--json"]
-    assert main(["leave", "--stay", "--state-dir", str(state)]) == 0 and not wished(state)
+    assert main(["leave", "--stay", "--state-dir", str(state)]) == 0 and not intended(state)
     assert main(["leave", "--stay", "--state-dir", str(state)]) == 0
-    assert "nobody wished" in capsys.readouterr().out
+    assert "nobody asked" in capsys.readouterr().out
     assert main(["leave", "--stay", "--now", "--state-dir", str(state)]) == 2
 
 
@@ -165,10 +165,10 @@ def test_who_is_slashed_is_not_made_to_wait_for_pay_that_is_held(
 ) -> None:
     monkeypatch.setattr("cli.leave._on_chain", lambda *_: (4, 10, TOKEN, True))
     assert main(["leave", "--when-paid", "--state-dir", str(state)]) == 7
-    assert "97 units (97 tokens) are held until then" in flat(capsys.readouterr().err) and not wished(state)
+    assert "97 units (97 tokens) are held until then" in flat(capsys.readouterr().err) and not intended(state)
 
 
-def test_a_silent_chain_keeps_the_wish_and_says_how_to_go_on(
+def test_a_silent_chain_keeps_the_request_and_says_how_to_go_on(
     state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent:
@@ -183,11 +183,11 @@ def test_a_silent_chain_keeps_the_wish_and_says_how_to_go_on(
     monkeypatch.setattr("cli.contract.frame.profile_of", lambda _: profile)
     monkeypatch.setattr("node.chain.client.ChainClient", Silent)
     monkeypatch.setattr("node.config.default_home", lambda: state / "home")
-    _wish(state)
+    _intend(state)
     assert main(["leave", "--now", "--state-dir", str(state)]) == 4
     told = capsys.readouterr()
     assert "67 units (67 tokens) are in no table" in told.out
-    assert "leave --now" in told.err and "lease runs out by itself" in flat(told.err) and wished(state)
+    assert "leave --now" in told.err and "lease runs out by itself" in flat(told.err) and intended(state)
 
 
 def test_a_line_of_the_table_is_read_from_what_a_daemon_kept_of_it_and_of_no_other(state: Path) -> None:

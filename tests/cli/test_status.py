@@ -32,14 +32,14 @@ STATUS = {
     "network": {"name": "local", "chain_id": 31337, "pool": 1, "block": 9, "rpc_ok": True},
     "run": {"name": "[bold]x\u001b[31m", "run_root": "aa", "step": 3, "steps_total": 150, "policies_held": 2},
     "stake": {"bonded_wei": str(100 * 10**18), "slashed_wei": "0"},
-    "audit": {
+    "validator_audits": {
         "window": 2,
         "power": 0.41,
         "power_wanted": 0.95,
         "checked_share": 0.03,
         "quarantined": [{"address": "x"}],
-        "trainer": {"audited": {"last_step": 127, "last_by": "0xab", "last_says": "held", "held": 8, "steps": 9}},
     },
+    "leader": {"step_verdicts": {"last_step": 127, "last_by": "0xab", "last_says": "held", "held": 8, "steps": 9}},
     "uses": {"workers": {"0x" + "12" * 20: {"accepted": 9, "used": 7, "left_out": 2}}},
     "swarm": [{"address": "0x" + "cd" * 20, "role": "trainer", "state": "healthy", "step": 3, "connected": True}],
     "pay": {

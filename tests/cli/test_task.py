@@ -55,9 +55,9 @@ class Trainer(socketserver.ThreadingUnixStreamServer):
         self.folders: list[TaskFolder] = []
         self.told: list[dict[str, Any]] = []
 
-    def offer(self, wish: dict[str, Any]) -> str:
-        self.told.append(wish)
-        spec = msgspec.structs.replace(msgspec.convert(wish["spec"], TaskSpec), policy=POLICY, step=3)
+    def offer(self, request: dict[str, Any]) -> str:
+        self.told.append(request)
+        spec = msgspec.structs.replace(msgspec.convert(request["spec"], TaskSpec), policy=POLICY, step=3)
         encoded = encode_task(spec)
         folder = TaskFolder(self.directory / "tasks" / task_id(encoded).hex())
         folder.create(encoded)
@@ -225,7 +225,7 @@ def test_status_shows_every_task_and_mistakes_are_told_with_their_exit_code(
     assert main(["task", "export", "zz", "--out", "y", *here]) == 2
 
 
-def test_a_run_with_rounds_has_no_tasks_and_nothing_for_visitors_and_says_so(
+def test_a_run_with_rounds_has_no_tasks_and_nothing_for_light_clients_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = msgspec.structs.replace(RUN, diloco=Diloco())

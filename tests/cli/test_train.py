@@ -152,14 +152,14 @@ def test_flags_that_make_no_sense_say_so(
 @pytest.fixture
 def begun(run_file: Path, tmp_path: Path) -> Path:
     """A run's directory, three steps after its beginning as far as the spool says."""
-    from cli.resume import Wishes, begin
+    from cli.resume import RunOverrides, begin
     from cli.run_directory import RunDirectory
     from node.run.file import load_run_file
 
     home = RunDirectory(tmp_path / "home")
     with home.hold():
         said = load_run_file(run_file, ["recipe.seed=5", "recipe.name=dppo"])
-        begin(home, said, run_file, Wishes(), fresh=False, begun=load_run_file(run_file))
+        begin(home, said, run_file, RunOverrides(), fresh=False, begun=load_run_file(run_file))
     (home.spool / "out").mkdir(parents=True)
     for step in range(4):
         (home.spool / "out" / f"step-{step:06d}.json").write_text("{}")
@@ -202,17 +202,17 @@ def test_a_run_file_that_was_edited_since_is_not_quietly_ignored(begun: Path, ru
 
 
 def test_a_run_can_be_lengthened_and_what_it_was_begun_with_may_be_said_again(begun: Path, run_file: Path) -> None:
-    from cli.resume import Wishes, go_on
+    from cli.resume import RunOverrides, go_on
     from cli.run_directory import RunDirectory
     from node.run.file import load_run_file
     from node.training.length import same_but_for_length
 
     home, named = RunDirectory(begun), load_run_file(run_file)
-    first, level = go_on(home, named, run_file, Wishes(sets=("recipe.seed=5", "recipe.name=dppo"), async_level=1))
-    longer, _ = go_on(home, named, run_file, Wishes(sets=("recipe.steps=20",)))
+    first, level = go_on(home, named, run_file, RunOverrides(sets=("recipe.seed=5", "recipe.name=dppo"), async_level=1))
+    longer, _ = go_on(home, named, run_file, RunOverrides(sets=("recipe.steps=20",)))
     assert (level, first.spec.recipe.steps, longer.spec.recipe.steps) == (1, STEPS, 20)
     assert same_but_for_length(first.encoded, longer.encoded) and first.encoded != longer.encoded
-    again, _ = go_on(home, None, None, Wishes())
+    again, _ = go_on(home, None, None, RunOverrides())
     assert again.encoded == longer.encoded
 
 
@@ -293,12 +293,12 @@ def test_without_a_terminal_it_says_what_it_does_where_nothing_else_was_said_in_
     out = io.StringIO()
     run = SimpleNamespace(spec=SimpleNamespace(name="r", recipe=SimpleNamespace(steps=2)))
     with train.ProgressView(out, run) as view:  # type: ignore[arg-type]
-        view.doing("loading")
+        view.activity("loading")
         now = 20.0 - 1
-        view.doing("sampling")
+        view.activity("sampling")
         now = 20.0
-        view.doing("learning")
+        view.activity("learning")
         view.step({"step": 1})
-        view.doing("sampling again")
+        view.activity("sampling again")
     said = [line.strip() for line in out.getvalue().splitlines()]
     assert said == ["training r: 2 steps", "loading", "learning", "step 1/2"]

@@ -46,8 +46,8 @@ async def publish(member: Participant, directory: Path, step: int) -> tuple[byte
     image.write_bytes(encode_image(tensors))
     journal = Journal(directory / "journal.sqlite")
     try:
-        workshop = directory / "building"
-        publisher = Publisher(member.stock.store, member.board, journal, RUN_ROOT, member.pool, workshop=workshop)
+        workshop, store = directory / "building", member.blob_service.store
+        publisher = Publisher(store, member.board, journal, RUN_ROOT, member.pool, workshop=workshop)
         await publisher.publish(step, image, word)
     finally:
         journal.close()

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import pytest
 import trio
 
-from node.network.contacts import Told
+from node.network.contacts import Multiaddrs
 from node.network.host import Libp2pNetwork
 from node.network.interface import Network
 from protocol.identity import Address, NodeKey
@@ -16,7 +16,7 @@ from tests.memory_network import MemoryHub, MemoryNetwork
 _TOLD = WeakKeyDictionary[Network, set[Address]]()
 
 
-def know(network: Network, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
+def know(network: Network, contacts: Mapping[Address, Multiaddrs], dialled: Set[Address] | None = None) -> None:
     """Tell a network of its members, in the place of those before; dialled: whom to stay connected with (None: all)."""
     for gone in _TOLD.get(network, set()) - contacts.keys():
         network.set_contact(gone, None)

@@ -219,7 +219,7 @@ async def test_who_leaves_ends_what_works_and_keeps_what_stays_until_it_has_left
     monkeypatch.setattr(daemon, "ROLES", {"worker": (Works, Loads, Stays)})
     monkeypatch.setattr(daemon, "STAYING", {Stays})
     node, journal = daemon.Daemon(NodeConfig(state_dir=tmp_path, home=tmp_path)), Journal(tmp_path / "j.sqlite")
-    run = SimpleNamespace(spec=SimpleNamespace(seats=0, pretraining=None))
+    run = SimpleNamespace(spec=SimpleNamespace(replicas=0, pretraining=None))
     place: Any = SimpleNamespace(role="worker", control=None, context=SimpleNamespace(run=run, journal=journal))
     if when == "before it was started":
         journal.remember(LEAVING, b"1:0xab:7")

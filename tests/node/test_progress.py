@@ -55,10 +55,10 @@ def test_what_changes_while_a_phase_lasts_is_asked_for_each_time(record: Progres
 
 
 def test_the_first_contribution_and_no_other_makes_a_node_a_working_one() -> None:
-    record = ProgressRecord(doing=lambda: "its share is made")
+    record = ProgressRecord(activity=lambda: "its share is made")
     record.contributed("accepted", "a file of before the restart")
     assert record.name == "key"
-    record.enter("first-contribution", record.doing)
+    record.enter("first-contribution", record.activity)
     record.contributed("accepted", "file 1")
     assert (record.phase.name, record.phase.text) == ("working", "its share is made")
     record.enter("draining", "leaving")

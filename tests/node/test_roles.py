@@ -18,7 +18,7 @@ from contracts.bindings import PoolInfo
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
-from node.daemon import ROLES, SEAT_ROLES, Services
+from node.daemon import REPLICA_ROLES, ROLES, Services
 from node.hardware import Hardware
 from node.member import open_member
 from node.processes.forkserver import Anew
@@ -244,8 +244,8 @@ async def test_several_trainers_of_rollouts_have_roles_of_their_own(
 ) -> None:
     run = msgspec.structs.replace(RUN, diloco=Diloco())
     async with workplace(role, tmp_path, run) as place:
-        found = (await crew_of(place, SEAT_ROLES)).names
-        assert "usage-tracker" in found, "what each seat used is counted at every node"
+        found = (await crew_of(place, REPLICA_ROLES)).names
+        assert "usage-tracker" in found, "what each replica used is counted at every node"
         assert [one for one in found if one not in (*EVERYBODY_ELSE, "usage-tracker")] == names
 
 
@@ -268,7 +268,7 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         assert (
             (status["engine"] is None) if role == "trainer" else status["engine"]["seconds_by_work"] == {"rollout": 1.2}
         )
-        assert status["audit"]["quarantined"] == []
+        assert status["validator_audits"]["quarantined"] == []
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -337,7 +337,7 @@ def test_sections_are_joined_field_by_field_and_row_by_row() -> None:
         ({"mood": {}}, "mood"),
         ({"node": {"mood": "good"}}, "node.mood"),
         ({"processes": [{"name": "engine", "mood": "good"}]}, "processes.mood"),
-        ({"audit": {"trainer": {"audited": {"bad": [{"step": 3, "mood": 1}]}}}}, "audit.trainer.audited.bad.mood"),
+        ({"leader": {"step_verdicts": {"bad": [{"step": 3, "mood": 1}]}}}, "leader.step_verdicts.bad.mood"),
     ],
 )
 def test_a_service_that_says_what_no_reader_could_find_is_told_so(said: dict[str, Any], what: str) -> None:

@@ -28,13 +28,13 @@ class Owner:
     """Offers one task, which is over at the second look."""
 
     def __init__(self) -> None:
-        self.wishes: list[TaskRequest] = []
+        self.requests: list[TaskRequest] = []
         self.looks = 0
 
-    async def offer(self, wish: TaskRequest) -> TaskId:
-        if self.wishes:
+    async def offer(self, request: TaskRequest) -> TaskId:
+        if self.requests:
             raise TaskRefused("no further task", "one is open", "wait")
-        self.wishes.append(wish)
+        self.requests.append(request)
         return b"\x11" * 32
 
     async def cancel(self, id: TaskId) -> None:
@@ -42,7 +42,7 @@ class Owner:
 
     def tasks(self) -> list[dict[str, Any]]:
         self.looks += 1
-        return [{"id": "11" * 32, "kind": wish.spec.kind, "open": self.looks < 2} for wish in self.wishes]
+        return [{"id": "11" * 32, "kind": request.spec.kind, "open": self.looks < 2} for request in self.requests]
 
 
 @pytest.fixture
@@ -59,7 +59,8 @@ async def test_a_task_is_submitted_and_its_result_is_waited_for(owner: Owner, tm
     node = sdk.Node(tmp_path / "node")
     task = await node.submit(TaskSpec(kind="evaluate", last=4), files={"data/rows.jsonl": tmp_path / "rows.jsonl"})
     assert (await node.result(task))["open"] is False
-    assert owner.wishes[0].spec.last == 4 and owner.wishes[0].files == {"data/rows.jsonl": str(tmp_path / "rows.jsonl")}
+    assert owner.requests[0].spec.last == 4
+    assert owner.requests[0].files == {"data/rows.jsonl": str(tmp_path / "rows.jsonl")}
     with pytest.raises(NodeError, match="no further task"):
         await node.submit(TaskSpec(kind="evaluate", last=4))
     with pytest.raises(NodeError, match="no such task at this node"):

@@ -4,17 +4,17 @@ import msgspec
 import pytest
 
 from protocol.checks import Reason, check_form
-from protocol.cuts import Cuts
 from protocol.decision import PROOF_BINS, TOKEN_BINS, CalibrationTable, DecisionSpec, Likelihoods
 from protocol.engines import arithmetic, pair
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import EnvironmentSpec, RunError, RunSpec, VerificationSpec
+from protocol.thresholds import Thresholds
 
 HERE = "x86-avx512"
 BUILD = "ieee/tp1/torch-2.13.0"
 EXACT, EAGER, ROUGH = (f"{HERE}/{way}/{BUILD}" for way in ("float32/sdpa", "float32/eager", "bfloat16/sdpa"))
 CALIBRATED = (EXACT, EAGER, ROUGH)
-TIGHT = Cuts(exponent_mismatches=4, mantissa_mean=0.25, mantissa_median=1.0, sampling_mean=1e-4)
+TIGHT = Thresholds(exponent_mismatches=4, mantissa_mean=0.25, mantissa_median=1.0, sampling_mean=1e-4)
 
 
 def counted(bins: int, width: int) -> tuple[int, ...]:
@@ -101,8 +101,8 @@ def test_a_class_that_nobody_measured_is_not_admitted(name: str, truth: str | No
         assert all(Likelihoods(RULES.decision, 32, verifier, name).names == () for verifier in CALIBRATED)
 
 
-def strict(cuts: Cuts) -> tuple[float, ...]:
-    return tuple(getattr(cuts, name) for name in Cuts.__struct_fields__)
+def strict(thresholds: Thresholds) -> tuple[float, ...]:
+    return tuple(getattr(thresholds, name) for name in Thresholds.__struct_fields__)
 
 
 @pytest.mark.parametrize("build", ["ieee/tp1/torch-2.12.0", "tf32/tp1/torch-2.13.0", "ieee/tp2/torch-2.13.0"])
@@ -110,7 +110,7 @@ def test_a_verifier_that_nobody_measured_holds_nothing_against_anybody(build: st
     stranger = f"{HERE}/float32/sdpa/{build}"
     assert not RULES.judges(EXACT, stranger) and RULES.blind(stranger)
     assert Likelihoods(RULES.decision, 32, stranger, EXACT).names == ()
-    assert RULES.cuts(EXACT, stranger).mantissa_mean == 3.0
+    assert RULES.thresholds(EXACT, stranger).mantissa_mean == 3.0
 
 
 def test_a_verifier_sees_where_a_sibling_of_its_engine_was_measured() -> None:
@@ -123,7 +123,7 @@ def test_honest_lower_precision_is_not_held_against_hardware_that_computes_other
     """A verifier on hardware that was not measured cannot tell this work from a cheat's by computing in bfloat16."""
     assert not RULES.judges(ROUGH, "elsewhere/bfloat16/sdpa")
     assert Likelihoods(RULES.decision, 32, "elsewhere/bfloat16/sdpa", ROUGH).names == ()
-    assert RULES.cuts(ROUGH, "elsewhere/bfloat16/sdpa").mantissa_mean == 3.0
+    assert RULES.thresholds(ROUGH, "elsewhere/bfloat16/sdpa").mantissa_mean == 3.0
 
 
 def test_what_is_admitted_is_permitted_and_known() -> None:
@@ -135,16 +135,16 @@ def test_what_is_admitted_is_permitted_and_known() -> None:
     assert narrow.objection("arm/bfloat16/sdpa") == "the run was not calibrated for it"
 
 
-def test_an_uncalibrated_run_admits_what_it_permits_and_has_one_set_of_cuts() -> None:
+def test_an_uncalibrated_run_admits_what_it_permits_and_has_one_set_of_thresholds() -> None:
     plain = VerificationSpec(engines=("*/bfloat16/*",))
     assert plain.admits("zz/bfloat16/zz") and not plain.admits("zz/float32/sdpa")
-    assert plain.cuts("a/b/c", "d/e/f") is plain and plain.judges("a/b/c", "d/e/f")
+    assert plain.thresholds("a/b/c", "d/e/f") is plain and plain.judges("a/b/c", "d/e/f")
 
 
 def test_cuts_by_hand_hold_for_their_pairs_alone() -> None:
-    rules = VerificationSpec(mantissa_mean=3.0, pairs={pair(EXACT, EXACT): TIGHT, pair(EXACT, ROUGH): Cuts()})
-    assert strict(rules.cuts(EXACT, EXACT)) == strict(TIGHT)
-    assert rules.cuts(EXACT, "elsewhere/float32/sdpa") is rules
+    rules = VerificationSpec(mantissa_mean=3.0, pairs={pair(EXACT, EXACT): TIGHT, pair(EXACT, ROUGH): Thresholds()})
+    assert strict(rules.thresholds(EXACT, EXACT)) == strict(TIGHT)
+    assert rules.thresholds(EXACT, "elsewhere/float32/sdpa") is rules
     assert rules.admits(EXACT) and not rules.admits(EAGER)
 
 

@@ -1,4 +1,4 @@
-"""A round's cut: one list for everybody, without a leader, however words are delayed, lost and repeated, and whatever
+"""A round's list: one list for everybody, without a leader, however words are delayed, lost and repeated, and whatever
 liars say to whom. Each rule that a pool cannot do without is taken out once: the model finds what comes of it."""
 
 import math

@@ -1,6 +1,5 @@
 import pytest
 
-from protocol.cuts import Cuts
 from protocol.engines import (
     arithmetic,
     is_engine_class,
@@ -13,6 +12,7 @@ from protocol.engines import (
     with_arithmetic,
 )
 from protocol.run import EnvironmentSpec, RunError, RunSpec, VerificationSpec
+from protocol.thresholds import Thresholds
 
 FULL = "x86_64-avx512/float32/sdpa/ieee/tp1/torch-2.13.0+cpu"
 
@@ -69,7 +69,7 @@ def test_what_a_run_knows_of_two_classes_is_named_by_both() -> None:
     assert is_pair(pair("x86/float32/sdpa", "arm/bfloat16/eager"))
     for wrong in ("float32>bfloat16", "x86/float32/sdpa", "x86/float32/sdpa>", "a/b/c>d/e/f>g/h/i"):
         assert not is_pair(wrong), wrong
-    rules = VerificationSpec(pairs={"float32>bfloat16": Cuts()})
+    rules = VerificationSpec(pairs={"float32>bfloat16": Thresholds()})
     with pytest.raises(RunError, match=r"verification\.pairs"):
         RunSpec(name="x", environment=EnvironmentSpec(name="sort"), verification=rules).check()
 

@@ -9,8 +9,8 @@ from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
-    MAX_CUT,
     MAX_ENTRIES,
+    MAX_LISTED,
     MAX_MESSAGE_BYTES,
     SALT_BYTES,
     AcceptedList,
@@ -238,7 +238,7 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         AcceptedList(pool=1, step=1, works=()),
         AcceptedList(pool=1, step=1, works=(bytes(31),)),
         AcceptedList(pool=1, step=1, works=(bytes(32), bytes(32))),
-        AcceptedList(pool=1, step=1, works=tuple(n.to_bytes(32) for n in range(MAX_CUT + 1))),
+        AcceptedList(pool=1, step=1, works=tuple(n.to_bytes(32) for n in range(MAX_LISTED + 1))),
         CheckpointOffered(pool=1, term=0, step=0, root=bytes(32), size=9),
         CheckpointOffered(pool=1, term=0, step=1, root=bytes(32), size=2**40),
         CheckpointOffered(pool=1, term=2**32, step=1, root=bytes(32), size=9),

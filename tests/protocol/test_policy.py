@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from protocol.policy import (
-    Anchor,
     MalformedPolicy,
     PolicyManifest,
     PolicyPatch,
+    WeightsSnapshot,
     bf16_bits,
     bf16_values,
     decode_image,
@@ -166,17 +166,17 @@ def test_a_manifest_must_follow_from_its_tensors() -> None:
 BIG = {"w": np.zeros(4000, np.uint16)}
 
 
-def chained(*patches: PolicyPatch, anchor: Anchor | None = None) -> PolicyManifest:
+def chained(*patches: PolicyPatch, snapshot: WeightsSnapshot | None = None) -> PolicyManifest:
     infos = describe_tensors(BIG)
     size = len(encode_image(BIG))
-    return PolicyManifest(b"\x01" * 32, 4, policy_root(4, infos), infos, b"\x02" * 32, size, anchor, patches)
+    return PolicyManifest(b"\x01" * 32, 4, policy_root(4, infos), infos, b"\x02" * 32, size, snapshot, patches)
 
 
 def test_patches_must_be_a_chain_that_ends_at_the_policy_and_costs_little() -> None:
     target = policy_root(4, describe_tensors(BIG))
     two = PolicyPatch(2, b"a" * 32, b"b" * 32, b"x" * 32, 900)
     four = PolicyPatch(4, b"b" * 32, target, b"y" * 32, 900)
-    good = chained(two, four, anchor=Anchor(1, b"a" * 32, b"i" * 32))
+    good = chained(two, four, snapshot=WeightsSnapshot(1, b"a" * 32, b"i" * 32))
     assert decode_manifest(encode_manifest(good)) == good
     assert good.patches_from(b"a" * 32) == (two, four)
     assert good.patches_from(b"b" * 32) == (four,)
@@ -191,10 +191,10 @@ def test_patches_must_be_a_chain_that_ends_at_the_policy_and_costs_little() -> N
         chained(two, replace(four, size=-1200)),
         chained(two, replace(four, root=b"short")),
         chained(replace(two, step=4), four),
-        chained(two, four, anchor=Anchor(1, b"?" * 32, b"i" * 32)),
-        chained(two, four, anchor=Anchor(4, b"a" * 32, b"i" * 32)),
-        chained(two, four, anchor=Anchor(1, b"b" * 32, b"i" * 32)),
-        chained(anchor=Anchor(1, b"a" * 32, b"i" * 32)),
+        chained(two, four, snapshot=WeightsSnapshot(1, b"?" * 32, b"i" * 32)),
+        chained(two, four, snapshot=WeightsSnapshot(4, b"a" * 32, b"i" * 32)),
+        chained(two, four, snapshot=WeightsSnapshot(1, b"b" * 32, b"i" * 32)),
+        chained(snapshot=WeightsSnapshot(1, b"a" * 32, b"i" * 32)),
     ):
         with pytest.raises(MalformedPolicy):
             decode_manifest(encode_manifest(bad))

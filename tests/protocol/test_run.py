@@ -56,7 +56,7 @@ FULL = RunSpec(
     budget=Budget(hours=1.5),
     alarms=Alarms(window=3),
     audit=AuditSpec(window=5),
-    weights=WeightsSpec(anchor_every=8),
+    weights=WeightsSpec(snapshot_every=8),
 )
 
 
@@ -202,7 +202,7 @@ def test_several_trainers_learn_from_rollouts_and_not_from_everything(
     rollout, rules = RolloutSpec(group_size=4, prompts_per_step=8, prompts_per_file=4), Diloco(inner_steps=4, stretch=0)
     run = RunSpec(name="several", environment=EnvironmentSpec(name="sort"), rollout=rollout, diloco=rules)
     run.check()
-    assert (run.seats, run.rollouts_per_batch) == (24, 32)
+    assert (run.replicas, run.rollouts_per_batch) == (24, 32)
     assert run.files_per_policy == 24 * 4 * 2 * 9 // 8  # shares are never exactly full
     changed = msgspec.structs.replace(run, **{section: msgspec.structs.replace(getattr(run, section), **words)})
     with pytest.raises(RunError, match=field):

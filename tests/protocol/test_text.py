@@ -14,8 +14,8 @@ def stream(header: StreamHeader = HEADER) -> bytes:
     return header.encode() + (np.arange(header.tokens) % 258).astype("<u2").tobytes()
 
 
-def cursor(rows: tuple[int, ...] = (40, 30), weights: tuple[int, ...] = (3, 1), seats: int = 3) -> Cursor:
-    return cursor_of(b"run", (weights, (0, 1)), rows, anneals_from=20, batch=4, seats=seats)
+def cursor(rows: tuple[int, ...] = (40, 30), weights: tuple[int, ...] = (3, 1), replicas: int = 3) -> Cursor:
+    return cursor_of(b"run", (weights, (0, 1)), rows, anneals_from=20, batch=4, replicas=replicas)
 
 
 def test_a_stream_comes_back_with_its_header() -> None:
@@ -49,9 +49,9 @@ def test_a_file_that_is_no_stream_is_refused() -> None:
 
 def test_no_two_seats_and_no_two_steps_have_a_row_until_all_were_had() -> None:
     line = cursor(rows=(100,), weights=(1,))._replace(annealing=cursor().mix)
-    had = [place for step in range(8) for seat in range(3) for place in line.places(seat, step)]
+    had = [place for step in range(8) for replica_id in range(3) for place in line.places(replica_id, step)]
     assert len(had) == 96 and len(set(had)) == 96
-    rest = [place for seat in range(3) for place in line.places(seat, 8)]
+    rest = [place for replica_id in range(3) for place in line.places(replica_id, 8)]
     assert len(set(had) | set(rest)) == 100  # a row comes again only when every row has come
 
 
@@ -67,9 +67,9 @@ def test_the_mix_is_exact_in_every_period_and_changes_where_annealing_begins() -
 def test_rows_follow_from_the_run_alone() -> None:
     assert cursor().places(2, 7) == cursor().places(2, 7)
     assert cursor().places(2, 7) == [(0, 15), (0, 32), (0, 39), (0, 12)]
-    other = cursor_of(b"another", ((3, 1), (0, 1)), (40, 30), anneals_from=20, batch=4, seats=3)
+    other = cursor_of(b"another", ((3, 1), (0, 1)), (40, 30), anneals_from=20, batch=4, replicas=3)
     assert other.places(2, 7) != cursor().places(2, 7)
-    with pytest.raises(ValueError, match="seat 3"):
+    with pytest.raises(ValueError, match="replica 3"):
         cursor().places(3, 0)
 
 

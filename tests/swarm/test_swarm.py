@@ -113,7 +113,7 @@ def told(*words: str) -> dict:
     return json.loads(shown.getvalue())
 
 
-def fetch_as_a_visitor(directory: Path, scratch: Path) -> dict:
+def fetch_as_a_light_client(directory: Path, scratch: Path) -> dict:
     """What `weights fetch` says of the newest policy, without joining; `weights verify` must agree."""
     number = (directory / "pool").read_text().strip()
     pool = ["--network", str(directory / "home" / "devnet" / "network.toml"), "--pool", number]
@@ -163,20 +163,20 @@ def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill_and_ctrl_c(dem
     demo.wait_for_step(0)
     demo.kill("worker-1")
     learner = learner_of(demo.wait_for_step(1))
-    os.kill(learner, signal.SIGSTOP)  # a fast machine would be done before the visitor is
-    visited = fetch_as_a_visitor(demo.directory, tmp_path)
+    os.kill(learner, signal.SIGSTOP)  # a fast machine would be done before the client is
+    fetched = fetch_as_a_light_client(demo.directory, tmp_path)
     os.kill(learner, signal.SIGKILL)
     demo.wait_for_step(4)  # what the first worker made of policy 0 is too old for it
     interrupt(demo)
 
     resumed = Demo(tmp_path / "demo", "--steps", str(STEPS), "--resume")
     try:
-        survive_and_finish(resumed, visited)
+        survive_and_finish(resumed, fetched)
     finally:
         resumed.close()
 
 
-def survive_and_finish(demo: Demo, visited: dict) -> None:
+def survive_and_finish(demo: Demo, fetched: dict) -> None:
     demo.wait_for_step(5)
     anvil = next(one for one in demo.descendants() if "anvil" in one.name())
     anvil.kill()
@@ -186,7 +186,7 @@ def survive_and_finish(demo: Demo, visited: dict) -> None:
 
     summary = demo.finish()
 
-    assert visited["step"] >= 1 and visited["trainer"] == trainer_of(summary)
+    assert fetched["step"] >= 1 and fetched["trainer"] == trainer_of(summary)
     assert summary["schema_version"] == 1
     assert summary["steps"] == STEPS
     assert 0 < summary["reward_first"] < 1 and 0 < summary["reward_last"] < 1

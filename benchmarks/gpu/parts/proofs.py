@@ -136,7 +136,7 @@ def _judged(outcome: DecisionOutcome) -> dict[str, Any]:
     return {
         "proof distance": outcome.proof_distance,
         "sampling distance": outcome.sampling,
-        "files cut": outcome.cut,
+        "files refused": outcome.refused,
         "suspected after": outcome.suspected or never,
         "convicted after": outcome.convicted or never,
         "trials suspected, of 10": outcome.false_alarms,
@@ -144,14 +144,14 @@ def _judged(outcome: DecisionOutcome) -> dict[str, Any]:
 
 
 def _cuts(rules: Calibration) -> dict[str, Any]:
-    cuts = rules.verification
+    thresholds = rules.verification
     return {
-        "exponents": cuts.exponent_mismatches,
-        "mantissa mean": cuts.mantissa_mean,
-        "mantissa median": cuts.mantissa_median,
-        "sampling mean": cuts.sampling_mean,
-        "sampling outside": cuts.sampling_outside,
-        "pairs with cuts of their own": len(cuts.pairs),
+        "exponents": thresholds.exponent_mismatches,
+        "mantissa mean": thresholds.mantissa_mean,
+        "mantissa median": thresholds.mantissa_median,
+        "sampling mean": thresholds.sampling_mean,
+        "sampling outside": thresholds.sampling_outside,
+        "pairs with thresholds of their own": len(thresholds.pairs),
     }
 
 

@@ -21,7 +21,7 @@ Row = Any
 Turns = list[dict[str, str]]
 Asked = tuple[Row, Turns]
 CallAll = Callable[[str, Sequence[Sequence[Any]]], list[CallOutcome | Undecided]]
-_Wish = str | ToolCall | None
+_Next = str | ToolCall | None
 """What a package has for a model behind an answer: words, a call whose result is told, nothing more."""
 
 
@@ -43,7 +43,7 @@ class PackageSessions:
         )
         self._functions, self._call_all = functions, call_all
         remembered = 1 << 12
-        self._wishes = BoundedDict[bytes, _Wish](remembered)
+        self._next = BoundedDict[bytes, _Next](remembered)
         self._given = BoundedDict[bytes, tuple[dict[str, str], tuple[str, ...]] | None](remembered)
         self._ran = BoundedDict[bytes, dict[str, Any]](remembered)
         self.spent = 0
@@ -51,7 +51,7 @@ class PackageSessions:
 
     def replies(self, asked: Sequence[Asked]) -> list[str | None | Undecided]:
         """What the model is told behind the last answers; None: the rollout is over."""
-        self._ask([one for one in asked if key_of(one) not in self._wishes])
+        self._ask([one for one in asked if key_of(one) not in self._next])
         return [self._reply(*one) for one in asked]
 
     def states(self, row: Row, turns: Turns) -> bytes:
@@ -71,13 +71,13 @@ class PackageSessions:
 
     def _reply(self, row: Row, turns: Turns) -> str | None | Undecided:
         try:
-            wish = self._wish(row, turns)
+            chosen = self._chosen(row, turns)
             # Files that no machine takes end the rollout everywhere: they follow from the row, not from this machine.
-            if wish is None or self._gave(row) is None:
+            if chosen is None or self._gave(row) is None:
                 return None
-            if isinstance(wish, str):
-                return wish
-            return self._machine.told([*self._calls(row, turns), self._machine.run(wish.tool, wish.text)])
+            if isinstance(chosen, str):
+                return chosen
+            return self._machine.told([*self._calls(row, turns), self._machine.run(chosen.tool, chosen.text)])
         except Undecided as undecided:
             return undecided
 
@@ -86,30 +86,30 @@ class PackageSessions:
         given = self._gave(row)
         calls = [self._machine.begin(given[0] if given else {})]
         for end, turn in enumerate(turns):
-            wish = self._wish(row, turns[:end]) if turn["role"] == "user" else None
-            if isinstance(wish, ToolCall):
-                calls.append(self._machine.run(wish.tool, wish.text))
+            chosen = self._chosen(row, turns[:end]) if turn["role"] == "user" else None
+            if isinstance(chosen, ToolCall):
+                calls.append(self._machine.run(chosen.tool, chosen.text))
         return calls
 
-    def _wish(self, row: Row, turns: Turns) -> _Wish:
+    def _chosen(self, row: Row, turns: Turns) -> _Next:
         key = key_of((row, turns))
-        if key not in self._wishes:
+        if key not in self._next:
             self._ask([(row, turns)])
-        if key not in self._wishes:
+        if key not in self._next:
             raise Undecided(
                 "a package says nothing here", "its step has no outcome", "see whether this machine is busy"
             )
-        return self._wishes[key]
+        return self._next[key]
 
     def _ask(self, asked: Sequence[Asked]) -> None:
         if "step" not in self._functions:
             for row, turns in asked:
-                self._wishes[key_of((row, turns))] = parse_call(turns[-1]["content"], TOOLS)
+                self._next[key_of((row, turns))] = parse_call(turns[-1]["content"], TOOLS)
             return
         for one, outcome in zip(asked, self._call_all("step", asked) if asked else (), strict=True):
             # An undecided step is not remembered: this machine may tell it the next time.
             if not isinstance(outcome, Undecided):
-                self._wishes[key_of(one)] = _wished(outcome)
+                self._next[key_of(one)] = _next_of(outcome)
 
     def _gave(self, row: Row) -> tuple[dict[str, str], tuple[str, ...]] | None:
         """The files that a session begins with, and its tests; None where a package gives what no machine takes."""
@@ -134,7 +134,7 @@ class PackageSessions:
         return self._ran[key]
 
 
-def _wished(outcome: CallOutcome) -> _Wish:
+def _next_of(outcome: CallOutcome) -> _Next:
     """A step that fails, or says what is neither words nor a call, ends the rollout."""
     said = outcome.value if outcome.status is CallStatus.OK else None
     if isinstance(said, dict) and len(said) == 1:

@@ -23,7 +23,7 @@ from node.services.base import Service
 from node.services.context import Context
 from node.services.judging.lots import OwnLots
 from node.services.workplace import Dropped, Workplace
-from node.status_schema import AuditingPart
+from node.status_schema import StepAuditsPart
 from node.swarm.facts import PolicyFollowed
 from node.training.settings import MOST_REPLAYED
 from protocol.checks import Reason
@@ -101,7 +101,7 @@ class StepAuditor(Service):
         rate = self._context.state.lots.steps_rate(self._context.key.address) if self._lots else None
         why = self._why_not(rate)
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
-        return {"auditing": AuditingPart(rate, why, done, self.undecided)}
+        return {"step_audits": StepAuditsPart(rate, why, done, self.undecided)}
 
     def _why_not(self, rate: float | None) -> str:
         """Why this validator audits no steps, if it does not."""

@@ -26,7 +26,6 @@ from node.services.court.turns import seconds_to_wait
 from node.services.pool_accounting import RETRY_PAUSE, ChainPoller, PoolAccounting, PoolRecord, by_author
 from node.services.workplace import Workplace
 from node.state.kept import cached
-from node.status_schema import TablePart
 from node.swarm.facts import LeavesRead, WorkTouched
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.vote_set import FileState
@@ -101,7 +100,8 @@ class EarningsTabler(ChainPoller):
         return cls(place.books)
 
     def status(self) -> dict[str, Any]:
-        return {"audit": {"earnings": TablePart(self._first, self.posted, self.waiting)}}
+        told = {"tabled_before": self._first, "posted": self.posted, "waiting": self.waiting}
+        return {"earnings_table": told}
 
     def begin(self, nursery: trio.Nursery) -> None:
         heard = self._context.facts.subscribe(EpochRootSigned)
@@ -174,7 +174,7 @@ class EarningsTabler(ChainPoller):
 
     # the table
 
-    async def look(self, seen: PoolRecord) -> float:
+    async def tick(self, seen: PoolRecord) -> float:
         """One look at what is to be tabled, signed, compared, carried."""
         pool, first = seen.pool, seen.first
         self._pause = min(max(pool.window / 40, self._pauses[0]), self._pauses[1])

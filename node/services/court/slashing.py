@@ -94,9 +94,10 @@ class Slashing:
             nursery.start_soon(self._collect_tallies)
             nursery.start_soon(self._collect_leaves)
             while True:
-                for term in self._context.state.policies.forks.keys() - self._terms:
+                for term in self._context.state.policies.equivocations.keys() - self._terms:
                     self._terms.add(term)
-                    # A fork is two statements, or a quorum's verdicts: each of these returns where it is the other.
+                    # An equivocation is two statements, or a quorum's verdicts: each of these returns where it is the
+                    # other.
                     self._on_fork(term)
                     nursery.start_soon(self._execute_step, term)
                 for key in self._evidence.keys() - self._evidenced:
@@ -106,7 +107,7 @@ class Slashing:
                     # Before it is carried: one stake is taken once, however many files it could be taken for.
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
-                # What is pending ripens by what others say; a fork is told to nobody.
+                # What is pending ripens by what others say; an equivocation is told to nobody.
                 self._news = trio.Event()
                 with trio.move_on_after(self._turn_seconds):
                     await self._news.wait()
@@ -128,8 +129,8 @@ class Slashing:
     def _on_fork(self, term: int) -> None:
         """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
         domain, pool = self._context.domain, self._context.pool
-        evidence = self._context.state.policies.forks[term].evidence
-        opened = cached("a fork's evidence", lambda: [open_envelope(domain, pool, one) for one in evidence])
+        evidence = self._context.state.policies.equivocations[term].evidence
+        opened = cached("an equivocation's evidence", lambda: [open_envelope(domain, pool, one) for one in evidence])
         if opened is None:
             return
         # Evidence of another kind: `_execute_step` carries it.

@@ -168,7 +168,7 @@ class Fetching:
 
     def _put_in_line(self, work: RegisteredWork, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
-        if work.is_sampled or not self._context.run.spec.seats:
+        if work.is_sampled or not self._context.run.spec.replicas:
             self._lots.arrived(work.node)
         queue = self._queues.get(work.node)
         if queue is None:

@@ -28,7 +28,7 @@ from node.services.judging.fetching import CommittedFile, Fetching
 from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.peer_audit import PeerAudit
 from node.services.judging.queue import InspectionQueue
-from node.services.judging.recomputing import Recomputing
+from node.services.judging.recomputing import Recomputer
 from node.services.judging.records import WorkerRecords
 from node.services.judging.verdict_publisher import VerdictPublisher
 from node.services.training.values import Rows, own_rows
@@ -37,7 +37,7 @@ from node.state.tally import LifetimeCounters
 from node.swarm.facts import PolicyFollowed
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.vote_set import FileState
-from node.tasks.recomputed import TaskMeans
+from node.tasks.recomputed import TaskRuntime
 from node.tasks.task_inputs import TaskInputs
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
@@ -86,19 +86,19 @@ class Validator(Service):
         court: OnChainCourt,
         scratch: Path,
         tally: LifetimeCounters | None = None,
-        stock: TaskInputs | None = None,
+        task_inputs: TaskInputs | None = None,
         lots: OwnLots | None = None,
         *,
-        certifying: Certifier,
+        certifier: Certifier,
     ) -> None:
         self._context = context
         self._engine = engine
         self._policies = policies
-        self._stock = stock
+        self._task_inputs = task_inputs
         self._scratch = scratch
         self._audit = context.run.spec.audit
-        means = None if stock is None else TaskMeans(stock, engine, scratch, checking=True)
-        self._recomputing = Recomputing(means, self._audit.logprob_tolerance)
+        runtime = None if task_inputs is None else TaskRuntime(task_inputs, engine, scratch, checking=True)
+        self._recomputer = Recomputer(runtime, self._audit.logprob_tolerance)
         self._register = context.state.register
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
         self._records = WorkerRecords(context.run.spec.verification.decision, context.journal)
@@ -107,7 +107,7 @@ class Validator(Service):
         self._fetching = self.fetching_kind(context, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = VerdictPublisher(context, self.own_lots.is_calm)
-        self._peer_audit = PeerAudit(context, self._look_at_groups, certifying)
+        self._peer_audit = PeerAudit(context, self._look_at_groups, certifier)
         self._vanished: BoundedDict[bytes, None] = BoundedDict(VANISHED)
         self._beside: set[tuple[WorkId, bool]] = set()
         self.rate = Rate(clock=context.clock.monotonic)
@@ -119,9 +119,9 @@ class Validator(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        own = (place.scratch, place.tally, place.stock, place.own_lots)
+        own = (place.scratch, place.tally, place.task_inputs, place.own_lots)
         given = (place.context, place.engine, place.policies, place.chain, *own)
-        return cls(*given, certifying=place.certifying)
+        return cls(*given, certifier=place.certifier)
 
     async def run(self) -> None:
         await self.own_lots.prepare()
@@ -251,7 +251,7 @@ class Validator(Service):
         found = await self._inspect(work, path, lot)
         seconds = self._context.clock.monotonic() - started
         # A contribution beside rollouts says nothing of how long these take.
-        if work.is_sampled or not self._context.run.spec.seats:
+        if work.is_sampled or not self._context.run.spec.replicas:
             self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
         # The first check that fails would call a copy a wrong identity; the register knows whose it is.
@@ -266,7 +266,7 @@ class Validator(Service):
     async def _judge_recomputed(self, work: RegisteredWork, path: Path | None, recheck: bool) -> None:
         """What is not sampled is what this validator finds itself. It says nothing of how well its author samples."""
         started = self._context.clock.monotonic()
-        found = await _here(self._recomputing.inspect(work, path, afresh=recheck))
+        found = await _here(self._recomputer.inspect(work, path, afresh=recheck))
         seconds = self._context.clock.monotonic() - started
         await self._pronounce(work, found, None, None, seconds, recheck)
 
@@ -321,8 +321,8 @@ class Validator(Service):
 
     async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """What the file was made from: a policy, or a task and the policy that it names."""
-        if work.task is not None and self._stock is not None:
-            return await _here(self._stock.order(work.task))
+        if work.task is not None and self._task_inputs is not None:
+            return await _here(self._task_inputs.order(work.task))
         root = work.commitment.policy_root
         policies = None if root in self._vanished else self._policies
         policy = await policies.get(root, POLICY_TIMEOUT) if policies is not None else None
@@ -404,7 +404,7 @@ class Validator(Service):
 
     # as a service
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What this validator does now, in words."""
         given = sum(self.outcomes[name] for name in ("accepted", "rejected"))
         waiting = self._fetching.waiting
@@ -421,7 +421,7 @@ class Validator(Service):
             "skipped": self.outcomes["skipped"],
             "recent": [{**row, "seconds_ago": round(now - at, 1)} for at, row in self.recent],
         }
-        return {"verdicts": verdicts, "audit": {"peers": self._peer_audit.status()}}
+        return {"verdicts": verdicts, "validator_audits": {"peers": self._peer_audit.status()}}
 
     def beat(self) -> dict[str, Any]:
         return {"rate": round(self.rate.per_second, 1), "lots": self.own_lots.pledges}

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from node.inference.wire import Inspected
-from node.services.certifier import Certifier, WorkVerdict
+from node.services.certifier import Certifier, RootEntry
 from node.services.context import Context
 from node.services.training.values import Rows, contradiction, read_report
 from node.swarm.register import RegisteredWork
@@ -37,13 +37,13 @@ Look = Callable[[RegisteredWork, tuple[int, ...]], Awaitable[tuple[Inspected, Ro
 
 
 class PeerAudit:
-    """Runs beside a validator's judging. look: recomputes groups of a file here; certifying: what waits to be paid."""
+    """Runs beside a validator's judging. look: recomputes groups of a file here; certifier: what waits to be paid."""
 
-    def __init__(self, context: Context, look: Look, certifying: Certifier) -> None:
+    def __init__(self, context: Context, look: Look, certifier: Certifier) -> None:
         self._context = context
         self._own = context.key.address
         self._look = look
-        self._certifying = certifying
+        self._certifier = certifier
         self._tolerance = context.run.spec.audit.logprob_tolerance
         self._turn = trio.Lock()
         self.counts: Counter[str] = Counter()
@@ -57,10 +57,10 @@ class PeerAudit:
             while True:
                 # Seconds between two rounds, or an eighth of the pool's window where that is less.
                 await trio.sleep(min(30.0, self._context.time.certified_after / 2))
-                for claims in self._certifying.claims():
+                for claims in self._certifier.claims():
                     nursery.start_soon(self._pay, claims)
 
-    async def _pay(self, claims: Sequence[WorkVerdict]) -> None:
+    async def _pay(self, claims: Sequence[RootEntry]) -> None:
         """One validator's verdicts of a round: all of them are paid, or none."""
         vote_set = self._context.state.vote_set
         claims = [one for one in claims if vote_set.verdict_of(one.work.id, one.validator)]  # works are forgotten
@@ -78,9 +78,9 @@ class PeerAudit:
                 self.counts["not_shown"] += 1
                 log.warning("report.not_shown", validator=claim.validator, verdicts=len(claims), why=error.why)
                 return
-        self._certifying.shown(claims)
+        self._certifier.shown(claims)
 
-    def _others(self, claim: WorkVerdict) -> int:
+    def _others(self, claim: RootEntry) -> int:
         """Validators whose word about a file this one could look at."""
         return max(1, len(self._context.state.vote_set.has_spoken(claim.work.id) - {self._own}))
 
@@ -89,7 +89,7 @@ class PeerAudit:
         said = self._context.state.vote_set.verdict_of(work.id, self._own)
         return said.message if said is not None and said.message.report_root else None
 
-    async def _is_so(self, claim: WorkVerdict, *, recompute: bool) -> bool:
+    async def _is_so(self, claim: RootEntry, *, recompute: bool) -> bool:
         """Whether nothing shows that a verdict says what is not so. Raises IntellectError for a report that cannot be
         had, or is not the verdict's."""
         work, validator = claim.work, claim.validator

@@ -12,7 +12,7 @@ from node.errors import NodeError
 from node.inference.wire import Inspected
 from node.swarm.register import RegisteredWork
 from node.swarm.task_table import Task
-from node.tasks.recomputed import RECOMPUTED, TaskMeans, prepared
+from node.tasks.recomputed import RECOMPUTED, TaskRuntime, prepared
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
 from protocol.statements import VerdictOutcome
@@ -20,11 +20,11 @@ from protocol.tasks import TaskId
 from protocol.values import mean_logprobs, reward_tags
 
 
-class Recomputing:
-    """means: None where this node takes no part in tasks; tolerance: as in protocol.values.rows_differ."""
+class Recomputer:
+    """runtime: None where this node takes no part in tasks; tolerance: as in protocol.values.rows_differ."""
 
-    def __init__(self, means: TaskMeans | None, tolerance: float) -> None:
-        self._means = means
+    def __init__(self, runtime: TaskRuntime | None, tolerance: float) -> None:
+        self._runtime = runtime
         self._tolerance = tolerance
         self._own: BoundedDict[tuple[TaskId, int], bytes] = BoundedDict(64)
         self._turn, self._some = trio.Lock(), trio.CapacityLimiter(8)  # results that the engine is asked about
@@ -35,42 +35,42 @@ class Recomputing:
         """What is to be said of a result. path: of its file; afresh: whatever was found before. Raises IntellectError
         where what it needs cannot be had, or used, here."""
         task, commitment = work.task, work.commitment
-        if task is None or self._means is None:
+        if task is None or self._runtime is None:
             raise NodeError("it cannot be computed again here", "this node holds no tasks", "nothing to do here")
         # Asked first: to compute a result again may take minutes.
         if commitment.units != task.spec.units:
             return Fault(Reason.UNITS, f"{commitment.units} units claimed for a {task.spec.kind} of {task.spec.units}")
         started = trio.current_time()
-        why = await self._differs(self._means, work, task, path, afresh)
+        why = await self._differs(self._runtime, work, task, path, afresh)
         # Other bytes cost no stake: what a check says may depend on the version of the program.
         fault = Fault(Reason.WRONG_REPORT, why) if why else None
         return _inspected(fault, trio.current_time() - started)
 
     async def _differs(
-        self, means: TaskMeans, work: RegisteredWork, task: Task, path: Path | None, afresh: bool
+        self, runtime: TaskRuntime, work: RegisteredWork, task: Task, path: Path | None, afresh: bool
     ) -> str:
         """How a result differs from the own one, in words; empty where it does not."""
         shard, differs = work.commitment.index, RECOMPUTED[task.spec.kind].differs
         if differs is None:
-            same = await self._root(means, task, shard, afresh) == work.commitment.file_root
+            same = await self._root(runtime, task, shard, afresh) == work.commitment.file_root
             return "" if same else f"the {task.spec.kind} comes to other bytes here"
         if path is None:
             raise NodeError("it cannot be compared", "its file cannot be had", "wait for whoever made it")
         async with self._some:
-            own = await (await prepared(means, task, shard))()
+            own = await (await prepared(runtime, task, shard))()
         try:
             theirs = await trio.to_thread.run_sync(path.read_bytes)
         except OSError as error:  # the own one took minutes, in which the file may have made room for others
             raise NodeError("it cannot be compared", f"its file is gone: {error}", "wait for the next try") from None
         return await trio.to_thread.run_sync(differs, task, shard, own, theirs, self._tolerance)
 
-    async def _root(self, means: TaskMeans, task: Task, shard: int, afresh: bool) -> bytes:
+    async def _root(self, runtime: TaskRuntime, task: Task, shard: int, afresh: bool) -> bytes:
         """Of the own result. Copies of one span have the same."""
         place = task.id, shard // task.spec.copies
         # One at a time: copies of a span wait for the first one's result instead of making it again.
         async with self._turn:
             if afresh or place not in self._own:
-                self._own[place] = describe(await (await prepared(means, task, shard))()).root
+                self._own[place] = describe(await (await prepared(runtime, task, shard))()).root
             return self._own[place]
 
 

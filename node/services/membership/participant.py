@@ -171,7 +171,7 @@ class LeaseRenewal(Service):
         self._place = self._contact()
         while True:
             try:
-                pause = await self._look()
+                pause = await self._tick()
             except FeeTooHigh as error:
                 # No owner need do anything: the price may fall, and what may be paid rises.
                 log.info("lease.waits", why=error.why)
@@ -182,7 +182,7 @@ class LeaseRenewal(Service):
                 pause = min(self._every, REFUSED if isinstance(error, Reverted) else RETRY)
             await trio.sleep(pause)
 
-    async def _look(self) -> float:
+    async def _tick(self) -> float:
         """Renew if it is time; returns the seconds until the next look."""
         lease = (await self._chain.pool(self._pool)).lease_seconds
         every = self._every = look_every(lease)

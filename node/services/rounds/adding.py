@@ -1,4 +1,4 @@
-"""What contributions come to: fetched by a cut's names, read against the run's rules, added in the cut's order."""
+"""What contributions come to: fetched by a list's names, read against the run's rules, added in the list's order."""
 
 import math
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Adding:
         self._context, self._rules, self._form, self._batch = context, rules, form_of(rules), spec.rollouts_per_batch
         # Of rollouts none: what it learnt from is dealt anew by then. Nor with fragments: the next round exchanges
         # other tensors.
-        self.late = 0 if spec.seats or rules.fragments > 1 else 1
+        self.late = 0 if spec.replicas or rules.fragments > 1 else 1
         # Without its length: what was contributed before a run is lengthened stays a contribution to it.
         self._root = blake3(without_length(spec)).digest()
         self.shapes: Shapes = {}
@@ -109,7 +109,7 @@ class Adding:
     def add(self, outer: Outer, paths: Sequence[Path], into: Path) -> Figures:
         """Make the next outer state; what cannot be decoded is left out, by everybody alike. Blocking.
 
-        paths: in the order of the cut; added in another one, float32 sums would have other bits."""
+        paths: in the order of the list; added in another one, float32 sums would have other bits."""
         expected, found, sizes = self._expected(outer), list[Contribution](), [0]
         shapes = self._parts[outer.round % len(self._parts)]
         for path in paths:
@@ -129,7 +129,7 @@ class Adding:
         return Figures(outer.round, loss, tokens, len(found), 8 * max(sizes) / parameters, batches=named)
 
     def _expected(self, outer: Outer) -> Expected:
-        """What a contribution in a cut may be: of its round, or late by one. Of those that began before this state the
+        """What a contribution in a list may be: of its round, or late by one. Of those that began before this state the
         quorum has seen that they begin at the right one; a node that has just come does not know it."""
         late = {outer.round - 1: None} if self.late else {}
         root = outer.root if self._rules.begins_at(outer.round) == outer.round else None

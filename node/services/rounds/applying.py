@@ -1,8 +1,8 @@
-"""Rounds, as every node of a run with [diloco] follows them: cuts in, outer states out.
+"""Rounds, as every node of a run with [diloco] follows them: lists in, outer states out.
 
 A round is over when a quorum of validators has closed one list of contributions. Everybody fetches those and adds them,
 which makes the next outer state with the same bits everywhere; so nobody announces it. A node that is behind, or new,
-takes the state that the cut names from whoever has it. Where contributions are learnt from rollouts, each node makes
+takes the state that the list names from whoever has it. Where contributions are learnt from rollouts, each node makes
 the bf16 image of every state, too: the policy that is sampled with, which nobody announces either.
 """
 
@@ -57,7 +57,7 @@ class Rounds(Service):
         spec = context.run.spec
         assert spec.diloco is not None  # a run of this kind was checked for it
         self._context, self.process, self.spool, self._learns = context, process, spool, learns
-        self._seats = spec.seats
+        self._replicas = spec.replicas
         self.rules: Diloco = spec.diloco
         self.last = spec.recipe.steps
         self.jobs = jobs
@@ -72,7 +72,7 @@ class Rounds(Service):
         self.before: Outer | None = None
         self.figures: BoundedDict[int, Figures] = BoundedDict(REMEMBERED)
         self.included: BoundedDict[bytes, int] = BoundedDict(REMEMBERED * 16)
-        """Contribution -> the round in whose cut it stands."""
+        """Contribution -> the round in whose list it stands."""
         self.norms: BoundedDict[bytes, float] = BoundedDict(REMEMBERED * 16)
         """Of contributions that this node looked at."""
         self.caught_up = trio.Event()
@@ -87,8 +87,8 @@ class Rounds(Service):
         run = self._context.run
         await trio.to_thread.run_sync(self.spool.prepare, run.encoded, run.assets)
         await trio.to_thread.run_sync(self.jobs.prepare)
-        if self._seats:
-            write_whole(self.spool.peers_path, str(self._seats).encode())
+        if self._replicas:
+            write_whole(self.spool.peers_path, str(self._replicas).encode())
         nursery.start_soon(self.jobs.run)
         nursery.start_soon(self.process.run)
         self._context.progress.enter("model", "the learner loads the model")
@@ -103,7 +103,7 @@ class Rounds(Service):
         nursery.start_soon(self.run)
 
     async def run(self) -> None:
-        self._context.progress.enter("rounds", self.doing)
+        self._context.progress.enter("rounds", self.activity)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.votes.run)
             await self._catch_up()
@@ -114,7 +114,7 @@ class Rounds(Service):
                     await moved.wait()
 
     async def _catch_up(self) -> None:
-        """Hear first how far the others are: a newcomer is told the oldest cuts first, and would make states that are
+        """Hear first how far the others are: a newcomer is told the oldest lists first, and would make states that are
         history."""
         with trio.move_on_after(CATCH_UP):
             while not self._has_heard():
@@ -124,7 +124,7 @@ class Rounds(Service):
         self.caught_up.set()
 
     def _has_heard(self) -> bool:
-        """Whether the newest cut is here, going by the round in which a quorum of validators says to be."""
+        """Whether the newest list is here, going by the round in which a quorum of validators says to be."""
         membership, own = self._context.membership, self._context.key.address
         # By the table, which knows only what was said since: a word that is handed on later says an older round.
         members = [membership.table.get(node) for node in membership.validators if node != own]
@@ -166,7 +166,7 @@ class Rounds(Service):
         return None
 
     def has_accepted(self, work: RegisteredWork) -> bool:
-        """Whether the pool accepted a contribution, going by verdicts or by the cut that names it."""
+        """Whether the pool accepted a contribution, going by verdicts or by the list that names it."""
         state = self._context.state.vote_set.state(work.id)
         return state is FileState.ACCEPTED or work.commitment.file_root in self.included
 
@@ -198,7 +198,7 @@ class Rounds(Service):
         return True
 
     async def _apply(self, proposal: Proposal) -> None:
-        """Fetch what the cut names, and make the next outer state of it."""
+        """Fetch what the list names, and make the next outer state of it."""
         assert self.outer is not None  # as its caller
         outer, files = self.outer, proposal.files
         paths = await self.adding.fetch(files)
@@ -210,8 +210,8 @@ class Rounds(Service):
         await self._open(self.files.path(outer.round + 1))
 
     async def batches_of(self, round_: int) -> tuple[bytes, ...] | None:
-        """The manifests that contributions in a round's cut name; None where no cut of it is known. Of a round that was
-        not applied here the contributions are fetched. Raises TrainingError where one cannot be had."""
+        """The manifests that contributions in a round's list name; None where no list of it is known. Of a round that
+        was not applied here the contributions are fetched. Raises TrainingError where one cannot be had."""
         figures, decided = self.figures.get(round_), self.votes.book.decided().get(round_)
         if figures is not None or decided is None:
             return figures.batches if figures is not None else None
@@ -232,7 +232,7 @@ class Rounds(Service):
         """Begin the round of an outer state that is here: keep it for others, forget old ones."""
         found = await trio.to_thread.run_sync(OuterStateFile, path)
         info = await self._context.blobs.add(path)
-        if self._seats:
+        if self._replicas:
             await self._hold(path)
         self.before, old = self.outer, self.outer
         self.outer = Outer(found.round, found.root, path, info.root, info.size, self._context.clock.monotonic())
@@ -267,7 +267,7 @@ class Rounds(Service):
             return {}
         return {"policy_step": self.outer.round, "outer": self.outer.root}
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What the round waits for, in words."""
         if self.outer is None or self.over:
             return "the last round is over"
@@ -284,11 +284,11 @@ class Rounds(Service):
             "rounds": self.last,
             "outer_root": self.outer.root.hex(),
             "loss": newest.loss if newest else None,
-            "of_rollouts": bool(self._seats),
+            "of_rollouts": bool(self._replicas),
             "tokens_per_second": round(newest.tokens / newest.seconds, 1) if newest and newest.seconds else None,
             "bits_per_parameter": round(newest.bits, 4) if newest else None,
             "contributions": newest.contributions if newest else None,
-            "replicas": {"equal": 1 + sum(compared), "of": 1 + len(compared)},
+            "outer_states": {"equal": 1 + sum(compared), "of": 1 + len(compared)},
             "peers": peers,
             "losses": [(one.round, one.loss) for one in self.figures.values() if one.loss is not None],
         }
@@ -309,7 +309,7 @@ class Rounds(Service):
             found.append(
                 {
                     "address": node,
-                    "seat": beat.seat,
+                    "replica_id": beat.replica_id,
                     "round": beat.policy_step,
                     "in": node in inside,
                     "equal": None if own is None or not beat.outer else own == beat.outer,

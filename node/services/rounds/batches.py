@@ -1,7 +1,8 @@
 """What contributions are learnt from, in a run with rollouts: the manifests that they name, and whether they may.
 
-A trainer asks which groups were learnt from in the rounds before. A validator asks whether a seat may have learnt from
-the batches of its contribution. Which works were accepted, and with which reports, is this node's own jury's to say.
+A trainer asks which groups were learnt from in the rounds before. A validator asks whether a replica may have learnt
+from the batches of its contribution. Which works were accepted, and with which reports, is this node's own jury's to
+say.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from node.swarm.vote_set import FileState
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, UsedWork, decode_composed
-from protocol.seats import Used, broken_rule, groups_of
+from protocol.replicas import Used, broken_rule, groups_of
 
 log = structlog.get_logger()
 
@@ -42,27 +43,27 @@ class Batches:
                 except IntellectError as error:
                     log.warning("manifests.unavailable", round=at, why=error.why)
                     continue
-                if roots is None:  # its cut may be heard yet
+                if roots is None:  # its list may be heard yet
                     continue
                 self._used[at] = {one for batch in batches for one in groups_of(batch)}
             found |= self._used[at]
         return found
 
     async def of(
-        self, outer: bytes, round_: int, seat: int, node: Address, roots: Sequence[bytes]
+        self, outer: bytes, round_: int, replica_id: int, node: Address, roots: Sequence[bytes]
     ) -> list[ComposedBatch]:
-        """The batches that a contribution names. Raises IntellectError where its seat may not have learnt from them, as
-        far as this node has heard by now and hears in `audit.delivery_seconds`, or one cannot be had."""
+        """The batches that a contribution names. Raises IntellectError where its replica may not have learnt from them,
+        as far as this node has heard by now and hears in `audit.delivery_seconds`, or one cannot be had."""
         spec, pool = self._spec, self._context.pool
         batches = await self.named(roots, [node, *self._context.membership.addresses()])
         for one in batches:
             one.check(self._context.run.root, pool, round_, spec.recipe.max_staleness)
         works = [(work.name(pool), work) for one in batches for work in one.works]
-        # A seat may have heard verdicts sooner.
+        # A replica may have heard verdicts sooner.
         sound, seconds = lambda: not any(self._fault(*one) for one in works), spec.audit.delivery_seconds
         await self._context.until(sound, WorkTouched, seconds=seconds)
         used = await self.used_before(round_)
-        why = broken_rule(outer, seat, spec.seats, batches, used, self._is_accepted)
+        why = broken_rule(outer, replica_id, spec.replicas, batches, used, self._is_accepted)
         faults = (f"work {name.hex()[:16]} {fault}" for name, work in works if (fault := self._fault(name, work)))
         if why := why or next(faults, ""):
             raise MalformedManifest("bad batch manifest", why)

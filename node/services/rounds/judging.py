@@ -20,7 +20,7 @@ import trio
 from node.bounded_dict import BoundedDict
 from node.changes import Changes
 from node.inference.client import EngineChild
-from node.inference.link import Told
+from node.inference.link import OnProgress
 from node.inference.wire import AnsweredMessage, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
 from node.services.certifier import Certifier
 from node.services.context import Context
@@ -41,8 +41,8 @@ from protocol.earnings import contribution_units
 from protocol.errors import IntellectError, OwnFailure
 from protocol.exchange import ContributionError
 from protocol.identity import Address, parse_address
+from protocol.replicas import weight
 from protocol.rounds import state_root
-from protocol.seats import weight
 from protocol.statements import VerdictOutcome
 
 log = structlog.get_logger()
@@ -61,21 +61,21 @@ class ContributionJudge:
     def __init__(
         self, context: Context, rounds: Rounds, batches: Batches | None = None, *, claim_seconds: float = 6.0
     ) -> None:
-        # So long the heartbeat that claims a seat may come after the contribution: the two travel by themselves.
+        # So long the heartbeat that claims a replica may come after the contribution: the two travel by themselves.
         self._claim_seconds = claim_seconds
         self._context, self._rounds, self._batches = context, rounds, batches
         self._seen: BoundedDict[bytes, tuple[Place, str, int, Address]] = BoundedDict(512)
-        """Contribution -> (round, path, seat, node)."""
+        """Contribution -> (round, path, replica, node)."""
         self._claims: dict[Address, BoundedDict[int, None]] = {}
         self._changed = Changes()
         rounds.moved.follow(self._changed.tell)
 
     async def hear(self) -> None:
-        """Who claims which seat, and what the pool decides."""
+        """Who claims which replica, and what the pool decides."""
         async for told in self._context.facts.subscribe(PeerTold, WorkTouched):
-            if isinstance(told, PeerTold) and told.seat >= 0:
-                # Seats of one member that are remembered: who hops crowds out its own.
-                self._claims.setdefault(told.author, BoundedDict(32))[told.seat] = None
+            if isinstance(told, PeerTold) and told.replica_id >= 0:
+                # Replicas of one member that are remembered: who hops crowds out its own.
+                self._claims.setdefault(told.author, BoundedDict(32))[told.replica_id] = None
             self._changed.tell()
 
     async def ask(
@@ -84,7 +84,7 @@ class ContributionJudge:
         *,
         timeout: float,
         policy: LoadPolicy | None = None,
-        on_progress: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> R:
         """request: Inspect, whose groups are (0,) or None for a replay. Raises TrainingError."""
         order: Any = request
@@ -97,8 +97,8 @@ class ContributionJudge:
         replay = order.groups is None or bool(order.groups)
         job = Check(policy.step, order.path, others, replay)
         found = await self._look(order, job)
-        if "seat" in found:
-            await self._hear_claim(parse_address(order.node), found["seat"])
+        if "replica_id" in found:
+            await self._hear_claim(parse_address(order.node), found["replica_id"])
         return answer_to(request, self._inspected(order, found))
 
     async def _look(self, order: Inspect, job: Check) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class ContributionJudge:
         round_ = known.step if known else -1
         paths = list[str]()
         holders = [node, *self._context.state.validators()]
-        for number, composed in enumerate(await of.of(order.policy_root, round_, found["seat"], node, roots)):
+        for number, composed in enumerate(await of.of(order.policy_root, round_, found["replica_id"], node, roots)):
             if make_all:
                 batch, path = await make(self._context, composed, holders), folder / f"{number}.batch"
                 await trio.to_thread.run_sync(lambda batch=batch, path=path: path.write_bytes(encode_batch(batch)))
@@ -156,7 +156,8 @@ class ContributionJudge:
     async def _broken_chain(self, node: Address, round_: int, begins: bytes) -> str:
         """Why a contribution may not begin with the state that it names; empty if it may."""
         was_here = self._rounds.rules.begins_at(round_ - 1) in self._rounds.adding.roots
-        # Nothing is what a new seat begins with, and who starts again. Who was not here the round before cannot tell.
+        # Nothing is what a new replica begins with, and who starts again. Who was not here the round before cannot
+        # tell.
         if begins == state_root(round_, ()) or (round_ > 0 and not was_here):
             return ""
         state = self._context.state
@@ -208,16 +209,16 @@ class ContributionJudge:
                 await trio.sleep(1.0)
         return None
 
-    async def _hear_claim(self, node: Address, seat: int) -> None:
+    async def _hear_claim(self, node: Address, replica_id: int) -> None:
         with trio.move_on_after(self._claim_seconds):
-            await self._changed.until(lambda: seat in self._claims.get(node, ()))
+            await self._changed.until(lambda: replica_id in self._claims.get(node, ()))
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
         reason, detail, outcome = self._fault(order, found)
-        # What breaks a rule takes no seat from anybody, and nothing is called its copy.
+        # What breaks a rule takes no replica from anybody, and nothing is called its copy.
         if reason is Reason.NONE or reason is Reason.NO_GAIN:
             place = order.policy_root, order.index
-            self._seen[order.file_root] = (place, order.path, found["seat"], parse_address(order.node))
+            self._seen[order.file_root] = (place, order.path, found["replica_id"], parse_address(order.node))
         if "norm" in found:
             self._rounds.measured(order.file_root, found["norm"])
         replayed = "equal" in found
@@ -250,8 +251,8 @@ class ContributionJudge:
             at = f" from stretch {found['wrong'][0]} on" if found["wrong"] else ""
             detail = f"its steps come to other bits here{at}, distance {found['distance']:.2g}{copy}"
             return Reason.NOT_REPRODUCED, detail, VerdictOutcome.SLASH
-        if self._is_anothers(parse_address(order.node), (order.policy_root, order.index), found["seat"]):
-            return Reason.NOT_LEASED, f"seat {found['seat']} is not its node's", VerdictOutcome.REJECT
+        if self._is_anothers(parse_address(order.node), (order.policy_root, order.index), found["replica_id"]):
+            return Reason.NOT_LEASED, f"replica {found['replica_id']} is not its node's", VerdictOutcome.REJECT
         if found.get("equal"):
             return Reason.NONE, "", VerdictOutcome.ACCEPT
         # Of a contribution in another arithmetic from its replay here, as a share of it. Measured over ten inner steps:
@@ -264,17 +265,17 @@ class ContributionJudge:
             return Reason.NO_GAIN, f"the loss on its own rows rises by {-found['own']:.3g}", VerdictOutcome.REJECT
         return Reason.NONE, "", VerdictOutcome.ACCEPT
 
-    def _is_anothers(self, node: Address, place: Place, seat: int) -> bool:
-        """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it. Of rollouts
-        the pool's trainers learn."""
+    def _is_anothers(self, node: Address, place: Place, replica_id: int) -> bool:
+        """Whether its node never claimed the replica, or somebody lighter claimed it and contributed from it. Of
+        rollouts the pool's trainers learn."""
         stranger = self._batches is not None and not self._context.membership.is_trainer(node)
-        if stranger or seat not in self._claims.get(node, ()):
+        if stranger or replica_id not in self._claims.get(node, ()):
             return True
         run = self._context.run.root
         return any(
-            other != node and weight(run, seat, other) < weight(run, seat, node)
+            other != node and weight(run, replica_id, other) < weight(run, replica_id, node)
             for seen, _, at, other in self._seen.values()
-            if seen == place and at == seat
+            if seen == place and at == replica_id
         )
 
 
@@ -294,7 +295,7 @@ class BothKinds:
         *,
         timeout: float,
         policy: LoadPolicy | None = None,
-        on_progress: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> R:
         order: Any = request
         known = self._policies.find(order.policy_root) if isinstance(order, Inspect) else None
@@ -302,7 +303,7 @@ class BothKinds:
         return await which.ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
 
 
-class ContributionJudging(Validator):
+class ContributionValidator(Validator):
     """A validator of a run with rounds. engine: for the rollouts that it learns from, None where that is text."""
 
     def __init__(
@@ -311,19 +312,19 @@ class ContributionJudging(Validator):
         rounds: Rounds,
         looks: ContributionJudge,
         *given: Any,
-        certifying: Certifier,
+        certifier: Certifier,
         engine: EngineChild | None = None,
     ) -> None:
         child = looks if engine is None else BothKinds(context.state.policies, looks, engine)
-        super().__init__(context, child, None, *given, certifying=certifying)
+        super().__init__(context, child, None, *given, certifier=certifier)
         self._rounds, self._looks, self._samples = rounds, looks, engine is not None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        learns = bool(place.context.run.spec.seats)
+        learns = bool(place.context.run.spec.replicas)
         looks = ContributionJudge(place.context, place.rounds, place.batches if learns else None)
         given = place.context, place.rounds, looks, place.chain, place.scratch, place.tally
-        return cls(*given, certifying=place.certifying, engine=place.engine if learns else None)
+        return cls(*given, certifier=place.certifier, engine=place.engine if learns else None)
 
     async def _follow_policies(self) -> None:
         """Rounds are this run's policies."""

@@ -55,7 +55,7 @@ class StatePublisher(Service):
             return None
         observing = partial(open_observer, context.run.spec, place.directory, place.config.metrics_log)
         evaluator = None
-        if context.run.spec.seats:
+        if context.run.spec.replicas:
             plan = await trio.to_thread.run_sync(lambda: place.plan)
             evaluator = EvaluatorProcess(spool, context.run.spec, plan.settings, place.starter, plan.evaluators)
         return cls(context, place.rounds, spool, place.watch, await trio.to_thread.run_sync(observing), evaluator)

@@ -21,7 +21,7 @@ from node.training.batch import encode_batch
 from node.weights.policy_cache import PolicyPins
 from protocol.errors import IntellectError
 from protocol.manifest import encode_manifest
-from protocol.seats import share
+from protocol.replicas import share
 
 log = structlog.get_logger()
 
@@ -31,15 +31,16 @@ class ReplicaTrainer(RoundWorker):
 
     Several trainers learn from the same stream of files, and no group may be learnt from twice. A leader that deals
     would be one machine on which all wait, and a first come, first served needs a word that all hear in time. So the
-    round's outer state, which everybody has, deals: a file is one trainer's by a hash of both (`protocol.seats.share`).
-    What a slow one leaves over the next round deals anew. Validators deal in the same way, so they know whose it was.
+    round's outer state, which everybody has, deals: a file is one trainer's by a hash of both
+    (`protocol.replicas.share`). What a slow one leaves over the next round deals anew. Validators deal in the same way,
+    so they know whose it was.
     """
 
     name = "replica-trainer"
 
     def __init__(self, context: Context, rounds: Rounds, store: PolicyPins, batches: Batches) -> None:
         self._spec = context.run.spec
-        self._inner, self._seats = rounds.rules.inner_steps, self._spec.seats
+        self._inner, self._replicas = rounds.rules.inner_steps, self._spec.replicas
         self.blobs_a_round = 1 + self._inner
         super().__init__(context, rounds, store)
         self._batches, self._spool = batches, rounds.spool
@@ -65,12 +66,12 @@ class ReplicaTrainer(RoundWorker):
 
     # batches
 
-    async def _find_steps(self, outer: Outer, seat: int, until: float) -> int | None:
+    async def _find_steps(self, outer: Outer, replica_id: int, until: float) -> int | None:
         """As many as there are batches, once all are there or a part of the round is over. Those of before a restart
         are."""
         await self._forget(outer.round)
-        first = (outer.round * self._seats + seat) * self._inner
-        # Of a round's seconds, after which a seat makes the steps that it has batches for: steps take time, too.
+        first = (outer.round * self._replicas + replica_id) * self._inner
+        # Of a round's seconds, after which a replica makes the steps that it has batches for: steps take time, too.
         self._ready, waits = 0, until - 0.75 * self._rounds.rules.round_seconds
         while self._ready < self._inner:
             changed = self._changed.next
@@ -81,7 +82,7 @@ class ReplicaTrainer(RoundWorker):
             if self._spool.batch_path(place).exists():
                 await self._serve(self._spool.works_path(place))
                 self._ready += 1
-            elif (selection := self._dealt(outer, seat)) is not None:
+            elif (selection := self._dealt(outer, replica_id)) is not None:
                 await self._hand_over(place, selection)
             elif (left := waits - self._context.clock.wall()) <= 0 < self._ready:
                 break
@@ -91,24 +92,24 @@ class ReplicaTrainer(RoundWorker):
         return self._ready
 
     async def _forget(self, round_: int) -> None:
-        """What is stale, and what any seat has learnt from in the rounds before."""
+        """What is stale, and what any replica has learnt from in the rounds before."""
         self._used.note(await self._batches.used_before(round_), round_)
         self._pool.settle(self._used)
         self._pool.drop_stale(round_)
-        before = (round_ - 1) * self._seats * self._inner
+        before = (round_ - 1) * self._replicas * self._inner
         await trio.to_thread.run_sync(self._spool.forget_batches, before)
 
-    def _dealt(self, outer: Outer, seat: int) -> Selection | None:
-        """The next batch from the seat's share of what waits, None while that is too small."""
+    def _dealt(self, outer: Outer, replica_id: int) -> Selection | None:
+        """The next batch from the replica's share of what waits, None while that is too small."""
         if self._dealing != outer.root:
             self._dealing, self._shares = outer.root, dict[bytes, int]()
 
         def of(work: bytes) -> int:
             if work not in self._shares:  # asked again for each group, several times a second
-                self._shares[work] = share(outer.root, work, self._seats)
+                self._shares[work] = share(outer.root, work, self._replicas)
             return self._shares[work]
 
-        return self._pool.dealt(self._seats, of)[seat].take(outer.round)
+        return self._pool.dealt(self._replicas, of)[replica_id].take(outer.round)
 
     async def _hand_over(self, place: int, selection: Selection) -> None:
         """Journal what is used up, then manifest and batch. What cannot be made from its names is not learnt from."""
@@ -126,11 +127,11 @@ class ReplicaTrainer(RoundWorker):
 
     # as a service
 
-    def doing(self) -> str:
-        if self._training < 0 <= self.seat and self._ready < self._inner and not self._rounds.over:
-            waiting = f"{self._pool.rollouts} accepted rollouts wait"
-            return f"seat {self.seat} has {self._ready} of {self._inner} batches of {self._rounds.doing()}; {waiting}"
-        return super().doing()
+    def activity(self) -> str:
+        if self._training < 0 <= self.replica_id and self._ready < self._inner and not self._rounds.over:
+            found = f"replica {self.replica_id} has {self._ready} of {self._inner} batches of {self._rounds.activity()}"
+            return f"{found}; {self._pool.rollouts} accepted rollouts wait"
+        return super().activity()
 
     def status(self) -> dict[str, Any]:
         told = super().status()

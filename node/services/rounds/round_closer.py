@@ -23,7 +23,7 @@ from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
 IDLE_ROUNDS = 8
-"""Rounds that do not wait for who has claimed a seat and contributed nothing to a round that waited."""
+"""Rounds that do not wait for who has claimed a replica and contributed nothing to a round that waited."""
 
 
 class RoundCloser(Service):
@@ -35,8 +35,8 @@ class RoundCloser(Service):
     whoever has spoken, and says it again, because boards forget and a liar's word may reach one alone. What it signed
     before a restart binds it: its journal is read before it says anything of a round.
 
-    A round is over when all who claimed a seat have contributed, or its seconds are. A peer that one waited for in vain
-    keeps nobody waiting for the next `IDLE_ROUNDS`."""
+    A round is over when all who claimed a replica have contributed, or its seconds are. A peer that one waited for in
+    vain keeps nobody waiting for the next `IDLE_ROUNDS`."""
 
     name = "round-closer"
 
@@ -45,8 +45,8 @@ class RoundCloser(Service):
         self._accepted_at: BoundedDict[WorkId, float] = BoundedDict(4096)
         self._idle: BoundedDict[Address, int] = BoundedDict(4096, refresh=True)
         """Peers that contributed nothing since a round waited for them in vain, and which one did."""
-        self._seated: BoundedDict[Address, tuple[int, int]] = BoundedDict(4096, refresh=True)
-        """Peers that claimed a seat: in which of their starts, and in which round they were."""
+        self._claimed: BoundedDict[Address, tuple[int, int]] = BoundedDict(4096, refresh=True)
+        """Peers that claimed a replica: in which of their starts, and in which round they were."""
         self._done_at: BoundedDict[int, float] = BoundedDict(4)
         self._recalled: BoundedDict[int, None] = BoundedDict(4)
         self._next = math.inf
@@ -57,19 +57,19 @@ class RoundCloser(Service):
         self.said = 0
 
     def status(self) -> dict[str, Any]:
-        return {"pretraining": {"cuts_signed": self.said}}
+        return {"pretraining": {"votes_signed": self.said}}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._context.handle, self._bell.ring, WorkTouched)
             while not self._rounds.over:
                 outer, due = self._rounds.outer, math.inf
-                # The pool may give its seat to another one, while this node goes on and may come back to office.
+                # The pool may give its replica to another one, while this node goes on and may come back to office.
                 if outer is not None and self._is_in_office():
                     # Of the round before, too: who has decided says so to those who have not, until the next one is.
                     if outer.round:
-                        due = await self._look(outer.round - 1, None)
-                    due = min(due, await self._look(outer.round, outer))
+                        due = await self._tick(outer.round - 1, None)
+                    due = min(due, await self._tick(outer.round, outer))
                 # Seconds between two looks at most: that a peer is gone nobody says.
                 await self._bell.wait(min(due - self._context.clock.monotonic(), 1.0))
             nursery.cancel_scope.cancel()
@@ -81,16 +81,16 @@ class RoundCloser(Service):
         """What this node signed of a round before this start binds it, and boards may have forgotten it."""
         context, self._recalled[round_] = self._context, None
         # Own words that are read again when a round is first looked at: those of many rounds.
-        for raw in await context.journal.do(context.journal.last_said, "cut", 64):
+        for raw in await context.journal.do(context.journal.last_said, "round_vote", 64):
             try:
                 signed = of_kind(open_envelope(context.domain, context.pool, raw), RoundVote)
             except ProtocolError as error:  # of another pool
-                log.info("cut.not_recalled", why=error.why)
+                log.info("round_vote.not_recalled", why=error.why)
                 continue
             if signed.message.round == round_:
                 self._rounds.votes.note(signed)
 
-    async def _look(self, round_: int, outer: Outer | None) -> float:
+    async def _tick(self, round_: int, outer: Outer | None) -> float:
         """Say what there is to say of a round; when there may be more although nothing is heard. outer: of the one that
         runs."""
         if round_ not in self._recalled:
@@ -128,7 +128,7 @@ class RoundCloser(Service):
         at_work = self._at_work(outer)
         self._next = math.inf if closes is None else closes
         if closes is not None and now >= closes:
-            # A claimed seat costs its node nothing.
+            # A claimed replica costs its node nothing.
             self._idle.update(dict.fromkeys(at_work - {work.node for work in accepted}, outer.round))
             return True
         judged = (FileState.ACCEPTED, FileState.REJECTED)
@@ -148,13 +148,13 @@ class RoundCloser(Service):
         return {node for node in there if outer.round - self._idle.get(node, outer.round - IDLE_ROUNDS) >= IDLE_ROUNDS}
 
     def _is_in(self, node: Address, beat: Heartbeat, round_: int) -> bool:
-        """Whether a living peer has a seat and is in a round or further."""
-        if beat.seat >= 0:
-            self._seated[node] = beat.boot, beat.policy_step
+        """Whether a living peer has a replica and is in a round or further."""
+        if beat.replica_id >= 0:
+            self._claimed[node] = beat.boot, beat.policy_step
             return beat.policy_step >= round_
-        # Who starts again has no seat until its model is loaded. It goes on with the round in which it stopped; a round
-        # that did not wait would take its contribution from it, and with that what its next steps build on.
-        boot, said = self._seated.get(node, (beat.boot, -1))
+        # Who starts again has no replica until its model is loaded. It goes on with the round in which it stopped; a
+        # round that did not wait would take its contribution from it, and with that what its next steps build on.
+        boot, said = self._claimed.get(node, (beat.boot, -1))
         if boot == beat.boot:
             return False
         # Several rounds may have begun since it said where it was.
@@ -176,7 +176,7 @@ class RoundCloser(Service):
         """One word a place, for ever: the journal has it before anybody hears it. shown: what a closed one rests on."""
         journal, board = self._context.journal, self._context.board
         slot = f"{round_}/{word.ballot}/{int(word.closed)}".encode()
-        raw = await journal.do(journal.said, "cut", slot)
+        raw = await journal.do(journal.said, "round_vote", slot)
         if raw is None and journal.fence.covers(round_):
             return  # another daemon may have spoken of this round with this key
         if raw is None:
@@ -189,9 +189,15 @@ class RoundCloser(Service):
                 **word.proposal._asdict(),
             )
             raw = board.sealed(message)
-            await journal.promise(journal.say, "cut", slot, raw, step=round_)
+            await journal.promise(journal.say, "round_vote", slot, raw, step=round_)
             self.said += 1
-            log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))
+            log.info(
+                "round_vote.signed",
+                round=round_,
+                ballot=word.ballot,
+                closed=word.closed,
+                files=len(word.proposal.files),
+            )
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
         if self._is_in_office():  # still: the journal and the network take their time

@@ -1,4 +1,4 @@
-"""A peer's part in a round: its seat, its steps, and its contribution, committed like any work."""
+"""A peer's part in a round: its replica, its steps, and its contribution, committed like any work."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from node.training.jobs import Train
 from node.weights.policy_cache import PolicyPins
 from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
-from protocol.seats import choose
+from protocol.replicas import choose
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class RoundWorker(Service):
         self._kept = kept
         self._rest = rest or GuestRest()
         self._context, self._rounds, self._pins = context, rounds, store
-        self.seat, self._said = -1, 0
+        self.replica_id, self._said = -1, 0
         self.rate = Rate(60.0, context.clock.monotonic)
         self.works = OwnWorks(context)
         self._training = -1
@@ -71,10 +71,10 @@ class RoundWorker(Service):
         round_, pause = -1, 1.0
         await self._rounds.caught_up.wait()
         while not self._rounds.over:
-            await self._changed.until(self._is_seated)
+            await self._changed.until(self._has_replica)
             if (begun := await self._rounds.next_round(round_)) is None:
                 break
-            if not self._is_seated():
+            if not self._has_replica():
                 continue  # somebody lighter took it while the round was awaited
             at, outer = begun
             journal, slot = self._context.journal, slot_name(outer.root, at - outer.round)
@@ -106,15 +106,15 @@ class RoundWorker(Service):
         elif not self._rest.why:
             self._rounds.process.wake()
 
-    def _is_seated(self) -> bool:
-        # Heartbeats with a seat before the first steps: others that start at the same time are heard by then.
-        return self.seat >= 0 and self._said >= 2 and not self._rest.why
+    def _has_replica(self) -> bool:
+        # Heartbeats with a replica before the first steps: others that start at the same time are heard by then.
+        return self.replica_id >= 0 and self._said >= 2 and not self._rest.why
 
     def _is_past(self, round_: int) -> bool:
         """Whether nobody would count a contribution to a round."""
         return round_ + self._rounds.adding.late < self._rounds.furthest
 
-    async def _find_steps(self, outer: Outer, seat: int, until: float) -> int | None:
+    async def _find_steps(self, outer: Outer, replica_id: int, until: float) -> int | None:
         """How many steps there are to make at most, 0: the run's; None where the round is over before there is one.
         until: unix seconds."""
         await trio.lowlevel.checkpoint()
@@ -122,17 +122,17 @@ class RoundWorker(Service):
 
     async def _train(self, round_: int, outer: Outer) -> None:
         """The steps of a round that begin at `outer`, and what comes of them."""
-        clock, seat, now = self._context.clock, self.seat, self._rounds.outer
+        clock, replica_id, now = self._context.clock, self.replica_id, self._rounds.outer
         passed = clock.monotonic() - now.opened if now and now.round == round_ else 0.0
         # By the wall clock: the learner is another process, whose monotonic seconds may begin elsewhere.
         until = clock.wall() - passed + self._rounds.rules.round_seconds
-        steps = await self._find_steps(outer, seat, until)
+        steps = await self._find_steps(outer, replica_id, until)
         if steps is None:
             return
         self._training = round_
         fresh = not self._stands(round_ - 1)
         with self._rest.work() as scope:
-            found = await self._rounds.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh, steps))
+            found = await self._rounds.jobs.ask(f"train-{round_:06d}", Train(round_, replica_id, until, fresh, steps))
         if scope.cancelled_caught:
             return
         if found["began"]:
@@ -157,7 +157,7 @@ class RoundWorker(Service):
             await self._changed.until(lambda: bool(self._works(round_)))
         self.rate.add(learnt)
         await self.works.count()
-        log.info("contribution.committed", round=round_, seat=seat, learnt=learnt, loss=found["loss"])
+        log.info("contribution.committed", round=round_, replica_id=replica_id, learnt=learnt, loss=found["loss"])
 
     def _works(self, round_: int) -> list[RegisteredWork]:
         """What this node committed to as its contribution to a round."""
@@ -192,26 +192,31 @@ class RoundWorker(Service):
     # as a service
 
     def beat(self) -> dict[str, Any]:
-        """The seat is chosen as often as it is told: what others say of theirs may change it."""
+        """The replica is chosen as often as it is told: what others say of theirs may change it."""
         context = self._context
         beats = context.membership.beats(context.clock.monotonic())
-        taken = {node: beat.seat for node, beat in beats.items() if beat.seat >= 0}
-        seat = choose(context.run.root, context.key.address, self._rounds.rules.max_contributions, self.seat, taken)
-        # What is under way keeps its seat: others shall not make the same steps.
-        seat = -1 if self._rest.why and self._training < 0 else seat
-        self._said = self._said + 1 if seat == self.seat else 0
-        self.seat = seat
+        taken = {node: beat.replica_id for node, beat in beats.items() if beat.replica_id >= 0}
+        replica_id = choose(
+            context.run.root, context.key.address, self._rounds.rules.max_contributions, self.replica_id, taken
+        )
+        # What is under way keeps its replica: others shall not make the same steps.
+        replica_id = -1 if self._rest.why and self._training < 0 else replica_id
+        self._said = self._said + 1 if replica_id == self.replica_id else 0
+        self.replica_id = replica_id
         self._changed.tell()
-        return {"seat": seat, "rate": round(self.rate.per_second, 1)}
+        return {"replica_id": replica_id, "rate": round(self.rate.per_second, 1)}
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         if self._training >= 0:
-            return f"training round {self._training + 1} of {self._rounds.last} on seat {self.seat}"
+            return f"training round {self._training + 1} of {self._rounds.last} on replica {self.replica_id}"
         if self._rest.why:
             return DOING
-        if self.seat < 0:
-            return "waiting for a free seat: the run has diloco.max_contributions of them"
-        return f"its steps are made; {self._rounds.doing()} waits for the others"
+        if self.replica_id < 0:
+            return "waiting for a free replica: the run has diloco.max_contributions of them"
+        return f"its steps are made; {self._rounds.activity()} waits for the others"
 
     def status(self) -> dict[str, Any]:
-        return {"work": self.works.done.told(), "pretraining": {"seat": self.seat, "training": self._training >= 0}}
+        return {
+            "work": self.works.done.status(),
+            "pretraining": {"replica_id": self.replica_id, "training": self._training >= 0},
+        }

@@ -50,7 +50,7 @@ class Votes:
         if not book.hear(author, message.round, word, proof) and author not in disputes.quarantined:
             others = [one for one in self._context.facts.standing(RoundVote) if one.author == author]
             same = dict.fromkeys(one.raw for one in (*others, vote) if _place(one.message) == _place(message))
-            disputes.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
+            disputes.quarantine(author, "it signed two different lists in one ballot", tuple(same))
         self.heard.tell()
 
 

@@ -30,9 +30,9 @@ log = structlog.get_logger()
 class Judges:
     """Asked from time to time. scratch: where files lie on their way into the store."""
 
-    def __init__(self, owner: TaskOfferer, labels: LabelQueue, run: RunSpec, scratch: Path) -> None:
+    def __init__(self, owner: TaskOfferer, queue: LabelQueue, run: RunSpec, scratch: Path) -> None:
         self._owner = owner
-        self._labels = labels
+        self._queue = queue
         self._run = run
         self._scratch = scratch
 
@@ -41,9 +41,9 @@ class Judges:
         tasks = {one.spec.nonce: id for id, one in self._owner.own.items() if one.spec.nonce.startswith(PREFIX)}
         for id in tasks.values():
             # By the task's own step: after a restart its file may not be in the queue yet, or ever again.
-            if not self._labels.fresh(self._owner.own[id].spec.step):
+            if not self._queue.fresh(self._owner.own[id].spec.step):
                 await end(self._owner, id)
-        for file in self._labels.files:
+        for file in self._queue.files:
             try:
                 await self._maintain(file, tasks.get(_nonce(file)))
             except (IntellectError, OSError) as error:
@@ -51,8 +51,8 @@ class Judges:
 
     async def _maintain(self, file: LabelRequest, id: TaskId | None) -> None:
         task = self._owner.own[id] if id is not None else None
-        if not self._labels.fresh(file.step):
-            self._labels.give_up(file)
+        if not self._queue.fresh(file.step):
+            self._queue.give_up(file)
             if id is not None:
                 await end(self._owner, id)
         elif task is None:
@@ -78,7 +78,7 @@ class Judges:
         found = await trio.to_thread.run_sync(judgement, folder)
         named = await trio.to_thread.run_sync(_named, folder)
         self._owner.forget(folder.id)
-        self._labels.settle(file, scores_by_place(found.scores), named)
+        self._queue.settle(file, scores_by_place(found.scores), named)
         log.info("judging.done", work=file.name.hex()[:16], dropped=len(found.dropped), judges=len(found.judges))
 
 

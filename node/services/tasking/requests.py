@@ -16,7 +16,7 @@ from node.errors import NodeError
 from protocol.errors import UNREADABLE, IntellectError
 from protocol.tasks import TaskId, TaskSpec
 
-MAX_WISH_BYTES = 64 * 1024
+MAX_REQUEST_BYTES = 64 * 1024
 
 
 class TaskRefused(NodeError):
@@ -33,9 +33,9 @@ class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskRequestHandler(Protocol):
-    """Who carries wishes out."""
+    """Who carries requests out."""
 
-    async def offer(self, wish: TaskRequest) -> TaskId: ...
+    async def offer(self, request: TaskRequest) -> TaskId: ...
     async def cancel(self, id: TaskId) -> None: ...
     def tasks(self) -> list[dict[str, Any]]: ...
 
@@ -44,11 +44,11 @@ def routes(owner: TaskRequestHandler) -> list[Route]:
     async def offer(request: Request) -> Response:
         body = await read_body(request)
         try:
-            wish = msgspec.json.decode(body, type=TaskRequest)
-            missing = [asset.path for asset in wish.spec.assets if asset.path not in wish.files]
+            wanted = msgspec.json.decode(body, type=TaskRequest)
+            missing = [asset.path for asset in wanted.spec.assets if asset.path not in wanted.files]
             if missing:
                 raise TaskRefused("a file is missing", f"nobody said where {missing[0]} lies", "name it in files")
-            id = await owner.offer(wish)
+            id = await owner.offer(wanted)
         except UNREADABLE as error:
             return refusal("the task cannot be read", str(error), "use: intellect-node task")
         except (IntellectError, OSError) as error:
@@ -73,15 +73,15 @@ def routes(owner: TaskRequestHandler) -> list[Route]:
 
 
 async def read_body(request: Request) -> bytes:
-    """At most one byte more than a wish may have, which then is none."""
+    """At most one byte more than a request may have, which then is none."""
     body = b""
     # Closed by hand: a loop that breaks leaves an asynchronous generator open.
     async with aclosing(cast(AsyncGenerator[bytes, None], request.stream())) as parts:
         async for part in parts:
             body += part
-            if len(body) > MAX_WISH_BYTES:
+            if len(body) > MAX_REQUEST_BYTES:
                 break
-    return body[: MAX_WISH_BYTES + 1]
+    return body[: MAX_REQUEST_BYTES + 1]
 
 
 def told(error: Exception) -> Response:

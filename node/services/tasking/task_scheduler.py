@@ -48,8 +48,8 @@ class TaskScheduler(Service):
     offer again while shards are open, and gathers results that the pool's own validators accepted, as they judge any
     file. So a task needs no trust in its owner, and a restart nothing but its directory.
 
-    directory: of the tasks' folders; labels, lessons: what waits for judges, and for the teacher. own: the tasks of
-    this node."""
+    directory: of the tasks' folders; label_queue, teacher_queue: what waits for judges, and for the teacher. own: the
+    tasks of this node."""
 
     name = "task-scheduler"
 
@@ -57,8 +57,8 @@ class TaskScheduler(Service):
         self,
         context: Context,
         directory: Path,
-        labels: LabelQueue | None = None,
-        lessons: TeacherQueue | None = None,
+        label_queue: LabelQueue | None = None,
+        teacher_queue: TeacherQueue | None = None,
         *,
         look_every: float = 1.0,
     ) -> None:
@@ -68,10 +68,10 @@ class TaskScheduler(Service):
         self._directory = directory
         run = context.run.spec
         self._askers: list[Judges | Teachers] = []
-        if labels is not None:
-            self._askers.append(Judges(self, labels, run, directory))
-        if lessons is not None and lessons.wanted:
-            self._askers.append(Teachers(self, lessons, run, context.blobs))
+        if label_queue is not None:
+            self._askers.append(Judges(self, label_queue, run, directory))
+        if teacher_queue is not None and teacher_queue.wanted:
+            self._askers.append(Teachers(self, teacher_queue, run, context.blobs))
         self.own: dict[TaskId, Owned] = {}
         self._asked: BoundedDict[WorkId, None] = BoundedDict(8192)
         self._limit = trio.CapacityLimiter(4)
@@ -80,7 +80,7 @@ class TaskScheduler(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.directory / "tasks", place.groups.labels, place.groups.lessons)
+        return cls(place.context, place.directory / "tasks", place.groups.label_queue, place.groups.teacher_queue)
 
     def routes(self) -> list[Route]:
         return routes(self)
@@ -124,15 +124,15 @@ class TaskScheduler(Service):
 
     # what its owner asks for
 
-    async def offer(self, wish: TaskRequest) -> TaskId:
+    async def offer(self, request: TaskRequest) -> TaskId:
         """Begin a task. Raises TaskRefused, ProtocolError for what makes no sense, IntellectError for files that cannot
         be added."""
         most_open = 32
         if sum(own.open for own in self.own.values()) >= most_open:
             raise TaskRefused("no further task", f"{most_open} are open", "wait for one to end, or cancel one")
-        spec = wish.spec
+        spec = request.spec
         if spec.samples_asked and spec.weights is None:
-            policy = self._policy(wish.policy)
+            policy = self._policy(request.policy)
             spec = msgspec.structs.replace(spec, policy=policy.root.hex(), step=policy.step)
             self._keep(policy)
         if spec.merge is not None:
@@ -144,7 +144,7 @@ class TaskScheduler(Service):
             why = f"it has {len(encoded):,} bytes as it is told to the pool, and {MAX_SPEC_BYTES:,} are the most"
             raise TaskRefused("the task is too long", why, "shorten the environment's arguments or the files' names")
         for asset in spec.assets:
-            info = await self._context.blobs.add(Path(wish.files[asset.path]))
+            info = await self._context.blobs.add(Path(request.files[asset.path]))
             # The file may have changed since the command looked at it, and the task's id names the old bytes.
             if info.root.hex() != asset.root:
                 raise TaskRefused(f"{asset.path} has changed", "its bytes are not those that were named", "ask again")

@@ -24,7 +24,7 @@ from node.services.context import Context
 from node.swarm.facts import ShardClaimed
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.task_table import MOST_TASKS, Task
-from node.tasks.recomputed import TaskMeans, prepared
+from node.tasks.recomputed import TaskRuntime, prepared
 from node.tasks.task_inputs import TaskInputs
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -35,7 +35,7 @@ from protocol.tasks import TaskId, admits_engine
 log = structlog.get_logger()
 
 
-class TaskWork(Service):
+class TaskWorker(Service):
     """Does shards of open tasks until cancelled."""
 
     name = "task-worker"
@@ -44,7 +44,7 @@ class TaskWork(Service):
         self,
         context: Context,
         engine: EngineChild,
-        stock: TaskInputs,
+        task_inputs: TaskInputs,
         scratch: Path,
         rest: GuestRest | None = None,
         *,
@@ -55,7 +55,7 @@ class TaskWork(Service):
         self._own = context.key.address
         self._book = context.state.tasks
         self._engine = engine
-        self._stock = stock
+        self._task_inputs = task_inputs
         self._scratch = scratch
         self._rest = rest or GuestRest()
         self._bell = Bell()
@@ -142,7 +142,7 @@ class TaskWork(Service):
 
     async def _compute(self, task: Task, shard: int) -> None:
         """Do what is not sampled: review a package, merge a stretch of policies, ask the teacher about a file."""
-        work = await prepared(TaskMeans(self._stock, self._engine, self._scratch), task, shard)
+        work = await prepared(TaskRuntime(self._task_inputs, self._engine, self._scratch), task, shard)
         if await self._claim(task, shard):
             with self._rest.work() as scope:
                 result = await work()
@@ -153,7 +153,7 @@ class TaskWork(Service):
             await self._deliver(task, shard, out, task.spec.units)
 
     async def _sample(self, task: Task, shard: int, *, produce_deadline: float = 600.0) -> None:
-        order, load = await self._stock.order(task)
+        order, load = await self._task_inputs.order(task)
         if not await self._claim(task, shard):
             return
         out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.arrow"

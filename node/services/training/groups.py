@@ -59,8 +59,8 @@ class Groups:
         self._per_file = spec.rollout.prompts_per_file
         self._policies, self._own_pool, self._journal = context.state.policies, context.pool, context.journal
         self.ready = RolloutPool(spec)
-        self.labels = LabelQueue(spec, self.fresh, self.take_in)
-        self.lessons = TeacherQueue(spec, self.fresh, self._take_taught)
+        self.label_queue = LabelQueue(spec, self.fresh, self.take_in)
+        self.teacher_queue = TeacherQueue(spec, self.fresh, self._take_taught)
         self.used = UsedUp(context.journal, self._most if kept is None else kept)
         self.rate = Rate(30.0, context.clock.monotonic)
 
@@ -80,7 +80,7 @@ class Groups:
         """Accepted groups: ready, or to the teacher first."""
         # After a restart the ingest takes in files again whose groups have trained a step.
         unused = [group for group in groups if group.key not in self.used]
-        (self.lessons.put if self.lessons.wanted else self._gather)(unused)
+        (self.teacher_queue.put if self.teacher_queue.wanted else self._gather)(unused)
 
     def _take_taught(self, groups: list[Group]) -> None:
         """As the ingest does, since a term may have taken their policy back meanwhile."""
@@ -115,8 +115,8 @@ class Groups:
         self._ask_nobody(work)
 
     def _ask_nobody(self, work: WorkId) -> None:
-        self.labels.forget(work)
-        self.lessons.forget(work)
+        self.label_queue.forget(work)
+        self.teacher_queue.forget(work)
 
     def forget_orphans(self) -> None:
         """What was made with policies that a term has taken back."""
@@ -126,8 +126,8 @@ class Groups:
         return {
             "queued_rollouts": self.ready.rollouts,
             "tokens_per_second": round(self.rate.per_second, 1),
-            "judging": {"files": len(self.labels), **self.labels.counts},
-            "teaching": {"files": len(self.lessons), **self.lessons.counts},
+            "label_queue": {"files": len(self.label_queue), **self.label_queue.counts},
+            "teacher_queue": {"files": len(self.teacher_queue), **self.teacher_queue.counts},
         }
 
 

@@ -25,8 +25,10 @@ class PolicyPublisher:
             if self._spool.was_skipped(step):
                 step = self._spool.adopted()
             if self._context.state.distrust:  # a second daemon with this key, or a copied state directory
-                fork = self._policies.fork
-                self._record.give_up(f"this trainer is not believed any more: {fork.what if fork else ''}")
+                equivocation = self._policies.equivocation
+                self._record.give_up(
+                    f"this trainer is not believed any more: {equivocation.what if equivocation else ''}"
+                )
                 return
             began = self._context.clock.monotonic()
             held = await self._bring_out(step)
@@ -76,7 +78,7 @@ class PolicyPublisher:
         progress = self._context.progress
         if progress.name == "engine":
             progress.tell("engine", "the learner is ready")
-            progress.enter("first-contribution", progress.doing)
+            progress.enter("first-contribution", progress.activity)
         tell = progress.contributed if step > first_batch else progress.tell
         whose = "published" if self._leading.leads(step) else "replayed, equal to the leader"
         tell("policy", f"policy {step} is {whose}")

@@ -33,7 +33,7 @@ class Returning:
         self.gives_up = False
         """Whether its term can only end: it is not held any more."""
 
-    async def look(self) -> None:
+    async def tick(self) -> None:
         """Before anything is made here."""
         journal = self._context.journal
         slot = await journal.do(journal.newest_slot, "policy")

@@ -188,7 +188,7 @@ class StandingBy:
         said = StepObjected(pool=self._context.pool, term=message.term, step=message.step)
         await self._context.board.post(said)
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         if self.differences:
             return f"stands by with the leader's checkpoint of step {self._record.step}: it computes otherwise"
         return f"stands by: {self.equal} of {self.compared} replayed steps are equal to the leader's"

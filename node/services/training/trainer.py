@@ -71,7 +71,7 @@ class TrainerService(Service):
             fresh=groups.fresh,
             taken_in=groups.take_in,
             taken_back=groups.forget,
-            to_judge=groups.labels.put,
+            to_judge=groups.label_queue.put,
             timings=timings,
             asks=self.leading.leads_next,
             look=look,
@@ -95,7 +95,7 @@ class TrainerService(Service):
             context.run.root,
             context.pool,
             workshop=place.workshop,
-            anchor_every=context.run.spec.weights.anchor_every,
+            snapshot_every=context.run.spec.weights.snapshot_every,
             records=place.records,
             policy_cache=context.policy_cache,
         )
@@ -116,7 +116,7 @@ class TrainerService(Service):
     async def run(self) -> None:
         """Until the run is over: one stint after the other, each without what another trainer's term took back."""
         try:
-            await self.leading.returning.look()
+            await self.leading.returning.tick()
             while not self.record.done:
                 await self.leading.handle()
                 await self._stint()
@@ -153,12 +153,12 @@ class TrainerService(Service):
 
     # as a service
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What this trainer does now, in words."""
         if self.record.done:
             return f"the run is over: {self.record.ended_by or 'its last step is done'}"
         if not self.leading.leads_next():
-            return self.others.doing()
+            return self.others.activity()
         ready = self.groups.ready
         barren = f"; {ready.barren} batches had no signal" if ready.barren else ""
         waiting = f"{ready.rollouts} verified rollouts wait for the next batch{barren}"

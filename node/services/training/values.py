@@ -10,7 +10,6 @@ report is used unchecked between two lots. Whoever said what is not so is not be
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,6 @@ from node.inference.client import EngineProcess
 from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.services.context import Context
 from node.services.training.sources import ReportSource, Rows, in_order, whose
-from node.state.kept import cached
 from node.swarm.disputes import STRIKES
 from node.swarm.register import RegisteredWork, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
@@ -139,10 +137,7 @@ class Values:
 
     async def recall(self) -> None:
         """Who was not believed before a restart."""
-        kept = await self._context.journal.do(self._context.journal.recall, DISTRUSTED)
-        if kept:
-            read = partial(msgspec.json.decode, kept, type=dict[Address, str])
-            self.distrusted = cached(f"the journal's {DISTRUSTED}", read) or {}
+        self.distrusted = await self._context.journal.kept(DISTRUSTED, dict[Address, str]) or {}
 
     def status(self) -> dict[str, object]:
         counted = {name: self.counts[name] for name in ("agreed", "alone", "recomputed", "unused")}
@@ -262,8 +257,7 @@ class Values:
         if author in self.distrusted or not (finding.objective or self._strikes[author] >= STRIKES):
             return
         self.distrusted[author] = what
-        kept = msgspec.json.encode(self.distrusted)
-        await self._context.journal.do(self._context.journal.remember, DISTRUSTED, kept)
+        await self._context.journal.keep(DISTRUSTED, self.distrusted)
         self._context.progress.trouble(f"validator {author} is not believed any more: {what}")
         for id, by in list(self._alone.items()):
             if by == author:

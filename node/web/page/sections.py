@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from node.status_schema import (
-    AuditedPart,
     ContributionPart,
     DecisionPart,
+    LeaderPart,
     MemberPart,
     PhasePart,
     RunPart,
     StakePart,
+    StepVerdictsPart,
     WorkerUsesPart,
     WorkPart,
 )
@@ -48,8 +49,8 @@ EVENTS = dict.fromkeys(
 }
 """Events that are shown, by name, in their own words or in these: what failed may hold a path, or a URL with a key."""
 MEMBER_COLUMNS = (
-    "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
-    "used", "left_out",
+    "address", "role", "state", "activity", "step", "seen", "rate", "connected", "accepted", "rejected", "units",
+    "reason", "used", "left_out",
 )  # fmt: skip
 DECISION_COLUMNS = ("place", "number", "at", "node", "step", "index", "accepted", "reason", "detail")
 
@@ -101,7 +102,7 @@ def _member(row: MemberPart, counted: ContributionPart, uses: WorkerUsesPart | N
         words(row.address, 42),
         words(row.role, 16),
         words(row.state, 16),
-        words(row.doing, 24),
+        words(row.activity, 24),
         number(row.step),
         ago(row.address, row.seen_seconds_ago),
         round(number(row.tokens_per_second) or 0),
@@ -208,10 +209,9 @@ def _slashes(status: Status, _: Ago) -> list[dict[str, Any]]:
 
 
 def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
-    audit = status.audit
+    audit, leader = status.validator_audits, status.leader or LeaderPart()
     if audit is None:
         return None
-    trainer = audit.trainer
     return {
         **_numbers(audit, "power", "cheated_share", "checked_share"),
         "wanted": number(audit.power_wanted),
@@ -219,12 +219,12 @@ def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
         "quarantined": [
             {"address": words(one.address, 42), "why": words(one.why)} for one in audit.quarantined[:RECENT]
         ],
-        "distrust": "" if trainer.trusted else words(trainer.why) or "it contradicted itself",
-        "audited": _audited(trainer.audited),
+        "distrust": "" if leader.trusted else words(leader.why) or "it contradicted itself",
+        "audited": _audited(leader.step_verdicts),
     }
 
 
-def _audited(steps: AuditedPart) -> dict[str, Any] | None:
+def _audited(steps: StepVerdictsPart) -> dict[str, Any] | None:
     """Of the trainer's steps, what audits found; None before the first."""
     if not steps.steps:
         return None
@@ -286,13 +286,18 @@ def _rounds(status: Status, _: Ago) -> dict[str, Any] | None:
     # Rounds of the loss curve, and peers, of a run that pre-trains.
     points = [(number(at), number(loss)) for at, loss in told.losses[-1000:]]
     rows = [
-        {**_numbers(one, "seat", "round"), "address": words(one.address, 42), "in": one.inside, "equal": one.equal}
+        {
+            **_numbers(one, "replica_id", "round"),
+            "address": words(one.address, 42),
+            "in": one.inside,
+            "equal": one.equal,
+        }
         for one in told.peers[:256]
     ]
     return {
         **losses,
         **pace,
-        "replicas": {"equal": told.replicas.equal, "of": told.replicas.of},
+        "outer_states": {"equal": told.outer_states.equal, "of": told.outer_states.of},
         "losses": [point for point in points if None not in point],
         "peers": rows,
         "of_rollouts": told.of_rollouts,

@@ -1,6 +1,6 @@
 """A small pool that learns in rounds, played with and without a liar's words on what a round comes to.
 
-Two peers, four validators (three must agree), three rounds; boards, juries, cuts, seats and outer steps are the
+Two peers, four validators (three must agree), three rounds; boards, juries, lists, replicas and outer steps are the
 product's own (`tests/node/services/rounds`). The liar's node does all that an honest one does, and says words beside,
 or in the place of its own.
 """

@@ -320,8 +320,8 @@ class Node:
         self.network = MemoryNetwork(self.key, world.hub)
         self.membership = Membership(self.key.address, self.network, KEYS["dismissed"].address, (), quorum=QUORUM)
         none: Any = None
-        stock = BlobService(Door(world.store, self.key.address), none, none)  # type: ignore[arg-type]
-        self.member = Participant(self.key, DOMAIN, POOL, self.network, self.membership, stock, wall=world.wall)
+        blob_service = BlobService(Door(world.store, self.key.address), none, none)  # type: ignore[arg-type]
+        self.member = Participant(self.key, DOMAIN, POOL, self.network, self.membership, blob_service, wall=world.wall)
         self.board = self.member.board
         run = Run(world.run, bytes(32), b"", Path("/"))
         clock, time = Clock(wall=world.wall), PoolTime(START, 2**30, 2**10, world.wall)
@@ -351,7 +351,7 @@ class Node:
         scratch.mkdir()
         lots = OwnLots(self.context, steps=1.0)
         self.validator = Validator(
-            self.context, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
+            self.context, engine, policies, self.judge, scratch, lots=lots, certifier=self.certifying
         )
         replaying = TruthfulReplaying(self.context, scratch, Anew())
         replaying.truth = world.history
@@ -645,8 +645,8 @@ class World:
         known = self.nodes["leader"].membership
         membership = Membership(key.address, network, known.terms._terms[0].holder, known.validators, quorum=QUORUM)
         vars(membership.terms).update(_terms=list(known.terms._terms), trainers=known.terms.trainers, seated=True)
-        stock: Any = BlobService(Door(self.store, key.address), none, none)  # type: ignore[arg-type]
-        member = Participant(key, DOMAIN, POOL, network, membership, stock, wall=self.wall)
+        blob_service: Any = BlobService(Door(self.store, key.address), none, none)  # type: ignore[arg-type]
+        member = Participant(key, DOMAIN, POOL, network, membership, blob_service, wall=self.wall)
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
             for name in (*HONEST, *(one for one in MOUTHS if one != "evicted")):
@@ -890,7 +890,7 @@ def forks(world: World) -> Facts:
     return frozenset(
         (node.name, name_of(of.holder) if of.number == term else "", "term", term)
         for node in _each(world)
-        for term in node.jury.state.policies.forks
+        for term in node.jury.state.policies.equivocations
         for of in [next((one for one in node.membership.terms._terms if one.number == term), node.membership.terms.now)]
     )
 

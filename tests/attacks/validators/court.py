@@ -309,7 +309,7 @@ class Court:
             scratch.mkdir()
         self.certifying.append(certifying)
         given = (seat.context, self.engines[number], policies, self.judges[number], scratch)
-        validator = kind(*given, certifying=certifying)
+        validator = kind(*given, certifier=certifying)
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 

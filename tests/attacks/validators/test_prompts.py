@@ -5,7 +5,7 @@ import trio
 
 from node.inference.wire import Inspect, Inspected
 from node.services.judging.judge import Validator
-from node.services.jury import describe_audit
+from node.services.jury import describe_audits
 from node.swarm.vote_set import FileState
 from protocol.checks import Fault, Reason
 from protocol.values import prompts_hash
@@ -56,7 +56,7 @@ async def states(court: Court, *, fault: Fault | None = None) -> list[FileState]
 
 def told(court: Court, seat: Seat) -> int:
     """Works whose prompts differ, as a node's status says."""
-    return describe_audit(seat.jury.state, seat.membership, court.run.audit)["disputes"]["prompts_differ"]
+    return describe_audits(seat.jury.state, seat.membership, court.run.audit)["disputes"]["prompts_differ"]
 
 
 @pytest.mark.parametrize(

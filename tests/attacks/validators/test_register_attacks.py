@@ -239,7 +239,7 @@ async def test_a_trainer_that_announces_one_policy_twice_quarantines_nobody_and_
         await trio.sleep(30)
         everybody = (court.trainer, *court.workers, *court.seats)
         assert not any(court.quarantined())
-        assert all(seat.jury.state.distrust and seat.jury.state.policies.fork for seat in everybody)
+        assert all(seat.jury.state.distrust and seat.jury.state.policies.equivocation for seat in everybody)
         before = len(court.trainer.board.messages(VerdictIssued))
         await court.commit(step=1, index=1)
         await trio.sleep(30)

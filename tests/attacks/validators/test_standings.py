@@ -152,7 +152,7 @@ async def test_what_a_standby_states_pushes_no_verdict_on_a_true_step_out(autoju
             judged = msgspec.structs.replace(draft, signature=sign(key, DOMAIN, draft.verdict))
             await pool.seats[number].board.post(judged)
             await trio.sleep(1)
-            assert (pool.trainer.jury.state.policies.fork is not None) == bool(number), (
+            assert (pool.trainer.jury.state.policies.equivocation is not None) == bool(number), (
                 "two of three, however far apart"
             )
         nursery.cancel_scope.cancel()

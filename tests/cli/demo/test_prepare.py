@@ -52,7 +52,7 @@ async def test_what_is_honest_is_measured_where_nobody_did(name: str, tmp_path: 
 
     async def spawn(program: SupervisedProgram) -> SupervisedProcess:
         ran.append(program.command[2] + "".join(f" {word}" for word in program.command[3:4]))
-        program.log.write_text(json.dumps([name] if "wish" in program.command[2] else {"accuracy": 0.3}))
+        program.log.write_text(json.dumps([name] if "options" in program.command[2] else {"accuracy": 0.3}))
         return Ended()
 
     await teach_and_measure(run, options, scene, {}, spawn, PlainView(said.append))

@@ -15,7 +15,6 @@ from cli.demo.snapshot import DemoMember, Disbelief, JudgingTally, ProcessState,
 from cli.demo.view import LiveView, PlainView, last_step_shown, render
 from cli.errors import CommandError
 from node.status_schema import (
-    AuditPart,
     DaemonStatus,
     NetworkPart,
     NodePart,
@@ -23,6 +22,7 @@ from node.status_schema import (
     RunPart,
     SlashPart,
     TrainingPart,
+    ValidatorAuditsPart,
     VerdictPart,
     VerdictsPart,
     WorkPart,
@@ -108,10 +108,12 @@ def test_the_tracker_counts_how_each_validator_judged_a_file_and_whom_honest_nod
     judges = [DemoMember(f"validator {i}", "validator") for i in (1, 2)]
     liar = DemoMember("validator 3", "validator", "silent")
     tracker = Tracker([*judges, liar, WORKER], target=None, run_name="sort", quorum=2)
-    audit = AuditPart(quarantined=[QuarantinedPart("0xBad", "it lied")])
+    audit = ValidatorAuditsPart(quarantined=[QuarantinedPart("0xBad", "it lied")])
     for judge, outcome in zip([*judges, liar], (2, 2, 0), strict=True):
         verdicts = VerdictsPart(recent=[VerdictPart("0xAa", 4, 1, outcome, "units", 0.0)])
-        tracker.absorb(judge.name, DaemonStatus(node=NodePart(role="validator"), verdicts=verdicts, audit=audit))
+        tracker.absorb(
+            judge.name, DaemonStatus(node=NodePart(role="validator"), verdicts=verdicts, validator_audits=audit)
+        )
     snapshot = tracker.snapshot("training", 5.0, ALIVE)
     assert snapshot.tallies == (JudgingTally("0xaa", 1, 4, accepting=1, rejecting=2),)
     assert snapshot.first_rejection(WORKER) == snapshot.tallies[0]

@@ -125,7 +125,7 @@ class Bench:
         await self.until(lambda: all(seat.jury.state.lots.steps_rate(VALIDATORS[2].address) for seat in self.seats))
         for path in sorted((self.desk.directory / "rollouts").iterdir()):
             await self.store.add(path)
-        await self.showing.look()
+        await self.showing.tick()
         for step in range(upto + 1):
             await self.announce(step)
 
@@ -208,7 +208,7 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
             assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
             assert one.verdict.work == work_id(one.statement.commitment(TRAINER.address)), "the Court reads it as any"
         await bench.until(lambda: bench.trainer.jury.state.steps.status().steps == 2)  # after the board
-        await bench.until(lambda: bench.audits[0].status()["auditing"].audits["held"] == 2)
+        await bench.until(lambda: bench.audits[0].status()["step_audits"].by_outcome["held"] == 2)
         shown = bench.trainer.jury.state.steps.status()
         assert (shown.last_step, shown.held, shown.last_says) == (1, 2, "held")
         assert not bench.audits[2].counts and not bench.audits[2]._begun
@@ -233,7 +233,7 @@ async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_mo
         await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
         accusing = [one for one in bench.said() if one[1] is not VerdictOutcome.ACCEPT]
         assert accusing[:2] == [(1, VerdictOutcome.SLASH, Reason.STATE)] * 2, "step 0 was honest"
-        fork = bench.trainer.jury.state.policies.fork
+        fork = bench.trainer.jury.state.policies.equivocation
         assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
         assert all(bench.trainer.board.opened(raw, StepVerdict) for raw in fork.evidence)
         nursery.cancel_scope.cancel()
@@ -267,7 +267,8 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
         await trio.sleep(0.5)
         assert not any(audit._begun for audit in bench.audits), "the control: no lot draws a step here"
         await standby.board.post(StepObjected(pool=POOL, term=0, step=2))
-        await bench.until(lambda: all(seat.jury.state.policies.fork for seat in bench.seats))  # which ends the term
+        # Which ends the term.
+        await bench.until(lambda: all(seat.jury.state.policies.equivocation for seat in bench.seats))
         assert {one for one in bench.said() if one[0] == 1} == {(1, VerdictOutcome.SLASH, Reason.STATE)}
         nursery.cancel_scope.cancel()
 
@@ -289,7 +290,7 @@ async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded
         await bench.until(lambda: all(len(seat.board.messages(StepObjected)) == 3 for seat in bench.seats))
         await trio.sleep(0.5)
         assert bench.said() == [(0, VerdictOutcome.ACCEPT, 0)] * 3
-        assert not any(seat.jury.state.policies.fork for seat in bench.seats)
+        assert not any(seat.jury.state.policies.equivocation for seat in bench.seats)
         nursery.cancel_scope.cancel()
 
 
@@ -347,9 +348,9 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
         await bench.until(lambda: bench.said() == [(0, VerdictOutcome.ACCEPT, 0)])
         assert not bench.trainer.jury.state.distrust
-        assert not bench.audits[0].status()["auditing"].why_not
+        assert not bench.audits[0].status()["step_audits"].why_not
         bench.seats[0].jury.state.policies.newest_step = 2 + step_auditor.MOST_REPLAYED + 1  # and no checkpoint since
-        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"].why_not
+        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["step_audits"].why_not
         nursery.cancel_scope.cancel()
 
 

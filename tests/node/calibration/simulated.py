@@ -1,9 +1,9 @@
-"""Honest files that a calibration's hard cuts refuse, of 10^5: simulated, since nobody can measure so many.
+"""Honest files that a calibration's hard thresholds refuse, of 10^5: simulated, since nobody can measure so many.
 
-Each calibration sees so many samples of a made-up pair of engines, each of a problem of its own, and its cuts judge
-files of 16 samples (two problems, eight answers each; answers to one problem share what makes them hard). `rule` is the
-program's; `margin` what it did before: 1.5 times the largest value seen. The same files are judged by both. Seeds are
-the calibrations' numbers.
+Each calibration sees so many samples of a made-up pair of engines, each of a problem of its own, and its thresholds
+judge files of 16 samples (two problems, eight answers each; answers to one problem share what makes them hard). `rule`
+is the program's; `margin` what it did before: 1.5 times the largest value seen. The same files are judged by both.
+Seeds are the calibrations' numbers.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node.calibration.cuts import FLOORS, hard_cuts
-from protocol.cuts import Cuts
+from node.calibration.thresholds import FLOORS, hard_thresholds
 from protocol.decision import SampleStatistics
 from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec
+from protocol.thresholds import Thresholds
 from protocol.toploc import ProofErrors
 
 F64 = NDArray[np.float64]
@@ -75,30 +75,33 @@ def statistics(drawn: Drawn) -> list[SampleStatistics]:
     ]
 
 
-def refused(drawn: Drawn, cuts: Cuts) -> NDArray[np.bool_]:
+def refused(drawn: Drawn, thresholds: Thresholds) -> NDArray[np.bool_]:
     """bool[files], for samples of whole files: what protocol.checks says of each, all at once."""
     proofs = (
-        (drawn.exponents > cuts.exponent_mismatches)
-        | (drawn.means > cuts.mantissa_mean)
-        | (drawn.medians > cuts.mantissa_median)
+        (drawn.exponents > thresholds.exponent_mismatches)
+        | (drawn.means > thresholds.mantissa_mean)
+        | (drawn.medians > thresholds.mantissa_median)
     )
     files = len(proofs) // (GROUP * PROMPTS)
     tokens = drawn.distances.reshape(files, -1)
-    sampling = (tokens.mean(axis=1) > cuts.sampling_mean) | ((tokens > 0.01).mean(axis=1) > cuts.sampling_outside)
+    sampling = (tokens.mean(axis=1) > thresholds.sampling_mean) | (
+        (tokens > 0.01).mean(axis=1) > thresholds.sampling_outside
+    )
     return proofs.reshape(files, -1).any(axis=1) | sampling
 
 
-def by_rule(drawn: Drawn, seed: int) -> Cuts:
-    """The program's cuts for a pair of which this was measured."""
-    return hard_cuts(RUN, {"a>b": statistics(drawn)}, seed).cuts("a", "b")
+def by_rule(drawn: Drawn, seed: int) -> Thresholds:
+    """The program's thresholds for a pair of which this was measured."""
+    return hard_thresholds(RUN, {"a>b": statistics(drawn)}, seed).thresholds("a", "b")
 
 
-def by_margin(drawn: Drawn, seed: int) -> Cuts:
-    """What the cuts were: 1.5 times the largest value seen, files of up to 100 draws, twelve far tokens to spare."""
+def by_margin(drawn: Drawn, seed: int) -> Thresholds:
+    """What the thresholds were: 1.5 times the largest value seen, files of up to 100 draws, twelve far tokens to
+    spare."""
     files = np.random.default_rng(seed).integers(len(drawn.means), size=(100, GROUP * PROMPTS))
     tokens = drawn.distances[files].reshape(100, -1)
     spare = 12 / tokens.shape[1]
-    return Cuts(
+    return Thresholds(
         exponent_mismatches=int(np.ceil(max(FLOORS["exponent_mismatches"], 1.5 * drawn.exponents.max()))),
         mantissa_mean=max(FLOORS["mantissa_mean"], 1.5 * float(drawn.means.max())),
         mantissa_median=max(FLOORS["mantissa_median"], 1.5 * float(drawn.medians.max())),
@@ -107,16 +110,16 @@ def by_margin(drawn: Drawn, seed: int) -> Cuts:
     )
 
 
-RULES: dict[str, Callable[[Drawn, int], Cuts]] = {"rule": by_rule, "margin": by_margin}
+RULES: dict[str, Callable[[Drawn, int], Thresholds]] = {"rule": by_rule, "margin": by_margin}
 
 
 def count(pair: Pair, samples: int, calibrations: int, files: int) -> dict[str, list[int]]:
-    """How many of `files` files each calibration's cuts refuse, by rule."""
+    """How many of `files` files each calibration's thresholds refuse, by rule."""
     counts: dict[str, list[int]] = {name: [] for name in RULES}
     for seed in range(calibrations):
         random = np.random.default_rng(seed)
         seen = draw(pair, samples, 1, random)
         judged = draw(pair, files * PROMPTS, GROUP, random)
-        for name, cuts in RULES.items():
-            counts[name].append(int(refused(judged, cuts(seen, seed)).sum()))
+        for name, thresholds in RULES.items():
+            counts[name].append(int(refused(judged, thresholds(seen, seed)).sum()))
     return counts

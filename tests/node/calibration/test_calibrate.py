@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from node.calibration.calibrate import Calibration, CalibrationPlan, Measured, calibrate, hard_cuts, measure
+from node.calibration.calibrate import Calibration, CalibrationPlan, Measured, calibrate, hard_thresholds, measure
 from node.calibration.measure import fp8, int4, int8, most_samples, stepped
-from node.calibration.write import plot, write_cuts
+from node.calibration.write import plot, write_thresholds
 from node.environments.registry import load_environment
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
@@ -54,12 +54,12 @@ def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, M
         assert same.proof_distance < 0.1 and same.sampling < 1e-6
         assert result.honest[pair(name, exact if name == rough else rough)].proof_distance > same.proof_distance
     assert set(result.verification.engines) == {exact, rough}
-    tight, loose = (result.verification.cuts(maker, exact) for maker in (exact, rough))
+    tight, loose = (result.verification.thresholds(maker, exact) for maker in (exact, rough))
     assert tight.mantissa_mean < loose.mantissa_mean == result.verification.mantissa_mean
     assert result.cheating["int4"].proof_distance > 10
     assert result.cheating["garbage"].sampling > 0.1
     assert all(outcome.false_alarms == 0 for outcome in result.honest.values())
-    assert result.cheating["garbage"].cut == 1 and result.cheating["int4"].cut > 0.8
+    assert result.cheating["garbage"].refused == 1 and result.cheating["int4"].refused > 0.8
     assert result.cheating["int4"].suspected is not None and result.cheating["int4"].convicted is not None
     assert result.cheating["int4"].suspected < result.cheating["int4"].convicted
     assert result.crossed["garbage"].suspected is not None
@@ -85,9 +85,14 @@ def test_only_pairs_that_always_agree_have_narrow_cuts_for_proofs(tiny_run: RunS
         return [SampleStatistics((ProofErrors(0, mean, 0.0),), np.zeros(4)) for mean in means]
 
     looks = {"a>a": seen([0.0] * 40), "b>b": seen([0.0] * 39 + [0.2]), "a>b": seen([2.0] * 40)}
-    cuts = hard_cuts(tiny_run, looks, seed=0)
-    assert cuts.cuts("a", "a").mantissa_mean == 0.25
-    assert cuts.cuts("b", "b").mantissa_mean == cuts.cuts("a", "b").mantissa_mean == cuts.mantissa_mean == 3.0
+    thresholds = hard_thresholds(tiny_run, looks, seed=0)
+    assert thresholds.thresholds("a", "a").mantissa_mean == 0.25
+    assert (
+        thresholds.thresholds("b", "b").mantissa_mean
+        == thresholds.thresholds("a", "b").mantissa_mean
+        == thresholds.mantissa_mean
+        == 3.0
+    )
 
 
 def test_the_cuts_stand_in_the_run_file_and_its_comments_stay(
@@ -98,7 +103,7 @@ def test_the_cuts_stand_in_the_run_file_and_its_comments_stay(
     (tmp_path / "model").symlink_to(tiny_assets / "model")
     verification = calibrated[0].verification
     for _ in range(2):  # again over its own result: nothing piles up
-        write_cuts(source, target, verification)
+        write_thresholds(source, target, verification)
         source = target
     text = target.read_text()
     assert "# mine" in text and "# where it lies" in text and "# as agreed" in text

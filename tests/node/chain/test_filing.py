@@ -48,7 +48,7 @@ class Worker:
         self.people, self.pool, self.folder = people, pool, folder
         self.journal, self.gossip, self.blobs = InlineJournal(), Gossip(), Blobs(folder)
         self.scope = trio.CancelScope()
-        self.settling: Claimer | None = None
+        self.claimer: Claimer | None = None
         self.left = False
 
     async def live(self) -> None:
@@ -74,15 +74,15 @@ class Worker:
             time=PoolTime(info.started_at, EPOCH, WINDOW),
         )
         books, manager = PoolAccounting(context, client, ledger), ServiceManager()
-        self.settling = Claimer(books)
-        self.leaving = Departure(context, self.settling, manager)
+        self.claimer = Claimer(books)
+        self.leaving = Departure(context, self.claimer, manager)
         self.scope = trio.CancelScope()
         try:
             with self.scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(follower.run)
                     nursery.start_soon(self._deliver, follower, ledger)
-                    for service in (LeafReader(books), self.settling, self.leaving):
+                    for service in (LeafReader(books), self.claimer, self.leaving):
                         nursery.start_soon(service.run)
                     await manager.left.wait()
                     self.left = True
@@ -148,7 +148,7 @@ async def test_what_a_silent_quorum_named_is_filed_and_redeemed_and_the_sweep_le
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker.live)
-        await until(lambda: bool(worker.settling and worker.settling.seen))
+        await until(lambda: bool(worker.claimer and worker.claimer.seen))
         info = await client.pool(pool)
         # An epoch and its late work; the second epoch one of the two knows less of. Then they say nothing any more.
         for number, key in enumerate((people.validator, second), 1):
@@ -164,7 +164,7 @@ async def test_what_a_silent_quorum_named_is_filed_and_redeemed_and_the_sweep_le
             await client.sweep(pool)
         assert await on_chain(lambda c: c.filed_by(pool, own)) == 0
         forward(times.starts)
-        await until(lambda: bool(worker.settling and worker.settling.account.filed == 170))
+        await until(lambda: bool(worker.claimer and worker.claimer.account.filed == 170))
         assert await on_chain(lambda c: c.filed_of(pool, own, 0)) == 120
         assert await on_chain(lambda c: c.filed_of(pool, own, 1)) == 50
         # Killed, and started again with what is on its disk: nothing is filed twice.
@@ -180,9 +180,9 @@ async def test_what_a_silent_quorum_named_is_filed_and_redeemed_and_the_sweep_le
         assert chain_rpc("eth_getTransactionCount", own, "latest") == sent
         nursery.start_soon(worker.live)
         had = (await client.balances(people.provider.address)).token
-        await until(lambda: bool(worker.settling and worker.settling.account.paid == 170 * PRICE))
+        await until(lambda: bool(worker.claimer and worker.claimer.account.paid == 170 * PRICE))
         assert (await client.balances(people.provider.address)).token - had == 170 * PRICE
-        assert worker.settling and worker.settling.filing.filed.over
+        assert worker.claimer and worker.claimer.filing.filed.over
         assert (await client.pool(pool)).escrow == 0 and await on_chain(lambda c: c.filed_by(pool, own)) == 0
         await worker.leaving.leave()
         await until(lambda: worker.left)

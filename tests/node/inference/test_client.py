@@ -13,8 +13,8 @@ from node.inference.client import EngineProcess
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
 from node.inference.link import ChildLink
 from node.inference.wire import MOST_REQUESTS, EngineReady, Loaded, LoadPolicy, Produce, Produced, RequestProgress
-from protocol.cuts import Cuts
 from protocol.run import VerificationSpec
+from protocol.thresholds import Thresholds
 
 PRETENDER = [sys.executable, str(Path(__file__).with_name("pretender.py"))]
 
@@ -194,7 +194,7 @@ async def test_an_engine_that_cannot_prepare_the_run_ends_the_service() -> None:
 
 RULES = VerificationSpec(
     engines=("*/*/*",),
-    pairs={f"here/{kind}/sdpa>here/{kind}/sdpa": Cuts() for kind in ("float32", "bfloat16")},
+    pairs={f"here/{kind}/sdpa>here/{kind}/sdpa": Thresholds() for kind in ("float32", "bfloat16")},
 )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.calibration.cuts import hard_cuts
+from node.calibration.thresholds import hard_thresholds
 from node.inference import decoding, fixed
 from node.inference.engine import Completion, FinishedSequence, GenerationRequest
 from node.inference.errors import EngineError
@@ -15,11 +15,11 @@ from node.inference.fixed import FixedModel, model_for
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
 from protocol.checks import check_activations, check_sampling
-from protocol.cuts import EXACT
 from protocol.decision import SampleStatistics
 from protocol.engines import is_exact, pair
 from protocol.run import RunSpec
 from protocol.sampling import distance
+from protocol.thresholds import EXACT
 from protocol.toploc import ProofErrors
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, kernel_of, transformers_model
 from tests.pretended_cuda import pretended_cuda
@@ -138,7 +138,7 @@ def test_only_one_class_with_itself_is_exact(tiny_run: RunSpec) -> None:
     assert not is_exact(HERE.replace("fixed", "sdpa"), HERE.replace("fixed", "sdpa"))
     assert not is_exact("nonsense", "nonsense")
     rules = msgspec.structs.replace(tiny_run.verification, engines=("*/*/fixed",))
-    assert rules.cuts(HERE, HERE) == EXACT and rules.cuts(HERE, other) != EXACT
+    assert rules.thresholds(HERE, HERE) == EXACT and rules.thresholds(HERE, other) != EXACT
     assert check_activations([ProofErrors(0, 0.0, 0.0)], EXACT) is None
     assert check_activations([ProofErrors(0, 1 / 128, 0.0)], EXACT) is not None
     assert check_activations([ProofErrors(1, 0.0, 0.0)], EXACT) is not None
@@ -152,7 +152,7 @@ def test_a_calibration_takes_the_class_at_its_word_and_refuses_it_otherwise(tiny
             ]
         }
 
-    assert hard_cuts(tiny_run, seen(0.0, 0.0), 0).cuts(HERE, HERE) == EXACT
+    assert hard_thresholds(tiny_run, seen(0.0, 0.0), 0).thresholds(HERE, HERE) == EXACT
     for mantissa, far in ((1 / 128, 0.0), (0.0, 1e-6)):
         with pytest.raises(EngineError, match="not what it says"):
-            hard_cuts(tiny_run, seen(mantissa, far), 0)
+            hard_thresholds(tiny_run, seen(mantissa, far), 0)

@@ -99,11 +99,11 @@ def change_row(batch: RolloutBatch, **changes: Any) -> RolloutBatch:
 
 def resealed(batch: RolloutBatch) -> RolloutBatch:
     """The same with every envelope made for the row that it stands in, as a careful cheat would."""
-    cuts = VerificationSpec(toploc_k=32)
+    rules = VerificationSpec(toploc_k=32)
     rows = [
         msgspec.structs.replace(
             row,
-            proofs=seal(row.proofs[ENVELOPE_BYTES:], subject_of(batch.header, row), cuts.toploc_k, cuts.toploc_batch),
+            proofs=seal(row.proofs[ENVELOPE_BYTES:], subject_of(batch.header, row), rules.toploc_k, rules.toploc_batch),
         )
         for row in batch.rows
     ]

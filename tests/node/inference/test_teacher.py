@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from node.inference.engines import torch_engine
+from node.inference.options import EngineOptions
 from node.inference.process import settings_for
 from node.inference.scheduler import EngineScheduler, RequestContext
 from node.inference.server import EngineServer
@@ -17,7 +18,6 @@ from node.inference.session import EngineSession
 from node.inference.settings import EngineSettings
 from node.inference.teacher import teach
 from node.inference.wire import EngineReady, Prepare, RequestFailed, Taught, Teach
-from node.inference.wish import EngineOptions
 from node.training.batch import BatchRow
 from node.training.micro_batch import padded
 from node.training.warmstart import SORT_ALPHABET, create_model
@@ -67,7 +67,7 @@ def rows() -> list[SampleRow]:
     return [one, two]
 
 
-def lesson(place: Path) -> Teach:
+def teaching(place: Path) -> Teach:
     header = RolloutHeader(1, NODE, "cd" * 32, 0)
     data = encode(RolloutBatch(header, tuple(rows())))
     (place / "file").write_bytes(data)
@@ -91,7 +91,7 @@ def expected(assets: Path) -> list[np.ndarray]:
 
 
 def test_a_task_has_what_a_trainer_with_the_teacher_would_compute(run: RunSpec, assets: Path, tmp_path: Path) -> None:
-    order = lesson(tmp_path)
+    order = teaching(tmp_path)
     found = teach(EngineSession(run, assets, torch_engine), order)
     taught = said(order)
     assert found.tokens == sum(row.units for row in rows()) == 6
@@ -106,7 +106,7 @@ def test_an_engine_of_another_class_says_the_same_within_the_tolerance_and_anoth
     def by(run: RunSpec, assets: Path, dtype: str, name: str) -> Said:
         place = tmp_path / f"by-{name}"
         place.mkdir()
-        order = lesson(place)
+        order = teaching(place)
         settings = EngineSettings(dtype=dtype)
         teach(EngineSession(run, assets, lambda model: torch_engine(model, settings)), order)
         return said(order)
@@ -132,7 +132,7 @@ def test_a_process_takes_the_request_and_says_why_it_cannot(
         assert isinstance(prepared, EngineReady), prepared
         return server.answer(order, RequestContext(2, "task"), owner)
 
-    order = lesson(tmp_path)
+    order = teaching(tmp_path)
     assert isinstance(answered(run, order), Taught) and said(order)
     other = msgspec.structs.replace(order, file_root=bytes(32))
     refused = answered(run, other)

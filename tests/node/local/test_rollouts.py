@@ -18,7 +18,7 @@ from node.inference.scheduler import EngineScheduler, RequestContext
 from node.inference.server import EngineServer
 from node.inference.session import EngineSession
 from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode, requests
-from node.local.rollouts import Doing, LocalRun
+from node.local.rollouts import Activity, LocalRollouts
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.state.files import write_whole
@@ -127,11 +127,11 @@ def make(
     stop_after: int = STEPS,
     still: bool = False,
     late: int = 0,
-    doing: Doing = lambda text: None,
-) -> tuple[LocalRun, EngineInProcess]:
+    activity: Activity = lambda text: None,
+) -> tuple[LocalRollouts, EngineInProcess]:
     encoded, spool = encode_run(run), Spool(directory / "spool")
     engine = EngineInProcess(encoded, assets)
-    local = LocalRun(
+    local = LocalRollouts(
         run,
         encoded,
         directory,
@@ -142,7 +142,7 @@ def make(
         spool=spool,
         observer=Observer(run, directory),
         async_level=level,
-        doing=doing,
+        activity=activity,
     )
     return local, engine
 
@@ -188,7 +188,7 @@ async def test_the_policy_lags_by_exactly_the_async_level(
     run: RunSpec, tiny_assets: Path, tmp_path: Path, level: int
 ) -> None:
     said: list[str] = []
-    local, _ = make(run, tiny_assets, tmp_path, level, doing=said.append)
+    local, _ = make(run, tiny_assets, tmp_path, level, activity=said.append)
     await local.run()
     assert said[0] == "learner and engine load the model", "which takes minutes with a large one"
     need = run.rollout.prompts_per_step * run.rollout.group_size

@@ -55,10 +55,10 @@ from node.preflight.settings import NAMED, OTHERS, PREFIX, check_settings
 from node.preflight.survey import check_before_stake, exit_code
 from node.state.directory import StateDir
 from node.training.planning import machine_of
-from protocol.cuts import Cuts
 from protocol.identity import NodeKey
 from protocol.run import Asset, EnvironmentSpec, RunSpec, VerificationSpec
 from protocol.sections import Requirement, Requirements
+from protocol.thresholds import Thresholds
 
 NODE, PROVIDER = (NodeKey(bytes([n]) * 32).address for n in (1, 2))
 BASE = NetworkProfile(name="base-sepolia", chain_id=84532, rpc_urls=("https://rpc.example/v2/secret",))
@@ -497,7 +497,7 @@ def test_a_running_daemon_is_judged_by_what_it_says() -> None:
 
 
 THERE = "cuda-sm90/float32/vllm/tf32/tp1/vllm-0.32.0"
-MEASURED = VerificationSpec(engines=("*/*/*",), pairs={f"{THERE}>{THERE}": Cuts()})
+MEASURED = VerificationSpec(engines=("*/*/*",), pairs={f"{THERE}>{THERE}": Thresholds()})
 
 
 def test_a_machine_whose_class_was_not_measured_is_told_how_it_is() -> None:

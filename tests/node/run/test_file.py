@@ -32,7 +32,7 @@ window = 3
 [audit]
 window = 5
 [weights]
-anchor_every = 8
+snapshot_every = 8
 """
 
 

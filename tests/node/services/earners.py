@@ -486,7 +486,7 @@ class Jury:
         self.vote_set = self.disputes = self.register = self.seals = self
         said = SimpleNamespace(author=TRAINER.address)
         self.policies = SimpleNamespace(
-            fork=None, find=lambda root: True, announcement=lambda root: said, is_orphan=lambda root: False
+            equivocation=None, find=lambda root: True, announcement=lambda root: said, is_orphan=lambda root: False
         )
 
     def follow(self, listener: Callable[[Any], None]) -> None:
@@ -603,10 +603,10 @@ class Node:
         )
         chain: Any = world.chain
         books = PoolAccounting(context, chain, ledger, pauses=world.pauses[0])
-        self.paying, self.settling = LeafReader(books), Claimer(books, gathers=world.gathers)
+        self.paying, self.claimer = LeafReader(books), Claimer(books, gathers=world.gathers)
         self.manager = ServiceManager()
-        self.leaving = Departure(context, self.settling, self.manager)
-        services: list[Any] = [self.paying, self.settling, self.leaving, *world.more(self)]
+        self.leaving = Departure(context, self.claimer, self.manager)
+        services: list[Any] = [self.paying, self.claimer, self.leaving, *world.more(self)]
         if self.role == "validator":
             self.certifying = Certifier(context, round_seconds=world.round_seconds)
             self.tabling = EarningsTabler(books, pauses=world.pauses[1])

@@ -16,7 +16,7 @@ import trio
 pytest.importorskip("torch")
 from cli.serve_node import NodeAnswerer
 from node.guest.rest import GuestRest
-from node.inference.answering import draw_of
+from node.inference.answer_proofs import draw_of
 from node.inference.client import EngineProcess
 from node.inference.engine import GenerationRequest, generate
 from node.inference.tokenizer import LocalTokenizer

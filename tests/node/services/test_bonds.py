@@ -18,7 +18,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def told(node: Node) -> list[str]:
-    return [one for one in node.settling.status()["pay"].warnings if "takes a bond" in one]
+    return [one for one in node.claimer.status()["pay"].warnings if "takes a bond" in one]
 
 
 async def test_a_validator_that_has_no_bond_says_so_until_its_provider_lends_one(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.services.certifier import Certifier, WorkVerdict
+from node.services.certifier import Certifier, RootEntry
 from node.services.context import PoolTime
 from node.services.judging.judge import Validator
 from protocol.earnings import Accepted, of_policy
@@ -93,7 +93,7 @@ async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it
             statement = Accepted(POOL, VALIDATORS[0].address, 0, number.to_bytes(32), 9)
             if number == 2:
                 certifying._context.state.seals.withhold(VALIDATORS[0].address, 0)
-            certifying.shown([WorkVerdict(VALIDATORS[0].address, work, statement, at)])
+            certifying.shown([RootEntry(VALIDATORS[0].address, work, statement, at)])
             await certifying.decide()
             kept.append(certifying._journal.pay.leaf(certifying._own, POOL, statement.work) is not None)
         assert kept == [True, False, False]

@@ -85,8 +85,8 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     place.write(1)
     place.write(2)
     place.announce(2, manifest)
-    await place.showing.look()
-    await place.showing.look()
+    await place.showing.tick()
+    await place.showing.tick()
     assert [one.step for one in place.said] == [1, 2], "each is said once"
     card = decode_card(place.store.path(place.said[0].root).read_bytes())
     card.check(1)
@@ -96,13 +96,13 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     place.delete(1)
     for step in range(3, 2 + BEHIND):
         place.announce(step, bytes(32))
-        await place.showing.look()
+        await place.showing.tick()
         assert await place.fill(named, 30_000) == set(named), "an auditor may still be busy with an earlier step"
     place.announce(2 + BEHIND, bytes(32))
-    await place.showing.look()
+    await place.showing.tick()
     assert await place.fill(named, 30_000) == set(), "the manifest of step 1 begins before the oldest one"
     assert place.store.has(place.said[1].root)
-    assert place.showing.status()["trainer"].checkpoints == {"2": 100}
+    assert place.showing.status()["checkpoints"].bytes_by_step == {"2": 100}
 
 
 async def test_a_disk_that_fills_while_a_checkpoint_is_copied_costs_its_offer_and_nothing_else(
@@ -115,11 +115,11 @@ async def test_a_disk_that_fills_while_a_checkpoint_is_copied_costs_its_offer_an
 
     monkeypatch.setattr(checkpoint_server, "link_or_copy", full)
     place.write(1)
-    await place.showing.look()
+    await place.showing.tick()
     assert place.said == [] and "No space left" in place.troubles[0]
     monkeypatch.undo()
     place.write(2)
-    await place.showing.look()
+    await place.showing.tick()
     assert [one.step for one in place.said] == [2]
 
 
@@ -136,7 +136,7 @@ async def test_what_an_audit_replays_is_there_however_few_checkpoints_the_learne
             for step in place.spool.checkpoint_steps()[:-kept]:
                 place.delete(step)
         place.announce(newest, bytes(32))
-        await place.showing.look()
+        await place.showing.tick()
         await place.fill([], 20_000)  # what is not pinned goes
         roots |= {one.step: one.root for one in place.said}
         for drawn in range(max(newest - BEHIND + 1, every), newest + 1):
@@ -154,9 +154,9 @@ async def test_what_past_audits_need_gives_way_to_new_checkpoints_where_the_stor
         if step > 1:
             place.delete(step - 1)
         place.announce(step, bytes(32))
-        await place.showing.look()
+        await place.showing.tick()
     assert [one.step for one in place.said] == list(range(1, 9))
-    assert list(place.showing.status()["trainer"].checkpoints) == ["6", "7", "8"]
+    assert list(place.showing.status()["checkpoints"].bytes_by_step) == ["6", "7", "8"]
     assert len(place.troubles) == 1 and "more disk" in place.troubles[0]
 
 
@@ -173,7 +173,7 @@ async def test_of_a_step_that_a_later_term_decides_anew_its_parts_are_kept_and_n
         place.clock = policies_of(KEY.address)
         place.showing._context.state.policies = place.clock
         place.announce(2, manifest)
-        await place.showing.look()
+        await place.showing.tick()
     assert await place.fill([first, file, then, other], 30_000) == {then, other}
 
 
@@ -182,7 +182,7 @@ async def test_a_checkpoint_is_offered_in_the_term_in_which_its_step_lies(tmp_pa
     place.terms.take(1, NodeKey(b"\2" * 32).address, 3, bytes(32), 10**10)
     for step in (2, 3):
         place.write(step)
-    await place.showing.look()
+    await place.showing.tick()
     assert [(one.step, one.term) for one in place.said] == [(2, 0), (3, 1)]
 
 
@@ -192,5 +192,5 @@ async def test_a_checkpoint_that_would_take_the_place_of_policies_is_not_offered
 ) -> None:
     place = Place(tmp_path, quota=1000)
     place.write(1, size)
-    await place.showing.look()
+    await place.showing.tick()
     assert bool(place.troubles) == (size > 500) and bool(place.said) == (size < 500)

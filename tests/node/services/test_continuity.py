@@ -76,7 +76,7 @@ async def test_an_older_journal_takes_in_what_it_lacks_and_goes_on_behind_the_fe
     again = swarm.start(backup, doubt="it is an older copy")
     await trio.sleep(12)
     assert again.opened_after is not None and again.opened_after < 12
-    assert lost and lost <= set(again.files()) and again.continuity.adopted >= len(lost)
+    assert lost and lost <= set(again.files()) and again.continuity._words.adopted >= len(lost)
     fence = again.journal.fence.step
     await trio.sleep(30)
     made = set(again.files()) - set(first.files())
@@ -152,11 +152,11 @@ async def test_members_that_keep_words_to_themselves_cost_no_stake(swarm: Swarm,
     await trio.sleep(8)
     first.alive.cancel()
     for one in swarm.others:
-        one.continuity._words_of = lambda asker: iter(())  # type: ignore[method-assign]
+        one.continuity._server._words_of = lambda asker: iter(())  # type: ignore[method-assign]
         one.board._message_store.share = lambda known, room: []  # type: ignore[method-assign]
     again = swarm.start(backup, doubt="it is an older copy")
     await trio.sleep(60)
-    assert again.opened_after is not None and again.continuity.adopted == 0
+    assert again.opened_after is not None and again.continuity._words.adopted == 0
     assert len(again.files()) > FILES and not swarm.rivals
 
 

@@ -56,13 +56,13 @@ async def test_who_leaves_in_mid_window_is_paid_to_the_unit_and_goes_on_leaving_
         await worker.leaving.leave()
         await trio.sleep(30)
         assert worker.manager.leaving.is_set() and wait_of(worker) == (107, 1000 + 300 + 802)
-        assert "107 units wait for the table of" in worker.leaving.doing()
+        assert "107 units wait for the table of" in worker.leaving.activity()
         while worker.wanted:
             await trio.sleep(90)
             if worker.lives:
                 worker.stop()
         assert world.paid() == {WORKERS[0].address: 100} and world.now() < 2400
-        units = worker.settling.status()["pay"].units
+        units = worker.claimer.status()["pay"].units
         assert (units.claimed, units.missed, units.unclear, units.in_table) == (100, 7, 0, 0)
         nursery.cancel_scope.cancel()
 
@@ -75,7 +75,7 @@ async def test_who_has_earned_nothing_leaves_at_once_and_who_waits_for_a_silent_
         world.chain.down = True
         await worker.leaving.leave()
         await trio.sleep(500)
-        assert worker.lives and "waits for the chain's word" in worker.leaving.doing()
+        assert worker.lives and "waits for the chain's word" in worker.leaving.activity()
         world.chain.down = False
         await trio.sleep(60)
         assert not worker.lives and not world.chain.claims
@@ -113,11 +113,11 @@ async def test_who_leaves_waits_for_debts_beyond_the_table_and_says_when_or_why_
         await trio.sleep(5)
         await worker.leaving.leave()
         await paid(world, 40)
-        assert wait_of(worker)[0] == 60 and "60 units are owed beyond the table" in worker.leaving.doing()
-        assert f"the next one comes from {when(1000 + 2 * 100 + 800)} on" in worker.leaving.doing()
+        assert wait_of(worker)[0] == 60 and "60 units are owed beyond the table" in worker.leaving.activity()
+        assert f"the next one comes from {when(1000 + 2 * 100 + 800)} on" in worker.leaving.activity()
         await paid(world, 60)
-        doing = worker.leaving.doing()
-        assert worker.lives and "no date: the pool has no money" in doing and "contract pool fund 7" in doing
+        activity = worker.leaving.activity()
+        assert worker.lives and "no date: the pool has no money" in activity and "contract pool fund 7" in activity
         world.chain.fund(1000)
         await paid(world, 100)
         assert not worker.lives
@@ -138,7 +138,7 @@ async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, w
         worker = await begin(world, nursery)
         world.make(worker, 40)
         await trio.sleep(160)
-        assert worker.settling.account.certified == 40
+        assert worker.claimer.account.certified == 40
         for node in world.validators:  # nobody tables it any more
             node.stop()
         world.chain.stopped_at, world.chain.free = world.now(), 0
@@ -146,7 +146,7 @@ async def test_a_pool_that_is_over_and_swept_keeps_nobody(autojump_clock: Any, w
         await trio.sleep(1500)
         assert worker.lives, "a table may come"
         await trio.sleep(400)
-        assert worker.lives and "40 units are filed" in worker.leaving.doing()
+        assert worker.lives and "40 units are filed" in worker.leaving.activity()
         await trio.sleep(800)
         assert not worker.lives and not world.paid()
         assert world.chain.redeemed == [(WORKERS[0].address, 0)], "there was no money any more"
@@ -165,8 +165,8 @@ async def test_what_is_owed_to_who_is_away_is_claimed_by_one_of_the_others_a_wee
         gone, stays = world.workers[:2]
         world.make(gone, 40)
         world.make(stays, 5)
-        stays.settling.gathering = Gathering(
-            stays.settling._books, on=True
+        stays.claimer.gathering = Gathering(
+            stays.claimer._books, on=True
         )  # it is there, and lets its pay gather: nobody claims for it
         await trio.sleep_until(200)
         gone.stop()

@@ -55,7 +55,7 @@ async def test_what_validators_accept_is_paid_once_after_the_window(autojump_clo
         await trio.sleep(300)
         assert world.paid() == world.accepted and sum(world.accepted.values()) == 33
         assert world.chain.posts == [(0, 33)]
-        status = world.workers[0].settling.status()
+        status = world.workers[0].claimer.status()
         pay = status["pay"]
         assert (pay.paid_wei, pay.due_wei, pay.waiting_wei) == (str(10 * PRICE), "0", "0")
         assert status["stake"] == {"bonded_wei": "5"}
@@ -107,7 +107,7 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
     assert world.chain.received == earned and len(earned) == len(WORKERS) - 1, "to the wei"
     assert world.chain.free * PRICE == 10**12 * PRICE - earned.total()
     for worker in world.workers:
-        pay = worker.settling.status()["pay"]
+        pay = worker.claimer.status()["pay"]
         assert pay.paid_wei == str(world.accepted[worker.key.address] * PRICE) and pay.missed_wei == "0"
 
 
@@ -278,9 +278,9 @@ async def test_each_file_s_pay_is_told_as_it_goes_and_what_misses_its_table_is_t
         world.chain.claims_fail = False
         await trio.sleep(100)
         assert (states(worker), states(late)) == (["claimed", "missed"], ["missed"])
-        pay = worker.settling.status()["pay"]
+        pay = worker.claimer.status()["pay"]
         assert (pay.epochs[0].state, pay.epochs[0].missed_units, pay.missed_wei) == ("claimed", 7, str(7 * PRICE))
-        assert late.settling.status()["pay"].missed_wei == str(20 * PRICE)
+        assert late.claimer.status()["pay"].missed_wei == str(20 * PRICE)
         assert [one.name for one in worker.progress.events] == ["certified", "in the table", "claimed"]
         await restart(world, nursery, [worker, late])
         await trio.sleep(50)
@@ -291,7 +291,7 @@ async def test_each_file_s_pay_is_told_as_it_goes_and_what_misses_its_table_is_t
 
 def told(node: Node) -> dict[str, int]:
     """Units by where they are, as the status says it."""
-    units = node.settling.status()["pay"].units
+    units = node.claimer.status()["pay"].units
     return {name: getattr(units, name) for name in units.__struct_fields__ if getattr(units, name)}
 
 
@@ -464,7 +464,7 @@ async def test_what_an_epoch_brings_beyond_its_cap_is_owed_and_paid_by_the_next_
         await trio.sleep(98)
         # 299 of 301 units: each has its share, and what is left of a unit is nobody's yet
         assert world.paid() == {WORKERS[0].address: 499, WORKERS[1].address: 100}
-        audit = world.workers[1].settling.status()["pay"]
+        audit = world.workers[1].claimer.status()["pay"]
         assert (audit.units.owed, audit.owed_wei, audit.units.missed) == (1, str(PRICE), 0)
         assert int(audit.unit_worth_wei) == PRICE * 299 // 301
         world.make(world.workers[2], 300)
@@ -491,8 +491,8 @@ async def test_nothing_is_signed_beyond_what_is_funded_and_everybody_has_a_share
         world.make(world.workers[1], 20)
         await trio.sleep(1100)
         assert world.paid() == {WORKERS[0].address: 56, WORKERS[1].address: 4}
-        assert "40 units are certified" in world.validators[0].tabling.status()["audit"]["earnings"].waiting
-        assert "of what waited its newest table paid 20%" in world.workers[1].settling.status()["pay"].warnings[-1]
+        assert "40 units are certified" in world.validators[0].tabling.status()["earnings_table"]["waiting"]
+        assert "of what waited its newest table paid 20%" in world.workers[1].claimer.status()["pay"].warnings[-1]
         world.chain.fund(1000)
         world.read_until = 0.0
         await trio.sleep(300)

@@ -31,7 +31,7 @@ async def begin(world: World, nursery: trio.Nursery) -> Node:
     await trio.sleep(110)
     world.make(worker, 60)
     await trio.sleep(160)
-    assert worker.settling.account.certified == 100
+    assert worker.claimer.account.certified == 100
     for node in world.validators:
         node.stop()
     world.chain.stopped_at = 1150
@@ -49,11 +49,11 @@ async def test_what_a_silent_quorum_named_is_filed_once_and_redeemed_once(autoju
     async with trio.open_nursery() as nursery:
         worker = await begin(world, nursery)
         await trio.sleep_until(1_790)
-        assert not world.chain.filed and worker.settling.account.certified == 100
-        assert worker.settling.status()["pay"].filing.starts == 2_800
+        assert not world.chain.filed and worker.claimer.account.certified == 100
+        assert worker.claimer.status()["pay"].filing.starts == 2_800
         await trio.sleep_until(1_900)
         assert world.chain.filed == {OWN: {0: 40, 1: 60}} and world.chain.files_sent == 1
-        told = worker.settling.status()["pay"]
+        told = worker.claimer.status()["pay"]
         assert (told.units.certified, told.units.filed, told.units.missed) == (0, 100, 0)
         assert [(one.epoch, one.state, one.claimable_at) for one in told.epochs] == [
             (0, "filed", 3_800),
@@ -65,7 +65,7 @@ async def test_what_a_silent_quorum_named_is_filed_once_and_redeemed_once(autoju
         await restart(worker, nursery)
         await trio.sleep_until(2_900)
         assert world.chain.redeemed == [(OWN, 100)]
-        told = worker.settling.status()["pay"]
+        told = worker.claimer.status()["pay"]
         assert (told.units.certified, told.units.filed, told.units.missed) == (0, 0, 0)
         assert {one.state for one in told.epochs} == {"redeemed"}
         assert int(told.paid_wei) == int(told.earned_wei) == 100 * PRICE
@@ -90,7 +90,7 @@ async def test_a_root_that_is_heard_late_adds_what_is_more(autojump_clock: Any, 
         await world.root(VALIDATORS[1], 1, more, number=9_001)
         await trio.sleep(60)
         assert world.chain.filed[OWN] == {0: 40, 1: 85} and world.chain.files_sent == 2
-        assert worker.settling.account.filed == 125
+        assert worker.claimer.account.filed == 125
         nursery.cancel_scope.cancel()
 
 
@@ -104,7 +104,7 @@ async def test_an_answer_that_is_lost_files_nothing_twice(autojump_clock: Any, w
         world.chain.loses_answers = False
         await trio.sleep_until(1_900)
         assert world.chain.filed == {OWN: {0: 40, 1: 60}}
-        assert worker.settling.account.filed == 100
+        assert worker.claimer.account.filed == 100
         nursery.cancel_scope.cancel()
 
 
@@ -118,7 +118,7 @@ async def test_a_quorum_that_comes_back_in_time_tables_it_and_nothing_is_filed(
             nursery.start_soon(node.live)
         await trio.sleep_until(3_000)
         assert world.paid() == {OWN: 100} and not world.chain.filed and not world.chain.redeemed
-        assert worker.settling.filing.filed.over
+        assert worker.claimer.filing.filed.over
         nursery.cancel_scope.cancel()
 
 
@@ -136,8 +136,8 @@ async def test_what_was_filed_by_hand_is_not_filed_again_and_is_redeemed(autojum
         world.read_until = 0.0
         await restart(worker, nursery)
         await trio.sleep_until(2_890)
-        assert world.chain.redeemed == [(OWN, 100)] and not worker.settling.filing.filed.over
+        assert world.chain.redeemed == [(OWN, 100)] and not worker.claimer.filing.filed.over
         world.read_until = float("inf")
         await trio.sleep_until(2_930)
-        assert world.chain.redeemed == [(OWN, 100)] and worker.settling.filing.filed.over
+        assert world.chain.redeemed == [(OWN, 100)] and worker.claimer.filing.filed.over
         nursery.cancel_scope.cancel()

@@ -71,7 +71,7 @@ async def test_a_look_serves_all_who_look_at_that_time(
     books.ledger.now = lambda: 9
     async with trio.open_nursery() as nursery:
         for _ in range(3):
-            nursery.start_soon(books.look)
+            nursery.start_soon(books.read)
     assert books.chain.asked == {"pool": 1, "earnings": 1, "waiting": 1}  # type: ignore[attr-defined]
 
 
@@ -82,7 +82,7 @@ async def test_a_pool_is_read_again_once_it_may_be_another(
 
     async def escrow() -> int:
         await trio.sleep(1)
-        return (await books.look()).pool.escrow
+        return (await books.read()).pool.escrow
 
     assert await escrow() == 5
     chain.escrow = 6
@@ -98,7 +98,7 @@ async def test_a_pool_is_read_again_once_it_may_be_another(
     assert await escrow() == 2
     assert chain.asked["earnings"] == chain.asked["pool"] == 4 and chain.asked["block"] == 6
     books.ledger.now = lambda: 77
-    assert (await books.look()).now == 77 and chain.asked["block"] == 6, "the newest block is known"
+    assert (await books.read()).now == 77 and chain.asked["block"] == 6, "the newest block is known"
 
 
 async def test_the_last_block_before_a_time_is_found_once_in_few_questions(books: PoolAccounting) -> None:

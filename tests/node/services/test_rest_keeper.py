@@ -14,7 +14,7 @@ from node.guest.rest import GuestRest
 from node.guest.settings import GuestSettings, read_guest
 from node.progress import ProgressRecord
 from node.services.engine import EngineService
-from node.services.rest_keeper import CannotRest, PauseWish, RestKeeper, read_pause
+from node.services.rest_keeper import CannotRest, PauseRequest, RestKeeper, read_pause
 from protocol.messages import RolloutCommitted
 from tests.node.services.test_rollout_worker import FILE_SECONDS, Swarm
 
@@ -67,7 +67,7 @@ async def test_a_pause_ends_by_itself_and_outlives_a_restart(tmp_path: Path, aut
     async with trio.open_nursery() as nursery:
         rest = await begun(one := resting(tmp_path), nursery)
         assert not rest.why and one.beat() == {}
-        await one.pause(PauseWish(seconds=2 * HOUR))
+        await one.pause(PauseRequest(seconds=2 * HOUR))
         assert rest.why.startswith("paused by its owner until") and one.beat() == {"state": "paused"}
         assert one.status()["rest"].until == NOON + 2 * HOUR
         again = await begun(resting(tmp_path), nursery)
@@ -85,7 +85,7 @@ async def test_a_pause_ends_by_itself_and_outlives_a_restart(tmp_path: Path, aut
 async def test_a_pause_without_end_lasts_until_it_is_resumed(tmp_path: Path, autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         rest = await begun(one := resting(tmp_path), nursery)
-        await one.pause(PauseWish())
+        await one.pause(PauseRequest())
         await trio.sleep(100 * HOUR)
         assert "until intellect-node resume" in rest.why
         await one.resume()
@@ -162,7 +162,7 @@ async def test_who_has_promised_more_than_files_is_told_what_a_pause_would_cost(
         }
     )
     with pytest.raises(CannotRest, match=f"a {role} cannot be paused") as caught:
-        await one.pause(PauseWish())
+        await one.pause(PauseRequest())
     assert says in caught.value.why and "intellect-node stop" in caught.value.remedy
     assert not one._rest.why and not (tmp_path / "pause.json").exists()
     if role == "validator":
@@ -179,7 +179,7 @@ async def test_hours_begin_and_end_a_rest(tmp_path: Path, autojump_clock: Any) -
         assert rest.why == "outside of its hours until Wed 22:00 UTC"
         await trio.sleep(10 * HOUR + 1)
         assert not rest.why
-        await one.pause(PauseWish(seconds=HOUR))
+        await one.pause(PauseRequest(seconds=HOUR))
         await one.resume()
         assert not rest.why
         await trio.sleep(9 * HOUR)
@@ -342,7 +342,7 @@ async def test_a_worker_that_is_paused_in_a_file_makes_no_other_until_it_is_resu
         before = swarm.trainer.commitments
         rest.say("owner", "paused", patience)
         await trio.sleep(8 * FILE_SECONDS)
-        assert rest.quiet and swarm.worker.doing().startswith("paused")
+        assert rest.quiet and swarm.worker.activity().startswith("paused")
         assert swarm.trainer.commitments == before + more
         rest.say("owner", "")
         await trio.sleep(8 * FILE_SECONDS)

@@ -281,8 +281,8 @@ async def test_a_worker_behind_its_fence_says_what_it_waits_for_and_makes_the_ne
         newest = swarm.own.context.policy_cache.newest
         assert newest is not None
         swarm.own.context.journal.close_fence(Fence(newest.step))
-        assert "join --vouch" in swarm.worker.doing() and f"after policy {newest.step}" in swarm.worker.doing()
+        assert "join --vouch" in swarm.worker.activity() and f"after policy {newest.step}" in swarm.worker.activity()
         made = swarm.own.commitments
         await trio.sleep(3 * POLICY_EVERY)
-        assert swarm.own.commitments > made and "join --vouch" not in swarm.worker.doing()
+        assert swarm.own.commitments > made and "join --vouch" not in swarm.worker.activity()
         nursery.cancel_scope.cancel()

@@ -404,7 +404,7 @@ async def test_what_a_quorum_did_not_prove_alike_ends_the_trust_and_takes_no_sta
         for key, (outcome, reason) in zip(VALIDATORS, said, strict=False):
             await bench.judge_step(key, outcome, reason)
         await trio.sleep(STEP_PATIENCE + EVERYBODY)
-        assert bench.done() == [] and bench.court.trainer.jury.state.policies.fork is not None
+        assert bench.done() == [] and bench.court.trainer.jury.state.policies.equivocation is not None
         nursery.cancel_scope.cancel()
 
 
@@ -427,7 +427,7 @@ async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_onc
         for _ in range(3):
             assert again.step_verdicts(DOMAIN, 0).keys() == {one.address, two.address}
         assert len(opened) == 2, "who asks twice a second verifies no signature twice"
-        assert again.state.policies.fork == seat.jury.state.policies.fork and again.state.distrust
+        assert again.state.policies.equivocation == seat.jury.state.policies.equivocation and again.state.distrust
         bench.chain.overturned = True
         await trio.sleep(STEP_PATIENCE + EVERYBODY)
         tried = bench.done()

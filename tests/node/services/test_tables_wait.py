@@ -42,17 +42,17 @@ async def test_a_table_is_paid_once_it_counts_and_the_next_one_is_made_on_it(aut
         assert not world.chain.posts, "one epoch is mature, and a table covers two"
         await trio.sleep_until(1120)
         assert world.chain.posts == [(1, 42)] and not world.paid()
-        pay = worker.settling.status()["pay"]
+        pay = worker.claimer.status()["pay"]
         assert (pay.units.waiting, pay.units.certified, pay.units.in_table) == (42, 42, 0)
         assert {one.state for one in pay.epochs} == {"waiting"}
         counts_at = world.chain.told[-1].counts_at
         assert pay.waiting_until == counts_at and {one.claimable_at for one in pay.epochs} == {counts_at}
-        assert "waits until" in world.validators[0].tabling.status()["audit"]["earnings"].waiting
+        assert "waits until" in world.validators[0].tabling.status()["earnings_table"]["waiting"]
         world.make(worker, 5)
         await trio.sleep_until(counts_at - START + 120)
         assert world.paid() == {WORKERS[0].address: 42}
         await trio.sleep_until(2600)
-        assert world.paid() == world.accepted and not worker.settling.status()["pay"].units.waiting
+        assert world.paid() == world.accepted and not worker.claimer.status()["pay"].units.waiting
         assert all(after[0] - before[0] >= 2 for before, after in pairwise(world.chain.posts))
         nursery.cancel_scope.cancel()
 
@@ -70,7 +70,7 @@ async def test_what_is_held_is_told_and_paid_later_and_what_is_dropped_is_tabled
         world.chain.hold(600)
         await trio.sleep(300)
         assert not world.paid()
-        assert any("the guardian holds the table" in one for one in worker.settling.status()["pay"].warnings)
+        assert any("the guardian holds the table" in one for one in worker.claimer.status()["pay"].warnings)
         world.chain.drop()
         assert not next(iter(world.chain.ledgers)).tables, "it never counts"
         await trio.sleep(60)

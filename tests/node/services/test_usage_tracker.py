@@ -52,9 +52,11 @@ async def test_validators_name_each_accepted_work_once_and_all_come_to_the_same_
         await trio.sleep(20)
         await court.announce(2)
         await trio.sleep(5)
-        cuts = {(one.author, one.message.step, one.message.works) for one in court.trainer.board.messages(AcceptedList)}
+        lists = {
+            (one.author, one.message.step, one.message.works) for one in court.trainer.board.messages(AcceptedList)
+        }
         judges = [seat.key.address for seat in court.seats]
-        assert cuts == {(one, step, (work,)) for one in judges for step, work in ((1, first), (2, second))}
+        assert lists == {(one, step, (work,)) for one in judges for step, work in ((1, first), (2, second))}
         for one in tracers:
             found = [one.book.due(work) for work in (first, second)]
             assert [due[0] for due in found if due] == [1, 2]
@@ -160,7 +162,7 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
                 await court.workers[0].board.post(stating(own, WORKER, DOMAIN))
                 await trio.sleep(0.2)
             await leader.step(step, drops=drops if step >= 5 else None)
-            if court.trainer.jury.state.policies.forks:
+            if court.trainer.jury.state.policies.equivocations:
                 first = step
                 break
         said = [one.message for one in court.trainer.board.messages(StepVerdict)]
@@ -171,6 +173,6 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
             assert {(one.outcome, one.reason) for one in said} == {(VerdictOutcome.REJECT, Reason.LEFT_OUT)}
             assert OTHER.address in said[0].detail
             for seat in everybody:
-                fork = seat.jury.state.policies.fork
+                fork = seat.jury.state.policies.equivocation
                 assert fork is not None and not seat.jury.state.distrust, "who stands by goes on"
         nursery.cancel_scope.cancel()

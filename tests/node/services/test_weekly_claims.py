@@ -70,7 +70,7 @@ async def test_who_leaves_waits_for_no_day_of_the_week(autojump_clock: Any, worl
         await trio.sleep_until(slot_began(WORKERS[0].address, START) + WEEK + 60 - START)
         await work(world, [worker], 4)
         await trio.sleep(2 * DAY)
-        assert worker.settling.account.due == 40 and not world.chain.claims, "the control"
+        assert worker.claimer.account.due == 40 and not world.chain.claims, "the control"
         world.chain.dear = True
         await worker.leaving.leave()
         await trio.sleep(DAY)
@@ -103,7 +103,7 @@ async def test_a_claim_waits_while_gas_is_dear_and_the_rest_of_the_books_goes_on
         await work(world, [worker], 4)
         world.chain.dear = True
         await trio.sleep_until(slot_began(WORKERS[0].address, START) + 2 * WEEK + DAY - START)
-        assert worker.settling.account.due == 40 and not world.chain.claims
+        assert worker.claimer.account.due == 40 and not world.chain.claims
         assert not [event.text for event in worker.progress.events if "could not be claimed" in event.text]
         world.chain.dear = False
         await trio.sleep(3600)

@@ -1,4 +1,4 @@
-"""What this node wrote and cannot read again is its own disk's doing: caches are made anew, all else is named."""
+"""What this node wrote and cannot read again is its own disk's activity: caches are made anew, all else is named."""
 
 from collections.abc import Callable
 from pathlib import Path

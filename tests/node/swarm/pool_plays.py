@@ -142,7 +142,7 @@ def moved(author: str, kind: type[Message], beside: list[Said]) -> Differing:
     found = differing(honest(), stands(pool))
     own = author in row.by
     # Who may say it may change what is about itself, and who convicts itself ends its own term.
-    convicted = own and row.evidence and pool.state.policies.forks
+    convicted = own and row.evidence and pool.state.policies.equivocations
     kept = {
         name: frozenset(one for one in facts if not (author in one and (own or name == "forks")))
         for name, facts in found.items()
@@ -162,7 +162,7 @@ def unrightful(seed: int) -> list[str]:
         one = state.policies.of_step(step)
         if one is not None and not terms.counts(one.author, one.message.term, step, one.message.parent):
             found.append(f"policy {step} by {NAME[one.author]}")
-    for term in state.policies.forks:
+    for term in state.policies.equivocations:
         holder = next((NAME[one.holder] for one in terms.all() if one.number == term), "")
         if holder not in liars:
             found.append(f"{holder} is not believed")

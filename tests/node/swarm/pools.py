@@ -392,7 +392,7 @@ def stands(pool: Pool) -> Stands:
     return {
         "policies": frozenset((NAME[one.author], one.step, one.root) for one in followed),
         "newest": frozenset({("", policies.newest_step)}),
-        "forks": frozenset((NAME[holders.get(term, ADDRESS["observer"])], term) for term in policies.forks),
+        "forks": frozenset((NAME[holders.get(term, ADDRESS["observer"])], term) for term in policies.equivocations),
         "known": frozenset(("", root_, one.step) for root_, one in policies._known.items() if one.orphaned_at is None),
         "works": frozenset((NAME[one.node], id, one.rival, one.step) for id, one in works.items()),
         "states": frozenset(

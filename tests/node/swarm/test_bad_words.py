@@ -91,7 +91,7 @@ def test_a_term_that_the_chain_has_not_told_yet_waits_for_it_a_while() -> None:
 def test_a_policy_again_with_another_epoch_is_evidence_and_no_second_policy() -> None:
     again = Said(STEPS * PACE + 4.0, "leader", stated(STEPS, 2, epoch=1))
     pool = Pool().play([*history(), again])
-    assert pool.state.policies.forks.keys() == {2} and len(pool.state.policies.steps) == STEPS + 1
+    assert pool.state.policies.equivocations.keys() == {2} and len(pool.state.policies.steps) == STEPS + 1
     assert not pool.state.disputes.quarantined
 
 

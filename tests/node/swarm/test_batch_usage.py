@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.droppers import Swarm
 from node.status_schema import LeftOutPart
-from node.swarm.batch_usage import BatchUsage, SeatBook
+from node.swarm.batch_usage import BatchUsage, ReplicaUsage
 from node.swarm.register import Register, RegisteredWork
 from node.swarm.task_table import TaskTable
 from protocol.identity import Address, address_bytes
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, work_order
 from protocol.messages import AcceptedList
-from protocol.seats import share
+from protocol.replicas import share
 from tests.node.swarm.test_register import NODE, OTHER, RUN, TRAINER, Clock, announced, committed
 from tests.words import policies as policies_of
 
@@ -50,8 +50,8 @@ class Bench:
             keep_surplus=self.keep_surplus,
         )
 
-    def cut(self, step: int, *by: Address) -> None:
-        works = self.book.cut(step)
+    def list(self, step: int, *by: Address) -> None:
+        works = self.book.accepted_list(step)
         for one in by:
             self.book.heard(one, AcceptedList(pool=1, step=step, works=works))
 
@@ -59,7 +59,7 @@ class Bench:
         """A policy, and soon after it both workers' files, which are accepted."""
         self.policies.announce(announced(step))
         self.register.look_again()
-        self.cut(step, *JUDGES)
+        self.list(step, *JUDGES)
         self.clock.now += 1
         for index, node in enumerate((NODE, OTHER)):
             signed = committed(step, 0, node, root=bytes([step, index]) * 16)
@@ -154,7 +154,7 @@ def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
     bench.policies.announce(announced(2))
     bench.clock.now += 1
     if signed == "late":
-        bench.book.cut(2)
+        bench.book.accepted_list(2)
         late = (bench.works[1, OTHER].id,)
         for one in JUDGES:
             bench.book.heard(one, AcceptedList(pool=1, step=3, works=late))
@@ -162,7 +162,7 @@ def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
         by = {"by both": JUDGES, "by one": JUDGES[:1], "by one and a stranger": (JUDGES[0], NODE)}
         by["by one and whose it is"] = (JUDGES[0], OTHER)
         bench.validators = (*JUDGES, OTHER)
-        bench.cut(2, *by.get(signed, JUDGES))
+        bench.list(2, *by.get(signed, JUDGES))
     if signed == "by one and one who left":
         bench.validators = JUDGES[:1]
     bench.train(3, bench.used(0, NODE), bench.used(1, NODE))
@@ -174,34 +174,34 @@ def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
 
 
 def test_what_was_named_at_a_policy_that_never_was_is_due_for_who_did_not_follow_it() -> None:
-    """The block of a term is replaced: one node held the cuts of its policies back until it forgot them."""
+    """The block of a term is replaced: one node held the lists of its policies back until it forgot them."""
     bench = Bench()
     bench.step(0)
     stranger = bench.newcomer()
     bench.policies.announce(announced(1))
     bench.clock.now += 1
-    phantom = bench.book.cut(1)
-    assert phantom and bench.book.cut(2) == ()
+    phantom = bench.book.accepted_list(1)
+    assert phantom and bench.book.accepted_list(2) == ()
     bench.book.undone(1)
     bench.policies.announce(announced(2))
-    again = bench.book.cut(2)
+    again = bench.book.accepted_list(2)
     assert again == phantom, "once more, and for those who heard both the first word stands"
-    for book, cuts in ((bench.book, (1, 2)), (stranger, (2,))):
+    for book, lists in ((bench.book, (1, 2)), (stranger, (2,))):
         for one in JUDGES:
-            for step in cuts:
+            for step in lists:
                 book.heard(one, AcceptedList(pool=1, step=step, works=phantom))
         due = book.due(phantom[0])
-        assert due is not None and due[0] == cuts[0]
-    assert bench.book.cut(3) == ()
+        assert due is not None and due[0] == lists[0]
+    assert bench.book.accepted_list(3) == ()
 
 
 def test_a_validators_first_word_on_a_work_counts_and_no_work_is_named_twice() -> None:
     bench = Bench()
     bench.step(0)
     bench.policies.announce(announced(1))
-    first = bench.book.cut(1)
+    first = bench.book.accepted_list(1)
     assert first == tuple(sorted(bench.works[0, node].id for node in (NODE, OTHER)))
-    assert bench.book.cut(1) == ()
+    assert bench.book.accepted_list(1) == ()
     for step in (1, 0):
         bench.book.heard(JUDGES[0], AcceptedList(pool=1, step=step, works=first))
     assert bench.book.due(first[0]) is None
@@ -262,7 +262,7 @@ def test_a_slow_worker_whom_the_others_can_replace_is_used_so_a_trainer_that_dro
 
 
 def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
-    bench, book = Bench(), SeatBook(2, max_staleness=2)
+    bench, book = Bench(), ReplicaUsage(2, max_staleness=2)
     for step in (0, 1):
         bench.step(step)
     older, fresher, others = (bench.works[at] for at in ((0, NODE), (1, OTHER), (1, NODE)))
@@ -273,11 +273,14 @@ def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
         return tuple(share(outer, work.id, 2) for work in (older, fresher, others))
 
     outers = (bytes([number]) * 32 for number in range(256))
-    first = next(outer for outer in outers if deals(outer) == (0, 0, 1))  # the last one is another seat's to use
+    first = next(outer for outer in outers if deals(outer) == (0, 0, 1))  # the last one is another replica's to use
     book.begun(first)
     book.trained(1, first, [ComposedBatch(bytes(32), 1, 1, (bench.used(0, NODE),))])
-    uses = {seat: {node: msgspec.structs.asdict(one) for node, one in of.items()} for seat, of in book.seats.items()}
-    assert {seat: set(of) for seat, of in uses.items()} == {0: {NODE, OTHER}}
+    uses = {
+        replica_id: {node: msgspec.structs.asdict(one) for node, one in of.items()}
+        for replica_id, of in book.replicas.items()
+    }
+    assert {replica_id: set(of) for replica_id, of in uses.items()} == {0: {NODE, OTHER}}
     assert uses[0][NODE]["used"] == 1 and uses[0][OTHER]["left_out"] == 1
     assert (book.workers[NODE].accepted, book.workers[NODE].left_out) == (2, 0)
     second = next(outer for outer in outers if deals(outer) == (0, 1, 1))  # dealt anew, and nothing older is used
@@ -286,4 +289,4 @@ def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
     assert (book.workers[NODE].used, book.workers[OTHER].left_out) == (2, 1)  # a part of a file again counts once
     book.begun(bytes(32))
     book.trained(3, bytes(32), [])
-    assert book.workers[OTHER].stale == 1 and book.status().seats["0"][OTHER]["left_out"] == 1
+    assert book.workers[OTHER].stale == 1 and book.status().replicas["0"][OTHER]["left_out"] == 1

@@ -1,4 +1,4 @@
-"""Nobody judges its own doing: for each message of those who judge, its author is whom it is about.
+"""Nobody judges its own activity: for each message of those who judge, its author is whom it is about.
 
 What a message is about is found in it: an address, a work, a term. So one that is added tomorrow is tried tomorrow.
 Two of five validators speak, so that one voice more decides.

@@ -281,7 +281,7 @@ def test_unchanged_weights_at_another_step_are_another_policy_and_no_lie() -> No
     policies = policies_of(TRAINER, Clock())
     assert policies.announce(announced(1)) and policies.announce(announced(2))
     assert not policies.announce(announced(1)), "a repetition"
-    assert policies.fork is None and policies.newest_step == 2
+    assert policies.equivocation is None and policies.newest_step == 2
 
 
 def test_two_policies_for_a_step_or_two_steps_for_a_policy_are_a_lie_that_is_shown_by_both_envelopes() -> None:
@@ -289,7 +289,7 @@ def test_two_policies_for_a_step_or_two_steps_for_a_policy_are_a_lie_that_is_sho
         policies = policies_of(TRAINER, Clock())
         policies.announce(announced(3))
         assert isinstance(policies.announce(lie), Equivocation)
-        assert policies.fork is not None and policies.fork.evidence == (announced(3).raw, lie.raw)
+        assert policies.equivocation is not None and policies.equivocation.evidence == (announced(3).raw, lie.raw)
         assert not policies.announce(announced(5)) and policies.newest_step == 3, "it is trusted no more"
         known = policies.find(policy(3))
         assert known is not None and known.step == 3

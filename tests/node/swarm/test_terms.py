@@ -110,9 +110,10 @@ def test_the_new_term_says_the_step_again_and_that_is_no_fork() -> None:
     scene.lead_to(5)
     scene.terms.take(1, B, 5, ROOTS[4], 400)
     assert scene.say(B, 1, 5, ROOTS[30], parent=ROOTS[4])
-    assert scene.clock.fork is None and scene.clock.newest_step == 5
+    assert scene.clock.equivocation is None and scene.clock.newest_step == 5
     assert scene.clock.of_step(5).message.policy_root == ROOTS[30]  # type: ignore[union-attr]
-    assert not scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4]) and scene.clock.fork is not None  # two in one term are
+    assert not scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4])
+    assert scene.clock.equivocation is not None  # two in one term are
 
 
 def test_who_is_not_believed_is_that_for_its_term_and_the_next_one_goes_on_from_the_policy_that_it_names() -> None:
@@ -122,23 +123,23 @@ def test_who_is_not_believed_is_that_for_its_term_and_the_next_one_goes_on_from_
         scene.lead_to(3)
         other = ROOTS[30] if first == ROOTS[4] else ROOTS[4]
         assert scene.say(A, 0, 4, first) and not scene.say(A, 0, 4, other)
-        assert scene.clock.fork is not None and not scene.say(A, 0, 5), "nothing of it counts any more"
+        assert scene.clock.equivocation is not None and not scene.say(A, 0, 5), "nothing of it counts any more"
         scene.terms.take(1, B, 5, ROOTS[4], 400)
-        assert scene.clock.fork is None and scene.clock.forks.keys() == {0}
+        assert scene.clock.equivocation is None and scene.clock.equivocations.keys() == {0}
         for root in (ROOTS[4], ROOTS[30]):  # heard again
             scene.say(A, 0, 4, root)
         assert scene.clock.of_step(4).message.policy_root == ROOTS[4]  # type: ignore[union-attr]
         assert scene.clock.is_orphan(ROOTS[30]) == (first == ROOTS[30])
         assert scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4]) and scene.clock.newest_step == 5
-        assert not scene.say(A, 0, 6) and scene.clock.fork is None
+        assert not scene.say(A, 0, 6) and scene.clock.equivocation is None
 
 
 def test_a_fork_in_a_term_that_is_over_stops_nobody_and_stays_evidence() -> None:
     scene = Scene()
     scene.lead_to(4)
     scene.terms.take(1, B, 5, ROOTS[4], 400)
-    assert not scene.say(A, 0, 3, ROOTS[30]) and scene.clock.forks.keys() == {0}
-    assert scene.clock.fork is None and scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4])
+    assert not scene.say(A, 0, 3, ROOTS[30]) and scene.clock.equivocations.keys() == {0}
+    assert scene.clock.equivocation is None and scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4])
 
 
 def test_a_policy_that_the_new_term_makes_again_bit_for_bit_is_a_policy_and_no_orphan_any_more() -> None:
@@ -148,7 +149,7 @@ def test_a_policy_that_the_new_term_makes_again_bit_for_bit_is_a_policy_and_no_o
     scene.terms.take(1, B, 5, ROOTS[4], 400)
     assert not scene.say(A, 0, 6) and scene.clock.is_orphan(ROOTS[5]) and scene.clock.is_orphan(ROOTS[6])
     assert scene.say(B, 1, 5, parent=ROOTS[4]) and scene.say(B, 1, 6, parent=ROOTS[5])
-    assert not scene.clock.is_orphan(ROOTS[5]) and scene.clock.newest_step == 6 and scene.clock.fork is None
+    assert not scene.clock.is_orphan(ROOTS[5]) and scene.clock.newest_step == 6 and scene.clock.equivocation is None
     assert scene.clock.of_step(6).author == B  # type: ignore[union-attr]
 
 
@@ -243,7 +244,7 @@ async def test_who_follows_no_events_asks_who_leads_and_who_led() -> None:
     assert terms.now.holder == C
 
 
-async def test_until_the_first_policy_of_a_term_a_visitor_has_the_one_that_its_holder_named_and_no_other() -> None:
+async def test_until_the_first_policy_of_a_term_a_light_client_has_the_one_that_its_holder_named_and_no_other() -> None:
     scene, late = Scene(), Told((A, 0), (B, 4), (C, 9))
     late.terms_taken[-1] = msgspec.structs.replace(late.terms_taken[-1], parent=ROOTS[8])
     scene.terms = LeaderTerms(NOBODY, lambda: scene.time)
@@ -251,5 +252,5 @@ async def test_until_the_first_policy_of_a_term_a_visitor_has_the_one_that_its_h
     await scene.terms.ask_who_leads(late, 1)
     assert not scene.say(B, 1, 7) and not scene.say(B, 1, 8, ROOTS[30])
     assert scene.say(B, 1, 8) and scene.clock.newest_step == 8
-    assert not scene.say(B, 1, 8, ROOTS[30]) and scene.clock.fork is None
+    assert not scene.say(B, 1, 8, ROOTS[30]) and scene.clock.equivocation is None
     assert scene.say(C, 2, 9, parent=ROOTS[8]) and scene.clock.newest_step == 9

@@ -19,9 +19,9 @@ from node.run.file import describe_file
 from node.training import trainer
 from node.training.checkpoint import Checkpoints
 from node.training.errors import TrainingError
-from node.training.guest import guest_spool
 from node.training.handover import hand_over
 from node.training.learner import Learner
+from node.training.machine_spool import machine_spool
 from node.training.meeting import hello, objection
 from node.training.pulse import LOST_SECONDS, Pulses
 from node.training.rendezvous import arguments, prepare
@@ -60,7 +60,7 @@ def run(tiny_run: RunSpec, tiny_assets: Path) -> RunSpec:
 @pytest.fixture
 def make_pair(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> Callable[[str], Pair]:
     def make(name: str) -> Pair:
-        host, guest = Spool(tmp_path / name), guest_spool(tmp_path / f"{name}-guest")
+        host, guest = Spool(tmp_path / name), machine_spool(tmp_path / f"{name}-guest")
         host.prepare(encode_run(run), tiny_assets)
         for step in range(STEPS):
             host.write_batch(step, batch(step))

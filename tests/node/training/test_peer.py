@@ -33,27 +33,27 @@ Tensors = dict[str, Any]
 
 
 class Bench:
-    """One learner, honest contributions of seats 0 and 1 to round 0, and a judge of them."""
+    """One learner, honest contributions of replicas 0 and 1 to round 0, and a judge of them."""
 
     def __init__(self, folder: Path) -> None:
         run = compiled(folder, rounds='exchange = "float32"\ninner_state = "reset"')
         self.peer = TextPeer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
         self.folder = folder
         self.ask(StartRound())
-        self.paths = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
+        self.paths = [Path(self.ask(Train(0, replica_id, NEVER))["path"]) for replica_id in (0, 1)]
         context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
         rounds: Any = SimpleNamespace(moved=Changes(), measured=lambda root, norm: None)
         self.looks = ContributionJudge(context, rounds)
-        for seat in (0, 1):
-            self.looks._claims.setdefault(NODE, BoundedDict(8))[seat] = None
+        for replica_id in (0, 1):
+            self.looks._claims.setdefault(NODE, BoundedDict(8))[replica_id] = None
 
     def ask(self, job: Job) -> dict[str, Any]:
         answer = self.peer.answer(job)
         assert not answer.what, answer
         return answer.found
 
-    def read(self, seat: int) -> Contribution:
-        return self.peer._decoded(self.paths[seat], OuterStateFile(self.peer._outer_path(0)))
+    def read(self, replica_id: int) -> Contribution:
+        return self.peer._decoded(self.paths[replica_id], OuterStateFile(self.peer._outer_path(0)))
 
     def write(self, change: Callable[[Tensors], Tensors], of: int = 0, **header: Any) -> Path:
         honest = self.read(of)
@@ -93,10 +93,10 @@ def times(factor: float) -> Callable[[Tensors], Tensors]:
 
 
 def test_honest_work_is_accepted_with_and_without_a_replay(bench: Bench) -> None:
-    for seat in (0, 1):
-        found, seen = bench.verdict(bench.paths[seat])
+    for replica_id in (0, 1):
+        found, seen = bench.verdict(bench.paths[replica_id])
         assert (found.outcome, found.checked) == (VerdictOutcome.ACCEPT, (0,)) and seen["equal"] and seen["same"]
-        found, seen = bench.verdict(bench.write(lambda one: one, seat), replay=False)
+        found, seen = bench.verdict(bench.write(lambda one: one, replica_id), replay=False)
         assert (
             found.outcome == VerdictOutcome.ACCEPT
         )  # the same bytes beside itself are like a copy, so they were replayed
@@ -106,12 +106,12 @@ def test_honest_work_is_accepted_with_and_without_a_replay(bench: Bench) -> None
 @pytest.mark.parametrize("cheat", ["noise", "zero", "sign", "copy", "half", "own-data", "three-times"])
 def test_what_was_not_computed_is_found_and_costs_the_stake(bench: Bench, cheat: str) -> None:
     header: dict[str, Any] = {}
-    if cheat == "copy":  # another seat's work with 5 % noise, under one's own seat
-        path = bench.write(noisy, 1, seat=0)
-    elif cheat == "own-data":  # real steps, on the rows of another seat
-        path = bench.write(lambda one: one, 1, seat=0)
+    if cheat == "copy":  # another replica's work with 5 % noise, under one's own replica
+        path = bench.write(noisy, 1, replica_id=0)
+    elif cheat == "own-data":  # real steps, on the rows of another replica
+        path = bench.write(lambda one: one, 1, replica_id=0)
     elif cheat == "half":  # half of the steps, sold as all
-        made = bench.peer._seat_path(0, 0)
+        made = bench.peer._contribution_path(0, 0)
         made.rename(bench.folder / "whole")
         bench.ask(Train(0, 0, 0.0))
         assert bench.read(0).header.tokens == 64  # where time is over one step is made, and said
@@ -144,7 +144,7 @@ def test_form_identity_and_seat(bench: Bench) -> None:
     whole[-300:] = b"\xff" * 300  # no numbers
     nan.write_bytes(whole)
     assert bench.verdict(nan)[0].reason == Reason.MALFORMED
-    for wrong in ({"round": 1}, {"outer": b"x" * 32}, {"run_root": bytes(32)}, {"tokens": 100}, {"seat": 9}):
+    for wrong in ({"round": 1}, {"outer": b"x" * 32}, {"run_root": bytes(32)}, {"tokens": 100}, {"replica_id": 9}):
         assert bench.verdict(bench.write(lambda one: one, **wrong))[0].reason == Reason.MALFORMED, wrong
     assert bench.verdict(bench.paths[0], units=64)[0].reason == Reason.UNITS
     stranger = NodeKey(bytes([9]) * 32).address
@@ -177,14 +177,14 @@ def test_a_validator_whose_device_fails_says_nothing_of_the_file(
 
 
 class KeptBench(Bench):
-    """The same in a run whose moments outlive a round: seat 0's contribution to round 1, and what it began with."""
+    """The same in a run whose moments outlive a round: replica 0's contribution to round 1, and what it began with."""
 
     def __init__(self, folder: Path, exchange: str) -> None:
         how = f'exchange = "{exchange}"\ninner_state = "kept"\nchunk = 64\ntop = 8'
         run = compiled(folder, rounds=how.replace(' fragments"', '"\nfragments = 2'), inner=8 if "frag" in how else 4)
         self.peer = TextPeer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
         self.folder, self.most = folder, self.ask(StartRound())["own_bytes"]
-        made = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
+        made = [Path(self.ask(Train(0, replica_id, NEVER))["path"]) for replica_id in (0, 1)]
         outer = OuterStateFile(self.peer._outer_path(0))
         contributions = [self.peer._decoded(path, outer) for path in made]
         apply_round(outer, contributions, self.peer._rules, self.peer._outer_path(1))
@@ -196,8 +196,8 @@ class KeptBench(Bench):
         self.looks = ContributionJudge(context, rounds)
         self.looks._claims.setdefault(NODE, BoundedDict(8))[0] = None
 
-    def read(self, seat: int) -> Contribution:
-        return self.peer._decoded(self.paths[seat], self.peer._begun(1), 1)
+    def read(self, replica_id: int) -> Contribution:
+        return self.peer._decoded(self.paths[replica_id], self.peer._begun(1), 1)
 
     def judged(self, path: Path, before: Path | None, after: Path | None = None) -> tuple[Any, dict[str, Any]]:
         places = {"before": str(before or ""), "after": str(after or "")}
@@ -220,7 +220,7 @@ def test_steps_that_begin_with_moments_are_made_again_from_these(kept: KeptBench
     assert seen["inner"] == [blob_root(one).hex() for one in (kept.before, kept.after)]
     assert kept.before.stat().st_size <= kept.most
     assert kept.ask(Check(1, str(kept.paths[0]), (), replay=True))["lacks"] == ["before"]
-    found, _ = kept.judged(kept.paths[0], kept.others)  # another seat's moments come to other steps
+    found, _ = kept.judged(kept.paths[0], kept.others)  # another replica's moments come to other steps
     assert (found.outcome, found.reason) == (VerdictOutcome.SLASH, Reason.NOT_REPRODUCED)
 
 

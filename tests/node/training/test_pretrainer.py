@@ -74,7 +74,7 @@ def test_peers_learn_and_go_on_exactly_after_they_are_killed(
     monkeypatch.setattr(InnerLearner, "step", step)
     with pytest.raises(Killed):
         train(run.spec, killed)
-    assert len(records(killed)) == 2  # in the second round, with the second seat at work
+    assert len(records(killed)) == 2  # in the second round, with the second replica at work
     monkeypatch.setattr(InnerLearner, "step", real)
     train(run.spec, killed)
     assert records(killed) == expected
@@ -98,13 +98,13 @@ def test_the_contributions_of_a_round_make_the_next_state_for_anybody(tmp_path: 
     first, second = (OuterStateFile(pretrainer._outer_path(number)) for number in (0, 1))
     second.check()
     found = contributions(pretrainer, run.spec, 0, first)
-    assert [one.header.seat for one in found] == [0, 1, 2]
+    assert [one.header.replica_id for one in found] == [0, 1, 2]
     assert all(len(one.header.stretches) == 2 and one.header.tokens == 256 for one in found)
     assert len({one.header.stretches[0] for one in found}) == 1  # all begin alike, and
     assert len({one.header.stretches[1] for one in found}) == 3  # learn from rows of their own
     assert run.spec.diloco
     folder = pretrainer._rounds / "000000"
-    ids = [blake3((folder / f"seat-{one.header.seat}.inc").read_bytes()).digest() for one in found]
+    ids = [blake3((folder / f"replica-{one.header.replica_id}.inc").read_bytes()).digest() for one in found]
     for number, order in enumerate(permutations(zip(ids, found, strict=True))):
         by_id = [one for _, one in sorted(order, key=lambda pair: pair[0])]
         assert apply_round(first, by_id, run.spec.diloco, tmp_path / f"state-{number}") == second.root
@@ -181,7 +181,7 @@ def test_fragments_go_on_exactly_and_make_the_same_states_for_anybody(tmp_path: 
     kept: list[tuple[OuterStateFile, list[Contribution]]] = []
 
     def write(self: Pretrainer, header: ContributionHeader, *given: object) -> None:
-        if (header.round, header.seat) == (3, 1) and self is pretrainer:
+        if (header.round, header.replica_id) == (3, 1) and self is pretrainer:
             raise Killed
         real(self, header, *given)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ def test_fragments_go_on_exactly_and_make_the_same_states_for_anybody(tmp_path: 
     assert [outer.round for outer, _ in kept] == [3, 4]
     for outer, ids in kept:
         assert set(ids[0].parts) == set(pretrainer._sent(outer.round)) and run.spec.diloco
-        for order in permutations(sorted(ids, key=lambda one: one.header.seat)):
+        for order in permutations(sorted(ids, key=lambda one: one.header.replica_id)):
             in_order = sorted(order, key=lambda one: ids.index(one))
             root = apply_round(outer, in_order, run.spec.diloco, tmp_path / f"again-{outer.round}")
             assert root.hex() == records(through)[outer.round + 1]["outer_root"]

@@ -72,7 +72,7 @@ def test_held_back_rows_are_never_trained_on(tmp_path: Path) -> None:
     run = compiled(tmp_path, steps=40)
     data = TextData(run.spec, b"run", spool_of(run, tmp_path / "desk").assets)
     assert data.names == ["counting", "letters"] and len(data.held_back(1)) == 8 and data.end == END
-    learnt = {place for step in range(160) for seat in range(4) for place in data.cursor.places(seat, step)}
+    learnt = {place for step in range(160) for replica_id in range(4) for place in data.cursor.places(replica_id, step)}
     most = [max(place.row for place in learnt if place.part == part) for part in (0, 1)]
     assert [row + 9 for row in most] == data._counts  # all others are, at last
     first = np.stack([data._row(RowPlace(0, data._counts[0] - 8 + row)) for row in range(8)])

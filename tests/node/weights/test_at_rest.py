@@ -26,9 +26,9 @@ def at(follower, step: int) -> bool:
     return follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
 
 
-async def test_a_follower_writes_patches_and_an_image_where_the_trainer_sets_an_anchor(run, origin, peer) -> None:
+async def test_a_follower_writes_patches_and_an_image_where_the_trainer_sets_a_snapshot(run, origin, peer) -> None:
     async with trio.open_nursery() as nursery:
-        trainer, follower, held = await published(run, partial(origin, anchor_every=4), peer, nursery, steps=1)
+        trainer, follower, held = await published(run, partial(origin, snapshot_every=4), peer, nursery, steps=1)
         size, wrote = held.manifest.image_size, list[int]()
         for step in range(1, 10):
             before = follower.store.written
@@ -49,14 +49,21 @@ async def test_a_follower_writes_patches_and_an_image_where_the_trainer_sets_an_
 
 async def test_no_more_patches_than_engines_are_asked_to_apply(run, origin, monkeypatch) -> None:
     monkeypatch.setattr(publish, "MOST_LAYERS", 3)
-    trainer = origin(anchor_every=50)
+    trainer = origin(snapshot_every=50)
     helds = [await trainer.publish(step, run.step()) for step in range(6)]
-    assert [held.manifest.anchor.step if held.manifest.anchor else held.step for held in helds] == [0, 0, 0, 3, 3, 3]
+    assert [held.manifest.snapshot.step if held.manifest.snapshot else held.step for held in helds] == [
+        0,
+        0,
+        0,
+        3,
+        3,
+        3,
+    ]
 
 
-async def test_who_was_away_when_an_anchor_was_set_makes_its_image_and_rests_on_it(run, origin, peer, wire) -> None:
+async def test_who_was_away_when_a_snapshot_was_set_makes_its_image_and_rests_on_it(run, origin, peer, wire) -> None:
     async with trio.open_nursery() as nursery:
-        trainer, follower, _ = await published(run, partial(origin, anchor_every=3), peer, nursery, steps=2)
+        trainer, follower, _ = await published(run, partial(origin, snapshot_every=3), peer, nursery, steps=2)
         trainer.board.muted = True
         helds = [await trainer.publish(step, run.step()) for step in range(2, 6)]
         wire.say(helds[-1].announcement)
@@ -69,11 +76,11 @@ async def test_who_was_away_when_an_anchor_was_set_makes_its_image_and_rests_on_
         nursery.cancel_scope.cancel()
 
 
-async def test_the_image_of_an_anchor_that_patches_do_not_lead_to_is_blamed_and_fetched(
+async def test_the_image_of_a_snapshot_that_patches_do_not_lead_to_is_blamed_and_fetched(
     run, origin, peer, wire
 ) -> None:
     async with trio.open_nursery() as nursery:
-        trainer, follower, _ = await published(run, partial(origin, anchor_every=3), peer, nursery, steps=2)
+        trainer, follower, _ = await published(run, partial(origin, snapshot_every=3), peer, nursery, steps=2)
         trainer.board.muted = True
         helds = [await trainer.publish(step, run.step()) for step in range(2, 5)]
         good = helds[-1].manifest
@@ -85,7 +92,7 @@ async def test_the_image_of_an_anchor_that_patches_do_not_lead_to_is_blamed_and_
         info = await trainer.store.add(encode_manifest(bad))
         wire.say(announce(trainer.key, bad, info.root))
         await until(lambda: at(follower, 4))
-        assert len(follower.blamed) == 1 and follower.follower.counts["anchor"] == 1
+        assert len(follower.blamed) == 1 and follower.follower.counts["snapshot"] == 1
         assert bytes_of(follower.policy_cache.newest) == bytes_of(helds[-1])
         nursery.cancel_scope.cancel()
 
@@ -96,7 +103,7 @@ async def test_a_patch_whose_base_nobody_has_waits_and_loses_nothing(run, origin
     for step in range(3):
         held = await trainer.publish(step, run.step())
     gone, image = {}, held.manifest.image_root
-    for root in (held.manifest.anchor.image_root, image):
+    for root in (held.manifest.snapshot.image_root, image):
         gone[root] = trainer.store.path(root).read_bytes()
         trainer.store.evict(root)
     follower = peer("late", trainer.key.address)
@@ -106,10 +113,10 @@ async def test_a_patch_whose_base_nobody_has_waits_and_loses_nothing(run, origin
         await until(lambda: follower.store.has(held.manifest.patches[-1].root))
         await trio.sleep(0.1)
         assert follower.policy_cache.newest is None and not follower.blamed
-        await trainer.store.add(gone[held.manifest.anchor.image_root])
+        await trainer.store.add(gone[held.manifest.snapshot.image_root])
         await until(lambda: at(follower, 2))
         nursery.cancel_scope.cancel()
-    assert follower.follower.counts == {"anchor": 1}
+    assert follower.follower.counts == {"snapshot": 1}
 
 
 async def test_a_base_that_is_lost_under_its_patches_is_fetched_again(run, origin, peer) -> None:

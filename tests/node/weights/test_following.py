@@ -1,4 +1,4 @@
-"""`sdk.follow` in plain programs, under asyncio and trio, with the little swarm in whichever loop the visitor has."""
+"""`sdk.follow` in plain programs, under asyncio and trio, with the little swarm in whichever loop the client has."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ STEPS = 2
 
 
 class Scene(Guest):
-    """A visitor whose trainer publishes in the visitor's own loop: the next policy once the last one was taken."""
+    """A light client whose trainer publishes in its own loop: the next policy once the last one was taken."""
 
     def __init__(self, origin, peer, run, silent: int, heard: float) -> None:
         self._trainer, self._policies, self._silent = origin(), run, silent
@@ -27,9 +27,9 @@ class Scene(Guest):
         super().__init__(peer("guest", self._trainer.key.address), STEPS, heard)
 
     @asynccontextmanager
-    async def _visiting(self, *, newest: bool):
+    async def _connected(self, *, newest: bool):
         try:
-            async with super()._visiting(newest=newest) as parts, trio.open_nursery() as nursery:
+            async with super()._connected(newest=newest) as parts, trio.open_nursery() as nursery:
                 nursery.start_soon(self._publish)
                 yield parts
                 nursery.cancel_scope.cancel()
@@ -49,7 +49,7 @@ class Scene(Guest):
 
 
 LEFT: list[threading.Thread] = []
-"""In which a visit ended."""
+"""In which a client ended."""
 OPENING = threading.Event()
 
 
@@ -108,7 +108,7 @@ async def never_ending(tmp_path: Path, heard: asyncio.Event) -> None:
             heard.set()
 
 
-def test_a_task_that_is_cancelled_ends_the_visit_and_its_thread(scene, tmp_path: Path) -> None:
+def test_a_task_that_is_cancelled_ends_the_client_and_its_thread(scene, tmp_path: Path) -> None:
     scene(silent=1)
 
     async def program() -> None:
@@ -142,7 +142,7 @@ def test_a_task_that_is_cancelled_while_it_opens_leaves_nothing_behind(scene, tm
     assert not any(one.is_alive() for one in ours)
 
 
-def test_what_ends_a_visit_is_raised_in_the_program(scene, tmp_path: Path) -> None:
+def test_what_ends_a_client_is_raised_in_the_program(scene, tmp_path: Path) -> None:
     scene(silent=0, heard=0.1)
 
     async def asks() -> None:

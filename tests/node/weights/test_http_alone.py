@@ -161,9 +161,9 @@ async def test_one_policy_is_fetched_by_http(pool, step: int | None) -> None:
         pool.profile, pool.number, pool.directory, quota=10**8, sources=[source], alone=True, waits=pool.waits
     )
     with trio.fail_after(30):
-        visit = await guest.fetch(step)
-    assert visit.policy.step == (2 if step is None else step) and visit.trainer == trainer.key.address
-    assert visit.policy.announcement and not pool.called
+        snapshot = await guest.fetch(step)
+    assert snapshot.policy.step == (2 if step is None else step) and snapshot.trainer == trainer.key.address
+    assert snapshot.policy.announcement and not pool.called
 
 
 def altered(**fields: object) -> Lie:

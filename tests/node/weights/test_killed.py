@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 async def test_a_follower_killed_while_it_builds_goes_on_afterwards(run, origin, peer, wire, tmp_path) -> None:
-    trainer = origin(anchor_every=1)
+    trainer = origin(snapshot_every=1)
     for step in range(2):
         held = await trainer.publish(step, run.step())
         (tmp_path / f"announcement-{step}").write_bytes(held.announcement)

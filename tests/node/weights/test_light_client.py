@@ -17,7 +17,7 @@ from tests.node.weights.test_weights import announce
 
 
 class Guest(LightClient):
-    """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
+    """Everything of a client but the chain and the network: its follower is a peer's of the little swarm."""
 
     def __init__(self, peer: Peer, steps: int, heard: float = 60.0) -> None:
         self._pool, self.peer, self._steps, self._directory = 7, peer, steps, peer.directory / "weights"
@@ -26,12 +26,12 @@ class Guest(LightClient):
         """What happens while a model's files are fetched."""
 
     @asynccontextmanager
-    async def _visiting(self, *, newest: bool):
+    async def _connected(self, *, newest: bool):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.peer.follower.run)
             run = SimpleNamespace(recipe=SimpleNamespace(steps=self._steps))
-            stock, leads = SimpleNamespace(store=self.peer.store), SimpleNamespace(trainer=self.peer.key.address)
-            member = SimpleNamespace(stock=stock, membership=leads)
+            blob_service, leads = SimpleNamespace(store=self.peer.store), SimpleNamespace(trainer=self.peer.key.address)
+            member = SimpleNamespace(blob_service=blob_service, membership=leads)
             yield member, run, self.peer.follower, self.peer.policy_cache
             nursery.cancel_scope.cancel()
 
@@ -42,21 +42,21 @@ class Guest(LightClient):
 
 async def test_policies_end_after_the_last_step_of_the_run(run, origin, peer) -> None:
     trainer = origin()
-    async with Guest(peer("guest", trainer.key.address), steps=2).following() as visits:
+    async with Guest(peer("guest", trainer.key.address), steps=2).following() as snapshots:
         told = []
         for step in range(3):
             held = await trainer.publish(step, run.step())
-            told.append((await visits.receive()).policy)
+            told.append((await snapshots.receive()).policy)
             assert told[-1].root == held.root
         with trio.fail_after(5), pytest.raises(trio.EndOfChannel):
-            await visits.receive()
+            await snapshots.receive()
     assert [policy.step for policy in told] == [0, 1, 2]
 
 
 async def test_nothing_is_waited_for_that_comes_after_the_last_step(origin, peer) -> None:
     with trio.fail_after(5):
-        async with Guest(peer("guest", origin().key.address), steps=2).following(after=2) as visits:
-            assert [visit async for visit in visits] == []
+        async with Guest(peer("guest", origin().key.address), steps=2).following(after=2) as snapshots:
+            assert [snapshot async for snapshot in snapshots] == []
 
 
 async def test_a_trainer_that_contradicts_itself_ends_a_visit(run, origin, peer, wire) -> None:
@@ -64,11 +64,11 @@ async def test_a_trainer_that_contradicts_itself_ends_a_visit(run, origin, peer,
     guest = Guest(peer("guest", trainer.key.address), steps=9)
     # A group, as trio's nurseries raise one; the interface for programs takes the one error out of it.
     with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(PolicyUnknown), flatten_subgroups=True) as raised:
-        async with guest.following() as visits:
+        async with guest.following() as snapshots:
             held = await trainer.publish(0, run.step())
-            await visits.receive()
+            await snapshots.receive()
             wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, policy_root=b"?" * 32), b"x" * 32))
-            await visits.receive()
+            await snapshots.receive()
     found = raised.value
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -79,28 +79,28 @@ async def test_a_trainer_that_contradicts_itself_ends_a_visit(run, origin, peer,
 async def test_a_contradiction_that_comes_while_a_policy_is_fetched_is_told_and_not_the_policy(
     run, origin, peer, wire, wanted: str
 ) -> None:
-    """The control first: the same visit, in which nobody says anything meanwhile."""
+    """The control first: the same snapshot, in which nobody says anything meanwhile."""
     trainer = origin()
     guest = Guest(peer("guest", trainer.key.address), steps=9)
     held = await trainer.publish(0, run.step())
 
-    async def visit():
+    async def snapshot():
         if wanted != "what comes":
             return await guest.fetch(None if wanted == "the newest" else 0)
-        async with guest.following() as visits:
-            return await visits.receive()
+        async with guest.following() as snapshots:
+            return await snapshots.receive()
 
     async def contradict() -> None:
         wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, policy_root=b"?" * 32), b"x" * 32))
-        while guest.peer.follower.fork is None:
+        while guest.peer.follower.equivocation is None:
             await trio.sleep(0.01)
 
     with trio.fail_after(5):
-        assert (await visit()).policy.root == held.root
+        assert (await snapshot()).policy.root == held.root
     guest.meanwhile = contradict
     refused = pytest.RaisesExc(PolicyUnknown, match="contradict")
     with trio.fail_after(5), pytest.RaisesGroup(refused, flatten_subgroups=True):
-        await visit()
+        await snapshot()
 
 
 async def test_what_a_liar_published_is_not_fetched(run, origin, peer, wire) -> None:
@@ -127,7 +127,7 @@ async def test_a_pool_that_says_nothing_is_told(origin, peer) -> None:
     guest = Guest(peer("guest", origin().key.address), steps=9, heard=0.1)
     silence = pytest.RaisesExc(PolicyUnknown, match="no policy")
     with trio.fail_after(5), pytest.RaisesGroup(silence, flatten_subgroups=True):
-        async with guest.following() as visits:
-            await visits.receive()
+        async with guest.following() as snapshots:
+            await snapshots.receive()
     with trio.fail_after(5), pytest.RaisesGroup(silence):
         await guest.fetch()

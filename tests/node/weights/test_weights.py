@@ -50,7 +50,7 @@ async def test_followers_receive_patches_and_hold_the_very_same_bytes(run, origi
             assert bytes_of(follower.policy_cache.newest) == bytes_of(held)
         nursery.cancel_scope.cancel()
     assert follower.follower.counts == {"image": 1, "patches": 4}
-    assert held.manifest.anchor.step == 0 and len(held.manifest.patches) == 4
+    assert held.manifest.snapshot.step == 0 and len(held.manifest.patches) == 4
     assert sum(patch.size for patch in held.manifest.patches) < held.manifest.image_size / 4
     assert disk(follower.directory) == disk(trainer.directory) == []
     assert not follower.blamed
@@ -75,17 +75,20 @@ async def test_who_comes_late_gets_the_newest_from_the_others_while_the_trainer_
         await until(lambda: late.policy_cache.newest is not None and late.policy_cache.newest.step == 3)
         nursery.cancel_scope.cancel()
     assert bytes_of(late.policy_cache.newest) == bytes_of(held)
-    assert late.follower.counts == {"anchor": 1}
+    assert late.follower.counts == {"snapshot": 1}
     sources = {source for asker, source, _ in wire.log if asker == late.key.address}
     assert sources == {early.key.address}
 
 
-async def test_anchors_come_in_time_and_patches_never_cost_more_than_a_quarter(run, origin) -> None:
-    trainer = origin(anchor_every=3)
+async def test_snapshots_come_in_time_and_patches_never_cost_more_than_a_quarter(run, origin) -> None:
+    trainer = origin(snapshot_every=3)
     helds = [await trainer.publish(step, run.step()) for step in range(7)]
-    assert [held.manifest.anchor.step if held.manifest.anchor else held.step for held in helds] == [0, 0, 0, 3, 3, 3, 6]
+    begins = [held.manifest.snapshot.step if held.manifest.snapshot else held.step for held in helds]
+    assert begins == [0, 0, 0, 3, 3, 3, 6]
     for held in helds[1:]:
-        assert held.manifest.patches_from(helds[held.step - 1].root), "also at an anchor, a member needs the patch only"
+        assert held.manifest.patches_from(helds[held.step - 1].root), (
+            "also at a snapshot, a member needs the patch only"
+        )
         assert 4 * sum(patch.size for patch in held.manifest.patches) <= held.manifest.image_size
 
 
@@ -102,7 +105,7 @@ async def test_where_most_weights_change_the_image_itself_is_sent(origin, peer) 
                 lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
             )
         nursery.cancel_scope.cancel()
-    assert held.manifest.patches == () and held.manifest.anchor is None
+    assert held.manifest.patches == () and held.manifest.snapshot is None
     assert follower.follower.counts == {"image": 3}
 
 
@@ -178,7 +181,7 @@ async def test_the_last_step_that_has_an_image_lets_go_of_it(run, origin, peer) 
     helds += [await trainer.publish(step, run.step()) for step in range(3, 7)]
     assert [policy.step for policy in trainer.policy_cache.held] == [3, 4, 5, 6]
     trainer.store.room.quota = trainer.store.used
-    assert helds[-1].manifest.anchor.image_root == helds[0].manifest.image_root
+    assert helds[-1].manifest.snapshot.image_root == helds[0].manifest.image_root
     while trainer.policy_cache.make_room():
         pass
     await trainer.store.add(b"x" * len(encode_image(weights)))
@@ -285,8 +288,8 @@ async def test_a_replayed_announcement_changes_nothing(run, origin, peer, wire) 
         ({}, {"manifest_size": 1 << 40}, "cannot be one"),
         ({"run_root": b"z" * 32}, {}, "not the one that was announced"),
         ({"policy_root": b"z" * 32}, {}, "another policy"),
-        ({"policy_root": b"z" * 32, "patches": (), "anchor": None}, {}, "does not follow"),
-        ({"step": 3, "patches": (), "anchor": None}, {}, "does not follow"),
+        ({"policy_root": b"z" * 32, "patches": (), "snapshot": None}, {}, "does not follow"),
+        ({"step": 3, "patches": (), "snapshot": None}, {}, "does not follow"),
         ({}, {"manifest_root": b"q" * 32}, "not the one it names"),
         ({}, {"step": 9}, "not the one that was announced"),
         ({}, {"manifest": b"garbage"}, "not the one it names"),
@@ -348,7 +351,7 @@ async def test_an_image_that_is_not_its_policy_never_reaches_the_shelf(run, orig
         trainer.board.muted = True
         good = await trainer.publish(2, run.step())
         other = await trainer.store.add(encode_image(run.step()))
-        bad = msgspec.structs.replace(good.manifest, patches=(), anchor=None, image_root=other.root)
+        bad = msgspec.structs.replace(good.manifest, patches=(), snapshot=None, image_root=other.root)
         info = await trainer.store.add(encode_manifest(bad))
         wire.say(announce(trainer.key, bad, info.root))
         await until(lambda: follower.blamed)
@@ -385,7 +388,7 @@ async def test_a_base_stays_while_others_are_built_first_whatever_leaves_the_she
         async with follower.follower._workshop._building:
             held = await trainer.publish(1, run.step())
             await until(lambda: follower.follower._workshop._building.statistics().tasks_waiting == 1)
-            newer = msgspec.structs.replace(held.manifest, step=9, image_root=b"n" * 32, patches=(), anchor=None)
+            newer = msgspec.structs.replace(held.manifest, step=9, image_root=b"n" * 32, patches=(), snapshot=None)
             follower.policy_cache.put(HeldPolicy(9, b"n" * 32, follower.directory, newer))
             assert follower.policy_cache.by_root(base.root) is None
             with suppress(StoreFull):
@@ -438,7 +441,7 @@ async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer,
 
     monkeypatch.setattr(workshop_module, "build_image", build)
     async with trio.open_nursery() as nursery:
-        trainer, follower, _ = await published(run, partial(origin, anchor_every=1), peer, nursery, steps=1)
+        trainer, follower, _ = await published(run, partial(origin, snapshot_every=1), peer, nursery, steps=1)
         await trainer.publish(1, run.step())
         await until(lambda: tries[0] > 3)
         assert follower.policy_cache.newest.step == 0 and disk(follower.directory) == []
@@ -548,7 +551,7 @@ async def test_a_restarted_trainer_repeats_its_words_and_goes_on_from_them(run, 
     again = [await second.publish(step, tensors[step]) for step in range(2)]
     assert [held.announcement for held in again] == [held.announcement for held in helds]
     newest = await second.publish(2, tensors[2])
-    assert len(newest.manifest.patches) == 2 and newest.manifest.anchor.step == 0
+    assert len(newest.manifest.patches) == 2 and newest.manifest.snapshot.step == 0
     with pytest.raises(MalformedPolicy, match="two policies"):
         await second.publish(1, run.step())
 

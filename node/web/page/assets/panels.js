@@ -183,22 +183,22 @@ export function rounds(state) {
   const told = state.rounds;
   at("rounds-panel").hidden = !told;
   if (!told) return;
-  const { replicas, peers, losses } = told;
+  const { outer_states, peers, losses } = told;
   say("rounds-note", `round ${Math.min(told.round + 1, told.rounds)} of ${told.rounds}, loss of its ${told.of_rollouts ? "trainers" : "peers in nats per token"}`);
   const highest = Math.max(...losses.map(([, loss]) => loss), 0);
   const label = losses.length ? `Loss by round: now ${fixed(losses.at(-1)[1])}` : "";
   const box = { series: [{ class: "main", points: losses }], xRange: [0, told.rounds], yRange: [Math.min(...losses.map(([, loss]) => loss), 0) * 1.08, highest * 1.08], xText: (x) => count(x), yText: (y) => fixed(y) };
   put("rounds", losses.length > 1 ? lines(width("rounds"), 170, label, box).root : none("A curve begins after two rounds."));
   put("rounds-facts", facts([
-    ["replicas equal", `${replicas.equal ?? 0} of ${replicas.of ?? 0}`],
+    ["outer states equal", `${outer_states.equal ?? 0} of ${outer_states.of ?? 0}`],
     ["contributions of the last round", told.contributions],
     ["held-back loss", told.eval_loss === null ? null : `${fixed(told.eval_loss)}, perplexity ${fixed(told.perplexity)}`],
     [told.of_rollouts ? "rollouts per second" : "tokens per second", told.tokens_per_second === null ? null : count(told.tokens_per_second)],
     ["bits per parameter", told.bits_per_parameter],
   ]));
   const equal = (one) => (one.equal === null ? "not known" : one.equal ? "equal" : "differs");
-  const rows = peers.filter((one) => one.seat >= 0).map((one) => ({ cells: [short(one.address), one.seat, one.round + 1, one.in ? "has contributed" : "at work", equal(one)] }));
-  const heads = [["peer"], ["seat", "num"], ["round", "num"], ["this round"], ["outer state"]];
+  const rows = peers.filter((one) => one.replica_id >= 0).map((one) => ({ cells: [short(one.address), one.replica_id, one.round + 1, one.in ? "has contributed" : "at work", equal(one)] }));
+  const heads = [["peer"], ["replica", "num"], ["round", "num"], ["this round"], ["outer state"]];
   put("rounds-peers", rows.length ? table(heads, rows, "Peers of the round") : none("No other peer is heard."));
 }
 
@@ -284,13 +284,13 @@ export function members(state) {
 function memberRow(one, units, state) {
   const mine = one.address === me(state);
   const judged = one.accepted || one.rejected;
-  const doing = one.state === "healthy" && one.doing ? one.doing : one.state;
+  const activity = one.state === "healthy" && one.activity ? one.activity : one.state;
   return {
     kind: mine ? "me" : null,
     cells: [
       make("span", { class: "mono", title: one.address }, short(one.address), mine ? make("small", { class: "tag" }, " this node") : null),
       one.role || "–",
-      make("span", { class: `state ${one.state}`, title: one.reason ? name(one.reason) : null }, name(doing)),
+      make("span", { class: `state ${one.state}`, title: one.reason ? name(one.reason) : null }, name(activity)),
       one.step === null || one.step < 0 ? "–" : count(one.step),
       one.rate ? count(one.rate) : "–",
       judged ? count(one.accepted) : "–",

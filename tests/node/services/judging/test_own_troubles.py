@@ -12,9 +12,9 @@ from node.blobs.errors import StoreFull
 from node.errors import NodeError
 from node.inference.wire import Inspect, Inspected
 from node.services.judging.judge import Validator
-from node.services.judging.recomputing import Recomputing
+from node.services.judging.recomputing import Recomputer
 from node.swarm.vote_set import FileState
-from node.tasks.recomputed import TaskMeans
+from node.tasks.recomputed import TaskRuntime
 from protocol.blobs import BlobInfo, describe
 from protocol.identity import Address
 from tests.attacks.validators.court import Court, ReportingEngine, Trouble
@@ -105,4 +105,4 @@ async def test_a_result_whose_file_is_gone_once_the_own_one_is_computed_is_put_o
         commitment=SimpleNamespace(units=5, file_root=describe(b"theirs").root, index=0),
     )
     with pytest.raises(NodeError, match="its file is gone"):
-        await Recomputing(TaskMeans(none, none, tmp_path), 0.05).inspect(work, tmp_path / "evicted")
+        await Recomputer(TaskRuntime(none, none, tmp_path), 0.05).inspect(work, tmp_path / "evicted")

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
-from node.services.certifier import Certifier, WorkVerdict
+from node.services.certifier import Certifier, RootEntry
 from node.services.judging import peer_audit
 from node.services.judging.peer_audit import PeerAudit
 from node.services.training.values import Rows
@@ -70,7 +70,7 @@ class Auditor:
         """For all of so many verdicts that say the same, or for none of them."""
         self.said[BEN] = said[1]
         statement = Accepted(1, BEN, 0, bytes(32), 9)
-        await self.audit._pay([WorkVerdict(BEN, work(number), statement, 0.0) for number in range(verdicts)])
+        await self.audit._pay([RootEntry(BEN, work(number), statement, 0.0) for number in range(verdicts)])
         paid = len(self.certifying._shown.pop(BEN, ()))
         assert paid in (0, verdicts)
         return paid > 0
@@ -153,7 +153,7 @@ async def test_of_a_round_a_few_reports_are_fetched_and_never_more_than_eight(
     monkeypatch.setattr(peer_audit, "LOT", 10**9)
     auditor, seen = Auditor(Trainer(tmp_path, monkeypatch), Looker()), list[bytes]()
 
-    async def note(claim: WorkVerdict, *, recompute: bool) -> bool:
+    async def note(claim: RootEntry, *, recompute: bool) -> bool:
         await trio.lowlevel.checkpoint()
         seen.append(claim.work.id)
         return True

@@ -1,4 +1,4 @@
-"""Rounds that exchange a part of the tensors each, in a swarm in memory: peers are a round ahead of the cut.
+"""Rounds that exchange a part of the tensors each, in a swarm in memory: peers are a round ahead of the list.
 
 The rounds are test_rounds'.
 """
@@ -61,7 +61,7 @@ async def test_replicas_stay_equal_while_peers_are_a_round_ahead_and_one_that_mi
     roots = town.roots()
     assert set(roots) == set(range(9)) and all(len(each) == 1 for each in roots.values()), roots
     assert steady.counts() == {"accepted": 8}, steady.counts()
-    assert len(ahead) >= 3, ahead  # its steps did not wait for the cut, but where it waited for the one that stopped
+    assert len(ahead) >= 3, ahead  # its steps did not wait for the list, but where it waited for the one that stopped
     figures = steady.rounds.figures
     assert all(one.seconds <= ROUND + GRACE + 5 for one in figures.values()), figures
     for node, least in ((stopped, 4), (late[0], 2)):  # back, and new: both begin at an outer state
@@ -87,10 +87,10 @@ async def test_one_peer_trains_as_it_would_alone(
     learner, data, sent = town.peer._learner, town.peer._data, town.peer._sent
     learner.load(states[0].tensor)
     learner.begin(None)
-    seat = worker.manager.services[1].seat
+    replica_id = worker.manager.services[1].replica_id
     for round_ in range(rounds):
         for step in (2 * round_, 2 * round_ + 1):
-            learner.step(data.rows(seat, step), step)
+            learner.step(data.rows(replica_id, step), step)
         for name, values in learner.weights():
             before, after = (states[round_ + one].tensor(name).reshape(-1) for one in (0, 1))
             if name in sent(round_):
@@ -115,7 +115,7 @@ async def lies(lab: Lab, job: Job, found: dict[str, Any]) -> None:
         _written_again(lab, job, path, inner=(header.inner[0], blob_root(own)))
     else:
         path.unlink()
-        peer._contribute(job.round, job.seat, 0.0, fresh=job.fresh)
+        peer._contribute(job.round, job.replica_id, 0.0, fresh=job.fresh)
         _written_again(lab, job, path, tokens=header.tokens, stretches=header.stretches)
 
 

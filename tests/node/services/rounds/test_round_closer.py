@@ -1,5 +1,5 @@
-"""What a round comes to where a validator or a peer plays for it: nobody's word or seat moves the clock of the others.
-Each play has a control in which the rule that stands against it is taken out."""
+"""What a round comes to where a validator or a peer plays for it: nobody's word or replica moves the clock of the
+others. Each play has a control in which the rule that stands against it is taken out."""
 
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ async def test_a_validator_that_starts_again_is_bound_by_what_it_has_signed(tmp_
         cut = RoundVote(
             pool=POOL, round=round_, ballot=ballot, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
         )
-        journal.say("cut", f"{round_}/{ballot}/{int(closed)}".encode(), seal(node.key, DOMAIN, cut))
+        journal.say("round_vote", f"{round_}/{ballot}/{int(closed)}".encode(), seal(node.key, DOMAIN, cut))
     await cutting_._recall(1)
     assert set(node.rounds.votes.book.of(1)._said[node.key.address]) == {(0, False), (0, True)}
     assert not node.rounds.votes.book.of(2).has_own, "each round when it is looked at"

@@ -1,7 +1,7 @@
 """Rounds of a swarm in memory: no leader, a peer that dies, one that joins, one that is slow; replicas stay equal.
 
-Boards, juries, judges, cuts, seats and outer steps are the real ones, and so is what the learners compute; processes,
-threads and the chain are doubles. Time jumps.
+Boards, juries, judges, lists, replicas and outer steps are the real ones, and so is what the learners compute;
+processes, threads and the chain are doubles. Time jumps.
 """
 
 import errno
@@ -27,7 +27,7 @@ from node.services.context import make_context
 from node.services.heartbeat import HeartbeatSender
 from node.services.rounds import adding, applying
 from node.services.rounds.applying import Rounds
-from node.services.rounds.judging import ContributionJudge, ContributionJudging
+from node.services.rounds.judging import ContributionJudge, ContributionValidator
 from node.services.rounds.round_closer import RoundCloser
 from node.services.rounds.round_worker import RoundWorker
 from node.state import files
@@ -136,8 +136,8 @@ class Node:
         none: Any = None
         self.pins: Any = Pins()
         # The town's wall clock for its board, too: words from the future of it are not heard.
-        stock = BlobService(town.blobs, self.pins, none)
-        member = Participant(key, DOMAIN, POOL, self.network, self.membership, stock, wall=town.wall)
+        blob_service = BlobService(town.blobs, self.pins, none)
+        member = Participant(key, DOMAIN, POOL, self.network, self.membership, blob_service, wall=town.wall)
         run = Run(town.run.spec, town.run.root, town.run.encoded, town.assets)
         clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
         self.member = member
@@ -157,7 +157,7 @@ class Node:
         looks = ContributionJudge(self.context, self.rounds)
         certifying = Certifier(self.context)
         given = self.context, self.rounds, looks, self.court, self.town.folder
-        judge = ContributionJudging(*given, certifying=certifying)
+        judge = ContributionValidator(*given, certifier=certifying)
         return [judge, RoundCloser(self.context, self.rounds), certifying]
 
     async def live(self) -> None:
@@ -287,7 +287,7 @@ async def test_replicas_stay_equal_while_peers_die_join_lag_and_rest(tmp_path: P
         await until(lambda: learning._training == 2)
         learning._rest.say("owner", "paused", 0.0)  # in mid-round, with no time to end its steps
         await trio.sleep(5.0)
-        assert (learning.seat, learning._training, guest.rounds.process.asleep) == (-1, -1, True)
+        assert (learning.replica_id, learning._training, guest.rounds.process.asleep) == (-1, -1, True)
         await until(lambda: guest.rounds.newest == 3)  # it follows without its learner
         learning._rest.say("owner", "")
         assert not guest.rounds.process.asleep
@@ -304,7 +304,7 @@ async def test_replicas_stay_equal_while_peers_die_join_lag_and_rest(tmp_path: P
     assert slow.counts().get("accepted", 0) >= 2 and not slow.counts().get("rejected")
     assert late[0].counts()["accepted"] >= 1 and late[0].roots[3] == owner.roots[3]  # it caught up, and took part
     status = owner.rounds.status()["pretraining"]
-    assert status["replicas"]["equal"] == status["replicas"]["of"] > 4 and status["loss"] < 5.5
+    assert status["outer_states"]["equal"] == status["outer_states"]["of"] > 4 and status["loss"] < 5.5
     one, other = (each for each in town.nodes if each.role == "validator")
     journal = one.context.journal
     assert await journal.do(journal.pay.certified_units, other.key.address, 1), (
@@ -389,19 +389,19 @@ def full_disk(descriptor: int) -> None:
 
 
 async def noisy_copy(lab: Lab, job: Job, found: dict[str, Any]) -> None:
-    """Another node's contribution with 5 % of noise, under its own seat."""
+    """Another node's contribution with 5 % of noise, under its own replica."""
     await trio.lowlevel.checkpoint()
     if not isinstance(job, Train):
         return
     peer = lab.town.peer
     outer = OuterStateFile(peer._outer_path(job.round))
-    peer._contribute(job.round, (job.seat + 1) % 4)
-    other = peer._decoded(peer._seat_path(job.round, (job.seat + 1) % 4), outer)
+    peer._contribute(job.round, (job.replica_id + 1) % 4)
+    other = peer._decoded(peer._contribution_path(job.round, (job.replica_id + 1) % 4), outer)
     source = np.random.default_rng(1)
     tensors = {name: other.tensor(name) for name in other.shapes}
     for name, values in tensors.items():
         tensors[name] = values + np.float32(0.05 * values.std()) * source.normal(size=values.size).astype(np.float32)
-    header = msgspec.structs.replace(other.header, seat=job.seat)
+    header = msgspec.structs.replace(other.header, replica_id=job.replica_id)
     Path(found["path"]).write_bytes(b"".join(encode_contribution(header, tensors, other.form)))
 
 
@@ -432,16 +432,16 @@ async def withheld(lab: Lab, job: Job, found: dict[str, Any]) -> None:
 
 
 async def with_anothers_moments(lab: Lab, job: Job, found: dict[str, Any]) -> None:
-    """From the second round on: real steps from what another seat's steps had left, which everybody can fetch."""
+    """From the second round on: real steps from what another replica's steps had left, which everybody can fetch."""
     await trio.lowlevel.checkpoint()
     if isinstance(job, Train) and job.round:
         lab.town.hand_over(lab)
         peer = lab.town.peer
-        own = [peer._own_path(job.round - 1, seat) for seat in (job.seat, (job.seat + 1) % 4)]
-        peer._contribute(job.round - 1, (job.seat + 1) % 4)
+        own = [peer._own_path(job.round - 1, replica_id) for replica_id in (job.replica_id, (job.replica_id + 1) % 4)]
+        peer._contribute(job.round - 1, (job.replica_id + 1) % 4)
         own[0].write_bytes(own[1].read_bytes())
         Path(found["path"]).unlink()
-        peer._contribute(job.round, job.seat)
+        peer._contribute(job.round, job.replica_id)
 
 
 async def test_moments_outlive_a_round_and_who_withholds_or_swaps_them_is_out_without_losing_its_stake(
@@ -493,10 +493,10 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
         liar = town.nodes[-1]
         await until(lambda: bool(liar.rounds.outer))
         for size in (1, 2):
-            cut = RoundVote(
+            vote = RoundVote(
                 pool=POOL, round=1, ballot=0, closed=False, outer=bytes(32), state=bytes(32), size=size, files=()
             )
-            await liar.context.board.post(cut)
+            await liar.context.board.post(vote)
 
     await town.play(story)
     assert set(worker.context.state.disputes.quarantined) == {town.nodes[-1].key.address}
@@ -519,10 +519,10 @@ async def test_a_validator_that_leaves_office_signs_no_more_cuts_and_follows_the
 
 
 def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) -> None:
-    cut = RoundVote(
+    vote = RoundVote(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    rounds.votes.note(Signed(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
+    rounds.votes.note(Signed(author, vote, msgspec.msgpack.encode(Envelope(b"", b""))))
 
 
 async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:

@@ -129,14 +129,16 @@ class Court(Town):
         critics = [Critic(directory, says) for _ in range(3)]
         super().__init__(directory, critics, judge=lambda: Critic(directory, says), run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.labels = LabelQueue(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
-        self.offering._askers = [Judges(self.offering, self.labels, RUN, directory / "tasks")]
+        self.label_queue = LabelQueue(
+            RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend
+        )
+        self.offering._askers = [Judges(self.offering, self.label_queue, RUN, directory / "tasks")]
         self.ingest = Ingest(
             self.trainer.context,
-            fresh=self.labels.fresh,
+            fresh=self.label_queue.fresh,
             taken_in=self.taken.extend,
-            taken_back=self.labels.forget,
-            to_judge=self.labels.put,
+            taken_back=self.label_queue.forget,
+            to_judge=self.label_queue.put,
         )
 
     async def submit(self) -> bytes:
@@ -178,10 +180,10 @@ async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
     async with opened(town) as nursery:
         town.start(nursery)
         id = await town.submit()
-        await town.until(lambda: town.labels.counts["judged"])
+        await town.until(lambda: town.label_queue.counts["judged"])
         groups = {group.key: [sample.reward for sample in group.samples] for group in town.taken}
         assert groups == {(id, DECIDED): [0.0, 0.25, 0.5, 0.75], (id, 0): [(s + 1) / 16 for s in range(SIZE)]}
-        assert town.labels.counts == {"judged": 1, "apart": 1, "too_late": 0} and not town.labels.files
+        assert town.label_queue.counts == {"judged": 1, "apart": 1, "too_late": 0} and not town.label_queue.files
         assert [row.sampler_logprobs for group in town.taken for row in group.rows] == [[-0.5, -0.5]] * 8
         (task,) = town.trainer.jury.state.tasks.tasks()
         assert task.spec.problems == 8  # nobody was asked about the group that was decided
@@ -260,19 +262,19 @@ async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_
         await town.until(lambda: town.workers[0].jury.state.tasks.find(task))
         town.newest = RUN.recipe.max_staleness + 1
         await town.until(lambda: not town.task(task, town.workers[0]).open)
-        assert town.labels.counts == {"judged": 0, "apart": 0, "too_late": 2} and not town.labels.files
+        assert town.label_queue.counts == {"judged": 0, "apart": 0, "too_late": 2} and not town.label_queue.files
         town.start(nursery)
         await trio.sleep(30)
         assert len(town.taken) == 1 and not any(engine.made for engine in town.engines)
-        town.labels.put(LabelRequest(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
-        town.labels.forget(b"w" * 32)  # its file was rejected after all
-        assert not town.labels.files
+        town.label_queue.put(LabelRequest(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
+        town.label_queue.forget(b"w" * 32)  # its file was rejected after all
+        assert not town.label_queue.files
 
 
 def test_a_run_without_judges_asks_nobody_whatever_validators_leave_open() -> None:
-    labels = LabelQueue(court_run(), lambda step: True, print)
-    labels.put(LabelRequest(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
-    assert not labels.files
+    label_queue = LabelQueue(court_run(), lambda step: True, print)
+    label_queue.put(LabelRequest(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
+    assert not label_queue.files
 
 
 def test_a_group_that_one_validator_scored_is_left_to_no_judge() -> None:

@@ -83,7 +83,7 @@ async def test_workers_merge_stretches_and_the_whole_is_what_one_desk_makes(
                 data = await work()
                 return bytes([data[0] ^ 1]) + data[1:]
 
-            return forged if means.stock is town.work[2]._stock else work
+            return forged if means.inputs is town.work[2]._task_inputs else work
 
         monkeypatch.setattr("node.services.tasking.working.prepared", prepared)
         town.start(nursery)

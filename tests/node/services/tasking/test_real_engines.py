@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from cli.task.asking import TaskWishSpec, with_model
+from cli.task.asking import TaskDraft, with_model
 from node.environments.base import one_answer
 from node.inference.engines import torch_engine
 from node.inference.session import EngineSession
@@ -125,7 +125,7 @@ class Fetching(InProcess):
 class MergingTown(Town):
     """Whose nodes fetch what a task brings along."""
 
-    def _stock(self, name: str) -> Any:
+    def _task_inputs(self, name: str) -> Any:
         none: Any = None
         run, policy_cache = Run(self.run, bytes(32), b"", self.directory), PolicyCache(2, none)
         return TaskInputs(run, self.blobs, none, policy_cache, list, self.directory / name)
@@ -142,12 +142,12 @@ async def test_a_merged_model_is_evaluated_though_it_is_no_policy_of_the_run(
     other.write_bytes(encode_image({name: bf16_bits(values) for name, values in tensors.items()}))
     merge_models(Merge("average", (1, 1)), [first, other], tmp_path / "merged")
     wanted = TaskSpec(kind="evaluate", part="held_out", last=8, samples=2, shard_size=2)
-    wish = with_model(TaskWishSpec(wanted, "", {}), tmp_path / "merged")
+    draft = with_model(TaskDraft(wanted, "", {}), tmp_path / "merged")
     engines = [Fetching(session), Fetching(session, cheats=True)]
     town = MergingTown(tmp_path, engines, judge=lambda: Fetching(session), run=tiny_run)
     async with opened(town) as nursery:
-        files = {path: str(file) for path, file in wish.files.items()}
-        id = await town.offering.offer(TaskRequest(wish.spec, files=files))
+        files = {path: str(file) for path, file in draft.files.items()}
+        id = await town.offering.offer(TaskRequest(draft.spec, files=files))
         town.start(nursery, 1)
         await town.until(lambda: town.trainer.jury.state.tasks.find(id) and engines[1].made)
         town.start(nursery, 0)

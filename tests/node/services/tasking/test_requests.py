@@ -12,7 +12,7 @@ import trio
 
 from cli import api
 from cli.errors import CommandError
-from node.services.tasking.requests import MAX_WISH_BYTES, TaskRefused, TaskRequest, routes
+from node.services.tasking.requests import MAX_REQUEST_BYTES, TaskRefused, TaskRequest, routes
 from node.web.front import ApiServer
 from protocol.run import Asset
 from protocol.tasks import TaskId, TaskSpec
@@ -24,19 +24,19 @@ class Owner:
     """Takes what it is given; the third task is one too many."""
 
     def __init__(self) -> None:
-        self.wishes: list[TaskRequest] = []
+        self.requests: list[TaskRequest] = []
 
-    async def offer(self, wish: TaskRequest) -> TaskId:
-        if len(self.wishes) >= 2:
+    async def offer(self, request: TaskRequest) -> TaskId:
+        if len(self.requests) >= 2:
             raise TaskRefused("no further task", "two are open", "wait")
-        self.wishes.append(wish)
-        return bytes([len(self.wishes)]) * 32
+        self.requests.append(request)
+        return bytes([len(self.requests)]) * 32
 
     async def cancel(self, id: TaskId) -> None:
         raise TaskRefused("no such task", id.hex(), "look again")
 
     def tasks(self) -> list[dict[str, Any]]:
-        return [{"id": "ab", "kind": wish.spec.kind} for wish in self.wishes]
+        return [{"id": "ab", "kind": request.spec.kind} for request in self.requests]
 
 
 def body(spec: TaskSpec = SPEC, **more: Any) -> bytes:
@@ -59,7 +59,7 @@ async def asked(questions: Callable[[Path, Owner], None]) -> None:
 async def test_tasks_are_asked_for_shown_and_refused_in_the_daemons_words() -> None:
     def questions(socket: Path, owner: Owner) -> None:
         assert api.ask(socket, "POST", "/tasks", body(policy="17"))["task"] == "01" * 32
-        assert owner.wishes[0].policy == "17" and owner.wishes[0].spec == SPEC
+        assert owner.requests[0].policy == "17" and owner.requests[0].spec == SPEC
         assert api.ask(socket, "GET", "/tasks")["tasks"] == [{"id": "ab", "kind": "evaluate"}]
         api.ask(socket, "POST", "/tasks", body())
         with pytest.raises(CommandError, match="no further task"):
@@ -79,7 +79,7 @@ async def test_what_cannot_be_read_is_no_task() -> None:
             b"{": "cannot be read",
             json.dumps({"spec": {"kind": "conquer", "last": 1}}).encode(): "cannot be read",
             body(surprise=1): "cannot be read",
-            body(nonce="x").replace(b'"evaluate"', b'"' + b"e" * (MAX_WISH_BYTES + 1) + b'"'): "cannot be read",
+            body(nonce="x").replace(b'"evaluate"', b'"' + b"e" * (MAX_REQUEST_BYTES + 1) + b'"'): "cannot be read",
             body(msgspec.structs.replace(SPEC, assets=(asset,))): "a file is missing",
         }
         for data, words in wrong.items():
@@ -87,6 +87,6 @@ async def test_what_cannot_be_read_is_no_task() -> None:
                 api.ask(socket, "POST", "/tasks", data)
         with pytest.raises(CommandError):
             api.ask(socket, "POST", "/tasks/zz/cancel")
-        assert not owner.wishes
+        assert not owner.requests
 
     await asked(questions)

@@ -12,12 +12,12 @@ from trio.testing import MockClock
 from node.environments.package.archive import pack
 from node.sandbox import SandboxLimits
 from node.services.certifier import Certifier
-from node.services.judging.recomputing import Recomputing
+from node.services.judging.recomputing import Recomputer
 from node.services.tasking.requests import TaskRequest
 from node.swarm.vote_set import FileState
 from node.tasks import reviewing
 from node.tasks.findings import review
-from node.tasks.recomputed import TaskMeans
+from node.tasks.recomputed import TaskRuntime
 from node.tasks.reviewing import PACKAGE, NoReview, review_package
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
@@ -147,8 +147,8 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
 
     looked: list[Path] = []
     monkeypatch.setattr("node.tasks.recomputed.review_package", lambda path, task: looked.append(path) or b"good")
-    stock, none = SimpleNamespace(files=files), SimpleNamespace()
-    reviews = Recomputing(TaskMeans(stock, none, tmp_path), 0.05)
+    task_inputs, none = SimpleNamespace(files=files), SimpleNamespace()
+    reviews = Recomputer(TaskRuntime(task_inputs, none, tmp_path), 0.05)
     assert (await reviews.inspect(work(b"good"))).outcome == VerdictOutcome.ACCEPT
     refused = await reviews.inspect(work(b"better"))
     assert (refused.outcome, refused.reason) == (VerdictOutcome.REJECT, Reason.WRONG_REPORT) and len(looked) == 1

@@ -26,7 +26,17 @@ from protocol.run import EnvironmentSpec
 from protocol.statements import VerdictOutcome
 from protocol.tasks import MAX_SPEC_BYTES
 from tests.attacks.validators.court import POOL
-from tests.node.services.tasking.town import LEASE, Stock, Town, ToyEngine, at_once, offer_of, opened, score_of, spec
+from tests.node.services.tasking.town import (
+    LEASE,
+    Town,
+    ToyEngine,
+    ToyInputs,
+    at_once,
+    offer_of,
+    opened,
+    score_of,
+    spec,
+)
 
 
 @pytest.fixture
@@ -94,7 +104,7 @@ async def test_a_late_result_after_a_take_over_earns_nothing_and_costs_no_stake(
         await town.finish(id)
         assert next(town.folder(id).results())[0].node == town.workers[0].key.address
         await town.until(lambda: town.work[1].counts["lost"])  # an honest daemon does not even say it
-        order, load = await town.work[1]._stock.order(town.task(id))
+        order, load = await town.work[1]._task_inputs.order(town.task(id))
         asked = Produce(policy_root=id, node=slow, pool=POOL, index=0, out_path=str(tmp_path / "late"), task=order)
         late = await town.engines[0].ask(asked, timeout=1.0, policy=load)
         assert isinstance(late, Produced)
@@ -224,14 +234,14 @@ async def test_a_task_whose_files_nobody_hands_over_keeps_no_worker_from_the_oth
     clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     town, lacking = Town(tmp_path), set[bytes]()
-    has = Stock.order
+    has = ToyInputs.order
 
-    async def order(stock: Stock, task: Task) -> tuple[ShardOrder, LoadPolicy]:
+    async def order(task_inputs: ToyInputs, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         if task.id in lacking:
             raise TaskUnready("it cannot be worked on", "nobody handed its files over", "wait")
-        return await has(stock, task)
+        return await has(task_inputs, task)
 
-    monkeypatch.setattr(Stock, "order", order)
+    monkeypatch.setattr(ToyInputs, "order", order)
     async with opened(town) as nursery:
         lacking.add(await town.offer(nonce="lacking"))
         other = await town.offer()

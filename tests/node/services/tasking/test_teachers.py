@@ -128,13 +128,15 @@ class School(Town):
     def __init__(self, directory: Path, *lies: Lie) -> None:
         super().__init__(directory, [Reader(lie) for lie in lies], judge=Reader, run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.lessons = TeacherQueue(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
-        self.offering._askers = [Teachers(self.offering, self.lessons, RUN, self.blobs)]  # type: ignore[list-item]
+        self.teacher_queue = TeacherQueue(
+            RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend
+        )
+        self.offering._askers = [Teachers(self.offering, self.teacher_queue, RUN, self.blobs)]  # type: ignore[list-item]
         self.ingest = Ingest(
             self.trainer.context,
-            fresh=self.lessons.fresh,
-            taken_in=self.lessons.put,
-            taken_back=self.lessons.forget,
+            fresh=self.teacher_queue.fresh,
+            taken_in=self.teacher_queue.put,
+            taken_back=self.teacher_queue.forget,
         )
 
     async def submit(self, index: int = 0) -> bytes:
@@ -182,7 +184,9 @@ async def test_a_batch_has_what_the_teacher_said_and_is_made_again_from_its_name
         for index in range(2):
             await town.submit(index)
         await town.until(lambda: len(town.taken) == 2 * GROUPS)
-        assert town.lessons.counts == {"taught": 2 * GROUPS, "too_late": 0, "unusable": 0} and not len(town.lessons)
+        assert town.teacher_queue.counts == {"taught": 2 * GROUPS, "too_late": 0, "unusable": 0} and not len(
+            town.teacher_queue
+        )
         assert not [one for number in range(2) for one in town.results(number) if one is FileState.REJECTED]
         chosen = sorted(town.taken, key=lambda group: (group.order, group.key))
         composed = decode_composed(encode_manifest(compose(RUN, ROOT, POOL, Selection(1, tuple(chosen)))))
@@ -296,7 +300,10 @@ async def test_files_that_grow_stale_are_given_up_and_their_task_is_cancelled(cl
         await town.until(lambda: town.workers[0].jury.state.tasks.find(task))
         town.newest = RUN.recipe.max_staleness + 1
         await town.until(lambda: not town.task(task, town.workers[0]).open)
-        assert town.lessons.counts == {"taught": 0, "too_late": GROUPS, "unusable": 0} and not town.lessons.files
+        assert (
+            town.teacher_queue.counts == {"taught": 0, "too_late": GROUPS, "unusable": 0}
+            and not town.teacher_queue.files
+        )
         town.start(nursery)
         await trio.sleep(30)
         assert not town.taken and not town.engines[0].asked  # type: ignore[attr-defined]
@@ -312,8 +319,8 @@ async def test_files_that_come_while_enough_is_asked_share_a_task_and_a_restart_
             await town.submit(index)
         await trio.sleep(2)
         assert len(town.offering.own) == 1
-        ((asker,), lessons) = town.offering._askers, town.lessons
-        town.offering._askers = [Teachers(town.offering, lessons, RUN, town.blobs)]  # type: ignore[list-item]
+        ((asker,), teacher_queue) = town.offering._askers, town.teacher_queue
+        town.offering._askers = [Teachers(town.offering, teacher_queue, RUN, town.blobs)]  # type: ignore[list-item]
         town.start(nursery)
         await town.until(lambda: len(town.taken) == 3 * GROUPS)
         specs = [one.spec for one in town.offering.own.values()]

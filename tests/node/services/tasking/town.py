@@ -21,7 +21,7 @@ from node.services.certifier import Certifier
 from node.services.judging.judge import Validator
 from node.services.tasking.requests import TaskRequest
 from node.services.tasking.task_scheduler import TaskScheduler
-from node.services.tasking.working import TaskWork
+from node.services.tasking.working import TaskWorker
 from node.swarm.task_table import Task
 from node.tasks.records import TaskFolder, folder_of
 from protocol.blobs import BlobInfo, describe
@@ -95,7 +95,7 @@ class Files:
         return path
 
 
-class Stock:
+class ToyInputs:
     """What tasks need is always at hand. place: for the files of tasks, which lie among everybody's blobs."""
 
     def __init__(self, blobs: Path, place: Path) -> None:
@@ -230,12 +230,12 @@ class Town:
         seat = next(seat for seat in self.seats if seat.key.address == validator)
         return seat.context.journal.pay.certified_units(node, 1).get(0, 0)
 
-    def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
-        stock: Any = self._stock(f"worker-{self.workers.index(seat)}")
-        return TaskWork(seat.context, engine, stock, self._scratch(seat))
+    def _work(self, seat: Seat, engine: EngineChild) -> TaskWorker:
+        task_inputs: Any = self._task_inputs(f"worker-{self.workers.index(seat)}")
+        return TaskWorker(seat.context, engine, task_inputs, self._scratch(seat))
 
-    def _stock(self, name: str) -> Stock:
-        return Stock(self.directory / "blobs", self.directory / name)
+    def _task_inputs(self, name: str) -> ToyInputs:
+        return ToyInputs(self.directory / "blobs", self.directory / name)
 
     def _scratch(self, seat: Seat) -> Path:
         place = self.directory / "scratch" / seat.key.address
@@ -243,9 +243,14 @@ class Town:
         return place
 
     def _validator(self, number: int) -> Validator:
-        seat, none, stock, known = self.seats[number], None, self._stock(f"validator-{number}"), KnownPolicies()
-        parts: Any = (known, self.judges[number], self._scratch(seat), none, stock)
-        validator = Validator(seat.context, self._judge(), *parts, certifying=Certifier(seat.context))
+        seat, none, task_inputs, known = (
+            self.seats[number],
+            None,
+            self._task_inputs(f"validator-{number}"),
+            KnownPolicies(),
+        )
+        parts: Any = (known, self.judges[number], self._scratch(seat), none, task_inputs)
+        validator = Validator(seat.context, self._judge(), *parts, certifier=Certifier(seat.context))
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 
@@ -277,7 +282,7 @@ class Town:
             self.scopes.append(scope)
             nursery.start_soon(self._within, scope, self.work[number])
 
-    async def _within(self, scope: trio.CancelScope, work: TaskWork) -> None:
+    async def _within(self, scope: trio.CancelScope, work: TaskWorker) -> None:
         with scope:
             await work.run()
 

@@ -593,7 +593,7 @@ async def test_a_standby_that_has_heard_of_nothing_or_is_far_behind_does_not_tak
     pool = Pool(tmp_path, ["one class", "another class"], seconds=0.5)
     async with opened(pool, late=1) as nursery:
         leader, standby = pool.desks
-        leader.showing.look = trio.sleep_forever  # type: ignore[method-assign] # nothing is offered
+        leader.showing.tick = trio.sleep_forever  # type: ignore[method-assign] # nothing is offered
         await pool.until(lambda: leader.step > TAKES_BACK)
         pool.hub.isolate(TRAINER.address)
         pool.chain.away.add(TRAINER.address)
@@ -683,7 +683,7 @@ async def test_a_trainer_that_is_restored_from_a_backup_replays_what_its_key_has
         again = await _restored(pool, nursery, at=5, stated=11, chair=True)
         assert again.step < 5
         await pool.until(lambda: again.step >= 16)
-        assert not again.context.state.policies.forks and pool.check() >= 16 and not pool.chain.taken
+        assert not again.context.state.policies.equivocations and pool.check() >= 16 and not pool.chain.taken
         nursery.cancel_scope.cancel()
 
 

@@ -445,7 +445,7 @@ async def test_a_batch_without_signal_makes_no_policy_and_the_next_one_names_it_
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
-            while "3 batches had no signal" not in trainer.doing():
+            while "3 batches had no signal" not in trainer.activity():
                 await trio.sleep(0.005)
             assert not house.spool.batch_path(0).exists() and list(house.words) == [0]
             house.swarm.submit(0, 2, VARIED)

@@ -117,8 +117,8 @@ async def test_a_run_that_pretrains_shows_its_rounds_and_no_other_run_does(chrom
         assert await tab.look("document.getElementById('rounds-panel').hidden") is True
         swarm.changes["pretraining"] = {
             "round": 4, "rounds": 20, "loss": 2.5, "tokens_per_second": 2187.0, "bits_per_parameter": 4.16,
-            "replicas": {"equal": 5, "of": 6}, "losses": [(0, 3.5), (1, 3.0), (2, 2.5)],
-            "peers": [{"address": HOSTILE, "seat": 3, "round": 4, "in": True, "equal": None}],
+            "outer_states": {"equal": 5, "of": 6}, "losses": [(0, 3.5), (1, 3.0), (2, 2.5)],
+            "peers": [{"address": HOSTILE, "replica_id": 3, "round": 4, "in": True, "equal": None}],
         }  # fmt: skip
         await tab.until("document.querySelector('#rounds svg')")
         await tab.says("rounds-note", "round 5 of 20")
@@ -130,12 +130,12 @@ async def test_a_run_that_pretrains_shows_its_rounds_and_no_other_run_does(chrom
 async def test_names_that_members_chose_are_text(chromium: Chromium, tmp_path: Path) -> None:
     swarm = Swarm()
     told = swarm.status()
-    told["swarm"][1] |= {"role": HOSTILE, "state": HOSTILE, "doing": HOSTILE, "address": HOSTILE}
+    told["swarm"][1] |= {"role": HOSTILE, "state": HOSTILE, "activity": HOSTILE, "address": HOSTILE}
     told["contributions"]["recent"][-1] |= {"accepted": False, "reason": HOSTILE, "detail": HOSTILE, "node": HOSTILE}
     told["contributions"]["by_reason"] = {HOSTILE: 3}
     told["slashed"][0] |= {"reason": HOSTILE, "transaction": HOSTILE}
     told["run"]["name"] = told["node"]["engine"] = HOSTILE
-    told["audit"]["quarantined"] = [{"address": HOSTILE, "why": HOSTILE}]
+    told["validator_audits"]["quarantined"] = [{"address": HOSTILE, "why": HOSTILE}]
     told["pay"]["warnings"] = [HOSTILE]
     told["events"] = [{"at": 1.79e9, "name": HOSTILE, "text": HOSTILE}]
     swarm.changes = told
@@ -252,7 +252,7 @@ async def test_a_node_that_has_just_started_says_what_it_waits_for(chromium: Chr
     swarm = Swarm()
     phase = {"name": "stake", "text": "looking whether a stake answers for it", "since_seconds": 3.0, "progress": None}
     swarm.changes = {"node": {"role": "", "state": "starting", "phase": phase}, "run": {"step": -1}, "swarm": []}
-    swarm.changes |= dict.fromkeys(("training", "contributions", "audit", "pay")) | {"events": []}
+    swarm.changes |= dict.fromkeys(("training", "contributions", "validator_audits", "leader", "pay")) | {"events": []}
     async with visit(chromium, swarm, tmp_path) as tab:
         await tab.says("headline", "looking whether a stake answers for it")
         assert tab.complaints == []

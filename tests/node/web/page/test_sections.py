@@ -38,12 +38,12 @@ def test_nothing_that_only_the_owner_should_see_is_told() -> None:
 
 def test_what_members_wrote_is_short_and_visible() -> None:
     told = status()
-    told["swarm"][1] |= {"role": HOSTILE, "doing": HOSTILE, "tokens_per_second": float("nan")}
+    told["swarm"][1] |= {"role": HOSTILE, "activity": HOSTILE, "tokens_per_second": float("nan")}
     told["contributions"]["recent"][0]["detail"] = HOSTILE
     row = dict(zip(MEMBER_COLUMNS, next(members(typed(told), ago))[told["swarm"][1]["address"]], strict=True))
     shown = decisions(typed(told))[told["contributions"]["recent"][0]["number"] % RECENT]
     detail = dict(zip(DECISION_COLUMNS, shown, strict=True))["detail"]
-    for text in (row["role"], row["doing"], detail):
+    for text in (row["role"], row["activity"], detail):
         assert text.startswith("<img") and len(text) <= 200 and text.isprintable()
     assert row["rate"] == 0
 
@@ -67,17 +67,17 @@ def test_memory_that_ran_out_is_told_in_words() -> None:
 def test_rounds_of_a_run_that_pretrains_are_told_cleaned_and_of_others_nothing() -> None:
     told = status()
     assert sections(typed(told), ago)["rounds"] is None
-    peer = {"address": HOSTILE, "seat": 3, "round": 4, "in": True, "equal": None}
+    peer = {"address": HOSTILE, "replica_id": 3, "round": 4, "in": True, "equal": None}
     told["pretraining"] = {
         "round": 4, "rounds": 20, "loss": 2.5, "bits_per_parameter": 4.16, "contributions": 3,
-        "replicas": {"equal": 5, "of": 6}, "peers": [peer], "losses": [(0, 3.5), (1, float("nan")), (2, 2.5)],
+        "outer_states": {"equal": 5, "of": 6}, "peers": [peer], "losses": [(0, 3.5), (1, float("nan")), (2, 2.5)],
     }  # fmt: skip
     found = sections(typed(told), ago)["rounds"]
-    assert found["replicas"] == {"equal": 5, "of": 6} and found["losses"] == [(0, 3.5), (2, 2.5)]
+    assert found["outer_states"] == {"equal": 5, "of": 6} and found["losses"] == [(0, 3.5), (2, 2.5)]
     assert found["bits_per_parameter"] == 4.16 and found["eval_loss"] is None
     (one,) = found["peers"]
     assert len(one["address"]) <= 42 and one["address"].isprintable() and set(one) == {
-        "address", "seat", "round", "in", "equal"
+        "address", "replica_id", "round", "in", "equal"
     }  # fmt: skip
 
 

@@ -18,12 +18,12 @@ from node.run.file import CompiledRun
 from node.services.certifier import Certifier
 from node.services.rollout_worker import RolloutWorker
 from node.services.rounds.batches import Batches
-from node.services.rounds.judging import ContributionJudge, ContributionJudging
+from node.services.rounds.judging import ContributionJudge, ContributionValidator
 from node.services.rounds.replica_trainer import ReplicaTrainer
 from node.services.rounds.round_closer import RoundCloser
-from node.services.usage_tracker import SeatTracing
+from node.services.usage_tracker import ReplicaUsageTracker
 from node.training.outer import OuterStateFile
-from node.training.peer import SeatPeer
+from node.training.peer import ReplicaPeer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
@@ -37,20 +37,20 @@ from protocol.manifest import ComposedBatch, decode_composed, encode_manifest
 from protocol.messages import VerdictIssued
 from protocol.policy import bf16_bits, decode_image
 from protocol.pretraining import Diloco
+from protocol.replicas import share
 from protocol.run import RunSpec, encode_run
-from protocol.seats import share
 from tests.attacks.validators.court import POOL, announcement
 from tests.node.local.test_rollouts import BUDGET, EngineInProcess
 from tests.node.services.rounds.test_rounds import Lab, Node, Town, nothing, until, without_threads  # noqa: F401 - one is a fixture
 
-ROUNDS, SEATS, INNER, PROMPTS, SIZE = 3, 2, 2, 2, 4
+ROUNDS, REPLICAS, INNER, PROMPTS, SIZE = 3, 2, 2, 2, 4
 
 
 TRAINERS = tuple(NodeKey(bytes([number]) * 32).address for number in (1, 2))
 
 
-class SeatNode(Node):
-    town: "SeatTown"
+class ReplicaNode(Node):
+    town: "ReplicaTown"
 
     def __init__(self, *given: Any, **how: Any) -> None:
         super().__init__(*given, **how)
@@ -70,8 +70,8 @@ class SeatNode(Node):
             return [self.town.seating(context, rounds, self.pins, self.batches)]
         certifying = Certifier(context)
         given = context, rounds, ContributionJudge(context, rounds, self.batches), self.court, scratch
-        judge = ContributionJudging(*given, certifying=certifying, engine=self.town.engine)
-        return [judge, RoundCloser(context, rounds), certifying, SeatTracing(context, rounds, self.batches)]
+        judge = ContributionValidator(*given, certifier=certifying, engine=self.town.engine)
+        return [judge, RoundCloser(context, rounds), certifying, ReplicaUsageTracker(context, rounds, self.batches)]
 
     @property
     def done(self) -> dict[str, int]:
@@ -89,8 +89,8 @@ class SlowEngine(EngineInProcess):
         return msgspec.structs.replace(reply, seconds=0.25) if isinstance(reply, Produced | Inspected) else reply
 
 
-class SeatTown(Town):
-    kind = SeatNode
+class ReplicaTown(Town):
+    kind = ReplicaNode
 
     def __init__(
         self, folder: Path, run: RunSpec, assets: Path, seating: type[ReplicaTrainer] = ReplicaTrainer
@@ -101,8 +101,8 @@ class SeatTown(Town):
         self.learnt: dict[Path, dict[str, int]] = {}
         spool = Spool(folder / "spool")
         spool.prepare(encoded, assets)
-        spool.peers_path.write_text(str(SEATS))
-        self.peer = SeatPeer(spool, run, TrainerSettings(), World())
+        spool.peers_path.write_text(str(REPLICAS))
+        self.peer = ReplicaPeer(spool, run, TrainerSettings(), World())
 
     def hand_over(self, lab: Lab) -> None:
         super().hand_over(lab)
@@ -118,7 +118,7 @@ class SeatTown(Town):
 @pytest.fixture
 def run(tiny_run: RunSpec) -> RunSpec:
     rules = Diloco(
-        inner_steps=INNER, exchange="int8", stretch=1, max_contributions=SEATS, round_seconds=40.0, grace_seconds=4.0
+        inner_steps=INNER, exchange="int8", stretch=1, max_contributions=REPLICAS, round_seconds=40.0, grace_seconds=4.0
     )
     recipe = msgspec.structs.replace(tiny_run.recipe, steps=ROUNDS, max_staleness=2)
     sampled = {"group_size": SIZE, "prompts_per_step": PROMPTS, "prompts_per_file": 2, "max_output_tokens": 6}
@@ -132,7 +132,7 @@ def run(tiny_run: RunSpec) -> RunSpec:
 async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_that_dies_costs_its_contribution(
     run: RunSpec, tiny_assets: Path, tmp_path: Path, autojump_clock: Any
 ) -> None:
-    town = SeatTown(tmp_path, run, tiny_assets)
+    town = ReplicaTown(tmp_path, run, tiny_assets)
     owner, victim, worker = town.add(1, "trainer"), town.add(2, "trainer"), town.add(3)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -167,29 +167,29 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
         prices = {contribution_units(run, count * batch) for count in range(1, INNER + 1)}
         assert prices >= {one.verdict.units for one in of} and min(prices) == int(0.1 * batch * 6)
         assert not judge.court.slashed
-    counted = next(one for one in judges[0].manager.services if isinstance(one, SeatTracing)).status()["uses"]
+    counted = next(one for one in judges[0].manager.services if isinstance(one, ReplicaUsageTracker)).status()["uses"]
     of = counted.workers[worker.key.address]
     assert set(counted.workers) == {worker.key.address} and counted.unread_manifests == 0
     assert of.accepted >= of.used + of.flat > 0 and of.accepted <= worker.done["accepted"] + 1, counted
-    seats = [each[worker.key.address] for each in counted.seats.values()]
-    assert len(seats) == SEATS and sum(one["used"] for one in seats) == of.used, counted
+    replicas = [each[worker.key.address] for each in counted.replicas.values()]
+    assert len(replicas) == REPLICAS and sum(one["used"] for one in replicas) == of.used, counted
     journal = judges[0].context.journal
     paid = [work.id for work in judges[0].context.state.register.of(owner.key.address)]
     assert len(paid) == ROUNDS and all(journal.pay.leaf(judges[0].key.address, POOL, one) for one in paid)
 
 
 class Greedy(ReplicaTrainer):
-    """Learns from the other seat's share, and says so."""
+    """Learns from the other replica's share, and says so."""
 
-    def _dealt(self, outer: Any, seat: int) -> Selection | None:
-        return super()._dealt(outer, 1 - seat if self._context.key.address == TRAINERS[1] else seat)
+    def _dealt(self, outer: Any, replica_id: int) -> Selection | None:
+        return super()._dealt(outer, 1 - replica_id if self._context.key.address == TRAINERS[1] else replica_id)
 
 
 async def test_who_learns_from_anothers_share_is_in_no_round_and_keeps_its_stake(
     run: RunSpec, tiny_assets: Path, tmp_path: Path, autojump_clock: Any
 ) -> None:
     run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, steps=2))
-    town = SeatTown(tmp_path, run, tiny_assets, Greedy)
+    town = ReplicaTown(tmp_path, run, tiny_assets, Greedy)
     honest, cheat, _ = town.add(1, "trainer"), town.add(2, "trainer"), town.add(3)
     await town.perform(nothing)
     judges = [one for one in town.nodes if one.role == "validator"]
@@ -198,47 +198,47 @@ async def test_who_learns_from_anothers_share_is_in_no_round_and_keeps_its_stake
     verdicts = [one.message for one in judges[0].context.board.messages(VerdictIssued)]
     refused = [one for one in verdicts if one.verdict.node == cheat.key.address]
     assert refused and {one.verdict.reason for one in refused} == {Reason.BATCHES}
-    assert all("of seat" in one.detail for one in refused), refused
+    assert all("of replica" in one.detail for one in refused), refused
     assert not [one for node in town.nodes for one in node.court.slashed]
-    await what_no_seat_may_learn_from(town, judges[0], honest)
+    await what_no_replica_may_learn_from(town, judges[0], honest)
 
 
-async def what_no_seat_may_learn_from(town: SeatTown, judge: SeatNode, honest: SeatNode) -> None:
+async def what_no_replica_may_learn_from(town: ReplicaTown, judge: ReplicaNode, honest: ReplicaNode) -> None:
     """Manifests by hand, as a validator that has lived through the rounds reads them."""
     outers = {round_: next(iter(roots)) for round_, roots in town.roots().items()}
     named = [judge.rounds.figures[at].batches for at in (0, 1)]
     read = [[decode_composed((town.folder / "blobs" / root.hex()).read_bytes()) for root in each] for each in named]
-    seat = share(outers[1], read[1][0].works[0].name(POOL), SEATS)
+    replica_id = share(outers[1], read[1][0].works[0].name(POOL), REPLICAS)
 
-    async def refused(seat: int, *batches: ComposedBatch) -> str:
+    async def refused(replica_id: int, *batches: ComposedBatch) -> str:
         roots = [(await town.blobs.add(encode_manifest(one))).root for one in batches]
         try:
-            await judge.batches.of(outers[1], 1, seat, honest.key.address, roots)
+            await judge.batches.of(outers[1], 1, replica_id, honest.key.address, roots)
         except IntellectError as error:
             return error.why
         return ""
 
     fine = read[1][0]
-    assert await refused(seat, *read[1]) == ""  # the control
-    assert "which was learnt from before" in await refused(seat, fine, fine)
-    assert "is for step 0" in await refused(seat, read[0][0])
+    assert await refused(replica_id, *read[1]) == ""  # the control
+    assert "which was learnt from before" in await refused(replica_id, fine, fine)
+    assert "is for step 0" in await refused(replica_id, read[0][0])
     again = [msgspec.structs.replace(one, step=1) for one in read[0]]
     work = next(one for one in again[0].works if any(one.used))
-    of = share(outers[1], work.name(POOL), SEATS)
+    of = share(outers[1], work.name(POOL), REPLICAS)
     assert "which was learnt from before" in await refused(of, msgspec.structs.replace(again[0], works=(work,)))
-    judge.rounds.figures.clear()  # as after a restart: cuts are heard again, and contributions read
+    judge.rounds.figures.clear()  # as after a restart: lists are heard again, and contributions read
     judge.batches._used.clear()
     assert "which was learnt from before" in await refused(of, msgspec.structs.replace(again[0], works=(work,)))
-    assert "of seat" in await refused(1 - of, msgspec.structs.replace(again[0], works=(work,)))
+    assert "of replica" in await refused(1 - of, msgspec.structs.replace(again[0], works=(work,)))
 
     def with_work(**changes: Any) -> ComposedBatch:
         return msgspec.structs.replace(fine, works=(msgspec.structs.replace(fine.works[0], **changes),))
 
     made_up = with_work(file_root=bytes(32))
-    assert "was not accepted" in await refused(share(outers[1], made_up.works[0].name(POOL), SEATS), made_up)
+    assert "was not accepted" in await refused(share(outers[1], made_up.works[0].name(POOL), REPLICAS), made_up)
     report = msgspec.structs.replace(fine.works[0].reports[0], root=bytes([9]) * 32)
-    assert "values that no validator reported" in await refused(seat, with_work(reports=(report,)))
+    assert "values that no validator reported" in await refused(replica_id, with_work(reports=(report,)))
     fresher = with_work(policy_step=1 - fine.works[0].policy_step)
-    assert "another policy" in await refused(seat, fresher)
+    assert "another policy" in await refused(replica_id, fresher)
     town.blobs.missing.add(describe(encode_manifest(fine)).root)
-    assert "nobody has it" in await refused(seat, fine)
+    assert "nobody has it" in await refused(replica_id, fine)

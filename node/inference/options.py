@@ -60,12 +60,12 @@ def _dtypes(device: str) -> Sequence[str]:
 
 
 def main() -> None:
-    """`python -m node.inference.wish [the engine's options]`: the classes that this machine computes as, best first, as
-    a JSON list. Nothing of a model is loaded."""
-    print(json.dumps([way.name for way in wish_from(sys.argv[1:]).ways(devices())]))
+    """`python -m node.inference.options [the engine's options]`: the classes that this machine computes as, best first,
+    as a JSON list. Nothing of a model is loaded."""
+    print(json.dumps([way.name for way in options_from(sys.argv[1:]).ways(devices())]))
 
 
-def wish_from(arguments: Sequence[str]) -> EngineOptions:
+def options_from(arguments: Sequence[str]) -> EngineOptions:
     """The settings named on an engine's command line; prints usage and exits with 2 if it cannot be read."""
     parser = argparse.ArgumentParser(
         prog="engine",

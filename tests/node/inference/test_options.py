@@ -1,4 +1,4 @@
-"""What is wished for, and what machine and run make of it."""
+"""What is asked for, and what machine and run make of it."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 from node.inference import settings
 from node.inference.engines import TORCH, VLLM
 from node.inference.errors import EngineError
+from node.inference.options import EngineOptions, options_from
 from node.inference.settings import EngineSettings
-from node.inference.wish import EngineOptions, wish_from
 
 
 def _absent(device: str) -> None:
@@ -43,16 +43,16 @@ def test_the_best_device_computes_in_the_best_way_that_the_run_permits(
 
 
 def test_what_the_command_line_says_stays() -> None:
-    wish = wish_from(["--device", "cpu", "--attention", "eager", "--batch-tokens", "64"])
-    assert wish.granted(["*/*/*"], ["cuda", "cpu"]) == EngineSettings("cpu", "float32", "eager", 64)
-    forbidden = wish_from(["--dtype", "bfloat16"]).granted(["*/float32/*"], ["cpu"])
+    options = options_from(["--device", "cpu", "--attention", "eager", "--batch-tokens", "64"])
+    assert options.granted(["*/*/*"], ["cuda", "cpu"]) == EngineSettings("cpu", "float32", "eager", 64)
+    forbidden = options_from(["--dtype", "bfloat16"]).granted(["*/float32/*"], ["cpu"])
     assert forbidden.dtype == "bfloat16"  # the node then says that the run does not permit it
 
 
 def test_nonsense_on_the_command_line_ends_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--dtype", "fp4"], ["--batch-tokens", "0"], ["--engine", "vllm", "--attention", "sdpa"]):
         with pytest.raises(SystemExit):
-            wish_from(wrong)
+            options_from(wrong)
     assert "batch-tokens" in capsys.readouterr().err
 
 
@@ -73,6 +73,6 @@ def test_vllm_is_taken_unasked_on_a_gpu_where_the_run_admits_it(
 
 
 def test_an_engine_that_is_asked_for_by_name_is_taken_even_where_it_is_missing() -> None:
-    for wish in (wish_from(["--engine", "vllm"]), wish_from(["--attention", "vllm"])):
-        assert wish.granted(["*/*/*"], ["cpu"], NOT_HERE).name.startswith("x86/float32/vllm/ieee/tp1/")
-    assert wish_from(["--engine", "torch"]).granted(["*/*/*"], ["cuda"], HERE).attention == "sdpa"
+    for options in (options_from(["--engine", "vllm"]), options_from(["--attention", "vllm"])):
+        assert options.granted(["*/*/*"], ["cpu"], NOT_HERE).name.startswith("x86/float32/vllm/ieee/tp1/")
+    assert options_from(["--engine", "torch"]).granted(["*/*/*"], ["cuda"], HERE).attention == "sdpa"

@@ -1,4 +1,4 @@
-"""Hard cuts from what honest work showed: so far out that of 10^5 honest files fewer than ten are refused.
+"""Hard thresholds from what honest work showed: so far out that of 10^5 honest files fewer than ten are refused.
 
 A few hundred samples do not show what happens once in 10^5 files, so their tails are fitted and followed outwards. A
 file is refused for its worst proof or for the sum of its tokens' distances:
@@ -18,45 +18,51 @@ from numpy.typing import NDArray
 
 from node.inference.errors import EngineError
 from protocol.checks import check_activations, check_routing, check_sampling, sampling_statistics
-from protocol.cuts import EXACT, Cuts
 from protocol.decision import SampleStatistics
 from protocol.engines import classes, is_exact
 from protocol.run import RunSpec, VerificationSpec
+from protocol.thresholds import EXACT, Thresholds
 
 F64 = NDArray[np.float64]
 Looks = dict[str, list[SampleStatistics]]
 REFUSED = 4e-6
-"""Honest files that each of the cuts may refuse: of five, 2 in 10^5 together; a sixth is of models with experts."""
+"""Honest files that each of the thresholds may refuse: of five, 2 in 10^5 together; a sixth is of models with
+experts."""
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
-"""TOPLOC's cuts are never below these."""
+"""TOPLOC's thresholds are never below these."""
 # Of so few samples the largest says little about the next one.
 MARGIN = 1.5
 WIDER = 2.0
 """Standard errors that a fitted scale is widened by."""
 
 
-def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
-    """Cuts per pair of classes. The section's own are the loosest of all: of pairs not listed, and where nothing stands
-    for a pair (protocol.run).
+def hard_thresholds(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
+    """Thresholds per pair of classes. The section's own are the loosest of all: of pairs not listed, and where nothing
+    stands for a pair (protocol.run).
 
     Two engines that round differently anywhere (bf16's decoding and prefill of one class do, once in some hundred
-    proofs) may be as far apart in a single proof as any two: only a pair that always agreed has cuts of its own for
-    proofs. What lies between is for the decision over many of them.
+    proofs) may be as far apart in a single proof as any two: only a pair that always agreed has thresholds of its own
+    for proofs. What lies between is for the decision over many of them.
     """
-    pairs = {name: _cuts_of(run, samples, seed) for name, samples in honest.items()}
-    loosest = Cuts(**{name: max(getattr(cuts, name) for cuts in pairs.values()) for name in Cuts.__struct_fields__})
+    pairs = {name: _thresholds_of(run, samples, seed) for name, samples in honest.items()}
+    loosest = Thresholds(
+        **{
+            name: max(getattr(thresholds, name) for thresholds in pairs.values())
+            for name in Thresholds.__struct_fields__
+        }
+    )
     of_proofs = {name: getattr(loosest, name) for name in FLOORS}
     for name, samples in honest.items():
         if is_exact(*classes(name)):
             pairs[name] = _equal(name, samples)
         elif not _always_agreed(samples):
             pairs[name] = msgspec.structs.replace(pairs[name], **of_proofs)
-    tighter = {name: cuts for name, cuts in pairs.items() if cuts != loosest}
+    tighter = {name: thresholds for name, thresholds in pairs.items() if thresholds != loosest}
     return msgspec.structs.replace(run.verification, **msgspec.structs.asdict(loosest), pairs=tighter)
 
 
-def _equal(name: str, samples: Sequence[SampleStatistics]) -> Cuts:
-    """The cuts of a pair of which equality is asked. Raises EngineError if it is not what was seen."""
+def _equal(name: str, samples: Sequence[SampleStatistics]) -> Thresholds:
+    """The thresholds of a pair of which equality is asked. Raises EngineError if it is not what was seen."""
     errors = [error for sample in samples for error in sample.errors]
     distances = np.concatenate([sample.distances for sample in samples])
     routing = [np.array([sample.routing], dtype=np.float32) for sample in samples if sample.routing is not None]
@@ -107,37 +113,37 @@ def _always_agreed(samples: Sequence[SampleStatistics]) -> bool:
     return all(error.exponent_mismatches == 0 and error.mantissa_mean <= 0.05 for error in errors)
 
 
-def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cuts:
+def _thresholds_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Thresholds:
     proven = [sample for sample in samples if sample.errors]
-    mean, outside = _sampling_cut(run, samples, seed)
+    mean, outside = _sampling_threshold(run, samples, seed)
 
-    def cut(name: str) -> float:
+    def threshold(name: str) -> float:
         worst = [max(getattr(error, name) for error in sample.errors) for sample in proven]
         # 2^64 stands for no common exponent: as a number it would be the whole tail.
         usable = np.array([value for value in worst if value < 128], dtype=np.float64)
         chance = REFUSED / run.rollout.samples_per_file
         return max(FLOORS[name], rarely_exceeded(usable, chance) if usable.size else 0.0)
 
-    return Cuts(
-        exponent_mismatches=min(run.verification.toploc_k, math.ceil(cut("exponent_mismatches"))),
-        mantissa_mean=_neat(cut("mantissa_mean")),
-        mantissa_median=_neat(cut("mantissa_median")),
+    return Thresholds(
+        exponent_mismatches=min(run.verification.toploc_k, math.ceil(threshold("exponent_mismatches"))),
+        mantissa_mean=_neat(threshold("mantissa_mean")),
+        mantissa_median=_neat(threshold("mantissa_median")),
         sampling_mean=_neat(mean),
         sampling_outside=_neat(outside),
-        routing=_routing_cut(run, samples),
+        routing=_routing_threshold(run, samples),
     )
 
 
-def _routing_cut(run: RunSpec, samples: Sequence[SampleStatistics]) -> float:
+def _routing_threshold(run: RunSpec, samples: Sequence[SampleStatistics]) -> float:
     """By how much a sample's experts may be less likely than a router's own; of a model without, what stands there."""
     worst = np.array([sample.routing for sample in samples if sample.routing is not None], dtype=np.float64)
     if not worst.size:
-        return Cuts().routing
+        return Thresholds().routing
     # The margin of experts is never below: so much is a rounding in float32 that none of a few hundred samples met.
     return _neat(max(1e-3, rarely_exceeded(worst, REFUSED / run.rollout.samples_per_file)))
 
 
-def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:
+def _sampling_threshold(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:
     """(mean, share outside) that files of these samples stay below."""
     tokens = np.array([sample.distances.size for sample in samples], dtype=np.float64)
     seen = [sampling_statistics(sample.distances) for sample in samples]
@@ -148,14 +154,14 @@ def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) 
     # Fewer, where two classes gave the same tokens throughout.
     spare = 12 if any(mean > 0 for mean, _ in seen) else 4
 
-    def cut(per_sample: F64, far: float) -> float:
+    def threshold(per_sample: F64, far: float) -> float:
         total = per_sample * tokens
         shares = total[files].sum(axis=1) / in_file
         unsure = float(total.std(ddof=1) / math.sqrt(len(total)) / tokens.mean()) if len(total) > 1 else 0.0
         return rarely_exceeded(shares, REFUSED) + WIDER * unsure + far / float(in_file.min() * run.rollout.group_size)
 
     means, outsides = np.array(seen, dtype=np.float64).T
-    return cut(means, spare * 0.1), cut(outsides, spare)
+    return threshold(means, spare * 0.1), threshold(outsides, spare)
 
 
 def _neat(value: float) -> float:

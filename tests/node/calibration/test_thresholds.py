@@ -1,13 +1,13 @@
-"""Hard cuts refuse hardly any honest file, though a calibration sees few of them."""
+"""Hard thresholds refuse hardly any honest file, though a calibration sees few of them."""
 
 import msgspec
 import numpy as np
 import pytest
 
-from node.calibration.cuts import hard_cuts, rarely_exceeded
+from node.calibration.thresholds import hard_thresholds, rarely_exceeded
 from protocol.checks import check_activations, check_routing, check_sampling
-from protocol.cuts import Cuts
 from protocol.engines import pair
+from protocol.thresholds import Thresholds
 from tests.node.calibration.simulated import PAIRS, RULES, RUN, by_rule, count, draw, refused, statistics
 
 LEAST_ROUTING = 1e-3
@@ -25,7 +25,7 @@ def test_fewer_than_ten_of_a_hundred_thousand_honest_files_are_refused(name: str
 def test_what_is_counted_is_what_a_validator_says() -> None:
     random = np.random.default_rng(3)
     seen = draw(PAIRS["two GPUs, heavy"], 2 * 50, 8, random)
-    tight = Cuts(
+    tight = Thresholds(
         exponent_mismatches=5, mantissa_mean=4.0, mantissa_median=4.0, sampling_mean=1e-3, sampling_outside=0.1
     )
     samples = statistics(seen)
@@ -41,8 +41,8 @@ def test_what_is_counted_is_what_a_validator_says() -> None:
 
 def test_gross_work_is_refused_by_cuts_that_honest_work_passes() -> None:
     pair = PAIRS["fp32 of two builds"]
-    cuts = by_rule(draw(pair, 64, 1, np.random.default_rng(0)), 0)
-    assert refused(draw(PAIRS["bf16 seen in fp32"], 2 * 100, 8, np.random.default_rng(1)), cuts).all()
+    thresholds = by_rule(draw(pair, 64, 1, np.random.default_rng(0)), 0)
+    assert refused(draw(PAIRS["bf16 seen in fp32"], 2 * 100, 8, np.random.default_rng(1)), thresholds).all()
     assert RUN.rollout.samples_per_file == 16 and set(RULES) == {"rule", "margin"}
 
 
@@ -61,12 +61,12 @@ def test_the_margin_of_experts_follows_from_what_honest_work_lacked() -> None:
 
     def margin(routing: list[float | None]) -> float:
         samples = [msgspec.structs.replace(one, routing=worst) for one, worst in zip(looks, routing, strict=True)]
-        return hard_cuts(RUN, {wide: samples}, 0).cuts(*wide.split(">")).routing
+        return hard_thresholds(RUN, {wide: samples}, 0).thresholds(*wide.split(">")).routing
 
     lacked = random.exponential(0.02, 64).tolist()
     found = margin(lacked)
     assert 1.5 * max(lacked) <= found < 1
     fresh = [np.array([one], dtype=np.float32) for one in random.exponential(0.02, 10**5)]
-    assert sum(check_routing([one], Cuts(routing=found)) is not None for one in fresh) < 10
-    assert check_routing([*fresh[:3], np.array([np.nan], dtype=np.float32)], Cuts(routing=found)) is not None
-    assert margin([0.0] * 64) == LEAST_ROUTING and margin([None] * 64) == Cuts().routing
+    assert sum(check_routing([one], Thresholds(routing=found)) is not None for one in fresh) < 10
+    assert check_routing([*fresh[:3], np.array([np.nan], dtype=np.float32)], Thresholds(routing=found)) is not None
+    assert margin([0.0] * 64) == LEAST_ROUTING and margin([None] * 64) == Thresholds().routing

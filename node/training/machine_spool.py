@@ -11,7 +11,7 @@ from node.training.spool import Spool
 _PARTS = ("in", "out", "eval", "ckpt", "assets")
 
 
-class GuestSpool(Spool):
+class MachineSpool(Spool):
     """A spool without batches and policies; a step is done when its checkpoint is here."""
 
     def newest_step(self) -> int:
@@ -32,7 +32,7 @@ class GuestSpool(Spool):
             return None
 
 
-def guest_spool(directory: Path) -> GuestSpool:
-    spool = GuestSpool(directory / "spool")
+def machine_spool(directory: Path) -> MachineSpool:
+    spool = MachineSpool(directory / "spool")
     spool.set_up()
     return spool

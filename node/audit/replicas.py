@@ -1,6 +1,6 @@
-"""An audit of a seat's round at a desk: its contribution, made again from what its manifests name.
+"""An audit of a replica's round at a desk: its contribution, made again from what its manifests name.
 
-What the seat kept for itself is read as a validator reads a stranger's. The learner's process is a validator's, too.
+What the replica kept for itself is read as a validator reads a stranger's. The learner's process is a validator's, too.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from node.training.batch import encode_batch
 from node.training.errors import TrainingError
 from node.training.jobs import Check, JobFailure
 from node.training.outer import OuterStateFile
-from node.training.peer import SeatPeer
+from node.training.peer import ReplicaPeer
 from node.training.pretrainer import peers_of
 from node.training.program import settings_of
 from node.training.replay import alone_in_its_world
@@ -26,21 +26,23 @@ from protocol.blobs import describe
 from protocol.contribution import ContributionHeader
 from protocol.errors import ProtocolError
 from protocol.manifest import MalformedManifest
+from protocol.replicas import Used, broken_rule, groups_of
 from protocol.run import RunSpec
-from protocol.seats import Used, broken_rule, groups_of
 
 
-def audit_seat(directory: Path, run: RunSpec, round_: int, seat: int, own: TrainerSettings | None = None) -> Audit:
-    """Of what a seat contributed to a round. Blocking. own: how to compute, None: as the trainer did. Raises
+def audit_replica(
+    directory: Path, run: RunSpec, round_: int, replica_id: int, own: TrainerSettings | None = None
+) -> Audit:
+    """Of what a replica contributed to a round. Blocking. own: how to compute, None: as the trainer did. Raises
     TrainingError where the directory does not hold enough."""
     spool = Spool(directory / "spool")
     settings, began = own or settings_of(spool), time.monotonic()
     with alone_in_its_world(settings) as world, tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
-        peer = SeatPeer(spool, run, settings, world)
-        path, before, after = peer.seat_files(round_, seat)
+        peer = ReplicaPeer(spool, run, settings, world)
+        path, before, after = peer.replica_files(round_, replica_id)
         if not path.exists():
-            why = f"the directory keeps contributions to its newest two rounds, of {peers_of(spool, run)} seats"
-            raise TrainingError(f"seat {seat} of round {round_} is not there", why, "audit a later round")
+            why = f"the directory keeps contributions to its newest two rounds, of {peers_of(spool, run)} replicas"
+            raise TrainingError(f"replica {replica_id} of round {round_} is not there", why, "audit a later round")
         outer = OuterStateFile(peer.outer_file(round_))
         header = peer.header_of(path, outer)
         findings = [_manifest(spool, run, outer, header)]
@@ -58,18 +60,18 @@ def audit_seat(directory: Path, run: RunSpec, round_: int, seat: int, own: Train
         return Audit(round_, here, header.arithmetic, differences, tuple(findings), seconds)
 
 
-def _places(spool: Spool, run: RunSpec, round_: int, seat: int) -> range:
-    """Of a seat's batches in a round."""
+def _places(spool: Spool, run: RunSpec, round_: int, replica_id: int) -> range:
+    """Of a replica's batches in a round."""
     assert run.diloco is not None  # the caller's
-    first = (round_ * peers_of(spool, run) + seat) * run.diloco.inner_steps
+    first = (round_ * peers_of(spool, run) + replica_id) * run.diloco.inner_steps
     return range(first, first + run.diloco.inner_steps)
 
 
 def _manifest(spool: Spool, run: RunSpec, outer: OuterStateFile, header: ContributionHeader) -> AuditFinding:
-    """Whether the seat may have learnt from what its header names."""
-    seats, most = peers_of(spool, run), run.recipe.max_staleness
-    # A slow seat makes fewer steps than a round has, and says so.
-    places = list(_places(spool, run, outer.round, header.seat))[: len(header.batches)]
+    """Whether the replica may have learnt from what its header names."""
+    replicas, most = peers_of(spool, run), run.recipe.max_staleness
+    # A slow replica makes fewer steps than a round has, and says so.
+    places = list(_places(spool, run, outer.round, header.replica_id))[: len(header.batches)]
     try:
         for place, root in zip(places, header.batches, strict=True):
             if describe(mapped(spool.works_path(place))).root != root:
@@ -79,10 +81,10 @@ def _manifest(spool: Spool, run: RunSpec, outer: OuterStateFile, header: Contrib
             one.check(desk_root(run), 0, outer.round, most)
         used = set[Used]()
         for round_ in range(max(outer.round - most - 1, 0), outer.round):
-            for place in (place for other in range(seats) for place in _places(spool, run, round_, other)):
+            for place in (place for other in range(replicas) for place in _places(spool, run, round_, other)):
                 used.update(groups_of(read_composed(spool.works_path(place))))
         # At a desk there are no verdicts, so every work counts as accepted.
-        if why := broken_rule(outer.root, header.seat, seats, batches, used, lambda work: True):
+        if why := broken_rule(outer.root, header.replica_id, replicas, batches, used, lambda work: True):
             raise MalformedManifest("bad batch manifest", why)
     except OSError as error:
         return AuditFinding("manifest", Says.UNDECIDED, f"a part of it is not here: {error}")
@@ -97,7 +99,7 @@ def _manifest(spool: Spool, run: RunSpec, outer: OuterStateFile, header: Contrib
 
 def _made(run: RunSpec, spool: Spool, directory: Path, header: ContributionHeader, folder: Path) -> Iterator[str]:
     """Files of the batches, from files and reports."""
-    for place in list(_places(spool, run, header.round, header.seat))[: len(header.batches)]:
+    for place in list(_places(spool, run, header.round, header.replica_id))[: len(header.batches)]:
         path = folder / f"{place}.batch"
         path.write_bytes(encode_batch(desk_batch(run, directory / "rollouts", read_composed(spool.works_path(place)))))
         yield str(path)
@@ -112,7 +114,7 @@ def _replay(answer: JobFailure) -> AuditFinding:
         return finding(Says.BROKEN, found.get("fault") or found["state"])
     figures = {"distance": found["distance"]}
     if found["equal"]:
-        return finding(Says.HOLDS, "the same bits: contribution, digests and what the seat keeps", figures)
+        return finding(Says.HOLDS, "the same bits: contribution, digests and what the replica keeps", figures)
     if found["same"]:
         return finding(Says.BROKEN, "in the same arithmetic its steps come to other bits", figures)
     most_distance = 0.25  # as validators of rounds have it (node.services.rounds.judging)

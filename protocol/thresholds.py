@@ -1,9 +1,9 @@
-"""Hard cuts: what refuses one file by itself, whatever the worker's record is."""
+"""Hard thresholds: what refuses one file by itself, whatever the worker's record is."""
 
 import msgspec
 
 
-class Cuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: most that one proof may have;
     sampling_mean: mean distance per file; sampling_outside: share of tokens more than 0.01 outside; routing: by how
     much an expert on record may be less likely than the router's own last choice, as a difference of logarithms."""
@@ -16,7 +16,7 @@ class Cuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     routing: float = 0.01
 
 
-EXACT = Cuts(
+EXACT = Thresholds(
     exponent_mismatches=0,
     mantissa_mean=0.0,
     mantissa_median=0.0,

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from node.audit.desk import audit_at_desk
 from node.audit.findings import Says
-from node.local.seats import LocalSeats
+from node.local.replicas import LocalReplicas
 from node.metrics.observer import Observer
 from node.recipe.desk import desk_root
 from node.run.file import load_run_file
@@ -21,7 +21,7 @@ from node.training.batch import decode_batch
 from node.training.errors import TrainingError
 from node.training.length import without_length
 from node.training.outer import OuterStateFile
-from node.training.seats import Seats
+from node.training.replicas import ReplicaRounds
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
@@ -29,8 +29,8 @@ from protocol.blobs import describe
 from protocol.contribution import Expected, decode_header, encode_header, expected_of
 from protocol.manifest import ComposedBatch, MalformedManifest, decode_composed
 from protocol.pretraining import Diloco
+from protocol.replicas import share
 from protocol.run import RunSpec, encode_run
-from protocol.seats import share
 from tests.node.local.test_rollouts import BUDGET, EngineInProcess, Examiner, story
 
 ROUNDS, PEERS, INNER = 2, 2, 2
@@ -42,7 +42,7 @@ class Died(Exception):
     """Stands for a kill -9 of the learner, and of the daemon with it."""
 
 
-class SeatsInProcess:
+class ReplicasInProcess:
     """The learner's program in a thread. stop_after: steps after which it dies, -1: never."""
 
     name, pid, restarts, memory = "learner", None, 0, ""
@@ -57,8 +57,8 @@ class SeatsInProcess:
         await trio.to_thread.run_sync(self._train, abandon_on_cancel=True)
 
     def _train(self) -> None:
-        seats = Seats(self._spool, self._run, TrainerSettings(), World())
-        real = seats._learner.step
+        replicas = ReplicaRounds(self._spool, self._run, TrainerSettings(), World())
+        real = replicas._learner.step
 
         def step(*given: Any) -> dict[str, Any]:
             if self._left == 0:
@@ -66,20 +66,20 @@ class SeatsInProcess:
             self._left -= 1
             return real(*given)
 
-        seats._learner.step = step  # type: ignore[method-assign]
-        seats.train()
+        replicas._learner.step = step  # type: ignore[method-assign]
+        replicas.train()
 
 
-def make(run: RunSpec, assets: Path, directory: Path, level: int = 1, stop_after: int = -1) -> LocalSeats:
+def make(run: RunSpec, assets: Path, directory: Path, level: int = 1, stop_after: int = -1) -> LocalReplicas:
     encoded, spool = encode_run(run), Spool(directory / "spool")
-    return LocalSeats(
+    return LocalReplicas(
         run,
         encoded,
         directory,
         assets,
         peers=PEERS,
         engines=[EngineInProcess(encoded, assets)],
-        learner=SeatsInProcess(spool, run, stop_after),
+        learner=ReplicasInProcess(spool, run, stop_after),
         evaluator=Examiner(spool, run.recipe.steps),
         spool=spool,
         observer=Observer(run, directory),
@@ -117,11 +117,11 @@ async def test_each_trainer_learns_from_its_own_share_of_outer_policies(
     assert json.loads(spool.metrics_path(ROUNDS).read_bytes())["updates"] <= PER_ROUND
     used = set[tuple[bytes, bytes]]()
     for place, composed in enumerate(manifests(tmp_path)):
-        round_, seat = place // PER_ROUND, place % PER_ROUND // INNER
+        round_, replica_id = place // PER_ROUND, place % PER_ROUND // INNER
         composed.check(desk_root(run), 0, round_, run.recipe.max_staleness)
         outer = bytes.fromhex(records[round_]["outer_root"])
         for work in composed.works:
-            assert share(outer, work.file_root, PEERS) == seat
+            assert share(outer, work.file_root, PEERS) == replica_id
             assert work.policy_step == 0, "policies lag by one round"
             assert (work.file_root, work.used) not in used
             used.add((work.file_root, work.used))
@@ -132,25 +132,25 @@ async def test_each_trainer_learns_from_its_own_share_of_outer_policies(
     batches = [decode_batch(spool.batch(place)) for place in range(first, first + PER_ROUND)]
     names = [name for batch in batches for name in batch.header.files]
     assert len(names) == len(set(names)) == PER_ROUND * 3
-    seats = Seats(spool, run, TrainerSettings(), World())
-    assert seats._admit(batches[0], ROUNDS - 1, first) is batches[0]
-    assert seats._admit(batches[0], ROUNDS - 1, first) is batches[0]  # the same again, after a restart
+    replicas = ReplicaRounds(spool, run, TrainerSettings(), World())
+    assert replicas._admit(batches[0], ROUNDS - 1, first) is batches[0]
+    assert replicas._admit(batches[0], ROUNDS - 1, first) is batches[0]  # the same again, after a restart
     with pytest.raises(TrainingError, match="learnt from before"):
-        seats._admit(batches[0], ROUNDS - 1, first + INNER)
+        replicas._admit(batches[0], ROUNDS - 1, first + INNER)
     with pytest.raises(TrainingError, match="of round 1"):
-        seats._admit(batches[1], 0, 1)
+        replicas._admit(batches[1], 0, 1)
 
 
 async def test_a_run_of_several_trainers_that_was_killed_goes_on_as_if_it_had_not_been(
     run: RunSpec, tiny_assets: Path, tmp_path: Path
 ) -> None:
-    """With all that a seat may keep for itself: moments, and what it has not sent."""
+    """With all that a replica may keep for itself: moments, and what it has not sent."""
     assert run.diloco is not None
     run = msgspec.structs.replace(
         run, diloco=msgspec.structs.replace(run.diloco, inner_state="kept", exchange="sparse")
     )
     await make(run, tiny_assets, tmp_path / "straight").run()
-    for stop_after in (3, 4):  # at the second seat of the first round, and of the next
+    for stop_after in (3, 4):  # at the second replica of the first round, and of the next
         with pytest.raises(BaseExceptionGroup):
             await make(run, tiny_assets, tmp_path / "killed", stop_after=stop_after).run()
     await make(run, tiny_assets, tmp_path / "killed").run()
@@ -166,17 +166,17 @@ async def test_whoever_has_a_seats_manifests_and_files_makes_its_contribution_ag
     run = msgspec.structs.replace(run, diloco=msgspec.structs.replace(run.diloco, inner_state=state, exchange=exchange))
     await make(run, tiny_assets, tmp_path, level=0).run()
     last, spool = ROUNDS - 1, Spool(tmp_path / "spool")
-    for seat in range(PEERS):
-        audit = audit_at_desk(tmp_path, last, seat=seat)
+    for replica_id in range(PEERS):
+        audit = audit_at_desk(tmp_path, last, replica_id=replica_id)
         assert [one.test for one in audit.findings] == ["manifest", "replay"] and audit.says is Says.HOLDS, audit
     with pytest.raises(TrainingError, match="nothing to audit"):
         audit_at_desk(tmp_path, last)
-    elsewhere = audit_at_desk(tmp_path, last, TrainerSettings(micro_batch_tokens=64), seat=1)
+    elsewhere = audit_at_desk(tmp_path, last, TrainerSettings(micro_batch_tokens=64), replica_id=1)
     assert elsewhere.differences and elsewhere.findings[1].figures["distance"] <= elsewhere.findings[1].figures["limit"]
 
-    # what is not as the header says: the seat's manifest, its files' values, its own moments, the numbers it sent
+    # what is not as the header says: the replica's manifest, its files' values, its own moments, the numbers it sent
     rounds = spool.root / "rounds"
-    own, path = rounds / f"{last - 1:06d}" / "own-1.safetensors", rounds / f"{last:06d}" / "seat-1.inc"
+    own, path = rounds / f"{last - 1:06d}" / "own-1.safetensors", rounds / f"{last:06d}" / "replica-1.inc"
     first, whole = last * PER_ROUND, path.read_bytes()
     with changed(spool.works_path(first + INNER), spool.works_path(first).read_bytes()):
         assert "not the one that the header names" in broken(tmp_path, last, "manifest")
@@ -188,7 +188,7 @@ async def test_whoever_has_a_seats_manifests_and_files_makes_its_contribution_ag
         changed(spool.works_path(first + INNER), spool.works_path(first).read_bytes()),
         changed(spool.works_path(first + INNER + 1), spool.works_path(first + 1).read_bytes()),
     ):
-        assert "of seat 0" in broken(tmp_path, last, "manifest")
+        assert "of replica 0" in broken(tmp_path, last, "manifest")
     with changed(path, whole[:-1] + bytes([whole[-1] ^ 1])):
         assert broken(tmp_path, last, "replay")
     if state == "kept":
@@ -205,8 +205,8 @@ def expected(run: RunSpec, round_: int, spool: Spool) -> Expected:
 
 
 def broken(directory: Path, round_: int, test: str) -> str:
-    """What an audit of seat 1 says against it."""
-    audit = audit_at_desk(directory, round_, seat=1)
+    """What an audit of replica 1 says against it."""
+    audit = audit_at_desk(directory, round_, replica_id=1)
     assert [one.test for one in audit.broken] == [test], audit
     return audit.broken[0].text
 

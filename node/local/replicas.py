@@ -1,8 +1,9 @@
-"""Reinforcement learning at a desk by several trainers: engines sample, and each seat has its share of the files.
+"""Reinforcement learning at a desk by several trainers: engines sample, and each replica has its share of the files.
 
 A round's files are made by policy max(0, round - async_level), which is an outer state. When the round's own outer
-state is there, its root deals them: each file's seat follows from that root and the file's, so the shares are disjoint.
-Files are made until each seat has the batches of its inner steps; what is left over waits for the next round.
+state is there, its root deals them: each file's replica follows from that root and the file's, so the shares are
+disjoint. Files are made until each replica has the batches of its inner steps; what is left over waits for the next
+round.
 """
 
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 
 import trio
 
-from node.local.rollouts import LocalRun
+from node.local.rollouts import LocalRollouts
 from node.recipe.pool import Selection
 from node.state.files import write_whole
+from protocol.replicas import share
 from protocol.run import RunSpec
-from protocol.seats import share
 
 
-class LocalSeats(LocalRun):
+class LocalReplicas(LocalRollouts):
     """One run of several trainers in one directory. Its steps are rounds."""
 
     def __init__(self, run: RunSpec, encoded: bytes, *places: Path, peers: int, **parts: Any) -> None:
@@ -48,7 +49,8 @@ class LocalSeats(LocalRun):
         return True
 
     def _dealt(self, step: int, outer: bytes) -> list[Selection] | None:
-        """The batches of all inner steps, seat by seat; None while a share is too small. The pool stays as it is."""
+        """The batches of all inner steps, replica by replica; None while a share is too small. The pool stays as it
+        is."""
         pools = self._pool.dealt(self._peers, lambda work: share(outer, work, self._peers))
         taken = [pool.take(step) for pool in pools for _ in range(self._inner)]
         self._barren_rounds = sum(pool.barren for pool in pools) // len(taken)

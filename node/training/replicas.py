@@ -1,8 +1,8 @@
 """Reinforcement learning at a desk by several trainers that meet once a round: rounds as node.training.pretrainer has
 them, whose inner steps learn from rollouts.
 
-Each seat learns from its own share of them, batch by batch. The daemon puts these into the spool, each with the
-manifest that it was made from: inner step n of seat s in round r is batch (r * peers + s) * inner_steps + n. A
+Each replica learns from its own share of them, batch by batch. The daemon puts these into the spool, each with the
+manifest that it was made from: inner step n of replica s in round r is batch (r * peers + s) * inner_steps + n. A
 contribution names its manifests by root, so whoever has the files can make its steps again.
 """
 
@@ -27,8 +27,8 @@ SUMS = ("tokens", "trained_tokens", "fed_tokens", "micro_batches", "rejected_row
 """Metrics of a step that are added up over a round; of others the mean is told, or the largest (`*_max`)."""
 
 
-class SeatLearner(Inner):
-    """The learner of a run with one trainer, as whatever seat's it is."""
+class ReplicaLearner(Inner):
+    """The learner of a run with one trainer, as whatever replica's it is."""
 
     def __init__(self, learner: Learner, settings: TrainerSettings, world: World) -> None:
         super().__init__(settings, world)
@@ -54,10 +54,10 @@ class SeatLearner(Inner):
         return self._learner.divisible
 
 
-class Seats(RoundTrainer):
+class ReplicaRounds(RoundTrainer):
     """A run that learns from rollouts."""
 
-    _learner: SeatLearner
+    _learner: ReplicaLearner
 
     def __init__(self, spool: Spool, run: RunSpec, settings: TrainerSettings, world: World) -> None:
         """Raises TrainingError, OwnCodeError."""
@@ -69,17 +69,17 @@ class Seats(RoundTrainer):
         )
         if learner.beside.needs_reference:
             learner.beside.set_reference(self._new_model(), StartWeights(assets / "model"))
-        self._learner = SeatLearner(learner, self._settings, world)
+        self._learner = ReplicaLearner(learner, self._settings, world)
         self._batch = rollout.prompts_per_step * rollout.group_size
         self._peers = peers_of(spool, run)
         self._learnt: dict[str, int] = {}
         """Group -> the batch that it was learnt from, since this process began."""
 
-    def _number(self, round_: int, seat: int, number: int) -> int:
-        return (round_ * self._peers + seat) * self._rules.inner_steps + number
+    def _number(self, round_: int, replica_id: int, number: int) -> int:
+        return (round_ * self._peers + replica_id) * self._rules.inner_steps + number
 
-    def _inner_step(self, round_: int, seat: int, number: int) -> dict[str, Any]:
-        place = self._number(round_, seat, number)
+    def _inner_step(self, round_: int, replica_id: int, number: int) -> dict[str, Any]:
+        place = self._number(round_, replica_id, number)
         with self._timed("wait"):
             data = self._world.hand_out(self._handed(place, number) if self._world.first else b"")
         batch = self._admit(decode_batch(data), round_, place)
@@ -88,7 +88,7 @@ class Seats(RoundTrainer):
         return metrics | {name: metrics[name] or 0.0 for name in ("grad_norm", "grad_norm_max")}
 
     def _handed(self, place: int, number: int) -> bytes:
-        """The batch of inner step `number` of a seat's round, as soon as it is there."""
+        """The batch of inner step `number` of a replica's round, as soon as it is there."""
         return self._spool.batch(place)
 
     def _is_used_up(self, files: Sequence[str], place: int) -> bool:
@@ -97,7 +97,7 @@ class Seats(RoundTrainer):
         return any(self._learnt.get(one, place) != place for one in files)
 
     def _admit(self, batch: Batch, round_: int, place: int) -> Batch:
-        """Only batches of this round, of rollouts that are fresh and that no seat has learnt from."""
+        """Only batches of this round, of rollouts that are fresh and that no replica has learnt from."""
         most, files = self._run.recipe.max_staleness, batch.header.files
         ages = [round_ - row.policy_step for row in batch.rows] or [-1]
         if batch.header.step != round_ or min(ages) < 0 or max(ages) > most:
@@ -110,8 +110,8 @@ class Seats(RoundTrainer):
         self._learnt = {one: at for one, at in self._learnt.items() if at >= oldest}
         return batch
 
-    def _batches(self, round_: int, seat: int, count: int) -> tuple[bytes, ...]:
-        places = (self._number(round_, seat, number) for number in range(count))
+    def _batches(self, round_: int, replica_id: int, count: int) -> tuple[bytes, ...]:
+        places = (self._number(round_, replica_id, number) for number in range(count))
         found = (self._spool.works_path(place).read_bytes() if self._world.first else b"" for place in places)
         return tuple(describe(self._world.hand_out(data)).root for data in found)
 
@@ -134,7 +134,7 @@ class Seats(RoundTrainer):
         return share * metrics.get("length_mean", 0.0)
 
     def _publish(self, round_: int, metrics: dict[str, Any]) -> None:
-        super()._publish(round_, metrics | {"seats": self._peers})
+        super()._publish(round_, metrics | {"replicas": self._peers})
 
     def _forget(self, round_: int) -> None:
         super()._forget(round_)
@@ -143,7 +143,7 @@ class Seats(RoundTrainer):
 
 
 def combined(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What several steps, or several seats, come to. A figure that some of them lack is that of the others; those by
+    """What several steps, or several replicas, come to. A figure that some of them lack is that of the others; those by
     environment are the batch log's to tell."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in told for name in one):
