@@ -23,15 +23,16 @@ from node.chain.witnesses import Witnesses
 
 log = structlog.get_logger()
 RECEIPT, SEND = "eth_getTransactionReceipt", "eth_sendRawTransaction"
-OFFERED = 5.0
-"""Seconds between two times that a transaction is offered to every endpoint."""
 
 
 class Receipts:
     """confirmations: blocks on top of a receipt's before it counts; lag: seconds that an endpoint's counts may run
-    ahead of its receipts."""
+    ahead of its receipts; offered: seconds between two times that a transaction is offered to every endpoint."""
 
-    def __init__(self, web3: Web3, outbox: Outbox, witnesses: Witnesses, confirmations: int, lag: float) -> None:
+    def __init__(
+        self, web3: Web3, outbox: Outbox, witnesses: Witnesses, confirmations: int, lag: float, offered: float
+    ) -> None:
+        self._again = offered
         self._web3, self._outbox, self._witnesses = web3, outbox, witnesses
         self._confirmations, self._lag = confirmations, lag
         self._missing: dict[tuple[str, int], float] = {}
@@ -127,7 +128,7 @@ class Receipts:
         now = time.monotonic()
         if self._witnesses.several and now >= self._offered.get(pending.hash, 0.0):
             self._offered = {digest: until for digest, until in self._offered.items() if until > now}
-            self._offered[pending.hash] = now + OFFERED
+            self._offered[pending.hash] = now + self._again
             self._witnesses.each_hears(SEND, lambda: self._web3.eth.send_raw_transaction(pending.raw))
 
 

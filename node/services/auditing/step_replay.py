@@ -32,8 +32,6 @@ from protocol.statements import VerdictOutcome, work_id
 log = structlog.get_logger()
 AUDIT_SECONDS = 900.0
 """For the child. A step that takes longer cannot be audited here."""
-CHECKPOINT_PATIENCE = 15.0
-"""Seconds that the checkpoint after a step may come behind its announcement."""
 MOST_BYTES = 4 << 30
 """Of files and reports of one audit."""
 Found = tuple[AuditRuling | None, Audit | None]
@@ -49,9 +47,11 @@ class Unavailable(IntellectError):
 
 
 class StepReplay:
-    """directory: for the children; starter: of them."""
+    """directory: for the children; starter: of them; patience: seconds that the checkpoint after a step may come behind
+    its announcement."""
 
-    def __init__(self, context: Context, directory: Path, starter: Starter) -> None:
+    def __init__(self, context: Context, directory: Path, starter: Starter, patience: float = 15.0) -> None:
+        self._patience = patience
         self._context = context
         self._spool = Spool(directory)
         self._starter = starter
@@ -63,7 +63,7 @@ class StepReplay:
         patience: seconds for a later checkpoint, where it takes that."""
         step = statement.step - 1
         # For the state after the step, without which only a replay in the trainer's class tells anything.
-        await self._until(lambda: self.offers(step + 1), CHECKPOINT_PATIENCE)
+        await self._until(lambda: self.offers(step + 1), self._patience)
         ruled, audit = await self._look(step)
         if audit is not None and lacks_a_state(audit):
             await self._until(lambda: any(at > step and self.offers(at) for at in self.offered()), patience)

@@ -35,7 +35,6 @@ from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 60.0
 PAUSE = 1.0
 CATCH_UP = 10.0
 """Seconds, at most, in which a node that begins hears how far the others are."""
@@ -47,13 +46,21 @@ REMEMBERED = 256
 
 class Rounds(Service):
     """One per node; others ask it for the newest outer state. process: the learner's, which does `jobs`; learns:
-    whether it is asked for more than the model's shapes."""
+    whether it is asked for more than the model's shapes; fetch_seconds: for one file."""
 
     name = "rounds"
 
     def __init__(
-        self, context: Context, process: TrainerProcess, spool: Spool, jobs: JobDirectory, *, learns: bool = True
+        self,
+        context: Context,
+        process: TrainerProcess,
+        spool: Spool,
+        jobs: JobDirectory,
+        *,
+        learns: bool = True,
+        fetch_seconds: float = 60.0,
     ) -> None:
+        self._fetch_seconds = fetch_seconds
         spec = context.run.spec
         assert spec.diloco is not None  # a run of this kind was checked for it
         self._context, self.process, self.spool, self._learns = context, process, spool, learns
@@ -64,7 +71,7 @@ class Rounds(Service):
         self.own_bytes = 0
         """Of what a peer keeps for itself from one round to the next, at most."""
         self.moved = Changes()
-        self.adding = Adding(context, spec.diloco)
+        self.adding = Adding(context, spec.diloco, fetch_seconds)
         self.votes = Votes(context)
         self.votes.heard.follow(self._heard)
         self.files = OuterFiles(spool.root / "rounds")
@@ -222,7 +229,9 @@ class Rounds(Service):
     async def _jump(self, round_: int, proposal: Proposal) -> None:
         """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
         members = self._context.membership.addresses()
-        path = await self._context.blobs.fetch(proposal.state, members, max_size=proposal.size, timeout=FETCH_TIMEOUT)
+        path = await self._context.blobs.fetch(
+            proposal.state, members, max_size=proposal.size, timeout=self._fetch_seconds
+        )
         await trio.to_thread.run_sync(self.files.adopt, path, round_, proposal.outer)
         log.info("round.fetched", round=round_)
         self._context.progress.tell("outer", f"the outer state of round {round_} came from other members")
@@ -253,7 +262,7 @@ class Rounds(Service):
         info = await self._context.blobs.add(image)
         image.unlink(missing_ok=True)
         # Of the own store, which nobody else need be asked for: the shelf works with the store's file.
-        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
+        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=self._fetch_seconds)
         root, run = policy_root(round_, described.tensors), self._context.run.root
         manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
         self._context.policy_cache.put(HeldPolicy(round_, root, path, manifest))
