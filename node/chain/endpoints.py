@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 # The logs of a full chunk of blocks stay below it; an endpoint is a stranger, and may send without end.
 MAX_RESPONSE = 32 * 1024 * 1024
-WHOLE_ANSWER = 3
-"""Times `timeout` that an answer may take in all: the timeout itself begins anew with each byte.
-
-Fewer than the client waits for a read: else an endpoint that trickles would never be left for the next one."""
 PACKED = "gzip"
 HEADERS = {"content-type": "application/json", "accept-encoding": PACKED}
 ONLY: ContextVar[int | None] = ContextVar("only", default=None)
@@ -55,7 +51,7 @@ class EndpointFailed(Exception):
 class Endpoints:
     """JSON-RPC over HTTP. Raises Refused for what is the asker's business, and where all endpoints refuse the
     question; RpcUnreachable when none answers, WrongChain when all that answer belong to another chain. timeout:
-    seconds without a byte; a request takes up to WHOLE_ANSWER times that at an endpoint; clock: monotonic.
+    seconds without a byte; a request takes up to three times that at an endpoint; clock: monotonic.
     """
 
     def __init__(
@@ -315,7 +311,10 @@ class SerialConnection:
         self._patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
         self._clients: dict[tuple[str, str], httpx.Client] = {}
         """By scheme and host: the environment may want a proxy for one and none for another."""
-        self._longest = WHOLE_ANSWER * timeout
+        # Times `timeout` that an answer may take in all: the timeout itself begins anew with each byte. Fewer than the
+        # client waits for a read: else an endpoint that trickles would never be left for the next one.
+        whole_answer = 3
+        self._longest = whole_answer * timeout
         self._ends = math.inf
         """When the request in progress must be over (monotonic)."""
         self._layers = 0

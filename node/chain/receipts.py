@@ -140,10 +140,6 @@ def _told(receipt: Any | None) -> object:
     return bytes(receipt["blockHash"]), receipt["status"], logs
 
 
-REMEMBERED_BLOCKS = 120
-"""So far back every full node counts an account's transactions."""
-
-
 class NumberUse(msgspec.Struct, frozen=True):
     """The transaction (0x hex) that used a number, and how many blocks stand on its own."""
 
@@ -167,13 +163,14 @@ def is_known(web3: Web3, transaction: str) -> bool:
 
 def use_of(web3: Web3, sender: str, nonce: int) -> NumberUse | None:
     """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
+    remembered_blocks = 120  # blocks for which every full node counts an account's transactions
     try:
         head = int(web3.eth.block_number)
         # Older states are on archive nodes only.
-        low, high = max(0, head - REMEMBERED_BLOCKS), head
+        low, high = max(0, head - remembered_blocks), head
         if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
             return None
-        # Bisects: seven calls find the block among REMEMBERED_BLOCKS.
+        # Bisects: seven calls find the block among them.
         while low < high:
             middle = (low + high) // 2
             if count(web3, sender, middle) > nonce:

@@ -33,7 +33,6 @@ ALIKE = Cuts(exponent_mismatches=2, mantissa_mean=0.1, mantissa_median=0.1)
 """Where both computed in one class of float32: honest answers lie at 0.008 at most there, those of weights in eight
 bits above 0.3 (docs/figures/verification.md). An uncalibrated run's cuts let six of ten of the latter through."""
 _CONTEXT = "intellect-node answered model v1"
-_PIECE = 1 << 20
 
 
 class BadAnswerProof(EngineError):
@@ -83,7 +82,7 @@ def model_root(directory: Path, adapter: Weights | None = None) -> str:
     for path in sorted(files, key=lambda one: one.name):
         content = blake3()
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(1 << 20):
                 content.update(piece)
         told.update(path.name.encode() + b"\0" + content.digest())
     for name in sorted(adapter or ()):

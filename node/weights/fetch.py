@@ -32,8 +32,6 @@ from protocol.policy import MalformedPolicy, PolicyManifest
 log = structlog.get_logger()
 IN_FLIGHT = 3
 """Steps that are fetched at once."""
-REPEATED = 4
-"""Announcements that are said again after a restart."""
 
 
 Blame = Callable[[Address, str], object]
@@ -167,7 +165,8 @@ class PolicyFollower:
             held = HeldPolicy(manifest.step, manifest.policy_root, path, manifest, record.manifest_root, said, patches)
             self._policy_cache.put(held)
             log.info("policy.restored", step=held.step, root=held.root.hex())
-        for policy in self._policy_cache.held[-REPEATED:]:
+        repeated = 4  # announcements that are said again after a restart
+        for policy in self._policy_cache.held[-repeated:]:
             if self._repeat is not None:
                 await self._repeat(policy.announcement)
 

@@ -33,10 +33,6 @@ from protocol.errors import ProtocolError
 
 log = structlog.get_logger(__name__)
 
-# Large enough that a request's round trip does not matter, small enough that a slow source's share can go to the
-# others.
-RUN_BYTES = 8 * 1024 * 1024
-"""Bytes asked for in one request, as whole pieces."""
 # While one answer is verified and written, the other is on the line.
 CONNECTIONS = 2
 """At once to each source."""
@@ -287,8 +283,11 @@ class _Transfer:
 
 
 def _missing_runs(info: BlobInfo, have: set[int]) -> list[tuple[int, int]]:
-    """(first piece, number of pieces) of at most RUN_BYTES each."""
-    most = max(1, RUN_BYTES // info.piece_size)
+    """(first piece, number of pieces) of at most so many bytes each."""
+    # Bytes asked for in one request, as whole pieces: enough that its round trip does not matter, few enough that a
+    # slow source's share can go to the others.
+    run_bytes = 8 * 1024 * 1024
+    most = max(1, run_bytes // info.piece_size)
     runs: list[tuple[int, int]] = []
     for index in range(len(info.pieces)):
         if index in have:

@@ -32,8 +32,6 @@ from protocol.statements import VerdictOutcome, work_id
 log = structlog.get_logger()
 AUDIT_SECONDS = 900.0
 """For the child. A step that takes longer cannot be audited here."""
-MOST_BYTES = 4 << 30
-"""Of files and reports of one audit."""
 Found = tuple[AuditRuling | None, Audit | None]
 State = tuple[str, tuple[str, ...]]
 """Paths of a checkpoint's card and of its files."""
@@ -179,9 +177,10 @@ class StepReplay:
         trainer = self._context.membership.trainer
         for root, size, author in (blob for one in manifests for work in one.batch.works for blob in work.blobs()):
             wanted[root] = size, address_from_bytes(author) if author else trainer
+        most_bytes = 4 << 30  # bytes of files and reports of one audit
         # Sizes are the manifest's word; the bound is ours, before the first byte.
-        if sum(size for size, _ in wanted.values()) > MOST_BYTES:
-            raise Unavailable(f"files and reports of the step have more than {MOST_BYTES >> 30} GiB")
+        if sum(size for size, _ in wanted.values()) > most_bytes:
+            raise Unavailable(f"files and reports of the step have more than {most_bytes >> 30} GiB")
         # Files and reports on their way at once.
         found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(8)
 

@@ -31,8 +31,6 @@ from protocol.pretraining import Diloco
 from protocol.rounds import parts_of
 
 log = structlog.get_logger()
-REMEMBERED = 256
-"""Rounds whose root is kept."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -78,7 +76,8 @@ class Adding:
         self.shapes: Shapes = {}
         self._parts: list[Shapes] = []
         self.most_bytes = 0
-        self.roots: BoundedDict[int, bytes] = BoundedDict(REMEMBERED)
+        remembered = 256  # rounds whose root is kept
+        self.roots: BoundedDict[int, bytes] = BoundedDict(remembered)
 
     def heed_model(self, shapes: dict[str, Any]) -> None:
         """What a round exchanges, fragment by fragment."""

@@ -35,13 +35,6 @@ from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 
 log = structlog.get_logger()
-PAUSE = 1.0
-CATCH_UP = 10.0
-"""Seconds, at most, in which a node that begins hears how far the others are."""
-HEARD_WITHIN = 1.0
-"""Seconds until a heartbeat that was heard stands in the table of members."""
-REMEMBERED = 256
-"""Rounds whose figures are kept."""
 
 
 class Rounds(Service):
@@ -77,10 +70,11 @@ class Rounds(Service):
         self.files = OuterFiles(spool.root / "rounds")
         self.outer: Outer | None = None
         self.before: Outer | None = None
-        self.figures: BoundedDict[int, Figures] = BoundedDict(REMEMBERED)
-        self.included: BoundedDict[bytes, int] = BoundedDict(REMEMBERED * 16)
+        remembered = 256  # rounds whose figures are kept
+        self.figures: BoundedDict[int, Figures] = BoundedDict(remembered)
+        self.included: BoundedDict[bytes, int] = BoundedDict(remembered * 16)
         """Contribution -> the round in whose cut it stands."""
-        self.norms: BoundedDict[bytes, float] = BoundedDict(REMEMBERED * 16)
+        self.norms: BoundedDict[bytes, float] = BoundedDict(remembered * 16)
         """Of contributions that this node looked at."""
         self.caught_up = trio.Event()
 
@@ -123,10 +117,12 @@ class Rounds(Service):
     async def _catch_up(self) -> None:
         """Hear first how far the others are: a newcomer is told the oldest cuts first, and would make states that are
         history."""
-        with trio.move_on_after(CATCH_UP):
+        catch_up = 10.0  # seconds, at most, in which a node that begins hears how far the others are
+        heard_within = 1.0  # seconds until a heartbeat that was heard stands in the table of members
+        with trio.move_on_after(catch_up):
             while not self._has_heard():
                 heard = self.votes.heard.next
-                with trio.move_on_after(HEARD_WITHIN):
+                with trio.move_on_after(heard_within):
                     await heard.wait()
         self.caught_up.set()
 
@@ -191,6 +187,7 @@ class Rounds(Service):
         if not decided:
             return False
         proposal, newest = decided.get(own), max(decided)
+        pause = 1.0
         try:
             # who is one round behind is only slow; who is further would apply rounds that nobody may hold any more
             if proposal is not None and proposal.outer == self.outer.root and newest - own <= 1:
@@ -201,7 +198,7 @@ class Rounds(Service):
             why = in_words(error)
             log.warning("round.not_applied", round=own, why=why)
             self._context.progress.trouble(f"round {own} is not applied yet: {why}")
-            await trio.sleep(PAUSE)
+            await trio.sleep(pause)
         return True
 
     async def _apply(self, proposal: Proposal) -> None:

@@ -38,7 +38,6 @@ from protocol.statements import VerdictOutcome
 from protocol.values import report_fault, rows_differ
 
 log = structlog.get_logger()
-REMEMBERED = 4096
 DISTRUSTED = "distrusted_reports"
 REPORT_NAME = "own-report-{}.arrow"
 
@@ -139,7 +138,8 @@ class Values:
         self._hopeless = hopeless
         # Never told, and new at each start: no validator can know which files are recomputed here.
         self._secret = secrets.token_bytes(32)
-        self._alone: BoundedDict[WorkId, Address] = BoundedDict(REMEMBERED)
+        remembered = 4096
+        self._alone: BoundedDict[WorkId, Address] = BoundedDict(remembered)
         self._strikes: Counter[Address] = Counter()
         self._unserved: Counter[Address] = Counter()
         self.distrusted: dict[Address, str] = {}
