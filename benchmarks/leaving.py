@@ -35,7 +35,7 @@ from cli.demo.cast import Scene
 from cli.errors import CommandError
 from node.state.reader import StateFiles
 from node.status_schema import DaemonStatus
-from node.swarm.message_store import MAX_AGE
+from node.swarm.message_store import MessageStore
 from protocol.identity import Address, parse_address
 from tests.node.services.earners import PRICE, Node, World, inline, provider_of
 
@@ -53,7 +53,7 @@ class Play:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.dice, self.world = random.Random(seed), World(folder, epoch=HOUR, window=DAY, **SLOW)
-        self.world.gossip.age = MAX_AGE
+        self.world.gossip.age = MessageStore().max_age
         self.worker, self.other = self.world.workers[0], self.world.workers[2]
         self.made = self.certified = self.number = 0
 

@@ -55,7 +55,7 @@ from node.services.context import Context
 from node.services.leader_lease import LeaderLease, LeadFrom
 from node.services.membership.participant import LeaseRenewal, needs_no_join
 from node.swarm.facts import Facts, TermMoved
-from node.swarm.message_store import MAX_AGE
+from node.swarm.message_store import MessageStore
 from node.swarm.terms import LeaderTerms
 from protocol.identity import Address, NodeKey
 from protocol.messages import Signed
@@ -295,7 +295,7 @@ class Play:
     def __init__(self, folder: Path, chain: Chain, trainers: tuple[NodeKey, ...]) -> None:
         self.chain, self.world = chain, World(folder, epoch=HOUR, window=WINDOW, **SLOW)
         self.world.chain, self.world.gathers = chain, True  # type: ignore[assignment]
-        self.world.gossip.age = MAX_AGE
+        self.world.gossip.age = MessageStore().max_age
         for key in trainers:
             self.world.nodes[key.address] = Node(self.world, key, "worker")
         self.officers = {node.key.address for node in self.world.validators} | {key.address for key in trainers}

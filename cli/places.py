@@ -62,7 +62,6 @@ def directory_lock(directory: Path, what: str = "demo") -> Iterator[None]:
 
 JOURNAL = "journal.sqlite"
 """In every state directory that a daemon has used."""
-MOST_TOLD = 5
 
 
 def known_directories() -> list[Path]:
@@ -134,6 +133,7 @@ PoolNumber = Annotated[
 
 
 def _several(found: list[Path]) -> CommandError:
-    named = ", ".join(str(path) for path in found[:MOST_TOLD])
-    more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+    most_told = 5  # directories that are named
+    named = ", ".join(str(path) for path in found[:most_told])
+    more = f" and {len(found) - most_told} more" if len(found) > most_told else ""
     return CommandError("which node?", f"there are several: {named}{more}", "name one: --state-dir DIR", USAGE)

@@ -363,7 +363,6 @@ EXAMPLES = (
     "intellect-node report runs/dppo runs/intellect2 --out compared"
 )
 PLACES = ("metrics.jsonl", "nodes/trainer/metrics.jsonl", "report/metrics.jsonl")
-MOST_RUNS = 8
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1120px;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .8rem;border-bottom:1px solid #ddd;text-align:left}
 td.n{text-align:right;font-variant-numeric:tabular-nums}figure{display:inline-block;margin:.4rem;width:calc(50% - 1rem)}
@@ -384,8 +383,9 @@ def command(
     Works while the training runs. Several runs are drawn over each other. Writes report.html, which needs no other
     file, and a curve-*.png for each picture.
     """
-    if len(runs) > MOST_RUNS:
-        what, why = f"{len(runs)} runs do not fit into one picture", f"at most {MOST_RUNS} can be told apart"
+    most_runs = 8  # runs in one table
+    if len(runs) > most_runs:
+        what, why = f"{len(runs)} runs do not fit into one picture", f"at most {most_runs} can be told apart"
         raise CommandError(what, why, "name fewer", USAGE)
     target = out or (_default_target(runs[0]) if len(runs) == 1 else Path("report"))
     summaries = write_report(runs, target)

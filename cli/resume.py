@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from protocol.pretraining import Pretraining
 
 DEFAULT_LEVEL = 1
-MOST_NAMED = 3
 
 
 class RunOverrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,10 +164,11 @@ def _refuse_an_edited_file(begun: "RunFile", now: "RunFile", file: Path) -> None
     if not differ:
         return
     first = differ[0]
-    more = f" and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
+    most_named = 3  # settings that are named
+    more = f" and {len(differ) - most_named} more" if len(differ) > most_named else ""
     raise CommandError(
         f"{file} is not the run file that this run was begun with",
-        f"{', '.join(differ[:MOST_NAMED])}{more} differ ({first}: {_said(before, first)}, now {_said(after, first)})",
+        f"{', '.join(differ[:most_named])}{more} differ ({first}: {_said(before, first)}, now {_said(after, first)})",
         "to go on as it was begun, resume with --dir and without --run (--steps N: train for longer); "
         "or start a run in another --dir",
         USAGE,

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from node.run.file import CompiledRun
     from protocol.run import RunSpec
 
-MOST_TEXT = 1200
-"""Characters of an answer that is shown."""
-
 
 def sampled(compiled: "CompiledRun", count: int) -> dict[str, Any]:
     """Asks as evaluations do, on held-back problems. Raises ModelError, DatasetError."""
@@ -102,9 +99,10 @@ def show(found: dict[str, Any]) -> None:
         f"{found['tokens_per_second']:,.0f} a second here, so a step samples for {duration(found['step_seconds'])}",
         soft_wrap=True,
     )
+    most_text = 1200  # characters of an answer that is shown
     for one in found["texts"]:
-        out.print(f"  [dim]asked[/]    {escape(clean(one['prompt'], MOST_TEXT))}", soft_wrap=True)
-        out.print(f"  [dim]answered[/] {escape(clean(one['answer'], MOST_TEXT))}", soft_wrap=True)
+        out.print(f"  [dim]asked[/]    {escape(clean(one['prompt'], most_text))}", soft_wrap=True)
+        out.print(f"  [dim]answered[/] {escape(clean(one['answer'], most_text))}", soft_wrap=True)
         out.print(f"  [dim]paid[/]     {one['reward']:g}", soft_wrap=True)
     for line in found["follows"]:
         out.print(f"[yellow]note:[/] {escape(line)}", soft_wrap=True)

@@ -17,8 +17,8 @@ EXAMPLES = (
     "Examples:  intellect-node stop   |   intellect-node stop --state-dir ~/nodes/a --now   |   "
     "intellect-node stop --patience 300"
 )
-PATIENCE, AFTER_CUT, AFTER_KILL = 30.0, 5.0, 5.0
-"""Seconds for draining, after the second signal, and after SIGKILL."""
+PATIENCE = 30.0
+"""Seconds for draining."""
 
 
 def command(
@@ -41,10 +41,11 @@ def command(
     say(f"stopped ({how}) after {duration(seconds)}; its state stays in {directory}")
 
 
-def stop(directory: Path, patience: float, say: Callable[[str], None]) -> tuple[str, float]:
-    """(drained, cut or killed; after how many seconds). Raises CommandError where no daemon of ours runs."""
+def stop(directory: Path, patience: float, say: Callable[[str], None], *, after_cut: float = 5.0) -> tuple[str, float]:
+    """(drained, cut or killed; after how many seconds). Raises CommandError where no daemon of ours runs. patience,
+    after_cut: seconds for draining, and after the second signal."""
     pid, began = _pid_of(directory), time.monotonic()
-    for how, signals, wait in _stages(patience):
+    for how, signals, wait in _stages(patience, after_cut):
         if how != "drained":
             say(f"it still runs after {duration(time.monotonic() - began)}: {signals[-1].name} cuts it short")
         # The guardian is told nothing: it ends when its daemon ends well.
@@ -86,11 +87,13 @@ def _pid_of(directory: Path) -> int:
     return int(holder)
 
 
-def _stages(patience: float) -> list[tuple[str, tuple[signal.Signals, ...], float]]:
+def _stages(
+    patience: float, after_cut: float, after_kill: float = 5.0
+) -> list[tuple[str, tuple[signal.Signals, ...], float]]:
     """What becomes of it, with which signals, and how long to wait for that."""
     drain = [("drained", (signal.SIGTERM,), patience)]
     # A second SIGTERM is what the daemon takes for "at once"; SIGKILL leaves its lock and journal to the next start.
-    return [*drain, ("cut", (signal.SIGTERM,), AFTER_CUT), ("killed", (signal.SIGKILL,), AFTER_KILL)]
+    return [*drain, ("cut", (signal.SIGTERM,), after_cut), ("killed", (signal.SIGKILL,), after_kill)]
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -21,7 +21,6 @@ EXAMPLES = (
     "intellect-node run warm-start my-run.toml --trainer device=cpu --json, with in the run file: "
     '[warm_start] model = "models/base", data = "answers.jsonl", steps = 200'
 )
-MOST_TEXT = 1 << 20
 
 
 def command(
@@ -102,8 +101,9 @@ def _example(
     if not (isinstance(prompt, str) and isinstance(answer, str) and prompt and answer):
         why = f"the columns {how.prompt!r} and {how.answer!r} must be texts"
         raise CommandError(f"no example: {where}", why, "correct the row, or name other columns in [warm_start]", RUN)
-    if len(prompt) + len(answer) > MOST_TEXT:
-        why = f"its texts have more than {MOST_TEXT:,} characters"
+    most_text = 1 << 20  # characters
+    if len(prompt) + len(answer) > most_text:
+        why = f"its texts have more than {most_text:,} characters"
         raise CommandError(f"too long an example: {where}", why, "remove the row", RUN)
     problem = Problem(problem_id=where, prompt=prompt, answer=(answer,))
     tokens = environment.prompt_tokens(problem), [*tokenizer.encode(answer), tokenizer.end]

@@ -33,9 +33,8 @@ from protocol.identity import Address
 MAX_LISTED = 256
 """Contributions that a list may name."""
 # A few times what a word takes to reach all validators over gossip.
-BALLOT_SECONDS, MOST_SECONDS = 2.0, 64.0
-"""So long the first ballot waits for further words; each later one waits twice as long as the one before, up to the
-second number."""
+BALLOT_SECONDS = 2.0
+"""So long the first ballot waits for further words; each later one waits twice as long as the one before."""
 
 
 class Proposal(NamedTuple):
@@ -87,7 +86,7 @@ def quorum_of(validators: int, threshold: int) -> int:
 
 def seconds_of(ballot: int) -> float:
     """How long a validator waits in a ballot at least."""
-    return min(BALLOT_SECONDS * 2 ** min(ballot, 16), MOST_SECONDS)
+    return min(BALLOT_SECONDS * 2 ** min(ballot, 16), 64.0)
 
 
 class Agreement:

@@ -15,7 +15,6 @@ from protocol.errors import ProtocolError
 
 _CONTINUATION = b"\xff\xff\xff\xff"
 _END = _CONTINUATION + bytes(4)
-_SCHEMA, _RECORD_BATCH = 1, 3
 # A schema of ten columns has some 2 KiB; the rest is for headers.
 MAX_METADATA = 64 * 1024
 _TYPE_CODES = {"int32": 2, "int64": 2, "float": 3, "binary": 4, "string": 5, "bool": 6, "list": 12}
@@ -49,14 +48,15 @@ def read_stream(
     schema, schema_body, at = _message(data, 0, max_metadata)
     if len(schema_body):
         raise MalformedStream("a schema with a body")
-    found = _header(schema, _SCHEMA)
+    of_schema, of_record_batch = 1, 3  # kinds of messages
+    found = _header(schema, of_schema)
     columns = [*columns, *_there(found, len(columns), optional)]
     header = _read_schema(found, columns, header_key)
     batch, body, at = _message(data, at, max_metadata)
     # Nothing may follow: bytes that no reader looks at would give one file many roots.
     if data[at:] not in (b"", _END):
         raise MalformedStream("it must hold one record batch and nothing after it")
-    return header, _read_batch(_header(batch, _RECORD_BATCH), body, columns, max_rows, most_values)
+    return header, _read_batch(_header(batch, of_record_batch), body, columns, max_rows, most_values)
 
 
 class _Table:

@@ -53,11 +53,6 @@ TOKEN_BINS = len(TOKEN_EDGES) + 1
 MAX_TABLES = 144
 """Twelve classes, each seen by each; what a run has bytes for decides before."""
 
-# A bf16 number has seven mantissa bits.
-_BINADE = 128.0
-"""Mantissa steps in a factor of two: what a differing exponent counts."""
-# Counts of empty bins (`_log_share`): what calibration never saw is rare, and not impossible.
-_SMOOTHING, _FALL = 0.5, 0.25
 # without it, activations that are not numbers would be in no table, and stand as innocent
 ANYTHING = "anything"
 # No token, proof or sample decides alone: honest hardware has outliers that no table has seen.
@@ -66,8 +61,6 @@ _PROOF_CAP = math.log(100.0)
 SAMPLE_BOUND, MOST_BOUND = 100.0, 2000.0
 """The largest ratio of the proofs of one sample, or of its tokens: where a table says nothing else, and at most. Of the
 two the mean counts: a group whose tokens alone are as far off as can be counts half of it."""
-# A logarithm of zero would be minus infinity, from which no later evidence brings a record back.
-_LEAST_RATIO = 1e-30
 _PROOFS = np.array(PROOF_EDGES)
 _TOKENS = np.array(TOKEN_EDGES)
 
@@ -314,9 +307,11 @@ def standing(record: WorkerRecord, spec: DecisionSpec) -> WorkerStanding:
 def proof_distance(error: ProofErrors, k: int) -> float:
     """Mean distance of the k points in mantissa steps, 0 to 128: a differing exponent counts as 128."""
     agreeing = k - error.exponent_mismatches
+    # Mantissa steps in a factor of two: what a differing exponent counts. A bf16 number has seven mantissa bits.
+    binade = 128.0
     if agreeing <= 0:
-        return _BINADE
-    return (error.mantissa_mean * agreeing + _BINADE * error.exponent_mismatches) / k
+        return binade
+    return (error.mantissa_mean * agreeing + binade * error.exponent_mismatches) / k
 
 
 def proof_bins(errors: Sequence[ProofErrors], k: int) -> I64:
@@ -390,7 +385,9 @@ class Likelihoods:
             total = total + seen * np.exp(np.minimum(summed * self._spec.temper, math.log(self.honest.bound)))
             known = known + seen
         mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
-        return np.log(np.maximum(mean, _LEAST_RATIO)) - self.honest.allowance
+        # Logarithms of zero would be minus infinity, from which no later evidence brings a record back.
+        least_ratio = 1e-30
+        return np.log(np.maximum(mean, least_ratio)) - self.honest.allowance
 
     def of_file(self, samples: F64) -> F64:
         """samples: float64[samples, cheats] -> float64[cheats]: the log of the mean over the shares of cheated samples,
@@ -424,5 +421,7 @@ def _log_share(counts: Sequence[int]) -> F64:
     values = np.array(counts, dtype=np.float64)
     full = np.flatnonzero(values)
     away = np.abs(np.arange(values.size)[:, None] - full).min(axis=1)
-    values = np.where(values > 0, values, _SMOOTHING * _FALL ** (away - 1.0))
+    # Counts of empty bins: what calibration never saw is rare, and not impossible.
+    smoothing, fall = 0.5, 0.25
+    values = np.where(values > 0, values, smoothing * fall ** (away - 1.0))
     return np.log(values / values.sum())

@@ -19,9 +19,6 @@ from blake3 import blake3
 from protocol.exchange import F32
 from protocol.pretraining import Diloco
 
-# A mean is moved by its largest term: without this one peer could make a round its own.
-NORM_FACTOR = 4.0
-"""A contribution whose norm is beyond this times the round's median is refused."""
 _STATE = "intellect-node outer state v1"
 _LOT = "intellect-node round lot v1"
 
@@ -48,10 +45,13 @@ def chosen(authors: Mapping[bytes, bytes], most: int, seed: bytes) -> list[bytes
 
 
 def too_large(norms: Mapping[bytes, float]) -> set[bytes]:
-    """Those whose norm is beyond NORM_FACTOR times the median. For those who vote on it, not for those who apply the
+    """Those whose norm is beyond a multiple of the median. For those who vote on it, not for those who apply the
     list: the last bits of a norm depend on the machine."""
+    # Times the round's median: a contribution whose norm is beyond it is refused. A mean is moved by its largest term:
+    # without this one peer could make a round its own.
+    norm_factor = 4.0
     # The median, since the mean would be moved by the very contributions that are to be found.
-    limit = NORM_FACTOR * median(norms.values()) if norms else 0.0
+    limit = norm_factor * median(norms.values()) if norms else 0.0
     return {one for one, norm in norms.items() if not norm <= limit}
 
 

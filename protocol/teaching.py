@@ -18,8 +18,6 @@ from protocol.rollout import (
 )
 from protocol.values import rows_differ
 
-MOST_LOGPROB = 1e-3
-"""A log-probability may exceed 0 by no more than rounding."""
 Taught = dict[int, list[ReportRow]]
 """Group -> its samples, in the file's order."""
 
@@ -38,7 +36,8 @@ def decode_taught(data: bytes, file_root: bytes, task: bytes, most_rows: int) ->
     report = decode_report(data, most_rows)
     if report.header != ReportHeader(file_root.hex(), task.hex()):
         raise _bad("it is of another file or task")
-    if not all(math.isfinite(one) and one <= MOST_LOGPROB for row in report.rows for one in row.logprobs):
+    most_logprob = 1e-3  # rounding by which a log-probability may exceed 0
+    if not all(math.isfinite(one) and one <= most_logprob for row in report.rows for one in row.logprobs):
         raise _bad("it has a log-probability that is no such number")
     found: Taught = {}
     for row in report.rows:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from protocol.identity import Address, NodeKey
 
 T = TypeVar("T")
-LEFT_WAIT, LEFT_LOOKS = 30.0, (0.5, 5.0)
-"""Seconds to wait for what an earlier one has sent, and between two looks: at first, and at most."""
+LEFT_LOOKS = (0.5, 5.0)
+"""Seconds between two looks for what an earlier one has sent: at first, and at most."""
 
 
 def _keys(incomplete: str) -> list[str]:
@@ -346,8 +346,9 @@ async def _left_behind(chain: "ChainClient", key: "NodeKey") -> "list[Recovered]
     from node.chain.outbox import Fate
 
     left, (pause, most) = await chain.resume(key), LEFT_LOOKS
+    left_wait = 30.0  # seconds for what an earlier one has sent
     with Console(stderr=True, highlight=False).status("waiting for what an earlier command sent", spinner="dots"):
-        with trio.move_on_after(LEFT_WAIT):
+        with trio.move_on_after(left_wait):
             while any(one.fate is Fate.PENDING for one in left):
                 await trio.sleep(pause)
                 pause = min(2 * pause, most)  # each look sends it again

@@ -23,8 +23,6 @@ from node.weights.export import CONFIG_NAME, holds_adapter, write_both
 from node.weights.images import mapped
 from protocol.policy import decode_image
 
-SCHEMA_VERSION = 1
-
 
 def summarise(
     snapshot: Snapshot, *, seed: int | None, report: Path | None, events: Iterable[Mapping[str, Any]] = ()
@@ -32,8 +30,9 @@ def summarise(
     """The object that `--json` prints and summary.json holds. Rewards: means over the first and last `reward_window`
     evaluations, which share none. Pay: of the chain's events, not what members say."""
     ends, pay = snapshot.ends, _pay(events, snapshot.pool)
+    schema_version = 1
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": schema_version,
         "run": snapshot.run_name,
         "seed": seed,
         "reward_first": rounded(ends.first),

@@ -20,7 +20,6 @@ from cli.output import clean, duration, ether, short
 from cli.pretraining import rounds_of
 from node.status_schema import VerdictPart
 
-WIDEST = 118
 WIDE = 96  # from here on there is room for a column beside the plot
 SIDE = 36
 
@@ -137,8 +136,8 @@ class PlainView:
 
 
 def render(snapshot: Snapshot, width: int, height: int = 50) -> RenderableType:
-    """The whole picture, at most `WIDEST` columns wide; the plot gives way on a low terminal."""
-    width = min(width, WIDEST)
+    """The whole picture, of bounded width; the plot gives way on a low terminal."""
+    width = min(width, 118)
     header, swarm, fate = _header(snapshot, width), _swarm(snapshot, width), _fate(snapshot, width)
     lines = min(max(height - 15 - len(snapshot.rows), 4), 12)  # lines of the plot
     if width < WIDE:

@@ -13,16 +13,16 @@ MAX_RELAYED = 4
 """Sources up to which one behind a relay is asked, too."""
 MAX_JOINED = 40
 MAX_CANDIDATES = 1024
-MISSED = (0.25, 10.0)
-"""Seconds that a source which lacks the blob is left alone: at first, and at most."""
 GIVE_UP_AFTER = 4
 """Misses after which a source makes room for one that was not tried."""
 
 
 class SourceContact:
-    """When we last heard from a source about this blob, and how often it did not have it."""
+    """When we last heard from a source about this blob, and how often it did not have it. rests: seconds
+    that it is left alone then, at first and at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, rests: tuple[float, float]) -> None:
+        self._rests = rests
         self.heard_at = float("-inf")
         self.retry_at = float("-inf")
         self.misses = 0
@@ -38,12 +38,13 @@ class SourceContact:
         if now < self.retry_at:
             # Several answers of one moment are one miss, or eight parallel requests would pause it for ten seconds.
             return  # requests that were under way together count once
-        self.retry_at = now + min(MISSED[1], MISSED[0] * 2.0 ** min(self.misses, 16))
+        self.retry_at = now + min(self._rests[1], self._rests[0] * 2.0 ** min(self.misses, 16))
         self.misses += 1
 
 
 class Circle:
-    """begins: told of each source that is asked from now on, and how many are; leaves: of each that makes room."""
+    """begins: told of each source that is asked from now on, and how many are; leaves: of each that makes room;
+    rests: as of a SourceContact."""
 
     def __init__(
         self,
@@ -51,7 +52,9 @@ class Circle:
         reputation: "Reputation",
         begins: Callable[[Address, int], None],
         leaves: Callable[[Address], None],
+        rests: tuple[float, float] = (0.25, 10.0),
     ) -> None:
+        self._rests = rests
         self.contacts: dict[Address, SourceContact] = {}
         """Those that are asked."""
         self._network = network
@@ -105,7 +108,7 @@ class Circle:
 
     def _activate(self, source: Address) -> None:
         self._candidates.setdefault(source, None)
-        self.contacts[source] = SourceContact()
+        self.contacts[source] = SourceContact(self._rests)
         self._begins(source, len(self.contacts))
 
 

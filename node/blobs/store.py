@@ -44,8 +44,6 @@ MAX_THREADS = 4
 BUSY = 60.0
 """Seconds for which the store waits where no more files may be open: whoever holds them is done by then, or never."""
 MAX_CACHED_INFOS = 16
-FORGET_AFTER = 7 * 24 * 3600.0
-"""Seconds after which an unfinished blob that nobody continued is dropped at the next start."""
 
 
 class BlobStore:
@@ -94,6 +92,7 @@ class BlobStore:
 
     def _scan_partial(self) -> None:
         left: list[tuple[float, bytes, int]] = []
+        forget_after = 7 * 24 * 3600.0  # seconds: an unfinished blob that nobody continued is dropped then
         for path in sorted(self._partial.iterdir()):  # a blob before its .info
             root = files.root_of(path.name)
             if root is None:
@@ -101,7 +100,7 @@ class BlobStore:
                     path.unlink(missing_ok=True)
                 continue
             info, changed = files.read_info(path), path.stat().st_mtime
-            if info is None or root in self.room.complete or time.time() - changed > FORGET_AFTER:
+            if info is None or root in self.room.complete or time.time() - changed > forget_after:
                 files.remove(path)
             else:
                 left.append((changed, root, info.size))

@@ -57,15 +57,13 @@ from protocol.run import RunSpec, VerificationSpec
 from protocol.sampling import uniforms
 from protocol.thresholds import Thresholds
 
-STANDARD_ERRORS = 4.0
 MOST_FILES = 200
-TRIALS = 10
 
 
 class DecisionOutcome(msgspec.Struct, frozen=True):
     """How the decision does on held-out samples of one kind. proof_distance, sampling: means of the two statistics;
     refused: share of files that a hard threshold rejects; suspected, convicted: median files until then, None if not
-    within MOST_FILES; false_alarms: honest trials that were suspected, of TRIALS."""
+    within MOST_FILES; false_alarms: honest trials that were suspected, of all."""
 
     proof_distance: float
     sampling: float
@@ -375,12 +373,13 @@ def _usable(table: CalibrationTable, allowance: float = 0.0, bound: float = SAMP
 
 def _expectations(spec: DecisionSpec, honest: Looks, k: int) -> dict[str, float]:
     """Per pair of classes an upper confidence bound: the mean ratio of samples that did not make its table, plus
-    STANDARD_ERRORS of it."""
+    standard errors of it."""
     bounds: dict[str, float] = {}
+    standard_errors = 4.0
     for name, samples in honest.items():
         worker, _, verifier = name.partition(">")
         ratios = np.exp(Likelihoods(spec, k, verifier, worker).of_samples(samples))
-        bound = ratios.mean(axis=0) + STANDARD_ERRORS * ratios.std(axis=0) / math.sqrt(max(1, len(samples)))
+        bound = ratios.mean(axis=0) + standard_errors * ratios.std(axis=0) / math.sqrt(max(1, len(samples)))
         bounds[name] = float(bound.max())
     return bounds
 
@@ -410,7 +409,7 @@ def outcome(
     suspected: list[float] = []
     convicted: list[float] = []
     random = np.random.default_rng(seed + 1)
-    for _ in range(TRIALS):
+    for _ in range(10):
         when = _first_files(spec, [evidence[i] for i in random.integers(len(evidence), size=MOST_FILES)])
         suspected.append(when[0])
         convicted.append(when[1])

@@ -24,8 +24,6 @@ from protocol.toploc import ActivationProof, proof_count, split_proofs
 
 Progress = Callable[[str, int, int], None]
 """(stage, how much is done, of how much)."""
-MOST, LEAST = 256, 64
-"""Samples of each kind of work. What fewer leave open, the tables allow (node.calibration.calibrate._expectations)."""
 
 
 class MeasureStage:
@@ -47,7 +45,7 @@ class MeasureStage:
 
 
 def most_samples(run: RunSpec, model: Path, settings: Sequence[EngineSettings]) -> int:
-    """Of each kind of work, LEAST to MOST: what an engine for this model does in some minutes. Raises ModelError."""
+    """Samples of each kind of work: what an engine for this model does in some minutes. Raises ModelError."""
     parameters = sum(tensor.numel() for tensor in image_names(build_model(model, "meta")).values())
     tokens = run.rollout.max_prompt_tokens + run.rollout.max_output_tokens
     # These weights are only counted: none are made before somebody asks for them.
@@ -56,7 +54,9 @@ def most_samples(run: RunSpec, model: Path, settings: Sequence[EngineSettings]) 
     on_cpu = any(one.device == "cpu" for one in settings)
     # Multiplications and additions: some minutes of one core, or of a GPU.
     affordable = (2e13 if on_cpu else 2e15) / (2 * parameters * tokens * kinds * looks)
-    return int(min(MOST, max(LEAST, affordable)))
+    # What fewer leave open, the tables allow (node.calibration.calibrate._expectations).
+    least, most = 64, 256
+    return int(min(most, max(least, affordable)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,6 @@ def look_at(
 # Weights are maps of tensor name -> bf16 tensor, as an engine reads them; every change gives float32 tensors of the
 # same names and shapes.
 Weights = Mapping[str, Tensor]
-_E4M3_LARGEST = 448.0
 
 
 def int8(weights: Weights) -> dict[str, Tensor]:
@@ -130,8 +129,10 @@ def int4(weights: Weights) -> dict[str, Tensor]:
 def fp8(weights: Weights) -> dict[str, Tensor]:
     """e4m3 with one scale per tensor."""
 
+    e4m3_largest = 448.0
+
     def cast(matrix: Tensor) -> Tensor:
-        scale = (matrix.abs().amax() / _E4M3_LARGEST).clamp(min=1e-12)
+        scale = (matrix.abs().amax() / e4m3_largest).clamp(min=1e-12)
         return (matrix / scale).to(torch.float8_e4m3fn).float() * scale
 
     return _matrices(weights, cast)

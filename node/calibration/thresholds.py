@@ -30,8 +30,6 @@ REFUSED = 4e-6
 experts."""
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
 """TOPLOC's thresholds are never below these."""
-# Of so few samples the largest says little about the next one.
-MARGIN = 1.5
 WIDER = 2.0
 """Standard errors that a fitted scale is widened by."""
 
@@ -83,19 +81,21 @@ def draw_files(run: RunSpec, samples: int, seed: int, files: int) -> np.ndarray:
 
 def rarely_exceeded(values: F64, chance: float) -> float:
     """What one more value of this kind exceeds with at most about `chance`: where its fitted tail is that thin, and no
-    less than MARGIN times the largest seen."""
+    less than half as much again as the largest seen."""
     ordered = np.sort(values)
     # The share of samples whose excesses a tail is fitted to, and how many they are at least.
     count = min(len(ordered) - 1, max(12, int(0.2 * len(ordered))))
+    # Room beyond what was seen: of so few samples the largest says little about the next one.
+    margin = 1.5
     if count < 1 or ordered[-1] <= 0:
-        return MARGIN * float(ordered[-1])
+        return margin * float(ordered[-1])
     threshold = ordered[-count - 1]
     excesses = ordered[-count:] - threshold
     times = max(1.0, count / len(ordered) / chance)
     mean = float(excesses.mean()) * (1 + WIDER / math.sqrt(count))
     shape = _shape(excesses)
     reach = math.log(times) if shape <= 0 else (times**shape - 1) / shape * (1 - shape)
-    return float(max(MARGIN * ordered[-1], threshold + mean * max(reach, math.log(times))))
+    return float(max(margin * ordered[-1], threshold + mean * max(reach, math.log(times))))
 
 
 def _shape(excesses: F64) -> float:

@@ -31,14 +31,8 @@ if TYPE_CHECKING:
 
 # The logs of a full chunk of blocks stay below it; an endpoint is a stranger, and may send without end.
 MAX_RESPONSE = 32 * 1024 * 1024
-WHOLE_ANSWER = 3
-"""Times `timeout` that an answer may take in all: the timeout itself begins anew with each byte.
-
-Fewer than the client waits for a read: else an endpoint that trickles would never be left for the next one."""
 PACKED = "gzip"
 HEADERS = {"content-type": "application/json", "accept-encoding": PACKED}
-VERIFY_EVERY = 300.0
-"""Seconds after which an endpoint is asked again which chain it is: whoever runs it may lead its name elsewhere."""
 ONLY: ContextVar[int | None] = ContextVar("only", default=None)
 """The one endpoint, by its place, that is asked for a second opinion; None where any may answer."""
 log = structlog.get_logger()
@@ -57,10 +51,13 @@ class EndpointFailed(Exception):
 class Endpoints:
     """JSON-RPC over HTTP. Raises Refused for what is the asker's business, and where all endpoints refuse the
     question; RpcUnreachable when none answers, WrongChain when all that answer belong to another chain. timeout:
-    seconds without a byte; a request takes up to WHOLE_ANSWER times that at an endpoint.
+    seconds without a byte; a request takes up to three times that at an endpoint; clock: monotonic.
     """
 
-    def __init__(self, urls: Sequence[str], chain_id: int, timeout: float = 8.0) -> None:
+    def __init__(
+        self, urls: Sequence[str], chain_id: int, timeout: float = 8.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._urls = tuple(urls)
         self._chain_id = chain_id
         self._timeout = timeout
@@ -242,7 +239,7 @@ class Endpoints:
                     self._verified.pop(url, None)
                 raise WrongChain(url, self._chain_id, found)
             with self._lock:
-                self._verified[url] = time.monotonic()
+                self._verified[url] = self._clock()
 
     @contextmanager
     def _alone(self, url: str) -> Iterator[None]:
@@ -260,7 +257,9 @@ class Endpoints:
                 looking.release()
 
     def _is_verified(self, url: str) -> bool:
-        return time.monotonic() - self._verified.get(url, -math.inf) < VERIFY_EVERY
+        # Seconds after which it is asked again which chain it is: whoever runs it may lead its name elsewhere.
+        verify_every = 300.0
+        return self._clock() - self._verified.get(url, -math.inf) < verify_every
 
     def _stick(self, place: int, causes: Mapping[str, Exception]) -> None:
         """Use this one from now on, unless the one before lacks nothing but this method or this block."""
@@ -312,7 +311,10 @@ class SerialConnection:
         self._patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
         self._clients: dict[tuple[str, str], httpx.Client] = {}
         """By scheme and host: the environment may want a proxy for one and none for another."""
-        self._longest = WHOLE_ANSWER * timeout
+        # Times `timeout` that an answer may take in all: the timeout itself begins anew with each byte. Fewer than the
+        # client waits for a read: else an endpoint that trickles would never be left for the next one.
+        whole_answer = 3
+        self._longest = whole_answer * timeout
         self._ends = math.inf
         """When the request in progress must be over (monotonic)."""
         self._layers = 0

@@ -25,7 +25,7 @@ from contracts.bindings import NOBODY, ChainEvent, ContractError, Joined, Left, 
 from node.chain.blocks import Block
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
-from node.chain.witnesses import FUTURE, EndpointRecord
+from node.chain.witnesses import EndpointRecord, is_future
 from node.state.tables import SchemaForm, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
@@ -252,7 +252,7 @@ class EventFollower:
     async def _newest(self) -> Block:
         """The newest block; one in the future is taken from whoever says so only if the others do."""
         latest = await self._client.block()
-        if self._client.has_second and latest.timestamp > time.time() + FUTURE:
+        if self._client.has_second and is_future(latest.timestamp, time.time()):
             await self._client.compare_heads(time.time())
             latest = await self._client.block()
         return latest

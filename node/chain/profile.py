@@ -19,8 +19,6 @@ from protocol.errors import IntellectError
 from protocol.identity import parse_address
 
 LOCAL = "local"
-VERSION = 1
-"""Of profiles: what stands in `version`, if anything does."""
 MAX_PROFILE_BYTES = 64 * 1024
 MAX_RPC_URLS = 16
 MAX_BOOTNODES = 32
@@ -157,8 +155,9 @@ def read_profile(path: Path) -> NetworkProfile:
         table = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _broken(path, str(error)) from error
-    if (version := table.pop("version", VERSION)) != VERSION:
-        why = f"it says version {str(version)[:40]}, and this program reads version {VERSION}"
+    readable = 1  # version of profiles
+    if (version := table.pop("version", readable)) != readable:
+        why = f"it says version {str(version)[:40]}, and this program reads version {readable}"
         remedy = "use a program of that version, or ask for a profile of this one"
         raise ProfileError(f"the network profile {path} is of another version", why, remedy)
     # Before the conversion, which refuses unknown keys as well, but names no near one.

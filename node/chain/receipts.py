@@ -23,15 +23,16 @@ from node.chain.witnesses import Witnesses
 
 log = structlog.get_logger()
 RECEIPT, SEND = "eth_getTransactionReceipt", "eth_sendRawTransaction"
-OFFERED = 5.0
-"""Seconds between two times that a transaction is offered to every endpoint."""
 
 
 class Receipts:
     """confirmations: blocks on top of a receipt's before it counts; lag: seconds that an endpoint's counts may run
-    ahead of its receipts."""
+    ahead of its receipts; offered: seconds between two times that a transaction is offered to every endpoint."""
 
-    def __init__(self, web3: Web3, outbox: Outbox, witnesses: Witnesses, confirmations: int, lag: float) -> None:
+    def __init__(
+        self, web3: Web3, outbox: Outbox, witnesses: Witnesses, confirmations: int, lag: float, offered: float
+    ) -> None:
+        self._again = offered
         self._web3, self._outbox, self._witnesses = web3, outbox, witnesses
         self._confirmations, self._lag = confirmations, lag
         self._missing: dict[tuple[str, int], float] = {}
@@ -127,7 +128,7 @@ class Receipts:
         now = time.monotonic()
         if self._witnesses.several and now >= self._offered.get(pending.hash, 0.0):
             self._offered = {digest: until for digest, until in self._offered.items() if until > now}
-            self._offered[pending.hash] = now + OFFERED
+            self._offered[pending.hash] = now + self._again
             self._witnesses.each_hears(SEND, lambda: self._web3.eth.send_raw_transaction(pending.raw))
 
 
@@ -137,10 +138,6 @@ def _told(receipt: Any | None) -> object:
         return None
     logs = [(bytes(one["data"]), [bytes(topic) for topic in one["topics"]], one["address"]) for one in receipt["logs"]]
     return bytes(receipt["blockHash"]), receipt["status"], logs
-
-
-REMEMBERED_BLOCKS = 120
-"""So far back every full node counts an account's transactions."""
 
 
 class NumberUse(msgspec.Struct, frozen=True):
@@ -166,13 +163,14 @@ def is_known(web3: Web3, transaction: str) -> bool:
 
 def use_of(web3: Web3, sender: str, nonce: int) -> NumberUse | None:
     """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
+    remembered_blocks = 120  # blocks for which every full node counts an account's transactions
     try:
         head = int(web3.eth.block_number)
         # Older states are on archive nodes only.
-        low, high = max(0, head - REMEMBERED_BLOCKS), head
+        low, high = max(0, head - remembered_blocks), head
         if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
             return None
-        # Bisects: seven calls find the block among REMEMBERED_BLOCKS.
+        # Bisects: seven calls find the block among them.
         while low < high:
             middle = (low + high) // 2
             if count(web3, sender, middle) > nonce:

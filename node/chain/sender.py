@@ -52,8 +52,6 @@ from node.chain.witnesses import Witnesses
 from protocol.identity import Address, NodeKey
 from protocol.upkeep import Patience
 
-LONGEST_RAISE = 600.0
-"""Seconds between two raises at most; they grow from `bump_after` by twos, since each variant may be mined."""
 ENDPOINT_LAG = 15.0
 """Seconds that one endpoint, or one part of it, may be behind another."""
 log = structlog.get_logger()
@@ -70,7 +68,9 @@ class SendLimits(msgspec.Struct, frozen=True):
     """Seconds: between looks for a receipt, without one before the fee is raised, before giving up waiting.
 
     confirmations: blocks on top of a receipt's before it counts; lag: seconds that an endpoint's counts may run ahead
-    of its receipts; max_fee: wei per gas that are never exceeded.
+    of its receipts; max_fee: wei per gas that are never exceeded; longest_raise: seconds between two raises at most,
+    which grow from `bump_after` by twos, since each variant may be mined; offered: seconds between two times that a
+    transaction is offered to every endpoint.
     """
 
     poll: float = 0.2
@@ -79,6 +79,8 @@ class SendLimits(msgspec.Struct, frozen=True):
     confirmations: int = 0
     lag: float = ENDPOINT_LAG
     max_fee: int = 100 * 10**9
+    longest_raise: float = 600.0
+    offered: float = 5.0
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -149,7 +151,7 @@ class Sender:
         """(sender, nonce) -> how often its fee was raised, and when it may be again (monotonic)."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
-        self._receipts = Receipts(web3, outbox, witnesses, limits.confirmations, limits.lag)
+        self._receipts = Receipts(web3, outbox, witnesses, limits.confirmations, limits.lag, limits.offered)
 
     async def send(
         self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str, patience: Patience | None = None
@@ -422,7 +424,7 @@ class Sender:
             log.warning("chain.fee_at_cap", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])
             return  # no endpoint takes a replacement that pays less than a tenth more
         fresh = self._fees(key.address, sent.patience)
-        pause = min(self._limits.bump_after * 2**raised, LONGEST_RAISE)
+        pause = min(self._limits.bump_after * 2**raised, self._limits.longest_raise)
         self._raises[key.address, sent.nonce] = raised + 1, time.monotonic() + pause
         sent.fields = {name: max(value, fresh[name]) if name in fresh else value for name, value in better.items()}
         log.info("chain.fee_raised", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])

@@ -24,10 +24,6 @@ from node.chain.errors import EndpointsDisagree, RpcUnreachable, WrongChain
 from node.chain.refusals import EndpointRefused, RefusalKind
 from node.chain.rpc import EXPECTED
 
-RECONSIDERED = (1.0, 2.0, 4.0)
-"""Seconds before two that disagree are asked again: one may be a block behind the other."""
-BEHIND, FUTURE = 120.0, 60.0
-"""Seconds by which an endpoint that is put last is older than another, or ahead of this machine."""
 log = structlog.get_logger()
 T = TypeVar("T")
 Key = Callable[[Any], object]
@@ -51,9 +47,18 @@ class EndpointRecord(msgspec.Struct, frozen=True):
 
 
 class Witnesses:
-    """The endpoints of one connection, as far as they are compared."""
+    """The endpoints of one connection, as far as they are compared. reconsidered: seconds before two that disagree are
+    asked again, for one may be a block behind the other; behind: as in `out_of_time`."""
 
-    def __init__(self, endpoints: Endpoints, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        reconsidered: tuple[float, ...] = (1.0, 2.0, 4.0),
+        behind: float = 120.0,
+    ) -> None:
+        self._reconsidered, self._behind = reconsidered, behind
         self._endpoints, self._clock = endpoints, clock
         remembered = 4_096  # answers that two agreed on: of each node's pay, among others
         self._agreed: BoundedDict[Hashable, tuple[object, float]] = BoundedDict(remembered, refresh=True)
@@ -90,14 +95,14 @@ class Witnesses:
             except (ContractError, *EXPECTED) as error:
                 # One endpoint says that the contract refuses what it told before.
                 log.debug("chain.answer_changed", action=action, why=str(error)[:200])
-        answer, two = self._ask(action, method, view, key, RECONSIDERED)
+        answer, two = self._ask(action, method, view, key, self._reconsidered)
         if two:
             self._agreed[about] = key(answer), self._clock()
         return answer
 
     def agreed(self, action: str, method: str, view: Callable[[], T], key: Key = itself, *, patient: bool = True) -> T:
         """What two tell alike now. patient: whether those that disagree are asked again. Raises as `decides`."""
-        return self._ask(action, method, view, key, RECONSIDERED if patient else ())[0]
+        return self._ask(action, method, view, key, self._reconsidered if patient else ())[0]
 
     def anybody(self, method: str, view: Callable[[], T | None]) -> T | None:
         """The first answer that is one: what nobody can invent needs no second witness."""
@@ -116,7 +121,7 @@ class Witnesses:
         not come. newest: the time of an endpoint's newest block; now: this machine's, unix seconds."""
         asked = {place: self._told(place, newest) for place in range(len(self._endpoints))}
         heads = {place: told.answer for place, told in asked.items() if told and told.answer is not None}
-        for place in out_of_time(heads, now):
+        for place in out_of_time(heads, now, behind=self._behind):
             log.warning("chain.endpoint_out_of_time", url=self._endpoints.put_last(place), seconds=heads[place] - now)
 
     def _ask(
@@ -176,12 +181,17 @@ class Witnesses:
         return None
 
 
-def out_of_time(heads: Mapping[int, int], now: float) -> list[int]:
-    """Places of endpoints whose newest block is far older than another's, or in the future where not all are: a chain
-    of one's own may have any time. Pure."""
-    past = {place: at for place, at in heads.items() if at <= now + FUTURE}
+def is_future(at: int, now: float, *, most: float = 60.0) -> bool:
+    """Whether a block is of a time that has not come, by more seconds than clocks differ."""
+    return at > now + most
+
+
+def out_of_time(heads: Mapping[int, int], now: float, *, behind: float = 120.0) -> list[int]:
+    """Places of endpoints whose newest block is older than another's by more than `behind` seconds, or in the future
+    where not all are: a chain of one's own may have any time. Pure."""
+    past = {place: at for place, at in heads.items() if not is_future(at, now)}
     newest = max(past.values(), default=0)
-    return [place for place, at in heads.items() if past and (place not in past or at < newest - BEHIND)]
+    return [place for place, at in heads.items() if past and (place not in past or at < newest - behind)]
 
 
 class _Told(Generic[T]):

@@ -14,7 +14,6 @@ from node.environments.numbers import near, number
 from node.environments.scoring_pool import ScoringPool
 
 MAX_ANSWER_CHARACTERS = 512
-DEADLINE_SECONDS = 5.0
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]*(\{)|[ \t]+(?=[-+.0-9\\]))")
 _WORD = re.compile(r"[^\s{}$]+")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -22,7 +21,7 @@ _BLANK = re.compile(r"(?:\s|\\[ ,;:!]|~|\.|\\[lc]?dots|\\(?:text|mathrm)\{\s*\}|
 """An empty box is spoken of, not answered with."""
 ALL = "\x1e"
 """Between the last box of an answer and all of them."""
-ALGEBRA = ScoringPool(DEADLINE_SECONDS, "node.environments.mathematics.comparison")
+ALGEBRA = ScoringPool(5.0, "node.environments.mathematics.comparison")
 atexit.register(ALGEBRA.close)
 
 

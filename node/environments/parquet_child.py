@@ -16,8 +16,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-BATCH = 64
-"""Rows at once: each may be a few megabytes."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -27,11 +25,12 @@ def main(path: str, most_row: int, memory: int, columns: list[str], out: BinaryI
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     limit(memory)
+    together = 64  # rows: each may be a few megabytes
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             if missing := [name for name in columns if name not in file.schema_arrow.names]:
                 raise ValueError(f"it has no column {missing[0]!r}")
-            for batch in file.iter_batches(BATCH, columns=columns or None, use_threads=False):
+            for batch in file.iter_batches(together, columns=columns or None, use_threads=False):
                 for number in range(batch.num_rows):
                     write(out, encoded(batch, number, most_row))
     except MemoryError:

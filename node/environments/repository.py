@@ -23,8 +23,6 @@ from node.environments.tools.form import how_to_call, parse_call
 from node.errors import Mistake, Mistakes
 from node.sandbox import SandboxCall, SandboxLimits
 
-MOST_CALLS = 64
-
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
@@ -197,6 +195,7 @@ def load(
 
 
 def _limits(arguments: Arguments) -> SandboxLimits:
+    most_calls = 64
     try:
         # A call may say less than the limit and never more, so the limit covers both kinds.
         fuel = max(arguments.call_fuel, arguments.test_fuel)
@@ -208,8 +207,8 @@ def _limits(arguments: Arguments) -> SandboxLimits:
         )
         wrong = arguments.template not in ("plain", "chat") or not 0 < arguments.held_back_share < 1
         few = min(arguments.call_fuel, arguments.test_fuel, arguments.session_fuel, arguments.disk_kib) < 1
-        if wrong or few or not 1 <= arguments.calls <= MOST_CALLS or not 16 <= arguments.result_characters <= 1 << 18:
-            raise ValueError(f"template, a limit, calls (1..{MOST_CALLS}) or result_characters (16..262144) is not one")
+        if wrong or few or not 1 <= arguments.calls <= most_calls or not 16 <= arguments.result_characters <= 1 << 18:
+            raise ValueError(f"template, a limit, calls (1..{most_calls}) or result_characters (16..262144) is not one")
     except ValueError as error:
         raise EnvironmentFault(
             "environment 'repository' cannot be loaded", str(error), "correct [environment.args]"

@@ -12,8 +12,6 @@ from node.environments.errors import EnvironmentFault
 from node.environments.sort import Arguments as SortArguments
 from node.environments.sort import SortEnvironment
 
-MOST_TRIES = 64
-
 
 class Arguments(SortArguments, frozen=True, forbid_unknown_fields=True):
     """digits, held_back: as in `sort`; tries: answers to one problem, the first among them."""
@@ -26,9 +24,10 @@ class RetryEnvironment(SortEnvironment):
 
     def __init__(self, arguments: Arguments, tokenizer: Tokenizer) -> None:
         super().__init__(arguments, tokenizer)
-        if not 1 <= arguments.tries <= MOST_TRIES:
+        most_tries = 64
+        if not 1 <= arguments.tries <= most_tries:
             why = f"tries={arguments.tries} is out of range"
-            raise EnvironmentFault(f"environment {self.name!r} cannot be loaded", why, f"use 1..{MOST_TRIES}")
+            raise EnvironmentFault(f"environment {self.name!r} cannot be loaded", why, f"use 1..{most_tries}")
         self.turns = arguments.tries
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:

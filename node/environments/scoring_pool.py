@@ -23,9 +23,6 @@ from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 from node.sandbox.runtime import child_environment
 
-MOST_CHARACTERS = 1 << 20
-"""Of the calls that are sent together: sending costs milliseconds on a busy machine, and one call may be long."""
-
 
 class ScoringPool:
     """Blocks; for any thread. A child costs 0.2 s when there is none yet. needs: a package that its children import
@@ -112,11 +109,13 @@ atexit.register(POOL.close)
 
 
 def _together(calls: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
-    """The calls in parts of MOST_CHARACTERS, or of one that is longer."""
+    """The calls in parts of so many characters, or of one that is longer."""
     start = size = 0
+    # Characters that are sent together: sending costs milliseconds on a busy machine, and one call may be long.
+    most_characters = 1 << 20
     for place, arguments in enumerate(calls):
         length = sum(len(one) for one in arguments if isinstance(one, str))
-        if place > start and size + length > MOST_CHARACTERS:
+        if place > start and size + length > most_characters:
             yield calls[start:place]
             start, size = place, 0
         size += length

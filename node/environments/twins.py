@@ -5,7 +5,7 @@ Two problems are alike where
 - their text is the same but for case, marks and blanks;
 - they have the same numbers, two or more in any order, and the same truth: "Ann has 3 apples and gets 4 more" and
   "4 + 3";
-- they have the same truth, the same numbers, if any, and nearly the same words (a Jaccard index of ALIKE).
+- they have the same truth, the same numbers, if any, and nearly the same words (a Jaccard index of 0.75).
 
 Numbers make a problem another one, however alike the words are: what a template writes are problems of their own. What
 is in nearly all rows says nothing of any: the numbers of options, or of an example in front. Too large groups make a
@@ -24,10 +24,6 @@ from blake3 import blake3
 
 from node.environments.base import Problem
 
-ALIKE = 0.75
-"""Share of two texts' words that stand in both."""
-EVERYWHERE, LOOKED_AT, FEWEST = 0.9, 10_000, 20
-"""Numbers that this share of the first rows have are none of a row's own; of so many rows, where there are a few."""
 BANDS, ROWS = 6, 2
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[^\w\s.,;:!?\"'`´…“”‘’«»$\\]")
 """A number, a word or a sign that is no mark."""
@@ -43,7 +39,7 @@ def groups_of(problems: Sequence[Problem], keys: Sequence[str | None] = ()) -> l
     alike to something alike is alike. keys: of problems whose maker says what is alike, and then nothing else does."""
     if any(key is not None for key in keys):
         return _by_key(problems, keys)
-    found, everywhere = _Groups(len(problems)), _everywhere(problems[:LOOKED_AT])
+    found, everywhere = _Groups(len(problems)), _everywhere(problems[:10_000])
     texts, sames, specific = list[bytes](), list[bytes](), list[bytes | None]()
     for problem in problems:
         tokens = _tokens(problem)
@@ -118,11 +114,14 @@ def _numbers(tokens: Sequence[str]) -> list[str]:
 def _everywhere(problems: Sequence[Problem]) -> Counter[str]:
     """Numbers that nearly all have, each as often as nearly all have it."""
     spread: Counter[tuple[str, int]] = Counter()
-    for problem in problems if len(problems) >= FEWEST else ():
+    fewest = 20  # rows, for that to say anything
+    for problem in problems if len(problems) >= fewest else ():
         spread.update(
             (one, place) for one, times in Counter(_numbers(_tokens(problem))).items() for place in range(times)
         )
-    return Counter(one for (one, _), count in spread.items() if count >= EVERYWHERE * len(problems))
+    # Share of the first rows: numbers that so many have are none of a row's own.
+    everywhere = 0.9
+    return Counter(one for (one, _), count in spread.items() if count >= everywhere * len(problems))
 
 
 def _number(text: str) -> str:
@@ -150,10 +149,11 @@ def _join_by_words(found: _Groups, problems: dict[int, Problem], sames: Sequence
         words[place] -= common
         for band, key in enumerate(_sketch(words[place]) if words[place] else ()):
             buckets[band, key, sames[place]].append(place)
+    alike = 0.75  # share of two texts' words that stand in both
     for members in buckets.values():
         one = words[members[0]]
         for place in members[1:]:
-            if len(one & words[place]) >= ALIKE * len(one | words[place]):
+            if len(one & words[place]) >= alike * len(one | words[place]):
                 found.unite(members[0], place)
 
 

@@ -34,7 +34,6 @@ bits above 0.3 (docs/figures/verification.md). An uncalibrated run's thresholds 
 COLDEST = 1e-4
 """Temperature 0, which has no distribution: the likeliest token, but for ties."""
 _CONTEXT, _DRAW = "intellect-node answered model v1", "intellect-node answer draw v1"
-_PIECE = 1 << 20
 
 
 def draw_of(seed: int, number: int, most: int) -> np.ndarray:
@@ -90,7 +89,7 @@ def model_root(directory: Path, adapter: Weights | None = None) -> str:
     for path in sorted(files, key=lambda one: one.name):
         content = blake3()
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(1 << 20):
                 content.update(piece)
         told.update(path.name.encode() + b"\0" + content.digest())
     for name in sorted(adapter or ()):

@@ -19,9 +19,6 @@ from torch.nn import functional
 from node.inference.architectures import DeltaShape
 from node.inference.room import CHUNK
 
-# Chunks are always of so many: what a row comes to then does not depend on how long others are.
-_LENGTH_EPS = 1e-6
-
 
 class DeltaState(NamedTuple):
     """What a layer knows of the tokens before. inputs: [B, channels, kernel - 1], the last that were convolved;
@@ -102,7 +99,8 @@ def mixed(
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _LENGTH_EPS)
+    length_eps = 1e-6
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + length_eps)
 
 
 def _convolved(x: Tensor, weight: Tensor, before: DeltaState | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,6 @@ from node.inference.errors import EngineError
 from node.inference.settings import ATTENTIONS, DEFAULT, EngineSettings
 from node.inference.vllm import installed
 
-# Freed memory stays with an engine's process. The C library would hand it back after every layer and fetch it again,
-# and the operating system zeroes its pages each time: on small models that is a third of a prefill.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
-
 
 def keep_freed_memory() -> bool:
     """Whether the C library can be told so: glibc's can, others only stay slower."""
@@ -26,9 +22,12 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):
         return False
+    # Memory that is free stays with an engine's process. The C library would hand it back after every layer and fetch
+    # it again, and the operating system zeroes its pages each time: on small models that is a third of a prefill.
+    trim_threshold, mmap_threshold = -1, -3  # names of malloc.h
     # At most so much that is free stays. What malloc may take from there; larger blocks come from the operating system
     # and go back, as ever.
-    return bool(mallopt(_MMAP_THRESHOLD, 32 * 1024**2) and mallopt(_TRIM_THRESHOLD, 256 * 1024**2))
+    return bool(mallopt(mmap_threshold, 32 * 1024**2) and mallopt(trim_threshold, 256 * 1024**2))
 
 
 EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]

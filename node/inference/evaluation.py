@@ -20,8 +20,6 @@ from protocol.budgets import output_limit, shaped, target_in_evaluation, told
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
 
-SHOWN, MOST_TEXT = 8, 2000
-"""Answers of an evaluation that are kept for people, and characters of each text."""
 _EVALUATION = "intellect-node evaluation draw v1"
 _SAMPLE = "intellect-node evaluation sample v1"
 
@@ -118,11 +116,12 @@ class Evaluation:
     def answers(self, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
         """Some of the last evaluation in words, bounded. length: sampled tokens; finished: ended by the policy
         itself."""
+        most_text = 2000  # characters of each text
         return [
             {
-                "problem": one.problem.problem_id[:MOST_TEXT],
-                "prompt": self._text(one.problem, one.target)[:MOST_TEXT],
-                "answer": decode(one.rollout.output)[:MOST_TEXT],
+                "problem": one.problem.problem_id[:most_text],
+                "prompt": self._text(one.problem, one.target)[:most_text],
+                "answer": decode(one.rollout.output)[:most_text],
                 "reward": one.reward,
                 "length": one.rollout.sampled,
                 "target": one.target,
@@ -133,7 +132,8 @@ class Evaluation:
 
     def _shown(self) -> list[EvaluatedAnswer]:
         """Spread over all; every step one further, or all would have the same target where those come in turns."""
-        width = max(1, -(-len(self.answered) // SHOWN))
+        shown = 8  # answers that are kept for people
+        width = max(1, -(-len(self.answered) // shown))
         return [self.answered[at + at // width % width] for at in range(0, len(self.answered) - width + 1, width)]
 
     def _text(self, problem: Problem, target: int | None) -> str:

@@ -19,8 +19,6 @@ from node.inference.image import one_by_one
 _ONEDNN = torch.backends.mkldnn.is_available() and all(
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
 )
-_ROWS = 16
-"""That oneDNN is told to pack for; for a single one it would pack nothing."""
 _WORTH_A_CALL = 1 << 17
 """Cells of a matrix below which oneDNN's longer way to its kernel, some 20 us, costs more than the kernel saves."""
 
@@ -32,7 +30,8 @@ def packs(cells: int, device: str, dtype: torch.dtype) -> bool:
 
 def packed(weight: Tensor) -> Tensor:
     """A copy of float32[out, in] that only `linear` can read."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    rows = 16  # rows that oneDNN is told to pack for; for a single one it would pack nothing
+    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -54,8 +54,8 @@ from node.inference.wire import (
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
-_GONE, _UNREADABLE, _UNUSABLE = 0, 3, 4
-"""Exit statuses: the daemon is, the input is, the engine is."""
+_GONE = 0
+"""Exit status: the daemon is."""
 
 
 class Conversation:
@@ -96,12 +96,13 @@ class Conversation:
 
     def read(self) -> None:
         """Feed the jobs until the stream ends or cannot be followed any more."""
+        unreadable = 3  # exit status
         try:
             for request in requests(self._source):
                 self._hear(request)
         except (EngineWireError, OSError) as error:
             log("engine.input_broken", error=str(error))
-            self._ended(_UNREADABLE)
+            self._ended(unreadable)
         else:
             self._ended(_GONE)
 
@@ -133,11 +134,12 @@ class Conversation:
     def end_if_fatal(self, error: Exception, during: Collection[RequestContext]) -> None:
         """Never returns from what the process cannot go on after. during: what the engine was at."""
         reason = reason_to_end(error)
+        unusable = 4  # exit status
         if reason is not None:
             log("engine.ends", what=reason.what, why=reason.why)
             numbers = tuple({ticket.number for ticket in during})
             self._say(ChildEnding(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))
-            os._exit(_UNUSABLE)
+            os._exit(unusable)
 
 
 def settings_for(options: EngineOptions, run: RunSpec) -> EngineSettings:

@@ -20,7 +20,7 @@ SIZES = {"float32": 4, "bfloat16": 2}
 """Bytes of a number, by type."""
 CONTEXT = GIB // 2
 """Bytes that CUDA's libraries take once they compute, and the sampler's blocks of weights in float64."""
-MOST_TOKENS, CPU_TOKENS = 1 << 22, 1 << 15
+MOST_TOKENS = 1 << 22
 """In a cache: 256 sequences of 16,384; a CPU is full long before."""
 LEAST_TOKENS = 1 << 11
 """A cache of fewer is no engine: one sequence of common length must fit."""
@@ -147,7 +147,8 @@ def plan(
     passes, logits = pass_tokens * model.widest * size, 4 * cells
     of_token = size * model.cached
     growing = size * model.cached // model.layers  # a layer's cache is there twice while it grows
-    tokens = min(MOST_TOKENS if gpu else CPU_TOKENS, (left - passes - logits) // (of_token + growing))
+    cpu_tokens = 1 << 15  # tokens in a CPU's cache: it is full long before
+    tokens = min(MOST_TOKENS if gpu else cpu_tokens, (left - passes - logits) // (of_token + growing))
     row = model.row_tokens(dtype)
     if tokens < LEAST_TOKENS + row:
         raise _too_little(weights + passes + logits + (LEAST_TOKENS + row) * of_token, free, leave, usable)

@@ -14,7 +14,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from node.network import hardening, requests
 from node.network.announcing import Announcing, reachable
 from node.network.circuit.circuits import Circuits
-from node.network.circuit.punching import Punching
+from node.network.circuit.punching import Punching, PunchWaits
 from node.network.circuit.rules import RelayLimits
 from node.network.contacts import Multiaddrs
 from node.network.dialling import id_of
@@ -60,6 +60,7 @@ class Libp2pNetwork:
         relay: RelayLimits | None = None,
         private: bool = True,
         boot: int = 0,
+        punch_waits: PunchWaits | None = None,
     ) -> None:
         self.address: Address = key.address
         self.peer_id: PeerId = key.peer_id
@@ -74,7 +75,9 @@ class Libp2pNetwork:
         self._requests = Requests(self._links, self._tally)
         self._lanes = Lanes(self._links, self._requests)
         self._seen_at: str | None = None
-        self._punching = Punching(lambda: self._seen_at, known.is_member, known.address_of, private=private)
+        self._punching = Punching(
+            lambda: self._seen_at, known.is_member, known.address_of, private=private, waits=punch_waits
+        )
         where = self._links.redialer.where
         self._announcing = Announcing(
             self.peer_id, announce, self.listening, lambda: map(where, self._circuits.relays())

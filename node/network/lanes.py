@@ -27,10 +27,8 @@ from protocol.identity import Address
 log = structlog.get_logger(__name__)
 
 PROTOCOL = "/intellect-node/lanes/1"
-LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.1, 0.5
+LOOK_SECONDS = 0.1
 """Between two looks at the paths, while something goes by them in bulk and while nothing does."""
-LOSSY = 0.004
-"""Share of segments that are sent again."""
 
 
 class PathWatch:
@@ -63,10 +61,11 @@ class PathWatch:
             # What one window lost is one event, however many looks it takes to be sent again.
             if again and self._quiet >= trip:
                 self._fresh, self._quiet = self._fresh + 1, 0.0
+        lossy = 0.004  # share of segments that are sent again
         # Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two
-        # seconds. Seconds of a round trip below which no lane is opened: at LOSSY one connection carries 200 Mbit/s
+        # seconds. Seconds of a round trip below which no lane is opened: at that loss one connection carries 200 Mbit/s
         # there, and what is sent again on a loopback is late, for want of a processor, and not lost.
-        return self._fresh >= 2 and self._again > LOSSY * self._sent and trip >= 0.001
+        return self._fresh >= 2 and self._again > lossy * self._sent and trip >= 0.001
 
     @property
     def step(self) -> int:
@@ -111,10 +110,11 @@ class Lanes:
 
     async def run(self) -> None:
         """Look at the paths until cancelled."""
+        idle_look_seconds = 0.5  # seconds while nothing goes by the paths in bulk
         async with trio.open_nursery() as self._nursery:
             busy: list[ID] = []
             while True:
-                await trio.sleep(LOOK_SECONDS if busy else IDLE_LOOK_SECONDS)
+                await trio.sleep(LOOK_SECONDS if busy else idle_look_seconds)
                 now, direct = trio.current_time(), self._links.direct()
                 busy = [peer for peer, connections in direct.items() if self._sends_bulk(connections, now)]
                 for peer in busy:

@@ -50,11 +50,6 @@ MAX_BUFFERED = 128 * 1024**2
 """Unread bytes per connection, over all its streams, before the connection is closed."""
 MAX_INBOUND = 256
 """Streams that a peer may have open; more are reset."""
-FRAMES = (1000.0, 2000.0)
-"""Frames of one connection that are read, per second and in a burst; a new stream counts as NEW_STREAM frames. Data
-pays, one more frame for each FRAME_BYTES: what arrives for its own frames, what we send for the window updates that
-answer it. Whoever sends more is read later, not cut off."""
-NEW_STREAM = 10
 FRAME_BYTES = 1024
 MAX_RUN = 32
 """Frames that are worked off without letting others run: 3 ms for full ones. A step of the event loop costs as much as
@@ -345,9 +340,16 @@ def stream_below(stream: INetStream) -> YamuxStream:
 
 class YamuxSession(IMuxedConn):
     """All streams of one connection. `start` runs it; `heard_at`: when data last arrived, on trio's clock; `bulk`:
-    bytes of pieces that were sent."""
+    bytes of pieces that were sent. frames: of one connection that are read, per second and in a burst."""
 
-    def __init__(self, conn: NoiseSession, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self,
+        conn: NoiseSession,
+        peer_id: ID,
+        on_close: Callable[[], Awaitable[None]] | None = None,
+        *,
+        frames: tuple[float, float] = (1000.0, 2000.0),
+    ) -> None:
         self.secured_conn = conn
         self._out = Outlet(prompt(conn), LinePace(BODY_BYTES, MAX_WRITE), self._end)
         self.pace = self._out.pace
@@ -365,7 +367,9 @@ class YamuxSession(IMuxedConn):
         self._inbound = 0
         self._incoming, self._accepted = trio.open_memory_channel[YamuxStream](MAX_INBOUND)
         self._untold: dict[Callable[[], None], None] = {}
-        self.frames = TokenBucket(*FRAMES)
+        # A new stream counts as ten frames. Data pays, one more frame for each FRAME_BYTES: what arrives for its
+        # own frames, what we send for the window updates that answer it. Whoever sends more is read later, not cut off.
+        self.frames = TokenBucket(*frames)
 
     # running
 
@@ -589,6 +593,7 @@ class _Reader:
 
     async def _take(self, data: memoryview) -> None:
         """The next message. Raises _Broken for what is no yamux."""
+        new_stream = 10  # frames that a new stream counts as
         while data:
             if self._missing:
                 data = self._body(data)
@@ -599,7 +604,7 @@ class _Reader:
             version, kind, flags, number, length = header
             if version != 0 or kind > GO_AWAY:
                 raise _Broken(f"a frame of version {version}, type {kind}")
-            tokens = NEW_STREAM if flags & SYN and kind < PING else 1
+            tokens = new_stream if flags & SYN and kind < PING else 1
             self._session.frames.charge(tokens)
             self._run += tokens
             if self._run >= MAX_RUN:

@@ -36,14 +36,14 @@ if TYPE_CHECKING:  # web3 takes a second, and `join` refuses before it
 
 # The chain's endpoints: do they answer, are they the right chain, how old is what they know, how far back do they go
 
-TIMEOUT = 8.0
 LOG_BLOCKS = 10
 Endpoint = dict[str, Any]
 
 
-def check_rpc(profile: NetworkProfile, now: float, *, deep: bool = False) -> list[CheckFinding]:
-    """One finding for each endpoint, and one for all of them where none can be used. deep: also ask for old logs."""
-    probed = [probe(url, profile, deep=deep) for url in profile.rpc_urls]
+def check_rpc(profile: NetworkProfile, now: float, *, deep: bool = False, timeout: float = 8.0) -> list[CheckFinding]:
+    """One finding for each endpoint, and one for all of them where none can be used. deep: also ask for old logs;
+    timeout: seconds for each question."""
+    probed = [probe(url, profile, deep=deep, timeout=timeout) for url in profile.rpc_urls]
     found = [judge(endpoint, profile, now) for endpoint in probed]
     if serving := sum(endpoint.get("chain_id") == profile.chain_id for endpoint in probed):
         return [*found, check_witnesses(profile, serving)]
@@ -54,11 +54,11 @@ def check_rpc(profile: NetworkProfile, now: float, *, deep: bool = False) -> lis
     return [*found, failure("rpc", what[:500], remedy)]
 
 
-def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
+def probe(url: str, profile: NetworkProfile, *, deep: bool, timeout: float) -> Endpoint:
     """What one endpoint says of itself. Credentials in its URL are left out."""
     found: Endpoint = {"endpoint": shown(url)}
     try:
-        with closing(SerialConnection(TIMEOUT)) as line:
+        with closing(SerialConnection(timeout)) as line:
             began = time.monotonic()
             found["chain_id"] = int(line.ask(url, "eth_chainId"), 16)
             found["seconds"] = round(time.monotonic() - began, 3)

@@ -12,7 +12,7 @@ from node.hardware import Hardware
 from node.platforms import lacking
 from node.preflight.finding import CheckFinding, PreflightFailed, failure, ok, worst
 from node.units import GIB, size_of
-from node.weights.policy_cache import ROOM
+from node.weights.policy_cache import IMAGES_KEPT
 from protocol.run import RunSpec
 
 Wrong = tuple[str, str]
@@ -107,7 +107,7 @@ def _of_run(config: NodeConfig, role: str, hardware: Hardware, run: RunSpec) -> 
         what = f"[guest] gpu_memory = {guest.gpu_memory / GIB:.1f} GiB: the run needs at least {gpu / GIB:.1f}"
         yield what, f'set gpu_memory = "{gpu / GIB + 0.05:.1f} GiB" or more, or join another pool'
     # Of a policy, for which a capped disk has room: those of the store, and one that is built.
-    least = DISK_FIXED + int((ROOM + 1) * weights)
+    least = DISK_FIXED + int((IMAGES_KEPT + 1) * weights)
     if guest.disk and guest.disk < least:
         what = f"[guest] disk = {size_of(guest.disk)}: the run needs at least {size_of(least)}"
         yield what, f'set disk = "{-(-least // 10**8) / 10:.1f} GB" or more, or join another pool'

@@ -29,7 +29,7 @@ from node.training.errors import TrainingError
 from node.training.planner import PlannedMachine, TrainingWork, check_engine, plan
 from node.training.sizing import DecoderShape, shape_like
 from node.units import size_of
-from node.weights.policy_cache import ROOM
+from node.weights.policy_cache import IMAGES_KEPT
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
@@ -258,10 +258,12 @@ def check_disk(directory: Path, quota: int, image: int = 0) -> CheckFinding:
 
 def check_quota(quota: int, image: int) -> CheckFinding:
     """Whether a store of so many bytes has room for policies whose image has so many. Pure."""
-    kept = int(ROOM * image)
+    kept = int(IMAGES_KEPT * image)
     if quota >= kept:
-        return ok("disk", f"the store has room for {ROOM} images of {size_of(image)}", quota_bytes=quota)
-    what = f"store_quota is {size_of(quota)}, and policies of {size_of(image)} need {size_of(kept)}: {ROOM} images"
+        return ok("disk", f"the store has room for {IMAGES_KEPT} images of {size_of(image)}", quota_bytes=quota)
+    what = (
+        f"store_quota is {size_of(quota)}, and policies of {size_of(image)} need {size_of(kept)}: {IMAGES_KEPT} images"
+    )
     remedy = f"set INTELLECT_NODE_STORE_QUOTA={kept} (bytes) or more, or join another pool"
     return failure("disk", what, remedy, quota_bytes=quota, needed_bytes=kept)
 
@@ -276,7 +278,7 @@ def policy_bytes(run: RunSpec, shape: DecoderShape | None = None) -> int:
 
 def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> CheckFinding:
     """free: bytes that this user may still write; stored: bytes of blobs that are there. Pure."""
-    logs, kept = LOG_BYTES * (LOG_FILES + 1), int(ROOM * image)
+    logs, kept = LOG_BYTES * (LOG_FILES + 1), int(IMAGES_KEPT * image)
     # An image is built beside the store, and may be while that is full of what could go.
     most, least = max(quota - stored, 0) + image + logs, MIN_FREE_BYTES + max(0, kept - stored)
     data = {"free_bytes": free, "wanted_bytes": most, "needed_bytes": least, "path": str(place)}

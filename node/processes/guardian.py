@@ -18,9 +18,6 @@ from types import FrameType
 
 from node.processes.threads import alone, running
 
-# Where it dies again at once there is a reason that a restart does not mend, and a service manager should see it.
-MOST_DEATHS = 5
-WITHIN_SECONDS = 60.0
 PAUSES = (1.0, 30.0)
 """Seconds before a daemon that its machine has ended is started again: at first, and at most; doubled each time."""
 PR_SET_PDEATHSIG = 1
@@ -33,8 +30,8 @@ def become_guarded(again: Collection[int] = (), pauses: tuple[float, float] = PA
 
     Does nothing where processes cannot be forked safely: not on Linux, or with threads running, which it says. Signals
     that stop the program are handed to the daemon, each once: it leads a process group of its own, so the terminal's
-    Ctrl-C does not reach it twice. Ends with 128 + signal when the daemon dies of signals MOST_DEATHS times in
-    WITHIN_SECONDS.
+    Ctrl-C does not reach it twice. Ends with 128 + signal when the daemon dies of signals too often in a
+    minute.
     """
     if not sys.platform.startswith("linux"):
         return bool
@@ -46,6 +43,10 @@ def become_guarded(again: Collection[int] = (), pauses: tuple[float, float] = PA
     guardian, deaths = os.getpid(), []
     shared = mmap.mmap(-1, 1)  # the one word that a daemon has for its guardian
     was_up, pause = False, pauses[0]
+    # Deaths after which it stays dead: there is a reason that a restart does not mend, and a service manager should
+    # see it.
+    most_deaths = 5
+    within_seconds = 60.0
     while (child := os.fork()) != 0:
         status, asked_to_stop = _wait(child)
         if shared[0]:
@@ -59,8 +60,8 @@ def become_guarded(again: Collection[int] = (), pauses: tuple[float, float] = PA
         if status >= 0 or -status in FORWARDED:
             _exit(status)
         now = time.monotonic()
-        deaths = [*(at for at in deaths if now - at < WITHIN_SECONDS), now]
-        if len(deaths) >= MOST_DEATHS:
+        deaths = [*(at for at in deaths if now - at < within_seconds), now]
+        if len(deaths) >= most_deaths:
             _exit(status)
         print(f"the daemon was killed by signal {-status}; starting it again", file=sys.stderr, flush=True)
     _be_guarded_by(guardian)

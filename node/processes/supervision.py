@@ -14,8 +14,6 @@ import structlog
 import trio
 
 log = structlog.get_logger()
-MOST_TEXT = 200
-"""Characters of a status line."""
 
 
 class Supervision:
@@ -49,7 +47,8 @@ class Supervision:
 
     def _news(self) -> tuple[str, ...]:
         """The status line, if it changed: one line, whatever the text holds."""
-        text = "".join(c if c.isprintable() else " " for c in self._told()[:MOST_TEXT])
+        most_text = 200  # characters of a status line
+        text = "".join(c if c.isprintable() else " " for c in self._told()[:most_text])
         if text == self._last:
             return ()
         self._last = text

@@ -17,9 +17,6 @@ from node.inference.errors import ModelError
 from node.inference.model_files import language_config, read_json
 from protocol.run import RunSpec
 
-CACHE_BYTES = 4
-"""Per number in the cache: the engines compute in fp32 on a CPU; a GPU engine's bf16 needs half of that."""
-
 
 class MachineCapacity(msgspec.Struct, frozen=True):
     """memory: free bytes for a cache; cache_per_token: bytes of key-value cache per token of one sequence; gpu_memory:
@@ -86,7 +83,7 @@ def measure(assets: Path, gpus: tuple[Gpu, ...] = ()) -> MachineCapacity:
 
 
 def cache_per_token(config: Path) -> int:
-    """Bytes of keys and values per token: 2 * layers that attend * key-value heads * head dimension * CACHE_BYTES.
+    """Bytes of keys and values per token: 2 * layers that attend * key-value heads * head dimension * bytes of each.
 
     0, which limits nothing, if the description does not say them.
     """
@@ -98,4 +95,6 @@ def cache_per_token(config: Path) -> int:
         dimension = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return 0
-    return 2 * layers * key_heads * dimension * CACHE_BYTES
+    # Bytes of a number in the cache: the engines compute in fp32 on a CPU; a GPU engine's bf16 needs half of that.
+    cache_bytes = 4
+    return 2 * layers * key_heads * dimension * cache_bytes

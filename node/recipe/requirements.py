@@ -9,15 +9,13 @@ from node.hardware import Hardware
 from node.units import GIB
 from protocol.run import RunSpec
 
-EVALUATIONS = 10
-"""The goal is reached when the mean of so many evaluations is."""
-
 
 def reached_target(run: RunSpec, evaluations: Sequence[float]) -> bool:
     """evaluations: held-back rewards, oldest first."""
     target = run.recipe.target_reward
-    recent = evaluations[-EVALUATIONS:]
-    return target is not None and len(recent) == EVALUATIONS and fmean(recent) >= target
+    several = 10  # evaluations whose mean reaches the goal
+    recent = evaluations[-several:]
+    return target is not None and len(recent) == several and fmean(recent) >= target
 
 
 def spent(run: RunSpec, seconds: float, tokens: int) -> str | None:

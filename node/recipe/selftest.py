@@ -24,8 +24,6 @@ from node.training.warmstart import create_model
 ALPHABET = "".join(map(chr, range(0x100, 0x500)))
 """1,024 tokens."""
 REQUESTS, PROMPT, OUTPUT = 16, 64, 48
-SECONDS = 0.8
-"""For each of the two measurements, at least; the first pass of each is not counted."""
 
 
 def decode_once(engine: Engine) -> int:
@@ -42,10 +40,11 @@ def prefill_once(engine: Engine) -> int:
 
 
 def rate(once: Callable[[Engine], int], engine: Engine) -> float:
-    """Tokens per second, over SECONDS."""
+    """Tokens per second, over as many seconds as a measurement takes."""
     once(engine)
     began, tokens, took = time.perf_counter(), 0, 0.0
-    while took < SECONDS:
+    least = 0.8  # seconds for each measurement, at least; its first pass is not counted
+    while took < least:
         tokens += once(engine)
         took = time.perf_counter() - began
     return tokens / took

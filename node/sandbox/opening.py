@@ -93,18 +93,17 @@ def _refused(why: str, remedy: str) -> SandboxError:
 
 # Several sandboxes that have loaded the same, so that many calls are made at one time.
 # Every call begins in the same state, so which of them makes it changes nothing.
-MOST = 4
 Opened = Callable[[], Sandbox]
 
 
 class SandboxPool:
     """A `Sandbox`: for one thread, as each of those in it. open_one: loads another; most: of them, by default as many
-    as this process has cores, and no more than MOST."""
+    as this process has cores, and no more than four."""
 
     def __init__(self, open_one: Opened, most: int | None = None) -> None:
         """Raises what the first one raises."""
         self._open = open_one
-        self._most = most or min(MOST, cores())
+        self._most = most or min(4, cores())  # processes: each holds what it has loaded
         self._sandboxes = [open_one()]
 
     def call(self, function: str, *arguments: Any) -> CallOutcome:

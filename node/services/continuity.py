@@ -25,9 +25,6 @@ from protocol.liveness import heartbeat_interval
 from protocol.messages import Message, Signed
 
 log = structlog.get_logger()
-BEATS_HEARD, BEATS_SAID, BEATS_SILENT = 2.5, 1.5, 3.0
-"""Of the intervals between this key's heartbeats: for which it is listened, for which nothing but heartbeats is said,
-and after which another daemon that was heard is gone."""
 
 
 class Continuity(Service):
@@ -98,13 +95,14 @@ class Continuity(Service):
         told = False
         listen_least = 4.0
         listen_most = 180.0
+        beats_heard = 2.5  # intervals for which another daemon of this key is listened for
         while True:
             self._end_if_living()
             passed = self._context.clock.monotonic() - began
             interval = self._ear.interval
-            wanted = max(listen_least, 2.0 + BEATS_HEARD * interval)
+            wanted = max(listen_least, 2.0 + beats_heard * interval)
             if self._ear.rising():  # the next one tells what lives from what was late
-                wanted = max(wanted, self._ear.heard_at - began + BEATS_HEARD * interval)
+                wanted = max(wanted, self._ear.heard_at - began + beats_heard * interval)
             if passed >= min(wanted, listen_most):
                 if self._words.answered or self._vouch or not self._context.membership.addresses():
                     return
@@ -118,7 +116,8 @@ class Continuity(Service):
 
     async def _hear_each_other(self) -> None:
         """Heartbeats for so long that a copy which began at the same moment is heard; one of its is enough."""
-        until = self._context.clock.monotonic() + BEATS_SAID * self._interval
+        beats_said = 1.5  # intervals for which nothing but heartbeats is said
+        until = self._context.clock.monotonic() + beats_said * self._interval
         over = False
         while not over:
             over = self._context.clock.monotonic() >= until
@@ -197,7 +196,8 @@ class Continuity(Service):
         log.warning("continuity.held", why=why)
         progress.trouble(f"{why}: nothing is signed here while it is heard; stop one of the two")
         silent_since = began
-        while self._context.clock.monotonic() < silent_since + BEATS_SILENT * self._interval:
+        beats_silent = 3.0  # intervals after which another daemon that was heard is gone
+        while self._context.clock.monotonic() < silent_since + beats_silent * self._interval:
             await self._news()
             if words := self._ear.take():
                 if await self._amiss(self._words.new_among(words)):

@@ -32,7 +32,6 @@ from protocol.messages import MAX_ABOUT, EnvironmentPublished
 
 log = structlog.get_logger()
 MOST_OWN = 16
-MOST_SHOWN = 500
 
 
 class NotOffered(NodeError):
@@ -133,10 +132,12 @@ class EnvironmentCatalogue(Service):
             except (IntellectError, OSError) as error:
                 return told(error)
 
+        most_shown = 500
+
         async def search(request: Request) -> Response:
             word = request.query_params.get("word", "").lower()
             found = [one for one in self.entries() if word in f"{one.name} {one.about.lower()} {one.root}"]
-            return JSONResponse({"environments": msgspec.to_builtins(found[:MOST_SHOWN]), "found": len(found)})
+            return JSONResponse({"environments": msgspec.to_builtins(found[:most_shown]), "found": len(found)})
 
         async def show(request: Request) -> Response:
             try:

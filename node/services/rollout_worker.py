@@ -34,25 +34,9 @@ from protocol.errors import IntellectError
 
 log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
-FIRST_INTERVAL = 1.5
-FILES_OF_PATIENCE = 3
-"""A trainer is not slow before so many times the time that making its files takes have passed: learning from them costs
-more than making them, and with a large model both take minutes."""
-FILES_OF_QUIET = 2
-"""Where nobody commits to anything for as long as a worker takes for so many files, each that makes any has made its
-share."""
-INTERVAL_MEMORY = 0.8
 PRODUCE_DEADLINE = 600.0
-HEARING_EVERY = 1.0
 CATCHING_UP = 5.0
 """Seconds that a newer policy has to arrive, once somebody is heard again."""
-MAKES_NOTHING = 2
-"""Steps after which a worker that made nothing has no share in the work. Who takes longer for a file makes so little
-that the others come closer to what a step needs without it."""
-
-
-BYTES_PER_PARAMETER = 2
-"""Of the weights that a run begins with."""
 
 
 class RolloutWorker(Service):
@@ -76,7 +60,10 @@ class RolloutWorker(Service):
         self._gauge = gauge
         self._rest = rest or GuestRest()
         self._informative, self._signal = 1.0, False
-        self._makers = ActiveWorkers(MAKES_NOTHING)
+        # Steps after which a worker that made nothing has no share in the work. Who takes longer for a file makes so
+        # little that the others come closer to what a step needs without it.
+        makes_nothing = 2
+        self._makers = ActiveWorkers(makes_nothing)
         self._leftovers = UnclaimedShare()
         self._usage = usage
         fate = partial(_fate, context, usage) if usage is not None else None
@@ -89,7 +76,7 @@ class RolloutWorker(Service):
         self.generate_seconds = 0.0
         self._arrived_step = -1
         self._arrived_at = 0.0
-        self._interval = FIRST_INTERVAL
+        self._interval = 1.5  # seconds between two files, until some were heard of
         self._file_seconds = 0.0
         self._producing = 0
         """Number of the file that is being made, from 1; 0: none."""
@@ -182,8 +169,9 @@ class RolloutWorker(Service):
         self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime(self._context.clock.wall()))
         log.warning("worker.cut_off", step=policy.step)
         self._context.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
+        hearing_every = 1.0
         while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
-            await trio.sleep(HEARING_EVERY)
+            await trio.sleep(hearing_every)
         log.warning("worker.reconnected", seconds=round(self._context.clock.monotonic() - began, 1))
         self.waiting = None
         await self._come_back(policy.step, began)
@@ -236,8 +224,11 @@ class RolloutWorker(Service):
 
     def _patience(self) -> float:
         """Seconds without a new policy after which the trainer seems to lack rollouts."""
+        # Files in whose time a trainer is not slow yet: learning from them costs more than making them, and with a
+        # large model both take minutes.
+        files_of_patience = 3
         # A slow machine would otherwise run out of patience while it still makes its first share.
-        own = FILES_OF_PATIENCE * self._share() * self._file_seconds
+        own = files_of_patience * self._share() * self._file_seconds
         return max(SHORTEST_PATIENCE, 2 * self._interval, own)
 
     def _left_over(self) -> int:
@@ -246,8 +237,11 @@ class RolloutWorker(Service):
 
     def _quiet(self) -> float:
         """Seconds without a file of anybody's after which none is to be expected."""
+        # Files: where nobody commits to anything for as long as a worker takes for so many, each that makes any has
+        # made its share.
+        files_of_quiet = 2
         # Before its own first file a node does not know how long one takes.
-        return max(SHORTEST_PATIENCE, FILES_OF_QUIET * (self._file_seconds or PRODUCE_DEADLINE))
+        return max(SHORTEST_PATIENCE, files_of_quiet * (self._file_seconds or PRODUCE_DEADLINE))
 
     def _until_quiet(self) -> float:
         quiet = self._quiet()
@@ -260,10 +254,11 @@ class RolloutWorker(Service):
         batch = self._context.run.spec.files_per_policy * self._refill()
         self._ahead.arrived(policy.step, batch, self._usage.newest if self._usage else -1)
         now = self._context.clock.monotonic()
+        interval_memory = 0.8
         if self._arrived_step >= 0:
             # Policies that were passed over took their part of the time.
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
-            self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
+            self._interval = interval_memory * self._interval + (1 - interval_memory) * took
         self._arrived_step, self._arrived_at, self._signal = policy.step, now, False
         self._leftovers.began(policy.step, now)
 
@@ -351,4 +346,5 @@ async def _expected_speed(place: Workplace) -> float | None:
         return None
     speed = await measured(place.config.home, place.hardware, place.config.engine_options, starter=place.starter)
     weights = run.spec.weight_bytes()
-    return None if speed is None else speed.expected(weights // BYTES_PER_PARAMETER)
+    bytes_per_parameter = 2  # bytes of each weight that a run begins with
+    return None if speed is None else speed.expected(weights // bytes_per_parameter)

@@ -8,13 +8,11 @@ from typing import IO
 
 UNKNOWN = "unknown"
 """A holder whose pid cannot be read: it has not written it yet, or the file is another user's."""
-LOOKING = 0.05
-"""Seconds in which whoever only looks at a lock (`holder_of`) has let go of it again."""
 
 
 class FileLock:
     """An exclusive lock on `path`, held by this process. Blocking calls of microseconds; a lock that is held is refused
-    after LOOKING."""
+    soon."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,7 +22,8 @@ class FileLock:
 
     def acquire(self) -> bool:
         """Whether the lock is ours now. OSError if the file cannot be opened."""
-        until = time.monotonic() + LOOKING
+        looking = 0.05  # seconds in which whoever only looks (`holder_of`) has let go of it again
+        until = time.monotonic() + looking
         while True:
             file = open(self.path, "a+", encoding="ascii", errors="replace")
             try:
@@ -35,7 +34,7 @@ class FileLock:
                 file.close()
                 if time.monotonic() > until:
                     return False
-                time.sleep(LOOKING / 10)
+                time.sleep(looking / 10)
                 continue
             if self._still_there(file):
                 break

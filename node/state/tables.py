@@ -21,8 +21,6 @@ from node.errors import StateError
 HEAD = b"SQLite format 3\0"
 VERSION_AT = slice(60, 64)
 """Where the file's head has `user_version`, big-endian: to SQLite a look at it would be writing."""
-LOCKED_SECONDS = 30.0
-"""For which another program may hold a file: a backup copies some hundred megabytes."""
 AFTERWARDS = ("", "-wal", "-shm")
 log = structlog.get_logger()
 
@@ -82,14 +80,17 @@ def _check_rows(db: sqlite3.Connection, path: Path | str, form: SchemaForm) -> N
             raise _unusable(path, form, f"this disk has changed {wrong} rows of its table {name}", _MEND_DAMAGE)
 
 
-def open_table(path: Path | str, form: SchemaForm, *, durable: bool = True) -> sqlite3.Connection:
+def open_table(
+    path: Path | str, form: SchemaForm, *, durable: bool = True, locked_seconds: float = 30.0
+) -> sqlite3.Connection:
     """A connection in autocommit, for one thread at a time. durable: each commit is on the disk when it returns.
+    locked_seconds: for which another program may hold the file: a backup copies some hundred megabytes.
     Blocking; raises StateError."""
     if str(path) == ":memory:":
-        return _opened(path, form, durable=durable)
+        return _opened(path, form, durable, locked_seconds)
     place = Path(path)
     try:
-        return _opened(place, form, durable=durable)
+        return _opened(place, form, durable, locked_seconds)
     except (StateError, sqlite3.DatabaseError) as error:
         if not form.cache or _is_passing(error):
             raise _told(error, place, form) from error
@@ -99,7 +100,7 @@ def open_table(path: Path | str, form: SchemaForm, *, durable: bool = True) -> s
             if part.exists():
                 os.replace(part, place.with_name(f"{place.name}.damaged{ending}"))
     try:
-        return _opened(place, form, durable=durable)
+        return _opened(place, form, durable, locked_seconds)
     except sqlite3.DatabaseError as error:
         raise refusal(error, place, form) from error
 
@@ -137,7 +138,7 @@ _CODES = {
     sqlite3.SQLITE_CORRUPT: ("the file is damaged", _MEND_DAMAGE),
     sqlite3.SQLITE_NOTADB: ("the file is no SQLite database, or its head is damaged", _MEND_DAMAGE),
     sqlite3.SQLITE_BUSY: (
-        f"another program has held the file for {LOCKED_SECONDS:.0f} s",
+        "another program has held the file for too long",
         "end the program that reads or copies it (fuser FILE names it), then start again",
     ),
     sqlite3.SQLITE_LOCKED: ("another connection holds the file", "start again"),
@@ -173,8 +174,8 @@ def _told(error: Exception, path: Path, form: SchemaForm) -> Exception:
     return refusal(error, path, form) if isinstance(error, sqlite3.DatabaseError) else error
 
 
-def _opened(path: Path | str, form: SchemaForm, *, durable: bool) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=LOCKED_SECONDS)
+def _opened(path: Path | str, form: SchemaForm, durable: bool, locked_seconds: float) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=locked_seconds)
     try:
         db.create_function(SEAL, -1, _seal, deterministic=True)
         # WAL lets other programs read while the node writes.

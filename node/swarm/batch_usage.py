@@ -23,7 +23,6 @@ from protocol.replicas import share
 
 KEPT = 8192
 """Accepted works that no manifest has named yet."""
-MOST_MARGIN = 30.0
 MOST_WORKERS = 16384
 """As many as a table of members has, and so the latest of those that come and go."""
 
@@ -132,10 +131,10 @@ class BatchUsage(_Counted):
         known = self._policies.find(signed.message.policy_root) if signed is not None else None
         before = self._policies.of_step(step - 1)
         since = self._policies.find(before.message.policy_root) if before is not None else None
-        # One part in so many of the time between two policies, or MOST_MARGIN seconds: a work that was accepted so
+        # One part in so many of the time between two policies, or half a minute: a work that was accepted so
         # shortly before a policy is named at the next one. The trainer composes a batch at the same moment, and must
         # have fetched it.
-        margin = min((known.at - since.at) / 4, MOST_MARGIN) if known is not None and since is not None else 0.0
+        margin = min((known.at - since.at) / 4, 30.0) if known is not None and since is not None else 0.0
         found = sorted(id for id, at in self._unlisted.items() if known is not None and at < known.at - margin)
         for id in found:
             del self._unlisted[id]

@@ -27,9 +27,6 @@ from protocol.messages import MalformedMessage
 
 log = structlog.get_logger()
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
-CATCH_UP_EVERY = 2.0
-NAMED_PER_SECOND = 500.0
-"""Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
 MAX_CATCH_UP_BYTES = 256 * 1024
 NAME, SHORT = 32, 8
 """Bytes of a message's name, and of the part of it that stands in a question. Which part is drawn anew for each: two
@@ -40,7 +37,7 @@ MAX_QUESTION = 10 * MAX_KNOWN + 64
 MAX_REFUSED = 128
 """Refused messages in one answer after which the rest is left: an honest peer knows a few members more than we."""
 ASKED = (1.0, 20.0)
-"""Answers per second, and in a burst, that one peer gets: it asks each of us at most once in CATCH_UP_EVERY."""
+"""Answers per second, and in a burst, that one peer gets: it asks each of us at most once in `every` seconds."""
 
 
 class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +53,9 @@ def name_of(raw: bytes) -> bytes:
 
 class CatchingUp:
     """handed: takes a message that a peer hands over; whether it was news, None where its time has not come, and
-    ProtocolError where it is refused; counts: the board's; clock: monotonic seconds."""
+    ProtocolError where it is refused; counts: the board's; clock: monotonic seconds; every: seconds between two
+    questions at least; named_each_second: messages of which a question may tell the names, on average: 5 kB/s however
+    large the pool."""
 
     def __init__(
         self,
@@ -66,7 +65,11 @@ class CatchingUp:
         handed: Callable[[Address, bytes], bool | None],
         counts: Counter[str],
         clock: Seconds,
+        *,
+        every: float = 2.0,
+        named_each_second: float = 500.0,
     ) -> None:
+        self.every, self._named = every, named_each_second
         self._wire, self._authority, self._message_store = wire, authority, message_store
         self._handed, self.counts, self._clock = handed, counts, clock
         self._budgets, self._asked = Budgets(*HANDED), Budgets(*ASKED)
@@ -99,7 +102,7 @@ class CatchingUp:
 
     def _pause(self) -> float:
         """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
-        return max(CATCH_UP_EVERY, len(self._message_store) / NAMED_PER_SECOND)
+        return max(self.every, len(self._message_store) / self._named)
 
     async def _ask(self, peer: Address) -> int:
         """How many messages that brought."""

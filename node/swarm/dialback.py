@@ -20,7 +20,6 @@ from protocol.identity import Address
 
 PROTOCOL = "/intellect-node/dialback/2"
 REACHED, MISSED, UNTRIED = b"y", b"n", b"?"
-DIAL_SECONDS = 5.0
 MAX_ADDRESS = 100
 Dial = Callable[[str, int], Awaitable[bool]]
 
@@ -89,8 +88,8 @@ class DialBack:
 
 
 async def accepts(host: str, port: int) -> bool:
-    """Whether a TCP connection is accepted within DIAL_SECONDS."""
-    with trio.move_on_after(DIAL_SECONDS):
+    """Whether a TCP connection is accepted within five seconds."""
+    with trio.move_on_after(5.0):
         try:
             await (await trio.open_tcp_stream(host, port)).aclose()
         except OSError:

@@ -18,11 +18,6 @@ from enum import Enum
 
 from node.swarm.register import WorkId
 
-LOOKS, SHORT, PLENTY = 8, 2, 7
-"""Policies that are looked at together; at how many of them the learner lacks files until one step more is in hand, and
-at how many one step less would have done until it is. Where files are slow batches come in pairs, and every second one
-is not waited for."""
-
 
 class WorkFate(Enum):
     """What became of a work: no verdict yet; accepted, and named by no batch; used or refused."""
@@ -84,11 +79,17 @@ class FilesAhead:
         self._short.append(accepted < 1 and made >= self.age)
         # One step less would do, or so much is not made anyway.
         self._plenty.append(accepted >= 2 or made < self.age - 0.5)
-        if len(self._short) < LOOKS:
+        looks = 8  # policies that are looked at together
+        if len(self._short) < looks:
             return
-        if sum(self._short) >= SHORT and self.age < self._oldest:
+        # Policies at which the learner lacks files until one step more is in hand.
+        short = 2
+        # Policies at which one step less would have done until it is. Where files are slow batches come in pairs, and
+        # every second one is not waited for.
+        plenty = 7
+        if sum(self._short) >= short and self.age < self._oldest:
             self.age += 1
-        elif sum(self._plenty) >= PLENTY and self.age > 1:
+        elif sum(self._plenty) >= plenty and self.age > 1:
             self.age -= 1
         self._short.clear()
         self._plenty.clear()

@@ -21,8 +21,6 @@ from protocol.messages import Heartbeat, M, Message, PolicyAnnounced, Signed, Va
 KEPT_STEPS = 32
 MAX_MESSAGES = 4096
 """Messages that are kept of all authors, heartbeats and announcements aside: those are few by themselves."""
-MAX_AGE = 240.0
-"""Seconds; heartbeats are kept for longer where there are many."""
 MAX_PINNED = 2048
 REMEMBERED = 32_768
 """Messages that are recognised when they come again: an hour of a pool that says nine a second."""
@@ -110,9 +108,11 @@ class _Ranks:
 
 
 class MessageStore:
-    """Keeps messages, and remembers the names of what it kept lately."""
+    """Keeps messages, and remembers the names of what it kept lately. max_age: seconds; heartbeats are kept for longer
+    where there are many."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_age: float = 240.0) -> None:
+        self.max_age = max_age
         self._kept: dict[bytes, Kept] = {}
         self._aging: OrderedDict[bytes, Kept] = OrderedDict()
         self._beats: OrderedDict[Address, Kept] = OrderedDict()
@@ -244,14 +244,14 @@ class MessageStore:
     def _expire(self, now: float) -> None:
         # Seconds for which the newest heartbeat of an author's other generation is kept: two daemons of one key hear
         # each other by it.
-        lines = (self._aging, MAX_AGE), (self._beats, self._age_of_beats()), (self._second, 60.0)
+        lines = (self._aging, self.max_age), (self._beats, self._age_of_beats()), (self._second, 60.0)
         for line, most in lines:
             while line and (oldest := next(iter(line.values()))).at < now - most:
                 self._remove(oldest)
 
     def _age_of_beats(self) -> float:
         """As long as their authors may be alive: in a large pool each speaks seldom, and who comes must find them."""
-        return max(MAX_AGE, MISSED_DEAD * heartbeat_interval(len(self._beats)))
+        return max(self.max_age, MISSED_DEAD * heartbeat_interval(len(self._beats)))
 
     def _drop(self, kept: Kept) -> None:
         self._remove(kept)

@@ -24,9 +24,6 @@ COMPARED = 512
 GRACE_SECONDS = 10.0
 """For so long after a policy was heard of, files that arrive may have been committed to before it: messages of two
 authors overtake each other, and on a busy machine by seconds."""
-ANCHOR_SECONDS = 5.0
-"""For so long a node that follows nothing yet waits for a quorum of the validators to say how far the run is. Then it
-takes the leader's word for where it begins: there is nobody else whom it could ask, and it may have come first."""
 
 
 class KnownPolicy(msgspec.Struct, frozen=True):
@@ -43,7 +40,9 @@ class KnownPolicy(msgspec.Struct, frozen=True):
 class PolicyIndex:
     """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; terms: who leads, and
     led; reached: the newest step of a trainer that a quorum of the validators holds, -1 for none; own: this node's
-    address, whose own words it remembers to be true."""
+    address, whose own words it remembers to be true; anchor_seconds: for so long a node that follows nothing yet waits
+    for a quorum of the validators to say how far the run is. Then it takes the leader's word for where it begins: there
+    is nobody else whom it could ask, and it may have come first."""
 
     def __init__(
         self,
@@ -51,8 +50,10 @@ class PolicyIndex:
         terms: LeaderTerms,
         reached: Callable[[Address], int] = lambda trainer: -1,
         own: Address | None = None,
+        anchor_seconds: float = 5.0,
     ) -> None:
         self._clock = clock
+        self._anchor_seconds = anchor_seconds
         self._terms = terms
         self._reached = reached
         self._own = own
@@ -115,7 +116,11 @@ class PolicyIndex:
         longest row of the leader's policies, of which each goes on from the one before. held: with when each came."""
         # A row of a term that is not its author's would be taken every second, and never lead anywhere.
         rightful = [(at, message) for at, author, message in held if self._is_its_authors(author, message)]
-        if self.newest_step >= 0 or not rightful or self._clock() - min(at for at, _ in rightful) < ANCHOR_SECONDS:
+        if (
+            self.newest_step >= 0
+            or not rightful
+            or self._clock() - min(at for at, _ in rightful) < self._anchor_seconds
+        ):
             return None
         known = {message.step: message for _, message in rightful}
         lengths: dict[int, int] = {}

@@ -57,7 +57,7 @@ from protocol.run import RunSpec
 from protocol.statements import VerdictOutcome
 
 log = structlog.get_logger()
-HELD, HELD_SECONDS = 64, 60.0
+HELD_SECONDS = 60.0
 """Words of one author that wait for what they speak of, and for how long."""
 
 
@@ -210,11 +210,12 @@ class PoolState:
         if judged is not None and self._membership.hands.is_party(author, judged):
             self.refused[f"{kind.__name__}.own"] += 1
             return
+        held = 64  # words of one author that wait for what they speak of
         match row.horizon(self, author, message):
             case Admission.COUNTS:
                 self._acts.get(kind, self._tell)(signed)
             case Admission.HELD:
-                self._held.setdefault(author, BoundedDict(HELD)).setdefault(signed, at)
+                self._held.setdefault(author, BoundedDict(held)).setdefault(signed, at)
             case Admission.REFUSED:
                 self.refused[f"{kind.__name__}.horizon"] += 1
             case Admission.CLOSED:

@@ -27,7 +27,7 @@ from protocol.lora import Lora
 from protocol.recipe import Recipe
 from protocol.run import RunSections
 
-FULL_PASS, SHORT_PASS = 1 << 14, 1 << 13
+FULL_PASS = 1 << 14
 """Tokens of a pass: more make nothing faster, and fewer are taken only where nothing else fits."""
 USABLE = 0.97
 """Of a card's memory; the driver has the rest also while nobody computes."""
@@ -298,7 +298,8 @@ def _passes(work: TrainingWork, ranks: int, *, full: bool) -> list[int]:
     most = FULL_PASS
     if work.batch:
         most = min(most, 1 << (max(work.batch // ranks, 1) - 1).bit_length())
-    least = min(SHORT_PASS, most) if full else 1 << 8
+    short_pass = 1 << 13  # tokens of a pass where nothing longer fits
+    least = min(short_pass, most) if full else 1 << 8
     powers = [1 << bits for bits in range(most.bit_length(), 7, -1) if least <= 1 << bits <= most]
     return [tokens for tokens in powers if tokens >= work.longest] or [max(work.longest, most if full else 1)]
 

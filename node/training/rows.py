@@ -12,9 +12,6 @@ from protocol.routing import Routing
 from protocol.routing import objection as odd_experts
 from protocol.segments import objection
 
-MOST_LOGPROB = 1e-3
-"""Rounding may put the log-probability of a certain token a little above zero."""
-
 
 def usable_rows(
     rows: Sequence[BatchRow], vocabulary: int, routing: Routing | None = None
@@ -50,7 +47,8 @@ def _fault(row: BatchRow, vocabulary: int, routing: Routing | None) -> str | Non
         return "vocabulary"
     logprobs = np.asarray(row.sampler_logprobs)
     least_logprob = -1e4
-    if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB or logprobs.min() < least_logprob:
+    most_logprob = 1e-3  # rounding of a certain token's log-probability, a little above zero
+    if not np.isfinite(logprobs).all() or logprobs.max() > most_logprob or logprobs.min() < least_logprob:
         return "logprobs"
     taught = np.asarray(row.teacher_logprobs)
     if len(taught) not in (0, row.length) or not np.isfinite(taught).all():

@@ -2,7 +2,7 @@
 
 Counted: parameters, gradients, optimiser, what the backward pass keeps of each token (as torch keeps it for Llama,
 Qwen2 and Qwen3 in transformers; tests/node/training/test_sizing.py compares with torch), the head's tables, what FSDP2
-gathers. Estimated: what allocators lose and libraries take, as RESERVE_SHARE and RESERVE. Imports nothing heavy.
+gathers. Estimated: what allocators lose and libraries take, as a share and RESERVE. Imports nothing heavy.
 """
 
 import json
@@ -31,7 +31,6 @@ from node.units import GIB
 from protocol.lora import Lora
 from protocol.recipe import Recipe
 
-RESERVE_SHARE = 0.1
 RESERVE = 3 * GIB // 4
 """Bytes that libraries take of a GPU (CUDA's context, NCCL's buffers), or of a process on a CPU."""
 
@@ -217,12 +216,13 @@ def memory_of_a_rank(
     # The layer that computes has its own on the device still.
     kept = _one_layer(shape, settings, size) if settings.offload_activations else activations
     shards = 0 if settings.offload_parameters else state
+    reserve_share = 0.1
     return RankMemory(
         state=shards,
         gathered=gathered,
         activations=kept,
         tables=tables,
-        reserve=int(RESERVE_SHARE * (shards + gathered + kept + tables)) + RESERVE,
+        reserve=int(reserve_share * (shards + gathered + kept + tables)) + RESERVE,
         host=host,
         evaluator=shape.parameters * (2 if gpu else 4),
     )

@@ -1,6 +1,6 @@
 """One address: hypercorn behind bounds of our own, with the routes that were mounted there.
 
-Connections are counted and the one too many is closed unread; one that says nothing for `IDLE` seconds is closed; a
+Connections are counted and the one too many is closed unread; one that says nothing for a while is closed; a
 client that stops reading is let go; what one connection does wrong ends that connection only.
 """
 
@@ -34,10 +34,6 @@ log = structlog.get_logger(__name__)
 
 # Of the files that a process may have open, peers and blobs want most.
 MAX_CONNECTIONS = 256
-IDLE = 5.0
-"""seconds that a connection may be open without a whole request, and stay open after one"""
-STALL = 60.0
-"""seconds that a client may take for what is written at once"""
 
 
 class Http1(H11Protocol):
@@ -58,13 +54,20 @@ tcp_server.ProtocolWrapper = Http1  # type: ignore[assignment, misc]
 
 class HttpListener:
     """bound: a listening socket; tls: None for plain HTTP. Routes may be mounted while it serves: the first that
-    matches answers."""
+    matches answers.
 
-    def __init__(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    idle: seconds that a connection may be open without a whole request, and stay open after one; stall: seconds that a
+    client may take for what is written at once.
+    """
+
+    def __init__(
+        self, bound: socket.socket, tls: ssl.SSLContext | None = None, *, idle: float = 5.0, stall: float = 60.0
+    ) -> None:
         self._socket = bound
         self._tls = tls
         self._app = Starlette(exception_handlers={Exception: _failed})
-        self._config = _config()
+        self._config = _config(idle)
+        self._stall = stall
         self._context = WorkerContext(None)
         self._open: set[PatientStream] = set()
         self._most = min(MAX_CONNECTIONS, open_files() // 8)
@@ -107,7 +110,7 @@ class HttpListener:
             # Unread and at once: an answer would cost what the bound is there to save.
             raw.socket.close()
             return
-        stream = PatientStream(raw)
+        stream = PatientStream(raw, self._stall)
         self._open.add(stream)
         try:
             await self._serve(stream)
@@ -132,13 +135,13 @@ async def _failed(request: Request, error: Exception) -> Response:
     return PlainTextResponse("internal error\n", status_code=500)
 
 
-def _config() -> Config:
+def _config(idle: float) -> Config:
     config = Config()
     config.accesslog = None
     config.errorlog = None
     # A version number tells an attacker which defects to try.
     config.include_server_header = False
-    config.keep_alive_timeout = IDLE
+    config.keep_alive_timeout = idle
     # Within it a stranger costs a task and a buffer: slow mobile lines need a few seconds.
     config.ssl_handshake_timeout = 15
     # HTTP/2 brings many streams to one connection, past the count of connections.
@@ -150,13 +153,14 @@ class PatientStream(trio.abc.HalfCloseableStream):
     """hypercorn shields its writes from cancellation, so the deadline must lie below it: a client that has stopped
     reading would else hold its connection, and the end of this process, for as long as it likes."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, stall: float) -> None:
         self._stream = stream
+        self._stall = stall
         # hypercorn takes the peer's address from this attribute.
         self.socket = stream.socket
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        with trio.move_on_after(STALL) as scope:
+        with trio.move_on_after(self._stall) as scope:
             await self._stream.send_all(data)
         if scope.cancelled_caught:
             raise trio.BrokenResourceError("the client does not read")

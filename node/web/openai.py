@@ -31,7 +31,7 @@ MOST = 64
 """Answers under way, of all clients together."""
 MAX_BODY = 4 << 20
 """Bytes of a request."""
-MOST_STOPS, MAX_STOP = 16, 256
+MAX_STOP = 256
 MAX_MESSAGES = 1024
 DEFAULT_TOKENS = {True: 4096, False: 16}
 """Most tokens of an answer where the request does not say, by whether it is a chat: OpenAI's own for texts."""
@@ -536,9 +536,10 @@ def _number(body: dict[str, Any], name: str, least: float, most: float, default:
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else [] if value is None else value
-    good = isinstance(stops, list) and len(stops) <= MOST_STOPS
+    most_stops = 16
+    good = isinstance(stops, list) and len(stops) <= most_stops
     if not good or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP for one in stops):
-        raise OpenAIRefused(f"stop must be up to {MOST_STOPS} texts of 1 to {MAX_STOP} characters", "stop")
+        raise OpenAIRefused(f"stop must be up to {most_stops} texts of 1 to {MAX_STOP} characters", "stop")
     return tuple(stops)
 
 

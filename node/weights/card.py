@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SHOWN = 3
 MOST_TEXT = 700
 CHECKED = (
     "Whoever has the weights can check them; who trained whom, and whether the numbers above are true, they do not say."
@@ -91,13 +90,14 @@ class ModelCard:
     def _answers(self) -> str:
         said: list[str] = []
         known = {one.prompt: one for one in self.before}
-        common = [(known[one.prompt], one) for one in self.after if one.prompt in known][:SHOWN]
+        shown = 3
+        common = [(known[one.prompt], one) for one in self.after if one.prompt in known][:shown]
         for before, after in common:
             said += [_fenced(after.prompt), f"Before, worth {before.reward:.2f}:", _fenced(before.answer)]
             said += [f"After, worth {after.reward:.2f}:", _fenced(after.answer)]
         if not common:  # other problems were drawn: each by itself
             for word, some in (("Before", self.before), ("After", self.after)):
-                for one in some[:SHOWN]:
+                for one in some[:shown]:
                     said += [f"{word}, worth {one.reward:.2f}:", _fenced(f"{one.prompt}\n---\n{one.answer}")]
         return "\n\n".join(["## Answers to held-back problems", *said]) if said else ""
 

@@ -30,11 +30,8 @@ from protocol.identity import Address
 from protocol.policy import MalformedPolicy, PolicyManifest
 
 log = structlog.get_logger()
-RETRY_PAUSE = (0.5, 15.0)
 IN_FLIGHT = 3
 """Steps that are fetched at once."""
-REPEATED = 4
-"""Announcements that are said again after a restart."""
 
 
 Blame = Callable[[Address, str], object]
@@ -49,7 +46,8 @@ class PolicyFollower:
     facts, clock: which policies are followed; sources: whom to ask for what an author announced; max_image_bytes: what
     the run allows; workshop: a directory of its own on the store's disk; records: what outlives a restart; repeat: how
     an announcement is said again after it; newest: whether to pursue each newest policy, or none but those asked for;
-    ready: returns while one may be pursued.
+    ready: returns while one may be pursued; retry: seconds
+    before a policy that could not be had is tried again, at first and at most.
     """
 
     def __init__(
@@ -69,7 +67,9 @@ class PolicyFollower:
         blame: Blame | None = None,
         newest: bool = True,
         ready: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint,
+        retry: tuple[float, float] = (0.5, 15.0),
     ) -> None:
+        self._retry = retry
         self._facts = facts
         self._clock = clock
         self._store = store
@@ -165,7 +165,8 @@ class PolicyFollower:
             held = HeldPolicy(manifest.step, manifest.policy_root, path, manifest, record.manifest_root, said, patches)
             self._policy_cache.put(held)
             log.info("policy.restored", step=held.step, root=held.root.hex())
-        for policy in self._policy_cache.held[-REPEATED:]:
+        repeated = 4  # announcements that are said again after a restart
+        for policy in self._policy_cache.held[-repeated:]:
             if self._repeat is not None:
                 await self._repeat(policy.announcement)
 
@@ -200,7 +201,7 @@ class PolicyFollower:
             while not self._superseded(step) and signed.message.policy_root not in self._refused:
                 if await self._try(signed, attempt):
                     return
-                await trio.sleep(min(RETRY_PAUSE[0] * 2**attempt, RETRY_PAUSE[1]))
+                await trio.sleep(min(self._retry[0] * 2**attempt, self._retry[1]))
                 # Bounded where it stands in an exponent.
                 attempt = min(attempt + 1, 16)
         finally:

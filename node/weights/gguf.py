@@ -30,8 +30,6 @@ INTERLEAVED = ("llama", "mistral", "smollm3")
 queries and keys are exchanged."""
 BIASED: Mapping[str, tuple[str, ...]] = {"qwen2": ("q_proj", "k_proj", "v_proj")}
 """Layers that have a bias in llama.cpp; of llama and mistral all."""
-SOME_PLACES = 4
-"""Each so manieth layer of llama.cpp's smollm3 is without positions."""
 OLLAMA = ("llama", "qwen2", "gemma2", "gemma3_text", "phi3", "olmo3", "gpt_oss")
 """Families of which ollama reads a directory as it is."""
 _QWEN2 = (
@@ -40,7 +38,6 @@ _QWEN2 = (
 _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _PATTERNS = {(_QWEN2, False): "qwen2", (_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx"}
 """(pattern, whether whole words are looked up before merges) -> llama.cpp's name for such a split."""
-_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 OnBytes = Callable[[int], object]
 
 
@@ -85,10 +82,11 @@ def _check(config: Any, names: Mapping[str, tuple[int, ...]]) -> None:
     family, layers = config.model_type, attending(config)
     if any(layer.window is not None for layer in layers):
         raise _refused(f"its layers see a window of {config.sliding_window} places, and llama.cpp's {family} all")
+    some_places = 4  # layers of llama.cpp's smollm3: each so manieth is without positions
     if family == "smollm3" and [layer.positions is None for layer in layers] != [
-        (at + 1) % SOME_PLACES == 0 for at in range(len(layers))
+        (at + 1) % some_places == 0 for at in range(len(layers))
     ]:
-        raise _refused(f"other layers than each {SOME_PLACES}th are without positions")
+        raise _refused(f"other layers than each {some_places}th are without positions")
     if (kind := _rope(config).get("rope_type", "default")) not in ("default", "linear", "llama3"):
         raise _refused(f"its positions are of kind {kind!r}")
     if config.hidden_act != "silu":
@@ -115,11 +113,12 @@ def _tokens(model: Path, size: int) -> tuple[list[str], list[int], list[str], st
     said = json.loads((model / "tokenizer.json").read_bytes())
     bpe = said["model"]
     split = _split(said)
-    tokens, types = [f"[PAD{at}]" for at in range(size)], [_UNUSED] * size
+    normal, control, user, unused = 1, 3, 4, 5  # kinds of tokens in GGUF
+    tokens, types = [f"[PAD{at}]" for at in range(size)], [unused] * size
     for text, at in bpe["vocab"].items():
-        tokens[at], types[at] = text, _NORMAL
+        tokens[at], types[at] = text, normal
     for one in said.get("added_tokens") or ():
-        tokens[one["id"]], types[one["id"]] = one["content"], _CONTROL if one["special"] else _USER
+        tokens[one["id"]], types[one["id"]] = one["content"], control if one["special"] else user
     merges = [one if isinstance(one, str) else " ".join(one) for one in bpe["merges"]]
     # What the tokenizer puts before and behind a text by itself.
     bare, with_ends = tokenizer.encode("a"), tokenizer.encode_whole("a")

@@ -17,7 +17,7 @@ from node.inference.layers import LayeredImage, PatchFile
 from node.inference.wire import LoadPolicy
 from protocol.policy import PolicyManifest, PolicyPatch
 
-ROOM = 2.3
+IMAGES_KEPT = 2.3
 """Images that a store needs room for: the one that held policies rest on and the next one, with the patches that lead
 on from either (a quarter of an image at most, and usually of one only)."""
 

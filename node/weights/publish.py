@@ -41,8 +41,6 @@ from protocol.policy import (
 
 log = structlog.get_logger()
 JOURNAL_KIND = "policy"
-INLINE_BYTES = 8 * 1024
-"""A manifest up to this size travels inside its announcement."""
 
 
 MOST_LAYERS = 64
@@ -208,13 +206,14 @@ class Publisher:
             raise MalformedPolicy("will not publish this policy", "its image is not what the learner said to have made")
         encoded = encode_manifest(manifest)
         blob = await self._add(encoded)
+        inline_bytes = 8 * 1024  # bytes of a manifest that travels inside its announcement
         return PolicyAnnounced(
             pool=self._pool,
             statement=word.statement,
             signature=word.signature,
             manifest_root=blob.root,
             manifest_size=len(encoded),
-            manifest=encoded if len(encoded) <= INLINE_BYTES else b"",
+            manifest=encoded if len(encoded) <= inline_bytes else b"",
         )
 
     async def _said_before(

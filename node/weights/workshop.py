@@ -26,17 +26,6 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.policy import MalformedPolicy, PolicyManifest, PolicyPatch, TensorInfo
 
-FIRST_PATIENCE = 10.0
-"""Seconds that a blob has at the first attempt, and what its size needs at USUAL_RATE; twice that at each further one.
-
-What has arrived stays, so an attempt costs nothing; without an end, a blob that nobody has any more would block the
-other ways.
-"""
-# Bytes a second: a home's line. A slower one only needs another attempt, which goes on where the first ended.
-USUAL_RATE = 20_000_000
-# Else the doubling would end in centuries, and a way that is really blocked would never be left.
-LONGEST_PATIENCE = 24 * 3600.0
-
 Base = Callable[[bytes], Awaitable[HeldPolicy]]
 """A policy that is held or about to be, by its root. Raises PolicyUnknown."""
 
@@ -169,8 +158,17 @@ class Workshop:
     ) -> None:
         """Side by side, those of newer steps before those of older ones; the first failure ends them all."""
 
+        # Seconds that a blob has at the first attempt, and what its size needs at the usual rate; twice that at each
+        # further one. What has arrived stays, so an attempt costs nothing; without an end, a blob that nobody has any
+        # more would block the other ways.
+        first_patience = 10.0
+        # Bytes a second: a home's line. A slower one only needs another attempt, which goes on where the first ended.
+        usual_rate = 20_000_000
+        # End of the doubling: else it would come to centuries, and a way that is really blocked would never be left.
+        longest_patience = 24 * 3600.0
+
         async def fetch(root: bytes, size: int) -> None:
-            timeout = min(LONGEST_PATIENCE, (FIRST_PATIENCE + size / USUAL_RATE) * 2**attempt)
+            timeout = min(longest_patience, (first_patience + size / usual_rate) * 2**attempt)
             await self._blobs.fetch(root, sources, max_size=size, timeout=timeout, priority=step)
 
         try:

@@ -56,13 +56,12 @@ def start(directory: Path, daemons: list[subprocess.Popen[str]], deaf: int, guar
 
 @pytest.mark.parametrize(("deaf", "outcome"), [(0, "drained"), (1, "cut"), (9, "killed")])
 def test_a_daemon_is_asked_then_cut_then_killed_and_each_stage_is_said(
-    deaf: int, outcome: str, tmp_path: Path, daemons: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    deaf: int, outcome: str, tmp_path: Path, daemons: list[subprocess.Popen[str]]
 ) -> None:
-    monkeypatch.setattr("cli.stop.AFTER_CUT", 0.3)
     pid = start(tmp_path, daemons, deaf)
     assert daemon_of(tmp_path) == str(pid)
     said: list[str] = []
-    how, _ = stop(tmp_path, 30.0 if deaf == 0 else 0.3, said.append)
+    how, _ = stop(tmp_path, 30.0 if deaf == 0 else 0.3, said.append, after_cut=0.3)
     assert how == outcome and daemon_of(tmp_path) is None
     assert [word for line in said for word in ("SIGTERM", "SIGKILL") if word in line] == {
         "drained": [],
@@ -72,12 +71,11 @@ def test_a_daemon_is_asked_then_cut_then_killed_and_each_stage_is_said(
 
 
 def test_a_daemon_that_is_killed_is_not_started_again_by_its_guardian(
-    tmp_path: Path, daemons: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemons: list[subprocess.Popen[str]]
 ) -> None:
-    monkeypatch.setattr("cli.stop.AFTER_CUT", 0.2)
     guardian = start(tmp_path, daemons, 9, "guarded")
     assert daemon_of(tmp_path) != str(guardian)
-    assert stop(tmp_path, 0.1, print)[0] == "killed"
+    assert stop(tmp_path, 0.1, print, after_cut=0.2)[0] == "killed"
     assert daemons[0].wait(10) == -signal.SIGKILL and daemon_of(tmp_path) is None
 
 

@@ -5,6 +5,7 @@ and its share goes to the others. What has arrived stays in the store's partial 
 from peers, goes on from there. The bytes move in worker threads.
 """
 
+import math
 import socket
 import threading
 import time
@@ -32,10 +33,6 @@ from protocol.errors import ProtocolError
 
 log = structlog.get_logger(__name__)
 
-# Large enough that a request's round trip does not matter, small enough that a slow source's share can go to the
-# others.
-RUN_BYTES = 8 * 1024 * 1024
-"""Bytes asked for in one request, as whole pieces."""
 # While one answer is verified and written, the other is on the line.
 CONNECTIONS = 2
 """At once to each source."""
@@ -43,8 +40,6 @@ ATTEMPTS = 4
 PAUSE = 0.25
 """Seconds before a source's second attempt; doubled each time."""
 TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
-SLOWEST = 60.0
-"""Seconds for one request in all: a source that drips does not hold its share for ever."""
 Progress = Callable[[int, int], None]
 """Told (bytes that are there, bytes in all)."""
 
@@ -102,9 +97,9 @@ class HttpBlobs:
             partial.close()
 
 
-async def fetch_listing(source: HttpSource) -> tuple[PolicyRow, ...]:
-    """The policies that a source lists, oldest first. Raises SourceFailed."""
-    door = _Door(source)
+async def fetch_listing(source: HttpSource, *, slowest: float = 60.0) -> tuple[PolicyRow, ...]:
+    """The policies that a source lists, oldest first. Raises SourceFailed. slowest: seconds for the request."""
+    door = _Door(source, slowest)
     try:
         return decode_listing(await door.get("/v1/policies", None, MAX_LISTING_BYTES)).policies
     except (HTTPError, OSError) as error:
@@ -116,14 +111,16 @@ async def fetch_listing(source: HttpSource) -> tuple[PolicyRow, ...]:
 
 
 class _Door:
-    """One source: its connections, its failures, whether it is still asked."""
+    """One source: its connections, its failures, whether it is still asked. slowest: seconds for one request in all: a
+    source that drips does not hold its share for ever."""
 
-    def __init__(self, source: HttpSource) -> None:
+    def __init__(self, source: HttpSource, slowest: float = 60.0) -> None:
+        self._slowest = slowest
         self.source = source
         self.failures = 0
         self.complaint = ""
         self.lied = False
-        self._pool = _pool(source)
+        self._pool = _pool(source, slowest)
         self._path = urlsplit(source.url).path
 
     @property
@@ -151,7 +148,7 @@ class _Door:
     def _get_in_time(self, path: str, span: tuple[int, int] | None, limit: int) -> bytes:
         """In a thread. No redirect is followed: a stranger's source does not choose where else we connect to."""
         headers = {"range": f"bytes={span[0]}-{span[0] + span[1] - 1}"} if span else {}
-        deadline = time.monotonic() + SLOWEST
+        deadline = time.monotonic() + self._slowest
         answer = self._pool.request(
             "GET", self._path + path, headers=headers, preload_content=False, redirect=False, retries=False
         )
@@ -170,7 +167,7 @@ class _Door:
                     raise HTTPError(f"more than the {limit} bytes asked for")
                 # Also where it ended: a line that was cut reads as an end.
                 if time.monotonic() > deadline:
-                    raise HTTPError(f"{len(data)} bytes in {SLOWEST:g} s is too slow")
+                    raise HTTPError(f"{len(data)} bytes in {self._slowest:g} s is too slow")
                 if not chunk:
                     break
             if span and len(data) != span[1]:
@@ -191,9 +188,10 @@ lines before the body, and between its chunks, a byte every twenty seconds would
 
 
 class _Called(HTTPConnection):
-    """private: of `HttpSource`. What is called is the address that was looked at, not the name."""
+    """private: of `HttpSource`; slowest: of `_Door`. What is called is the address that was looked at, not the name."""
 
     private = False
+    slowest = math.inf
 
     def _new_conn(self) -> socket.socket:
         try:
@@ -209,13 +207,13 @@ class _Called(HTTPConnection):
 
 class _HttpConnection(_Called):
     def getresponse(self) -> urllib3.HTTPResponse:
-        _ASKING.until_read.enter_context(within(self.sock, SLOWEST))
+        _ASKING.until_read.enter_context(within(self.sock, self.slowest))
         return super().getresponse()
 
 
 class _HttpsConnection(_Called, HTTPSConnection):
     def getresponse(self) -> urllib3.HTTPResponse:
-        _ASKING.until_read.enter_context(within(self.sock, SLOWEST))
+        _ASKING.until_read.enter_context(within(self.sock, self.slowest))
         return super().getresponse()
 
 
@@ -285,8 +283,11 @@ class _Transfer:
 
 
 def _missing_runs(info: BlobInfo, have: set[int]) -> list[tuple[int, int]]:
-    """(first piece, number of pieces) of at most RUN_BYTES each."""
-    most = max(1, RUN_BYTES // info.piece_size)
+    """(first piece, number of pieces) of at most so many bytes each."""
+    # Bytes asked for in one request, as whole pieces: enough that its round trip does not matter, few enough that a
+    # slow source's share can go to the others.
+    run_bytes = 8 * 1024 * 1024
+    most = max(1, run_bytes // info.piece_size)
     runs: list[tuple[int, int]] = []
     for index in range(len(info.pieces)):
         if index in have:
@@ -316,7 +317,7 @@ async def _info(doors: Sequence[_Door], root: bytes) -> BlobInfo:
     raise SourceFailed(f"blob {root.hex()[:16]} cannot be had", _complaints(doors))
 
 
-def _pool(source: HttpSource) -> urllib3.HTTPConnectionPool:
+def _pool(source: HttpSource, slowest: float) -> urllib3.HTTPConnectionPool:
     """Connections that accept exactly the certificate with the fingerprint, or what the system trusts without one."""
     pinned: dict[str, Any] = {}
     if source.fingerprint:
@@ -325,7 +326,7 @@ def _pool(source: HttpSource) -> urllib3.HTTPConnectionPool:
     pool = urllib3.connection_from_url(source.url, maxsize=CONNECTIONS, timeout=TIMEOUT, **pinned)
     kind = _HttpsConnection if pool.scheme == "https" else _HttpConnection
     # By a class: urllib3 makes its connections with arguments of its own.
-    pool.ConnectionCls = type(kind.__name__, (kind,), {"private": source.private})  # type: ignore[assignment]
+    pool.ConnectionCls = type(kind.__name__, (kind,), {"private": source.private, "slowest": slowest})  # type: ignore[assignment]
     return pool
 
 

@@ -128,7 +128,6 @@ MAX_VERSIONS = 5
 
 
 MAX_TRANSFERS = 64
-CHUNK = 1024 * 1024
 _BYTES = {"content-type": "application/octet-stream", "accept-ranges": "bytes"}
 _FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
 _NEVER = {"cache-control": "no-store"}
@@ -261,7 +260,7 @@ class Gateway:
             return self._digests[policy.image_root]
 
     async def _probe(self, _: Request) -> Response:
-        return Response(bytes(PROBE_BYTES), headers={**_BYTES, **_NEVER})
+        return Response(bytes(1_000_000), headers={**_BYTES, **_NEVER})
 
     async def _shard(self, request: Request) -> Response:
         version = str(request.path_params["version"])
@@ -365,7 +364,7 @@ class _FileRange(Response):
 
     async def _stream(self, descriptor: int, send: Send) -> None:
         at, end, info = self._offset, self._offset + self._length, self._info
-        step = max(1, CHUNK // info.piece_size)
+        step = max(1, 1024 * 1024 // info.piece_size)
         while at < end:
             first = at // info.piece_size
             pieces, start = range(first, min(first + step, len(info.pieces))), first * info.piece_size
@@ -417,9 +416,6 @@ def _missing(why: str) -> Response:
 # -- what a SHARDCAST 0.3 client expects: distribution.txt, the file in shards, something to measure bandwidth with
 
 SHARD_BYTES = 50_000_000
-
-
-PROBE_BYTES = 1_000_000
 
 
 _SHARD = re.compile(r"shard_([0-9]{5,6})\.bin")

@@ -201,7 +201,6 @@ def _told(outcome: CallOutcome) -> str:
     return f"the call ended early: {outcome.status.value}"
 
 
-MOST_CALLS = 64
 KNOWN = (PYTHON, SEARCH)
 
 
@@ -322,11 +321,12 @@ def _checked(arguments: Arguments) -> list[str]:
     for name in names:
         if name not in KNOWN:
             raise _unusable(f"there is no tool {name!r}", nearest(name, KNOWN))
-    if not names or not 1 <= arguments.calls <= MOST_CALLS or not 16 <= arguments.result_characters <= 1 << 20:
+    most_calls = 64
+    if not names or not 1 <= arguments.calls <= most_calls or not 16 <= arguments.result_characters <= 1 << 20:
         why = (
             f"tools = {arguments.tools!r}, calls = {arguments.calls}, result_characters = {arguments.result_characters}"
         )
-        raise _unusable(why, f"name a tool, allow 1..{MOST_CALLS} calls and results of 16..1048576 characters")
+        raise _unusable(why, f"name a tool, allow 1..{most_calls} calls and results of 16..1048576 characters")
     if (SEARCH in names) != bool(arguments.corpus):
         raise _unusable("`search` and a corpus belong together", 'set corpus = "..." and tools = "search"')
     return names

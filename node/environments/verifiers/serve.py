@@ -47,9 +47,6 @@ MAX_BODY_BYTES = 64 << 20
 MOST_EPISODES, MOST_EACH = 1024, 128
 """Sockets at the same time, each with one rollout of the package: of all, and of one address. A member keeps 72. A
 proxy on this machine has many members behind it, so it bounds them itself."""
-IDLE_SECONDS = 600.0
-TOGETHER = 16
-"""Rollouts that are begun at the same time to read the prompts of all tasks."""
 OPENED, CLOSED = "<call>", "</call>"
 OWN_TROUBLE, ANSWERS_FAULT = "SESSION_ERROR", "EXECUTION_ERROR"
 """OpenEnv's codes: nobody's reward follows from the first; the answer that caused the second is worth nothing."""
@@ -138,7 +135,8 @@ class RolloutServer:
 
     async def rows(self, name: str) -> list[dict]:
         """A row of `server` for each task: its prompt is what the package asks first."""
-        gate = asyncio.Semaphore(TOGETHER)
+        together = 16  # rollouts that are begun at the same time
+        gate = asyncio.Semaphore(together)
 
         async def row(task: int) -> dict:
             async with gate:
@@ -161,8 +159,9 @@ class RolloutServer:
             return link
         self._open[address] += 1
         rollout: PackageRollout | None = None
+        idle_seconds = 600.0
         try:
-            while (message := await link.receive(IDLE_SECONDS)).type is WSMsgType.TEXT:
+            while (message := await link.receive(idle_seconds)).type is WSMsgType.TEXT:
                 try:
                     kind, data = asked_for(message.data)
                     if kind == "reset":

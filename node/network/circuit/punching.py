@@ -9,6 +9,7 @@ very member asks for it through a circuit. Knows nothing of who reserves where.
 """
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 from weakref import WeakSet
 
 import structlog
@@ -41,15 +42,25 @@ log = structlog.get_logger(__name__)
 DCUTR = "/libp2p/dcutr"
 TRIES = 3
 """On one stream, and in a minute with one peer."""
-UPGRADE_SECONDS = 3.0
-"""For the handshake: where two calls missed each other, one came to a listener, and both ends are servers."""
-ACCEPT_SECONDS = 0.5
-AGAIN = (60.0, 3600.0)
-"""Seconds until a hole is tried again: after a first failure, and at most."""
-FIRST = 2.0
-"""Seconds in which who was called may find that it can dial the caller by its contacts."""
 MAX_OBSERVED = 8
 MAX_FAILED = 1024
+
+
+class PunchWaits(NamedTuple):
+    """Seconds."""
+
+    first: float = 2.0
+    """In which who was called may find that it can dial the caller by its contacts."""
+    upgrade: float = 3.0
+    """For the handshake: where two calls missed each other, one came to a listener, and both ends are servers."""
+    accept: float = 0.5
+    """Until a call of the other end has come in."""
+    again: float = 60.0
+    """Until a hole is tried again after a first failure; twice as long after each that follows."""
+    longest: float = 3600.0
+    answer: float = 10.0
+    connect: float = 6.0
+    """For one try: long enough for a system to send its first packet thrice."""
 
 
 class Punching:
@@ -63,11 +74,9 @@ class Punching:
         address_of: Callable[[bytes], Address | None],
         *,
         private: bool,
-        answer_seconds: float = 10.0,
-        connect_seconds: float = 6.0,
+        waits: PunchWaits | None = None,
     ) -> None:
-        self._answer_seconds = answer_seconds
-        self._connect_seconds = connect_seconds  # for one try: long enough for a system to send its first packet thrice
+        self._waits = waits or PunchWaits()
         self.failed: BoundedDict[Address, float] = BoundedDict(MAX_FAILED, refresh=True)
         """Members to whom no hole could be made, and since when on trio's clock."""
         self._seen_at = seen_at
@@ -88,11 +97,12 @@ class Punching:
 
     async def while_relayed(self, circuit: YamuxSession) -> None:
         """Try, ever more seldom, as long as a circuit on which this node was called lives."""
-        pause = AGAIN[0]
-        await trio.sleep(FIRST)
+        pause = self._waits.again
+        await trio.sleep(self._waits.first)
         while not circuit.is_closed:
             if not self._direct(circuit.peer_id):
-                pause = AGAIN[0] if await self._try(circuit.peer_id) else min(2 * pause, AGAIN[1])
+                made = await self._try(circuit.peer_id)
+                pause = self._waits.again if made else min(2 * pause, self._waits.longest)
             await trio.sleep(pause)
 
     async def _try(self, peer: ID) -> bool:
@@ -109,7 +119,7 @@ class Punching:
 
     async def _accepted(self, peer: ID) -> bool:
         """Whether a call of the other end came in where this node listens, which its router may let through."""
-        with trio.move_on_after(ACCEPT_SECONDS):
+        with trio.move_on_after(self._waits.accept):
             while not self._direct(peer):  # noqa: ASYNC110 - the library has no event for it
                 await trio.sleep(0.05)
         return self._direct(peer)
@@ -140,7 +150,7 @@ class Punching:
             if not self._tries.take(peer, 1, trio.current_time()):
                 return False
             asked_at = trio.current_time()
-            with trio.fail_after(self._answer_seconds):
+            with trio.fail_after(self._waits.answer):
                 await wire.write(stream, self._where())
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)
                 if target is None:
@@ -171,7 +181,7 @@ class Punching:
 
     async def _follow(self, stream: YamuxStream, peer: ID) -> bool:
         for _ in range(TRIES):
-            with trio.fail_after(self._connect_seconds + self._answer_seconds):
+            with trio.fail_after(self._waits.connect + self._waits.answer):
                 target = self._target(await wire.read(stream, HolePunch), HolePunch.CONNECT)
                 if target is None or not self._tries.take(peer, 1, trio.current_time()):
                     return False
@@ -218,10 +228,10 @@ class Punching:
         source = self._source(target[0])
         if source is None:
             return False
-        with trio.move_on_after(self._connect_seconds):
+        with trio.move_on_after(self._waits.connect):
             try:
                 stream = await sockets.connect_from(source, *target)
-                with trio.fail_after(UPGRADE_SECONDS):
+                with trio.fail_after(self._waits.upgrade):
                     muxed = await self._upgraded(stream, target, peer, client)
             except Exception as error:  # the system's, or one of the library's many
                 log.debug("punch.missed", target=target, error=repr(error))

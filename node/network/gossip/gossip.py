@@ -27,8 +27,6 @@ from node.network.gossip.trees import TICK, Trees
 from node.network.packets import Cutter
 from node.network.yamux import BODY_BYTES, YamuxStream, stream_below
 
-MOST_BYTES = 4 * 1024**2
-"""Waiting for one peer: who takes nothing for so long is left, and greeted anew."""
 AT_ONCE = BODY_BYTES
 """Bytes of waiting packets that are written together: one frame."""
 
@@ -85,7 +83,9 @@ class PeerQueue:
 
     async def write(self) -> bool:
         """Until the peer takes no more, or there may be a better way: whether that is why. Raises MuxedStreamError."""
-        while (stream := self.stream) and not stream.send_closed and self._bytes < MOST_BYTES:
+        # Bytes that wait for one peer: who takes nothing for so long is left, and greeted anew.
+        most_bytes = 4 * 1024**2
+        while (stream := self.stream) and not stream.send_closed and self._bytes < most_bytes:
             if self._turned:
                 self._turned = False
                 return True

@@ -14,8 +14,7 @@ from node.bounded_dict import BoundedDict
 from node.network.gossip.peers import GossipPeers
 
 FIRST_LINKS = 3
-"""Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""
-LEAST_LINKS = 1
+"""Made with the peers that are met first, and by whoever has none: a start for the tree."""
 MOST_LINKS_OF_STRANGERS = 4
 MAX_TURNS = 1024
 
@@ -97,7 +96,7 @@ class Mesh:
     def fill(self, topic: str) -> None:
         """First links, for whoever has none."""
         links = self.links[topic]
-        if len(links) >= LEAST_LINKS:
+        if links:
             return
         now = self._peers.clock()
         free = [peer for peer in self._peers.hearers(topic) if self._peers.known[peer].backoff.get(topic, 0.0) <= now]

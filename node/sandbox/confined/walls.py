@@ -87,8 +87,6 @@ def _limit(memory_mib: int, output_bytes: int, cpu: int) -> None:
 
 # Landlock: from now on this process opens nothing but files below some directories, and those only to read.
 # Kernel documentation: userspace-api/landlock. Unprivileged, for good, inherited.
-_VERSION_FLAG = 1
-_RULE_PATH_BENEATH = 1
 _FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
 """ABI -> how many rights over files it knows; 16 since 5."""
 
@@ -105,8 +103,9 @@ class _PathBeneath(ctypes.Structure):
 @cache
 def landlock_abi() -> int:
     """What the kernel can do, from 1; 0 where it has no Landlock or it is switched off."""
+    version_flag = 1
     try:
-        return libc.syscall(libc.LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
+        return libc.syscall(libc.LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(version_flag))
     except OSError:
         return 0
 
@@ -132,12 +131,13 @@ def _allow(rules: int, directory: Path) -> None:
     parent = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     read_file = 1 << 2
     read_dir = 1 << 3
+    rule_path_beneath = 1
     try:
         rule = _PathBeneath(read_file | read_dir, parent)
         libc.syscall(
             libc.LANDLOCK_ADD_RULE,
             ctypes.c_int(rules),
-            ctypes.c_int(_RULE_PATH_BENEATH),
+            ctypes.c_int(rule_path_beneath),
             ctypes.byref(rule),
             ctypes.c_uint32(0),
         )
@@ -149,10 +149,8 @@ def _allow(rules: int, directory: Path) -> None:
 # An allow-list: whatever is not named fails with EPERM. No processes or threads, no sockets, no signals to anybody,
 # no waiting (so that only computing takes time, which the kernel counts, and the wall clock almost never ends a
 # call), no descriptors but files. Kernel documentation: seccomp_filter.
-_MODE_FILTER = 2
-_KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_ERRNO = 0x00050000
 _LOAD, _EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06
-_NUMBER, _ARCHITECTURE = 0, 4
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # name -> (x86-64, aarch64); None: it has no such call
@@ -210,7 +208,6 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "faccessat2": (439, 439),
 }
 _FUTEX, _FCNTL = (202, 98), (72, 25)
-_FUTEX_COMMAND, _FUTEX_WAKE = 0x7F, 1
 _FCNTL_ALLOWED = (0, 1, 2, 3, 1030)
 """Duplicate, get and set close-on-exec, get flags. Not the owner, to whom signals would go."""
 
@@ -227,7 +224,8 @@ def filter_calls() -> None:
     code = machine_code()
     buffer = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
-    libc.prctl(libc.PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(header))
+    mode_filter = 2
+    libc.prctl(libc.PR_SET_SECCOMP, ctypes.c_ulong(mode_filter), ctypes.byref(header))
 
 
 @cache
@@ -241,24 +239,28 @@ def program(machine: str) -> list[Instruction]:
     column = 0 if machine == "x86_64" else 1
     numbers = [pair[column] for pair in _CALLS.values()]
     refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+    kill = 0x80000000
+    call_number, architecture = 0, 4  # offsets in the call that a filter sees
     filtered: list[Instruction] = [
         # A number means another call on another architecture, so that one is looked at first.
         # x32 has the architecture of x86-64, and a bit in its numbers that none in the list has.
-        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_LOAD, 0, 0, architecture),
         (_EQUAL, 1, 0, _AUDIT[machine]),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
+        (_RETURN, 0, 0, kill),
+        (_LOAD, 0, 0, call_number),
     ]
     for number in numbers:
         if number is not None:
             filtered += _allow_if_equal([number])
-    filtered += _allow_by_argument(_FUTEX[column], [_FUTEX_WAKE], mask=_FUTEX_COMMAND)
+    futex_command, futex_wake = 0x7F, 1
+    filtered += _allow_by_argument(_FUTEX[column], [futex_wake], mask=futex_command)
     filtered += _allow_by_argument(_FCNTL[column], _FCNTL_ALLOWED)
     return [*filtered, refuse]
 
 
 def _allow_if_equal(values: Sequence[int]) -> list[Instruction]:
-    return [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))]
+    allow = 0x7FFF0000
+    return [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, allow))]
 
 
 def _allow_by_argument(number: int, values: Sequence[int], mask: int = 0xFFFFFFFF) -> list[Instruction]:

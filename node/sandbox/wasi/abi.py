@@ -54,7 +54,6 @@ _SUBSCRIPTION = struct.Struct("<QB7xI4xQQH6x")
 _EVENT = struct.Struct("<QHB21x")
 SUBSCRIPTION_BYTES = _SUBSCRIPTION.size
 CLOCK_EVENT = 0
-ABSOLUTE_TIME = 1
 
 
 def fdstat(kind: FileType) -> bytes:
@@ -75,7 +74,8 @@ def dirent(following: int, inode: int, kind: FileType, name: bytes) -> bytes:
 def clock_wait(subscription: bytes) -> tuple[int, int, bool] | None:
     """(user data, nanoseconds, whether these are a point in time) of a wait for a clock; None of any other wait."""
     userdata, kind, _, timeout, _, flags = _SUBSCRIPTION.unpack(subscription)
-    return (userdata, timeout, bool(flags & ABSOLUTE_TIME)) if kind == CLOCK_EVENT else None
+    absolute_time = 1
+    return (userdata, timeout, bool(flags & absolute_time)) if kind == CLOCK_EVENT else None
 
 
 def event(userdata: int) -> bytes:

@@ -32,10 +32,6 @@ from protocol.statements import VerdictOutcome, work_id
 log = structlog.get_logger()
 AUDIT_SECONDS = 900.0
 """For the child. A step that takes longer cannot be audited here."""
-CHECKPOINT_PATIENCE = 15.0
-"""Seconds that the checkpoint after a step may come behind its announcement."""
-MOST_BYTES = 4 << 30
-"""Of files and reports of one audit."""
 Found = tuple[AuditRuling | None, Audit | None]
 State = tuple[str, tuple[str, ...]]
 """Paths of a checkpoint's card and of its files."""
@@ -49,9 +45,11 @@ class Unavailable(IntellectError):
 
 
 class StepReplay:
-    """directory: for the children; starter: of them."""
+    """directory: for the children; starter: of them; patience: seconds that the checkpoint after a step may come behind
+    its announcement."""
 
-    def __init__(self, context: Context, directory: Path, starter: Starter) -> None:
+    def __init__(self, context: Context, directory: Path, starter: Starter, patience: float = 15.0) -> None:
+        self._patience = patience
         self._context = context
         self._spool = Spool(directory)
         self._starter = starter
@@ -63,7 +61,7 @@ class StepReplay:
         patience: seconds for a later checkpoint, where it takes that."""
         step = statement.step - 1
         # For the state after the step, without which only a replay in the trainer's class tells anything.
-        await self._until(lambda: self.offers(step + 1), CHECKPOINT_PATIENCE)
+        await self._until(lambda: self.offers(step + 1), self._patience)
         ruled, audit = await self._look(step)
         if audit is not None and lacks_a_state(audit):
             await self._until(lambda: any(at > step and self.offers(at) for at in self.offered()), patience)
@@ -179,9 +177,10 @@ class StepReplay:
         trainer = self._context.membership.trainer
         for root, size, author in (blob for one in manifests for work in one.batch.works for blob in work.blobs()):
             wanted[root] = size, address_from_bytes(author) if author else trainer
+        most_bytes = 4 << 30  # bytes of files and reports of one audit
         # Sizes are the manifest's word; the bound is ours, before the first byte.
-        if sum(size for size, _ in wanted.values()) > MOST_BYTES:
-            raise Unavailable(f"files and reports of the step have more than {MOST_BYTES >> 30} GiB")
+        if sum(size for size, _ in wanted.values()) > most_bytes:
+            raise Unavailable(f"files and reports of the step have more than {most_bytes >> 30} GiB")
         # Files and reports on their way at once.
         found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(8)
 

@@ -55,8 +55,6 @@ from protocol.statements import Earnings, EpochRoot, Rechecked, Verdict, Verdict
 
 log = structlog.get_logger()
 PENDING = 1024
-REFUSED, ROOTS = 8192, 256
-"""Works that one validator spoke against, and roots and tables that it signed, which are remembered."""
 
 
 class OnChainCourt(Protocol):
@@ -153,12 +151,13 @@ class Slashing:
 
     async def _collect_tallies(self) -> None:
         """Two different roots, or tables, of one epoch with one number, by somebody who has a seat to lose."""
+        roots = 256  # roots and tables that one validator signed
         async for signed in self._context.facts.subscribe(EpochRootSigned, EarningsVote):
             if not self._context.membership.may_validate(signed.author):
                 continue
             message = signed.message
             said = message.earnings if isinstance(message, EarningsVote) else message.statement
-            known = self._tallies.setdefault(signed.author, BoundedDict(ROOTS))
+            known = self._tallies.setdefault(signed.author, BoundedDict(roots))
             first, signature = known.setdefault((type(said), said.epoch, said.number), (said, message.signature))
             if first == said:
                 continue
@@ -196,7 +195,8 @@ class Slashing:
             message = signed.message
             if message.verdict.outcome != VerdictOutcome.ACCEPT:
                 verdict, signature, work = message.verdict, message.signature, work_id(message.verdict)
-                refused = self._refused.setdefault(signed.author, BoundedDict(REFUSED))
+                most = 8192  # works that one validator spoke against
+                refused = self._refused.setdefault(signed.author, BoundedDict(most))
                 refused.setdefault(work, (verdict, signature))
                 for read, works in list(self._leaves.get(signed.author, {}).values()):
                     if work in works:

@@ -34,9 +34,6 @@ QUEUE = 64
 FILL_AFTER, FILL_STEP = 4.0, 1.0
 """Seconds until a file that too few have looked at is anybody's, and seconds between ranks. They count from when this
 validator passed the file's place: before that, those who are drawn wait for it just as long."""
-FILL_PATIENCE = 60.0
-"""Seconds more for which a validator that has files of its own draw to look at leaves such a file to others. Validators
-that are busy drift apart by minutes: who is ahead would look at all that the others have not come to yet."""
 
 
 class CommittedFile(msgspec.Struct, frozen=True):
@@ -164,7 +161,11 @@ class Fetching:
             id, validators = spare.work.id, self._context.state.validators()
             rank = sum(place(id, one) < place(id, self._own) for one in validators)
             spare.due = now + FILL_AFTER + rank * FILL_STEP
-        return spare.due + FILL_PATIENCE if self.queue else spare.due
+        # Seconds more for which a validator that has files of its own draw to look at leaves such a file to others.
+        # Validators that are busy drift apart by minutes: who is ahead would look at all that the others have not come
+        # to yet.
+        fill_patience = 60.0
+        return spare.due + fill_patience if self.queue else spare.due
 
     def _put_in_line(self, work: RegisteredWork, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""

@@ -48,12 +48,6 @@ from protocol.statements import VerdictOutcome
 
 T = TypeVar("T")
 log = structlog.get_logger()
-POLICY_TIMEOUT = 30.0
-INSPECT_DEADLINE = 300.0
-TRIES = 3
-RETRY_PAUSE = 5.0
-VANISHED = 64
-"""Policies that nobody has any more, whose files are not tried again."""
 
 
 class OwnTrouble(Exception):
@@ -108,7 +102,8 @@ class Validator(Service):
         self._queue = self._fetching.queue
         self._pronouncing = VerdictPublisher(context, self.own_lots.is_calm)
         self._peer_audit = PeerAudit(context, self._look_at_groups, certifier)
-        self._vanished: BoundedDict[bytes, None] = BoundedDict(VANISHED)
+        vanished = 64  # policies that nobody has any more, whose files are not tried again
+        self._vanished: BoundedDict[bytes, None] = BoundedDict(vanished)
         self._beside: set[tuple[WorkId, bool]] = set()
         self.rate = Rate(clock=context.clock.monotonic)
         tally = tally or LifetimeCounters(context.journal, context.run.root)
@@ -210,14 +205,14 @@ class Validator(Service):
         commitment, why = candidate.work.commitment, str(trouble)
         log.warning("rollout.not_judged", node=commitment.node, index=commitment.index, why=why, tries=candidate.tries)
         # Never a rejection: what this machine cannot do is no fault of the worker's.
-        if candidate.tries + 1 >= TRIES or trouble.for_good:
+        if candidate.tries + 1 >= 3 or trouble.for_good:
             self.outcomes["withheld"] += 1
             return
         # Its file is asked for anew: it may have made room for others while it waited.
         again = msgspec.structs.replace(candidate, path=None, tries=candidate.tries + 1)
 
         async def later() -> None:
-            await trio.sleep(RETRY_PAUSE)
+            await trio.sleep(5.0)
             self._queue.hurry(again)
 
         nursery.start_soon(later)
@@ -316,7 +311,7 @@ class Validator(Service):
         order = msgspec.structs.replace(
             Inspect.of(work.commitment, path, self._scratch / report), groups=groups, second_look=second_look, task=task
         )
-        inspected = await _here(self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load))
+        inspected = await _here(self._engine.ask(order, timeout=300.0, policy=load))
         return inspected
 
     async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
@@ -325,7 +320,7 @@ class Validator(Service):
             return await _here(self._task_inputs.order(work.task))
         root = work.commitment.policy_root
         policies = None if root in self._vanished else self._policies
-        policy = await policies.get(root, POLICY_TIMEOUT) if policies is not None else None
+        policy = await policies.get(root, 30.0) if policies is not None else None
         if policy is None:
             # of an old policy, which nobody keeps, every file would be waited for
             old = self.own_lots.newest - work.step > self._context.run.spec.recipe.max_staleness

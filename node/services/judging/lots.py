@@ -31,22 +31,15 @@ from protocol.messages import LotsRevealed
 from protocol.run import RunSpec
 
 log = structlog.get_logger()
-REVEAL_AFTER = 2
-"""Policies beyond the last one for which a window's files are accepted: others may be a little behind."""
-RECALLED = 4
-"""Windows before this one whose secrets may still be owed."""
-MEMORY = 0.9
 HORIZON = 60.0
-
-
-STEP_SHARE = 1 / 8
-"""Of the trainer's steps, each of which costs an auditor about what it cost the trainer."""
 
 
 def step_share(run: RunSpec, hardware: Hardware) -> float:
     """The share of the trainer's steps that a validator pledges to audit: none without the memory for one."""
     needed = memory_for(image_limit(run) // 4, run.rollout.prompts_per_step)  # two bytes each, twice the model
-    return STEP_SHARE if needed <= hardware.free else 0.0
+    # Share of the trainer's steps, each of which costs an auditor about what it cost the trainer.
+    share = 1 / 8
+    return share if needed <= hardware.free else 0.0
 
 
 class Lot(msgspec.Struct, frozen=True):
@@ -102,11 +95,12 @@ class OwnLots:
 
     async def run(self) -> None:
         """Pledge ahead and reveal behind until cancelled."""
+        recalled = 4  # windows before this one whose secrets may still be owed
         while True:
             await self._moved.wait()
             self._moved = trio.Event()
             window = window_of(self.newest, self._audit)
-            await self._recall(range(max(0, window - RECALLED), window))
+            await self._recall(range(max(0, window - recalled), window))
             # One window ahead: a pledge counts towards the swarm's power only if it was heard before its window.
             await self._pledge(window, window + 1)
             await self._reveal()
@@ -149,10 +143,11 @@ class OwnLots:
 
     def worked(self, groups: int, seconds: float) -> None:
         """The engine recomputed so many groups in so many seconds."""
+        memory = 0.9
         if groups > 0:
             took = seconds / groups
             known = self._seconds_per_group
-            self._seconds_per_group = took if known is None else MEMORY * known + (1 - MEMORY) * took
+            self._seconds_per_group = took if known is None else memory * known + (1 - memory) * took
 
     def load(self) -> AuditLoad | None:
         """What arrives and what can be done, groups per second; None before anything was measured."""
@@ -223,7 +218,9 @@ class OwnLots:
 
     async def _reveal(self) -> None:
         staleness = self._run.recipe.max_staleness
-        due = [w for w in self._pledged if last_step_of(w, self._audit) + staleness + REVEAL_AFTER <= self.newest]
+        # Policies beyond the last one for which a window's files are accepted: others may be a little behind.
+        reveal_after = 2
+        due = [w for w in self._pledged if last_step_of(w, self._audit) + staleness + reveal_after <= self.newest]
         for window in sorted(set(due) - self._revealed):
             await self._board.post(LotsRevealed(pool=self._pool, window=window, secret=self._secret(window)))
             self._revealed.add(window)

@@ -36,8 +36,6 @@ from protocol.identity import Address, NodeKey
 from protocol.upkeep import Patience, look_every, margin, renewal_due
 
 log = structlog.get_logger()
-LOOK_EVERY = 3.0
-"""Seconds between two looks whether the stake has come."""
 
 
 async def ensure_participant(
@@ -46,6 +44,7 @@ async def ensure_participant(
     """Return once the node may join. Where it may not yet and nobody waits, raises ChainError (no stake, not
     registered, no gas) with the command that helps."""
     told: list[str] = []
+    look_every = 3.0  # seconds between two looks whether the stake has come
     while True:
         try:
             standing, steps = await look(chain, key.address, pool, config, directory)
@@ -54,7 +53,7 @@ async def ensure_participant(
             if not told:
                 raise
             progress.trouble(f"{error.what}: {error.why}")  # somebody who waits for hours outlasts that
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(look_every)
             continue
         if not standing.registered and config.auto_setup and is_devnet(chain.profile) and not told:
             try:
@@ -75,7 +74,7 @@ async def ensure_participant(
         _tell(lacking.what, [step for step in steps if _named(step) not in told], progress)
         told = [_named(step) for step in steps]
         progress.enter("stake", f"waiting: {lacking.what}")
-        await trio.sleep(LOOK_EVERY)
+        await trio.sleep(look_every)
 
 
 def _tell(what: str, steps: list[str], progress: ProgressRecord) -> None:
@@ -124,7 +123,7 @@ async def needs_no_join(chain: ChainClient, pool: PoolInfo, node: Address) -> bo
     return now < renewal_due(known.lease_until, pool.lease_seconds)
 
 
-RETRY, REFUSED = 20.0, 300.0
+RETRY = 20.0
 """Seconds after which a renewal that failed is tried again: the last eighth of a lease is time for many. The second,
 at most, where the chain answers: a paused pool takes nobody in, and gas stays dear for a while."""
 
@@ -169,17 +168,19 @@ class LeaseRenewal(Service):
         while not self._joined:
             await self._join_again()
         self._place = self._contact()
+        # Seconds at most where the chain answers: a paused pool takes nobody in, and gas stays dear for a while.
+        refused = 300.0
         while True:
             try:
                 pause = await self._tick()
             except FeeTooHigh as error:
                 # No owner need do anything: the price may fall, and what may be paid rises.
                 log.info("lease.waits", why=error.why)
-                pause = min(self._every, REFUSED)
+                pause = min(self._every, refused)
             except IntellectError as error:
                 log.warning("lease.not_renewed", why=error.why)
                 self._progress.trouble(f"the membership was not renewed: {error.why}")
-                pause = min(self._every, REFUSED if isinstance(error, Reverted) else RETRY)
+                pause = min(self._every, refused if isinstance(error, Reverted) else RETRY)
             await trio.sleep(pause)
 
     async def _tick(self) -> float:

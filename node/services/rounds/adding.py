@@ -31,9 +31,6 @@ from protocol.pretraining import Diloco
 from protocol.rounds import parts_of
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 60.0
-REMEMBERED = 256
-"""Rounds whose root is kept."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -65,9 +62,10 @@ class Figures(msgspec.Struct, frozen=True):
 
 class Adding:
     """late: rounds by which a contribution may be late; shapes, most_bytes: of the model and of a contribution, known
-    once the learner has told them; roots: of the outer states that rounds began with here."""
+    once the learner has told them; roots: of the outer states that rounds began with here; fetch_seconds: for one."""
 
-    def __init__(self, context: Context, rules: Diloco) -> None:
+    def __init__(self, context: Context, rules: Diloco, fetch_seconds: float) -> None:
+        self._fetch_seconds = fetch_seconds
         spec = context.run.spec
         self._context, self._rules, self._form, self._batch = context, rules, form_of(rules), spec.rollouts_per_batch
         # Of rollouts none: what it learnt from is dealt anew by then. Nor with fragments: the next round exchanges
@@ -78,7 +76,8 @@ class Adding:
         self.shapes: Shapes = {}
         self._parts: list[Shapes] = []
         self.most_bytes = 0
-        self.roots: BoundedDict[int, bytes] = BoundedDict(REMEMBERED)
+        remembered = 256  # rounds whose root is kept
+        self.roots: BoundedDict[int, bytes] = BoundedDict(remembered)
 
     def heed_model(self, shapes: dict[str, Any]) -> None:
         """What a round exchanges, fragment by fragment."""
@@ -102,7 +101,7 @@ class Adding:
     async def _fetch(self, root: bytes, paths: dict[bytes, Path]) -> None:
         members, most = self._context.membership.addresses(), self.most_bytes
         try:
-            paths[root] = await self._context.blobs.fetch(root, members, max_size=most, timeout=FETCH_TIMEOUT)
+            paths[root] = await self._context.blobs.fetch(root, members, max_size=most, timeout=self._fetch_seconds)
         except IntellectError as error:
             log.info("contribution.unavailable", root=root.hex()[:16], why=error.why)
 

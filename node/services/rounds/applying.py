@@ -35,25 +35,25 @@ from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 60.0
-PAUSE = 1.0
-CATCH_UP = 10.0
-"""Seconds, at most, in which a node that begins hears how far the others are."""
-HEARD_WITHIN = 1.0
-"""Seconds until a heartbeat that was heard stands in the table of members."""
-REMEMBERED = 256
-"""Rounds whose figures are kept."""
 
 
 class Rounds(Service):
     """One per node; others ask it for the newest outer state. process: the learner's, which does `jobs`; learns:
-    whether it is asked for more than the model's shapes."""
+    whether it is asked for more than the model's shapes; fetch_seconds: for one file."""
 
     name = "rounds"
 
     def __init__(
-        self, context: Context, process: TrainerProcess, spool: Spool, jobs: JobDirectory, *, learns: bool = True
+        self,
+        context: Context,
+        process: TrainerProcess,
+        spool: Spool,
+        jobs: JobDirectory,
+        *,
+        learns: bool = True,
+        fetch_seconds: float = 60.0,
     ) -> None:
+        self._fetch_seconds = fetch_seconds
         spec = context.run.spec
         assert spec.diloco is not None  # a run of this kind was checked for it
         self._context, self.process, self.spool, self._learns = context, process, spool, learns
@@ -64,16 +64,17 @@ class Rounds(Service):
         self.own_bytes = 0
         """Of what a peer keeps for itself from one round to the next, at most."""
         self.moved = Changes()
-        self.adding = Adding(context, spec.diloco)
+        self.adding = Adding(context, spec.diloco, fetch_seconds)
         self.votes = Votes(context)
         self.votes.heard.follow(self._heard)
         self.files = OuterFiles(spool.root / "rounds")
         self.outer: Outer | None = None
         self.before: Outer | None = None
-        self.figures: BoundedDict[int, Figures] = BoundedDict(REMEMBERED)
-        self.included: BoundedDict[bytes, int] = BoundedDict(REMEMBERED * 16)
+        remembered = 256  # rounds whose figures are kept
+        self.figures: BoundedDict[int, Figures] = BoundedDict(remembered)
+        self.included: BoundedDict[bytes, int] = BoundedDict(remembered * 16)
         """Contribution -> the round in whose list it stands."""
-        self.norms: BoundedDict[bytes, float] = BoundedDict(REMEMBERED * 16)
+        self.norms: BoundedDict[bytes, float] = BoundedDict(remembered * 16)
         """Of contributions that this node looked at."""
         self.caught_up = trio.Event()
 
@@ -116,10 +117,12 @@ class Rounds(Service):
     async def _catch_up(self) -> None:
         """Hear first how far the others are: a newcomer is told the oldest lists first, and would make states that are
         history."""
-        with trio.move_on_after(CATCH_UP):
+        catch_up = 10.0  # seconds, at most, in which a node that begins hears how far the others are
+        heard_within = 1.0  # seconds until a heartbeat that was heard stands in the table of members
+        with trio.move_on_after(catch_up):
             while not self._has_heard():
                 heard = self.votes.heard.next
-                with trio.move_on_after(HEARD_WITHIN):
+                with trio.move_on_after(heard_within):
                     await heard.wait()
         self.caught_up.set()
 
@@ -184,6 +187,7 @@ class Rounds(Service):
         if not decided:
             return False
         proposal, newest = decided.get(own), max(decided)
+        pause = 1.0
         try:
             # who is one round behind is only slow; who is further would apply rounds that nobody may hold any more
             if proposal is not None and proposal.outer == self.outer.root and newest - own <= 1:
@@ -194,7 +198,7 @@ class Rounds(Service):
             why = in_words(error)
             log.warning("round.not_applied", round=own, why=why)
             self._context.progress.trouble(f"round {own} is not applied yet: {why}")
-            await trio.sleep(PAUSE)
+            await trio.sleep(pause)
         return True
 
     async def _apply(self, proposal: Proposal) -> None:
@@ -222,7 +226,9 @@ class Rounds(Service):
     async def _jump(self, round_: int, proposal: Proposal) -> None:
         """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
         members = self._context.membership.addresses()
-        path = await self._context.blobs.fetch(proposal.state, members, max_size=proposal.size, timeout=FETCH_TIMEOUT)
+        path = await self._context.blobs.fetch(
+            proposal.state, members, max_size=proposal.size, timeout=self._fetch_seconds
+        )
         await trio.to_thread.run_sync(self.files.adopt, path, round_, proposal.outer)
         log.info("round.fetched", round=round_)
         self._context.progress.tell("outer", f"the outer state of round {round_} came from other members")
@@ -253,7 +259,7 @@ class Rounds(Service):
         info = await self._context.blobs.add(image)
         image.unlink(missing_ok=True)
         # Of the own store, which nobody else need be asked for: the shelf works with the store's file.
-        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
+        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=self._fetch_seconds)
         root, run = policy_root(round_, described.tensors), self._context.run.root
         manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
         self._context.policy_cache.put(HeldPolicy(round_, root, path, manifest))

@@ -25,19 +25,16 @@ AHEAD = 1
 is made sooner would miss the rollouts of the newest policies."""
 
 
-AGAIN = 5.0, 60.0
-"""Seconds before other groups are tried after a batch that could not be made, doubled each time, and at most: a store
-that fails at once would use up all that wait."""
-
-
 class Feeding:
-    """lost: rollouts of batches that could not be made."""
+    """lost: rollouts of batches that could not be made; again: seconds before other groups are tried after one, doubled
+    each time, and at most: a store that fails at once would use up all that wait."""
 
-    def __init__(self, shared: Shared, groups: Groups) -> None:
+    def __init__(self, shared: Shared, groups: Groups, again: tuple[float, float] = (5.0, 60.0)) -> None:
+        self._again = again
         self._context, self._spool, self._watch = shared.context, shared.spool, shared.watch
         self._groups, self._record, self._evaluations = groups, shared.record, shared.evaluations
         self._timings, self._others, self._leading = shared.timings, shared.others, shared.leading
-        self.lost, self._pause = 0, AGAIN[0]
+        self.lost, self._pause = 0, again[0]
 
     async def run(self) -> None:
         """Until the last batch, or the end of the run."""
@@ -95,9 +92,9 @@ class Feeding:
             log.error("batch.not_made", step=step, why=error.why)
             self.lost += sum(len(group.rows) for group in selection.settled)
             await trio.sleep(self._pause)
-            self._pause = min(2 * self._pause, AGAIN[1])
+            self._pause = min(2 * self._pause, self._again[1])
             return
-        self._pause = AGAIN[0]
+        self._pause = self._again[0]
         await self._groups.settle([group.key for group in selection.settled], step)
         stats = describe(selection, waiting=ready.rollouts, stale=ready.stale_rollouts)
         stats["file_seconds"] = self._timings.means(selection.groups)

@@ -41,10 +41,6 @@ log = structlog.get_logger()
 PENDING = 256
 FETCHERS = 16
 """Files on their way at once: at 3 s each, four brought 1.3 a second, and a thousand workers make four."""
-QUESTIONS = (2.0, 64.0)
-"""Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/counts.py`).
-Where validators are slower than workers everything waits, and who asked for all of it would be muted with its policies.
-"""
 
 
 class Lacking(NamedTuple):
@@ -75,6 +71,7 @@ class Ingest:
         hopeless: Callable[[str], None] = lambda why: None,
         remembered: int = 8192,
         again: float = 4.0,
+        questions: tuple[float, float] = (2.0, 64.0),
     ) -> None:
         self._remembered = remembered
         # Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further
@@ -94,7 +91,10 @@ class Ingest:
         self._open: dict[WorkId, RegisteredWork] = {}
         self._asked: set[WorkId] = set()
         self._asked_of: BoundedDict[Address, float] = BoundedDict(remembered, refresh=True)
-        self._questions = TokenBucket(*QUESTIONS)
+        # Verdicts asked for again, per second and at once: half of what others hear of a trainer
+        # (`node/swarm/counts.py`). Where validators are slower than workers everything waits, and who asked for all of
+        # it would be muted with its policies.
+        self._questions = TokenBucket(*questions)
         self._joining = trio.CapacityLimiter(4)  # files in memory, each with its reports
         self._looked_at: set[WorkId] = set()
         self._taken: set[WorkId] = set()

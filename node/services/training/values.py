@@ -11,6 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -35,18 +36,17 @@ from protocol.statements import VerdictOutcome
 from protocol.values import report_fault, rows_differ
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 30.0
-HEDGE_SECONDS = 1.0
-"""So long other reports may come behind the first one; longer where that took longer."""
-LOOK_TIMEOUT = 120.0
-LOOKS_WAITING = 8
-"""Files that wait for this node's own look; of further ones the groups that need it are not used."""
-LOT_AGREED, LOT_ALONE, LOT_REWARDS = 1 / 64, 1 / 4, 1 / 8
-"""Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by themselves,
-which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %."""
-REMEMBERED = 4096
 DISTRUSTED = "distrusted_reports"
 REPORT_NAME = "own-report-{}.arrow"
+
+
+class LookShares(NamedTuple):
+    """Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by
+    themselves, which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %."""
+
+    agreed: float = 1 / 64
+    alone: float = 1 / 4
+    rewards: float = 1 / 8
 
 
 class OwnLook:
@@ -77,7 +77,8 @@ class OwnLook:
 
     async def at(self, work: RegisteredWork, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
         """What this node finds in a file, and the rows of `groups`; None if it cannot look now."""
-        if self._broken or self._waiting >= LOOKS_WAITING:
+        most_waiting = 8  # files: of further ones the groups that need this node's own look are not used
+        if self._broken or self._waiting >= most_waiting:
             return None
         commitment, report = work.commitment, self._scratch / REPORT_NAME.format(work.id.hex()[:16])
         order = msgspec.structs.replace(Inspect.of(commitment, path, report), groups=tuple(groups))
@@ -88,7 +89,7 @@ class OwnLook:
             await self._ready.wait()
             if self._broken:
                 return None
-            found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
+            found = await self._child.ask(order, timeout=120.0, policy=load)
             return found, await own_rows(found, self._context.run.spec.rollout)
         except IntellectError as error:
             log.warning("own_look.failed", work=work.id.hex()[:16], why=error.why)
@@ -111,7 +112,8 @@ class Believed(msgspec.Struct, frozen=True):
 
 class Values:
     """Which values the trainer believes. look: None where this node cannot recompute anything; taken_back: told of
-    works whose values rested on somebody who is not believed any more; hopeless: told why nobody is left to believe."""
+    works whose values rested on somebody who is not believed any more; hopeless: told why nobody is left to believe.
+    hedge_seconds: so long other reports may come behind the first one; longer where that took longer."""
 
     def __init__(
         self,
@@ -120,7 +122,12 @@ class Values:
         *,
         taken_back: Callable[[WorkId], object],
         hopeless: Callable[[str], None] = lambda why: None,
+        shares: LookShares | None = None,
+        fetch_seconds: float = 30.0,
+        hedge_seconds: float = 1.0,
     ) -> None:
+        self._shares = shares or LookShares()
+        self._fetch_seconds, self._hedge_seconds = fetch_seconds, hedge_seconds
         self._context = context
         self._rollout = context.run.spec.rollout
         self._tolerance = context.run.spec.audit.logprob_tolerance
@@ -129,7 +136,8 @@ class Values:
         self._hopeless = hopeless
         # Never told, and new at each start: no validator can know which files are recomputed here.
         self._secret = secrets.token_bytes(32)
-        self._alone: BoundedDict[WorkId, Address] = BoundedDict(REMEMBERED)
+        remembered = 4096
+        self._alone: BoundedDict[WorkId, Address] = BoundedDict(remembered)
         self._strikes: Counter[Address] = Counter()
         self._unserved: Counter[Address] = Counter()
         self.distrusted: dict[Address, str] = {}
@@ -193,14 +201,14 @@ class Values:
             said = max(votes[author].report_size for author in authors)  # one that says too little spoils nobody's
             limit = min(said, self._rollout.most_report_bytes)
             try:
-                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=FETCH_TIMEOUT)
+                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=self._fetch_seconds)
             except IntellectError as error:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
             seconds = self._context.clock.monotonic() - began
             # Once one report is here the others get as long again: a file must not wait for whoever serves none.
             nursery.cancel_scope.deadline = min(
-                nursery.cancel_scope.deadline, trio.current_time() + max(HEDGE_SECONDS, seconds)
+                nursery.cancel_scope.deadline, trio.current_time() + max(self._hedge_seconds, seconds)
             )
 
         async with trio.open_nursery() as nursery:
@@ -232,11 +240,11 @@ class Values:
     ) -> Rows | None:
         """Groups that are recomputed here because they must be, or by lot; None if that shows that the file must not be
         used."""
-        lot = LOT_ALONE if self._context.quorum == 1 else LOT_AGREED
+        lot = self._shares.alone if self._context.quorum == 1 else self._shares.agreed
         # The whole file then: recomputing only what is in doubt would never find two that lie alike.
         if draws_file(self._secret, work.id, lot):
             wanted = sorted({*wanted, *(group for rows in reports.values() for group in rows)})
-        if self._look is None or not (wanted or draws_file(self._secret, work.id, LOT_REWARDS)):
+        if self._look is None or not (wanted or draws_file(self._secret, work.id, self._shares.rewards)):
             return {}
         looked = await self._look.at(work, path, wanted)
         if looked is None:

@@ -15,8 +15,6 @@ from node.web.page.sections import DECISION_COLUMNS, MEMBER_COLUMNS, decisions, 
 from node.web.page.series import LOAD_COLUMNS, STEP_COLUMNS, Curves
 
 SPREAD_COLUMNS = ("step", "at", "held", "live", "seconds")
-SHOWN = 16
-"""Times of one policy: beyond that, as many quantiles."""
 COLUMNS = {
     "members": MEMBER_COLUMNS,
     "decisions": DECISION_COLUMNS,
@@ -114,6 +112,7 @@ class SpreadBook:
 
 
 def quantiles(ascending: list[float]) -> list[float]:
-    """All of them, or SHOWN evenly chosen ones with the first and the last."""
+    """All of them, or as many evenly chosen ones with the first and the last."""
     last = len(ascending) - 1
-    return ascending if last < SHOWN else [ascending[round(i * last / (SHOWN - 1))] for i in range(SHOWN)]
+    shown = 16  # times of one policy: beyond that, as many quantiles
+    return ascending if last < shown else [ascending[round(i * last / (shown - 1))] for i in range(shown)]

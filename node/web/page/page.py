@@ -154,17 +154,29 @@ class RolloutSamples:
 
 WHAT, FLAG = "the page", "--page"
 """What an error calls it, and where its address was given."""
-SEEN, UNSEEN = 1.0, 5.0
-"""Seconds between two looks at the status while somebody looks at the page, and while nobody does."""
-KEEP = 10.0
-"""Seconds between two writes of the history, and between two looks at the sample answers."""
 HISTORY = "page-history.sqlite"
 
 
 class WebPage:
-    """status: what /status says; directory: where the history lies; names: host names by which a browser may ask."""
+    """status: what /status says; directory: where the history lies; names: host names by which a browser may ask.
 
-    def __init__(self, status: Callable[[], DaemonStatus], directory: Path, names: Collection[str] = ()) -> None:
+    Seconds: seen, unseen: between two looks at the status while somebody looks at the page, and while nobody does;
+    kept: between two writes of the history, and between two looks at the sample answers; pulse: after which a viewer
+    hears that nothing has changed.
+    """
+
+    def __init__(
+        self,
+        status: Callable[[], DaemonStatus],
+        directory: Path,
+        names: Collection[str] = (),
+        *,
+        seen: float = 1.0,
+        unseen: float = 5.0,
+        kept: float = 10.0,
+        pulse: float = 5.0,
+    ) -> None:
+        self._seen, self._unseen, self._kept, self._pulse = seen, unseen, kept, pulse
         self._status = status
         self._guard = [Middleware(OwnHosts, names=names)]
         self._model = Model()
@@ -191,9 +203,9 @@ class WebPage:
             if self._model.feed.version > before:
                 self.audience.tell()
             if self.audience.viewers:
-                await trio.sleep(SEEN)
+                await trio.sleep(self._seen)
             else:
-                with trio.move_on_after(UNSEEN):
+                with trio.move_on_after(self._unseen):
                     await self.audience.arrival()
 
     async def _refresh(self, status: DaemonStatus, now: float) -> None:
@@ -206,12 +218,12 @@ class WebPage:
     async def _sample(self) -> None:
         while True:
             self._model.feed.put("samples", await trio.to_thread.run_sync(self._samples.look))
-            await trio.sleep(KEEP)
+            await trio.sleep(self._kept)
 
     async def _keep(self) -> None:
         try:
             while True:
-                await trio.sleep(KEEP)
+                await trio.sleep(self._kept)
                 await self._recorder.keep()
         finally:
             with trio.CancelScope(shield=True):  # one short write: the last steps are those that count
@@ -221,7 +233,7 @@ class WebPage:
     def _watch(self, request: Request) -> Response:
         if self.audience.is_full:
             return PlainTextResponse("too many viewers\n", 503, headers={"retry-after": "10"})
-        return EventStream(request, self._model.feed, self._mark, self.audience)
+        return EventStream(request, self._model.feed, self._mark, self.audience, self._pulse)
 
 
 def page_routes(
@@ -241,8 +253,6 @@ def page_routes(
 # Server-sent events: one viewer's stream of what changes.
 # A viewer says which change it saw last (Last-Event-ID, or `after` in the query where its browser gave the stream
 # up); what it missed comes first. It is written to only when it has taken what was written before.
-PULSE = 5.0
-"""Seconds after which a viewer hears that nothing has changed: one that hears nothing has lost us."""
 # Each is a connection that stays; the listener's other 192 remain for those who come and go.
 MAX_VIEWERS = 64
 
@@ -286,15 +296,17 @@ class Audience:
 
 
 class EventStream(Response):
-    """feed: what is told; mark: names this start of the daemon, so that its numbers are not taken for another's."""
+    """feed: what is told; mark: names this start of the daemon, so that its numbers are not taken for another's;
+    pulse: seconds after which a viewer hears that nothing has changed, for one that hears nothing has lost us."""
 
-    def __init__(self, request: Request, feed: Feed, mark: str, audience: Audience) -> None:
+    def __init__(self, request: Request, feed: Feed, mark: str, audience: Audience, pulse: float) -> None:
         super().__init__(headers={**HEADERS, "cache-control": "no-store"}, media_type="text/event-stream")
         # The base class counts an empty body; a browser would end the stream after nothing.
         del self.headers["content-length"]
         self._feed = feed
         self._mark = mark
         self._audience = audience
+        self._pulse = pulse
         self._seen = _seen(request, mark)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -314,7 +326,7 @@ class EventStream(Response):
                 version = self._feed.version
                 await self._write(send, self._events(version))
                 self._seen = version
-            with trio.move_on_after(PULSE) as quiet:
+            with trio.move_on_after(self._pulse) as quiet:
                 await self._audience.news()
             if quiet.cancelled_caught:
                 # Also how a viewer that is gone is noticed: writing to it fails.

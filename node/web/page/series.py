@@ -207,7 +207,6 @@ log = structlog.get_logger(__name__)
 
 MAX_BYTES = 4 * 1024 * 1024
 """Of the file; what SQLite needs beside it while it writes is less."""
-FORMAT = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS points (series TEXT, x INTEGER, data TEXT, PRIMARY KEY (series, x)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -252,7 +251,7 @@ class SeriesFile:
 
     def _read(self, run: str) -> dict[str, list[Point]]:
         db = self._open()
-        wanted = f"{FORMAT} {run}"
+        wanted = f"1 {run}"  # form of the file, and whose it is
         kept = db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
         with db:
             if kept != (wanted,):

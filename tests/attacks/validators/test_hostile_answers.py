@@ -1,13 +1,16 @@
 """A worker whose answers take their scorers a minute holds up its own files, and nobody else's."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
 from node.inference.wire import LoadPolicy, Reply, Request
+from node.services.judging import judge
 from node.services.judging.judge import Validator
+from node.services.judging.queue import InspectionQueue
 from node.swarm.vote_set import FileState
 from tests.attacks.validators.court import OTHER, WORKER, Court, TruthfulEngine
 
@@ -55,5 +58,5 @@ async def test_without_patience_one_worker_would_hold_all_up(
     autojump_clock: Any, stalling: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: looks are waited for to their end."""
-    monkeypatch.setattr("node.services.judging.queue.InspectionQueue.__init__.__defaults__", (math.inf,))
+    monkeypatch.setattr(judge, "InspectionQueue", partial(InspectionQueue, patience=math.inf))
     assert await accepted_after(PATIENCE + 10) == (0, 0)

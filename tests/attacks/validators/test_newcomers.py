@@ -1,5 +1,7 @@
 """Who comes after a validator was found out must come to the same result: what it decides is its own pay."""
 
+from functools import partial
+
 import pytest
 import trio
 
@@ -7,6 +9,7 @@ from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
 from node.services.judging.records import WorkerHistory
 from node.swarm.jury import QUARANTINE
+from node.swarm.message_store import MessageStore
 from node.swarm.vote_set import FileState
 from protocol.audit import AuditLoad
 from protocol.checks import Fault, Reason
@@ -36,7 +39,7 @@ async def arrive(court: Court, nursery: trio.Nursery) -> Seat:
 async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
     autojump_clock, monkeypatch, liar: type[Validator]
 ) -> None:
-    monkeypatch.setattr("node.swarm.message_store.MAX_AGE", 40.0)
+    monkeypatch.setattr("node.swarm.board.MessageStore", partial(MessageStore, max_age=40.0))
     court = Court([liar, Validator, Validator], verdict_seconds=10.0)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)

@@ -21,7 +21,7 @@ from node.audit.order import ORDER, RESULT, AuditRuling, StepOrder, ruling
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
 from node.run.assets import Run
-from node.services.auditing import step_auditor, step_replay
+from node.services.auditing import step_auditor
 from node.services.auditing.step_auditor import StepAuditor, _Wanted
 from node.services.auditing.step_replay import StepReplay
 from node.services.checkpoint_server import CheckpointServer
@@ -88,7 +88,9 @@ class InThread:
 class Bench:
     """A trainer whose two steps are done, and three validators; quorum 2. shares: of steps that each pledges."""
 
-    def __init__(self, desk: Desk, assets: Path, shares: Sequence[float], starter: Any = None) -> None:
+    def __init__(
+        self, desk: Desk, assets: Path, shares: Sequence[float], starter: Any = None, patience: float = 15.0
+    ) -> None:
         self.desk = desk
         self.store = Shared(desk.directory / "blobs", 1 << 28)
         self.made: Any = SimpleNamespace(
@@ -101,7 +103,7 @@ class Bench:
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
         self.audits = []
         for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True)):
-            replaying = StepReplay(seat.context, desk.directory / f"audit-{number}", starter or InThread())
+            replaying = StepReplay(seat.context, desk.directory / f"audit-{number}", starter or InThread(), patience)
             self.audits.append(StepAuditor(seat.context, lots, replaying))
         self.showing = CheckpointServer(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
 
@@ -323,8 +325,7 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
     with monkeypatch.context() as patch:
         gradient(hidden, at=0)(desk, patch)
         desk.train(TrainerSettings(checkpoint_every=2, keep_checkpoints=9))
-    monkeypatch.setattr(step_replay, "CHECKPOINT_PATIENCE", 0.2)
-    bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
+    bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4], patience=0.2)
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         await bench.until(lambda: all(seat.jury.state.policies.newest_step == 2 for seat in bench.seats))

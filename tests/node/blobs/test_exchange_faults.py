@@ -7,6 +7,7 @@ reserved is given back.
 import errno
 import itertools
 import os
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 import trio
 
-from node.blobs import circle
+from node.blobs import transfer
 from node.blobs import wire as wire
+from node.blobs.circle import Circle
 from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.blobs.headway import BlobProgress
@@ -171,7 +173,7 @@ async def test_a_map_with_pieces_that_do_not_exist_is_refused(swarm, folders) ->
 
 @over_memory
 async def test_the_only_source_is_asked_again_until_it_has_the_blob(swarm, folders, monkeypatch) -> None:
-    monkeypatch.setattr(circle, "MISSED", (0.01, 0.1))
+    monkeypatch.setattr(transfer, "Circle", partial(Circle, rests=(0.01, 0.1)))
     one, two = (Node(swarm, next(folders)) for _ in range(2))
     await _start(swarm, one, two)
     data = os.urandom(MIB)

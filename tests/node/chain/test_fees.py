@@ -6,7 +6,6 @@ import msgspec
 import pytest
 import trio
 
-from node.chain import sender
 from node.chain.errors import FeeTooHigh, TransactionUnconfirmed
 from node.chain.sender import SendLimits
 from protocol.upkeep import DAY, LEASE_SECONDS, WEEK, Patience, margin, renewal_due, slot_began
@@ -51,14 +50,14 @@ async def test_a_hundredfold_price_is_waited_out_by_a_renewal_and_paid_when_its_
 
 
 async def test_a_price_that_rises_under_a_sent_transaction_is_followed_more_often_than_five_times(
-    sending: Sending, chain_rpc: Any, monkeypatch: pytest.MonkeyPatch
+    sending: Sending, chain_rpc: Any
 ) -> None:
-    monkeypatch.setattr(sender, "LONGEST_RAISE", 0.05)
+    limits = msgspec.structs.replace(QUICK, longest_raise=0.05)
     gwei, followed = 1, 0
     price(chain_rpc, gwei)
     with no_blocks(chain_rpc):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sending.client(limits=QUICK).faucet, sending.gets, 5)
+            nursery.start_soon(sending.client(limits=limits).faucet, sending.gets, 5)
             while followed < UNASKED_RAISES + 3:
                 before = await an_offer(chain_rpc, 0)
                 gwei = before // GWEI * 5 // 4 + 1
@@ -78,12 +77,9 @@ async def an_offer(chain_rpc: Any, more_than: int) -> int:
             await trio.sleep(0.01)
 
 
-async def test_blocks_that_do_not_come_are_no_reason_to_pay_more_for_ever(
-    sending: Sending, chain_rpc: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender, "LONGEST_RAISE", 0.02)
+async def test_blocks_that_do_not_come_are_no_reason_to_pay_more_for_ever(sending: Sending, chain_rpc: Any) -> None:
     price(chain_rpc, 1)
-    limits = msgspec.structs.replace(QUICK, give_up=2.0)
+    limits = msgspec.structs.replace(QUICK, give_up=2.0, longest_raise=0.02)
     with no_blocks(chain_rpc), pytest.raises(TransactionUnconfirmed):
         await sending.client(limits=limits).faucet(sending.gets, 5)
     assert len(sending.fates()) == 1 + UNASKED_RAISES

@@ -1,6 +1,7 @@
 """What decides money is told by two endpoints: each lie beside its control, where one endpoint is all there is."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ import pytest
 import trio
 
 from contracts.bindings import Contracts, Joined, _view_forms
-from node.chain import receipts as receipts_module
-from node.chain import witnesses
+from node.chain import connection
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, EndpointsDisagree, Reverted, TransactionUnconfirmed
 from node.chain.follower import RolledBack
@@ -20,14 +20,13 @@ from tests.node.chain.test_follower import following, nothing_more, take
 
 AGREED_FOR = 3600.0
 
-LIMITS = SendLimits(poll=0.02, bump_after=0.3, give_up=2.0, lag=0.2)
+LIMITS = SendLimits(poll=0.02, bump_after=0.3, give_up=2.0, lag=0.2, offered=0.1)
 CALL, BLOCK = "eth_call", "eth_getBlockByNumber"
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witnesses, "RECONSIDERED", (0.05,))
-    monkeypatch.setattr(receipts_module, "OFFERED", 0.1)
+    monkeypatch.setattr(connection, "Witnesses", partial(Witnesses, reconsidered=(0.05,)))
 
 
 @pytest.fixture
@@ -274,7 +273,7 @@ async def test_blocks_that_one_endpoint_calls_replaced_take_nothing_back(
 async def test_an_endpoint_that_stands_still_is_left_for_one_that_goes_on(
     people: Any, meddler: Any, ask: Any, chain_rpc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witnesses, "BEHIND", 1.0)
+    monkeypatch.setattr(connection, "Witnesses", partial(Witnesses, reconsidered=(0.05,), behind=1.0))
     frozen = dict[str, Any]()
     meddler.rule = lambda request: frozen if frozen and request["method"] == BLOCK else None
     for honest, told in ((0, False), (1, True)):

@@ -37,7 +37,7 @@ class Sums:
         if answer == "raise": raise TypeError("no number")
         if answer == "nan": return float("nan")
         if answer == "much": return 7
-        if answer == "almost": return FLOOR
+        if answer == "almost": return LEAST_REWARD
         if answer == "room": return float(len(sys.stdout.getvalue()) < 100)
         if answer == "keys": return 1.0 if "SECRET" in os.environ else 0.25
         return float(answer == str(entry["answer"]))
@@ -60,7 +60,7 @@ class Text:
 
 def interpreter(folder: Path, version: str = VERSION) -> str:
     """A python that has a small package of that name and version."""
-    (folder / "reasoning_gym.py").write_text(LITTLE.replace("FLOOR", str(FLOORS["gcd"])))
+    (folder / "reasoning_gym.py").write_text(LITTLE.replace("LEAST_REWARD", str(FLOORS["gcd"])))
     about = folder / f"reasoning_gym-{version}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: reasoning-gym\nVersion: {version}\n")

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+from typing import Any
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from multiaddr import Multiaddr
 
 from node.network import hardening, host, links, yamux
 from node.network.host import Libp2pNetwork
+from node.network.yamux import YamuxSession
 from tests.node.networks import know
 
 
@@ -25,6 +27,16 @@ def _connection(one: Libp2pNetwork, two: Libp2pNetwork):
     return one._swarm.get_connections(ID.from_base58(two.peer_id))[0].muxed_conn
 
 
+def paced(*frames: float) -> type[YamuxSession]:
+    """Sessions that read so many frames, per second and at once."""
+
+    class Paced(YamuxSession):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, frames=frames)
+
+    return Paced
+
+
 async def _pinged(asker: Libp2pNetwork, asked: Libp2pNetwork) -> float:
     started = trio.current_time()
     await asker.request(asked.address, host.PING, b"x", max_response=1, timeout=10)
@@ -34,7 +46,7 @@ async def _pinged(asker: Libp2pNetwork, asked: Libp2pNetwork) -> float:
 async def test_frames_that_ask_for_nothing_are_read_at_a_rate_and_delay_nobody_else(
     real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(yamux, "FRAMES", (100.0, 500.0))
+    monkeypatch.setattr(hardening, "YamuxSession", paced(100.0, 500.0))
     one, two = await _pair(real)
     other = real.make()
     await real.start(other)
@@ -49,7 +61,7 @@ async def test_frames_that_ask_for_nothing_are_read_at_a_rate_and_delay_nobody_e
 
 
 async def test_data_pays_for_its_frames(real, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamux, "FRAMES", (1.0, 400.0))
+    monkeypatch.setattr(hardening, "YamuxSession", paced(1.0, 400.0))
     one, two = await _pair(real)
 
     async def big(asker, request: bytes) -> bytes:

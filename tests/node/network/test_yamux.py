@@ -23,6 +23,8 @@ from node.network.outlet import MAX_CONTROL_FRAMES
 from node.network.yamux import ACK, DATA, FIN, HEADER, PING, RST, SYN, WINDOW, WINDOW_BYTES, YamuxSession
 
 PEER = ID(b"somebody")
+ANY = (1e9, 1e9)
+"""Frames, as many as there are."""
 
 
 class Line:
@@ -67,18 +69,18 @@ async def running(*sessions: Any) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def pair(step: int = 1 << 20) -> AsyncIterator[tuple[YamuxSession, YamuxSession]]:
+async def pair(step: int = 1 << 20, **how: Any) -> AsyncIterator[tuple[YamuxSession, YamuxSession]]:
     ours, theirs = line(step)
-    first, second = YamuxSession(ours, PEER), YamuxSession(theirs, PEER)  # type: ignore[arg-type]
+    first, second = YamuxSession(ours, PEER, **how), YamuxSession(theirs, PEER, **how)  # type: ignore[arg-type]
     async with running(first, second):
         yield first, second
 
 
 @asynccontextmanager
-async def raw() -> AsyncIterator[tuple[YamuxSession, Any]]:
+async def raw(**how: Any) -> AsyncIterator[tuple[YamuxSession, Any]]:
     """A session, and the bytes on the other end."""
     ours, theirs = line()
-    session = YamuxSession(ours, PEER)  # type: ignore[arg-type]
+    session = YamuxSession(ours, PEER, **how)  # type: ignore[arg-type]
     async with running(session):
         yield session, theirs.stream
 
@@ -158,9 +160,8 @@ async def test_streams_carry_bulk_both_ways_at_once(make: Callable[..., tuple[An
     assert len(answers) == 2 * len(sizes) and all(got == sent for got, sent in answers)
 
 
-async def test_nothing_is_remembered_of_streams_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamux, "FRAMES", (1e9, 1e9))
-    async with pair() as (first, second), trio.open_nursery() as nursery:
+async def test_nothing_is_remembered_of_streams_that_are_over() -> None:
+    async with pair(frames=ANY) as (first, second), trio.open_nursery() as nursery:
         nursery.start_soon(echo, second)
         for _ in range(yamux.MAX_INBOUND + 1):
             await ask(first, b"hello")
@@ -269,17 +270,15 @@ async def test_half_a_frame_ends_the_connection_after_a_while(autojump_clock: tr
         await refused(session, stream, OPEN[:5])
 
 
-async def test_a_peer_that_makes_us_answer_and_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamux, "FRAMES", (1e9, 1e9))
+async def test_a_peer_that_makes_us_answer_and_does_not_read_is_left() -> None:
     left, right = trio.testing.lockstep_stream_pair()
-    session = YamuxSession(Line(left, True), PEER)  # type: ignore[arg-type]
+    session = YamuxSession(Line(left, True), PEER, frames=ANY)  # type: ignore[arg-type]
     async with running(session):
         await refused(session, right, HEADER.pack(0, PING, SYN, 0, 7) * (MAX_CONTROL_FRAMES + 2))
 
 
-async def test_pings_are_answered_and_more_streams_than_allowed_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamux, "FRAMES", (1e9, 1e9))
-    async with raw() as (session, stream):
+async def test_pings_are_answered_and_more_streams_than_allowed_are_reset() -> None:
+    async with raw(frames=ANY) as (session, stream):
         await stream.send_all(HEADER.pack(0, PING, SYN, 0, 7))
         assert await frame(stream) == (0, PING, ACK, 0, 7)
         for count in range(1, yamux.MAX_INBOUND + 2):

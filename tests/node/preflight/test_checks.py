@@ -22,7 +22,6 @@ from node.config import NodeConfig
 from node.hardware import Gpu, Hardware
 from node.hardware.builds import Builds
 from node.inference.errors import EngineError
-from node.preflight import chain as chain_checks
 from node.preflight.chain import (
     ChainStanding,
     Provider,
@@ -296,7 +295,7 @@ def test_an_endpoint_is_judged_by_what_it_says(more: dict[str, Any], level: str,
     assert found.level == level and words in found.what
 
 
-def test_an_rpc_that_drips_before_its_answer_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_rpc_that_drips_before_its_answer_is_left_in_time() -> None:
     over = threading.Event()
 
     class Drip(socketserver.BaseRequestHandler):
@@ -306,14 +305,13 @@ def test_an_rpc_that_drips_before_its_answer_is_left_in_time(monkeypatch: pytest
                 while not over.wait(0.05):
                     self.request.sendall(b"a")
 
-    monkeypatch.setattr(chain_checks, "TIMEOUT", 0.2)
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Drip) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         began = time.monotonic()
         # Whoever is not left alone after a while is let go here.
         threading.Timer(10, over.set).start()
-        found = check_rpc(NetworkProfile(name="t", chain_id=1, rpc_urls=(url,)), 0.0)
+        found = check_rpc(NetworkProfile(name="t", chain_id=1, rpc_urls=(url,)), 0.0, timeout=0.2)
         took = time.monotonic() - began
         over.set()
         server.shutdown()

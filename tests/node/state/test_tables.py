@@ -9,7 +9,6 @@ import pytest
 
 from cli.errors import describe
 from node.errors import StateError
-from node.state import tables
 from node.state.journal import FORM as JOURNAL
 from node.state.journal import Journal
 from node.state.tables import SchemaForm, check_head, explained, open_table
@@ -116,9 +115,11 @@ def test_damage_is_found_at_the_start_and_what_can_be_had_again_is_made_anew(
     assert book.with_name("book.sqlite.damaged").exists(), "it is set aside, not thrown away"
 
 
-def test_a_file_that_another_program_holds_is_not_damaged(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LOCKED_SECONDS", 0.1)
-    with closing(sqlite3.connect(book, isolation_level=None)) as other, closing(open_table(book, CACHE)) as db:
+def test_a_file_that_another_program_holds_is_not_damaged(book: Path) -> None:
+    with (
+        closing(sqlite3.connect(book, isolation_level=None)) as other,
+        closing(open_table(book, CACHE, locked_seconds=0.1)) as db,
+    ):
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(sqlite3.OperationalError) as caught:
             db.execute("INSERT INTO said VALUES ('b', x'')")

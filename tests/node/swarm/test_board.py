@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -5,10 +6,11 @@ import pytest
 import trio
 import trio.testing
 
-from node.swarm import catchup, message_store
+from node.swarm import board, catchup, message_store
 from node.swarm.board import Board
+from node.swarm.catchup import CatchingUp
 from node.swarm.membership import Membership, SlashRecord
-from node.swarm.message_store import MAX_MESSAGES, MAX_PINNED
+from node.swarm.message_store import MAX_MESSAGES, MAX_PINNED, MessageStore
 from protocol.identity import Address, NodeKey
 from protocol.liveness import AHEAD, MAX_MEMBERS, MemberState
 from protocol.messages import (
@@ -166,7 +168,7 @@ async def test_what_gossip_lost_is_caught_up(autojump_clock) -> None:
         trainer, worker = await swarm(nursery, hub, TRAINER, WORKER)
         for index in range(40):
             await worker.board.post(committed(WORKER, index))
-        await trio.sleep(2 * catchup.CATCH_UP_EVERY + 1)
+        await trio.sleep(2 * trainer.board.catching_up.every + 1)
         assert len(trainer.board.messages(RolloutCommitted)) == 40
         nursery.cancel_scope.cancel()
 
@@ -178,13 +180,13 @@ async def test_who_was_away_asks_again_at_once_while_answers_bring_much(autojump
         trainer, worker = await swarm(nursery, hub, TRAINER, WORKER)
         for index in range(250):
             await worker.board.post(committed(WORKER, index))
-        await trio.sleep(catchup.CATCH_UP_EVERY + 10 * 0.2)
+        await trio.sleep(trainer.board.catching_up.every + 10 * 0.2)
         assert len(trainer.board.messages(RolloutCommitted)) == 250
         nursery.cancel_scope.cancel()
 
 
 async def test_who_keeps_much_asks_more_seldom(autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr(catchup, "NAMED_PER_SECOND", 4.0)
+    monkeypatch.setattr(board, "CatchingUp", partial(CatchingUp, named_each_second=4.0))
     async with trio.open_nursery() as nursery:
         trainer, worker = await swarm(nursery, MemoryHub(), TRAINER, WORKER)
         asked = []
@@ -223,7 +225,7 @@ async def test_a_board_stays_small(autojump_clock) -> None:
             await worker.board.post(beat(sequence))
         assert len(worker.board.messages(Heartbeat)) == 1
         await worker.board.post(committed(WORKER))
-        await trio.sleep(message_store.MAX_AGE + 1)
+        await trio.sleep(MessageStore().max_age + 1)
         await worker.board.post(committed(WORKER, 1))
         assert [signed.message.commitment.index for signed in worker.board.messages(RolloutCommitted)] == [1]
         nursery.cancel_scope.cancel()

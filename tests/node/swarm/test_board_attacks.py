@@ -10,7 +10,7 @@ import trio
 from node.swarm import board as board_module
 from node.swarm import catchup
 from node.swarm.board import Board
-from node.swarm.catchup import CATCH_UP_EVERY, CatchUp
+from node.swarm.catchup import CatchUp
 from node.swarm.counts import COUNTS, ELSE, ENTRIES, MUTED, PATIENCE
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
@@ -95,7 +95,7 @@ async def test_who_was_over_budget_is_heard_again_and_catch_up_brings_what_was_d
     await trio.testing.wait_all_tasks_blocked()
     trainer = nodes["trainer"]
     assert len(by(trainer, WORKER)) == BURST and trainer.board.counts["over_budget.RolloutCommitted"] == 20
-    await trio.sleep(10 * CATCH_UP_EVERY)
+    await trio.sleep(10 * trainer.board.catching_up.every)
     assert sorted(by(trainer, WORKER)) == list(range(BURST + 20))
     before = trainer.board.counts["RolloutCommitted"]
     await say(nodes["worker"], *sealed(nodes["worker"], committed(WORKER, 999)))
@@ -192,7 +192,7 @@ async def test_evidence_stays_pinned_through_a_flood_by_its_author(autojump_cloc
     evidence = sealed(nodes["flooder"], committed(FLOODER, 10**6), beat(5))
     board.pin(evidence)
     await say(nodes["flooder"], *sealed(nodes["flooder"], beat(9), *(committed(FLOODER, n) for n in range(500))))
-    await trio.sleep(catchup.CATCH_UP_EVERY)
+    await trio.sleep(board.catching_up.every)
     assert 10**6 in by(nodes["trainer"], FLOODER)
     beats = [one.message.count for one in board.messages(Heartbeat) if one.author == FLOODER.address]
     assert beats == [5, 9]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from node.swarm import message_store as shelf_module
 from node.swarm.counts import COUNTS
-from node.swarm.message_store import KEPT_STEPS, MAX_AGE, MessageStore, SeenMessage
+from node.swarm.message_store import KEPT_STEPS, MessageStore, SeenMessage
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
     EpochRootSigned,
@@ -118,7 +118,7 @@ def test_only_the_newest_heartbeat_is_kept_and_an_older_one_is_no_news(played: P
 
 def test_the_newest_policies_stay_whatever_their_age(played: Played) -> None:
     for step in range(3 * KEPT_STEPS):
-        played.put(TRAINER, policy(step), now=step * MAX_AGE)
+        played.put(TRAINER, policy(step), now=step * played.message_store.max_age)
     steps = [signed.message.step for signed in played.message_store.messages(PolicyAnnounced)]
     assert steps == list(range(2 * KEPT_STEPS, 3 * KEPT_STEPS))
     late = played.put(TRAINER, policy(1))
@@ -136,9 +136,9 @@ def test_a_trainer_out_of_its_mind_is_bounded(played: Played, steps: list[int]) 
 
 def test_what_is_old_goes_and_is_still_recognised(played: Played) -> None:
     name = played.put(WORKER, committed(WORKER, 0))
-    played.put(WORKER, committed(WORKER, 1), now=MAX_AGE)
+    played.put(WORKER, committed(WORKER, 1), now=played.message_store.max_age)
     assert name in played.message_store
-    played.put(WORKER, committed(WORKER, 2), now=MAX_AGE + 1)
+    played.put(WORKER, committed(WORKER, 2), now=played.message_store.max_age + 1)
     assert name not in played.message_store and played.message_store.seen(name) == SeenMessage(WORKER, RolloutCommitted)
     assert played.message_store.seen(played.name()) is None
 
@@ -162,7 +162,7 @@ def test_pinned_evidence_stays_whatever_its_author_says(played: Played) -> None:
     loose, signed = evidence[2]
     played.message_store.put(loose, signed, 0.0, direct=True)
     played.commit(FLOODER, 1000)
-    played.put(WORKER, committed(WORKER, 0), now=10 * MAX_AGE)
+    played.put(WORKER, committed(WORKER, 0), now=10 * played.message_store.max_age)
     assert [name in played.message_store for name, _ in evidence] == [True, True, False]
     assert len(played.message_store.messages(RolloutCommitted)) == 3
     assert len(played.message_store.share(nothing, 10_000)) == 3
@@ -257,7 +257,10 @@ def hold(message_store: MessageStore, now: float) -> None:
     assert sorted(raw for raw in message_store.share(nothing, 10**6)) == sorted(
         {*message_store._kept, *message_store._pinned}
     )
-    assert all(one.at >= now - 2 * MAX_AGE for one in [*message_store._aging.values(), *message_store._beats.values()])
+    assert all(
+        one.at >= now - 2 * message_store.max_age
+        for one in [*message_store._aging.values(), *message_store._beats.values()]
+    )
 
 
 @pytest.mark.parametrize(("members", "kept"), [(10, 0), (1000, 1000)])

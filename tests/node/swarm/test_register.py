@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from node.swarm.counts import Admission
 from node.swarm.facts import Equivocation
-from node.swarm.policies import ANCHOR_SECONDS, GRACE_SECONDS, PolicyIndex
+from node.swarm.policies import GRACE_SECONDS, PolicyIndex
 from node.swarm.register import BACKLOG_SECONDS, CLOSED_AFTER, Register, RegisteredWork
 from node.swarm.task_table import MOST_TASKS, TaskTable
 from node.swarm.terms import LeaderTerms
@@ -331,7 +331,7 @@ def test_who_follows_nothing_and_hears_no_validator_begins_with_the_longest_row_
     held = [(far.clock.now, TRAINER, one) for one in said]
     held += [(far.clock.now, OTHER, policy_announced(step, policy(step))) for step in range(90, 99)]
     assert far.policies.anchor(held) is None, "it waits for them"
-    far.clock.now += ANCHOR_SECONDS
+    far.clock.now += 5.0
     assert far.policies.anchor(held) == 70
     first = Signed(TRAINER, said[1], b"first")
     assert far.policies.announce(first, anchored=True) and far.say(71) and not far.say(2**40)

@@ -28,8 +28,8 @@ def saying(text: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 @asynccontextmanager
-async def serving(*routes: Route):
-    listener = HttpListener(bind("127.0.0.1:0", "a test", "--test"))
+async def serving(*routes: Route, idle: float = 5.0, stall: float = 60.0):
+    listener = HttpListener(bind("127.0.0.1:0", "a test", "--test"), idle=idle, stall=stall)
     listener.mount(routes)
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.run)
@@ -84,8 +84,7 @@ async def test_one_connection_too_many_is_closed_unread_and_idle_ones_make_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener_module, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(listener_module, "IDLE", 1.0)
-    async with serving(Route("/", saying("hello"))) as listener:
+    async with serving(Route("/", saying("hello")), idle=1.0) as listener:
         kept = [await connect(listener) for _ in range(2)]
         await until(lambda: listener.connections == 2)
         with trio.fail_after(60):
@@ -99,14 +98,11 @@ async def test_one_connection_too_many_is_closed_unread_and_idle_ones_make_room(
             await stream.aclose()
 
 
-async def test_who_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "STALL", 0.2)
-    monkeypatch.setattr(listener_module, "IDLE", 0.2)
-
+async def test_who_does_not_read_is_let_go() -> None:
     async def flood(_: Request) -> Response:
         return PlainTextResponse("x" * (64 << 20))
 
-    async with serving(Route("/", flood)) as listener:
+    async with serving(Route("/", flood), idle=0.2, stall=0.2) as listener:
         stream = await connect(listener)
         await stream.send_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: listener.connections == 1)

@@ -155,6 +155,7 @@ class Peer:
             records=PolicyRecords(directory / "weights" / "held"),
             repeat=self._repeat,
             blame=lambda who, why: self.blamed.append(why) if who == trainer else None,
+            **options,  # type: ignore[arg-type]
         )
         wire.stores[self.key.address] = self.store
 

@@ -14,7 +14,7 @@ from node.blobs.store import BlobStore
 from node.services.gateway import make_whole, served
 from node.web.host import bind
 from node.web.listener import HttpListener
-from node.weights import fetch, publish, workshop
+from node.weights import publish, workshop
 from node.weights.workshop import written_out
 from protocol.policy import encode_image, encode_manifest
 from tests.node.blobs.http.test_gateway import ask, serving
@@ -97,8 +97,7 @@ async def test_the_image_of_a_snapshot_that_patches_do_not_lead_to_is_blamed_and
         nursery.cancel_scope.cancel()
 
 
-async def test_a_patch_whose_base_nobody_has_waits_and_loses_nothing(run, origin, peer, wire, monkeypatch) -> None:
-    monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
+async def test_a_patch_whose_base_nobody_has_waits_and_loses_nothing(run, origin, peer, wire) -> None:
     trainer = origin()
     for step in range(3):
         held = await trainer.publish(step, run.step())
@@ -106,7 +105,7 @@ async def test_a_patch_whose_base_nobody_has_waits_and_loses_nothing(run, origin
     for root in (held.manifest.snapshot.image_root, image):
         gone[root] = trainer.store.path(root).read_bytes()
         trainer.store.evict(root)
-    follower = peer("late", trainer.key.address)
+    follower = peer("late", trainer.key.address, retry=(0.01, 0.01))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.follower.run)
         wire.say(held.announcement)
@@ -145,9 +144,8 @@ async def test_a_base_stays_whatever_asks_for_room(run, origin, peer) -> None:
 
 
 async def test_a_disk_that_is_full_between_two_patches_delays_and_loses_nothing(run, origin, peer, monkeypatch) -> None:
-    monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
     async with trio.open_nursery() as nursery:
-        trainer, follower, second = await published(run, origin, peer, nursery, steps=2)
+        trainer, follower, second = await published(run, origin, partial(peer, retry=(0.01, 0.01)), nursery, steps=2)
         usage, full = shutil.disk_usage, follower.directory
         monkeypatch.setattr(
             shutil, "disk_usage", lambda path: usage(path)._replace(free=0) if full in path.parents else usage(path)

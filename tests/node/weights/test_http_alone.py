@@ -21,7 +21,8 @@ from node.light_client import LightClient, Waits
 from node.network.host import Libp2pNetwork
 from node.services.gateway import served
 from node.state.journal import Journal
-from node.swarm import policies
+from node.swarm import pool_state
+from node.swarm.policies import PolicyIndex
 from node.web.host import bind
 from node.web.listener import HttpListener
 from node.weights.errors import PolicyUnknown
@@ -88,7 +89,7 @@ class Trainer:
 @pytest.fixture
 async def pool(people, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery):
     """A pool whose manager leads, a profile of its chain, and gateways of whatever list."""
-    monkeypatch.setattr(policies, "ANCHOR_SECONDS", 0.1)
+    monkeypatch.setattr(pool_state, "PolicyIndex", partial(PolicyIndex, anchor_seconds=0.1))
     waits = Waits(listing=0.05, look=0.02, heard=1.0)
     monkeypatch.setattr(light_client, "LightClient", partial(LightClient, waits=waits))
     called: list[object] = []

@@ -1,5 +1,6 @@
 """Policies over real boards, stores and exchanges on the memory network, while members come, go and restart."""
 
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -7,8 +8,9 @@ import trio
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.state.journal import Journal
-from node.swarm import catchup
+from node.swarm import board
 from node.swarm.board import Board
+from node.swarm.catchup import CatchingUp
 from node.swarm.membership import Membership
 from node.weights.fetch import PolicyFollower
 from node.weights.policy_cache import PolicyCache
@@ -79,7 +81,7 @@ class Node:
 async def test_a_newcomer_catches_up_though_the_trainer_is_gone_and_the_others_restarted(
     run, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(catchup, "CATCH_UP_EVERY", 0.1)
+    monkeypatch.setattr(board, "CatchingUp", partial(CatchingUp, every=0.1))
     hub = MemoryHub()
     trainer = Node(hub, TRAINER, tmp_path / "trainer")
     followers = [Node(hub, key, tmp_path / name) for key, name in ((FIRST, "first"), (SECOND, "second"))]

@@ -15,7 +15,7 @@ from node.blobs.files import is_sound
 from node.blobs.store import BlobStore
 from node.inference import layers
 from node.inference.layers import LayeredImage, PatchFile
-from node.weights import fetch, images
+from node.weights import images
 from node.weights import workshop as workshop_module
 from node.weights.errors import WeightsDiskError
 from node.weights.policy_cache import HeldPolicy
@@ -429,8 +429,7 @@ async def test_an_image_that_has_just_arrived_is_not_hashed_twice(run, origin, p
 
 
 async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer, monkeypatch) -> None:
-    full, tries = [True], [0]
-    monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
+    full, tries, peer = [True], [0], partial(peer, retry=(0.01, 0.01))
     honest = workshop_module.build_image
 
     def build(*arguments) -> None:

@@ -252,10 +252,7 @@ async def test_a_source_that_only_fails_ends_in_an_error_that_says_so(tmp_path: 
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("begun", [b"", b"X: ", b"Transfer-Encoding: chunked\r\n\r\n1;", b"\r\n"])
-async def test_a_source_that_drips_is_too_slow_wherever_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes, tls: bool
-) -> None:
-    monkeypatch.setattr(fetch, "SLOWEST", 1.0)
+async def test_a_source_that_drips_is_too_slow_wherever_it_does(tmp_path: Path, begun: bytes, tls: bool) -> None:
     made = own_certificate(tmp_path, NodeKey.generate())
     context = server_context(made)
 
@@ -275,7 +272,7 @@ async def test_a_source_that_drips_is_too_slow_wherever_it_does(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, drip, [trio.SSLListener(listener, context) if tls else listener])
         with trio.fail_after(10), pytest.raises(SourceFailed):
-            await fetch.fetch_listing(source)
+            await fetch.fetch_listing(source, slowest=1.0)
         nursery.cancel_scope.cancel()
 
 

@@ -1,5 +1,6 @@
 """Doing without the relay: on loopback, where every port is open, and what a member may make another dial."""
 
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
@@ -13,16 +14,18 @@ from multiaddr import Multiaddr
 
 from node.network import yamux
 from node.network.circuit import punching, wire
-from node.network.circuit.punching import DCUTR, TRIES, chosen
+from node.network.circuit.punching import DCUTR, TRIES, PunchWaits, chosen
 from node.network.host import Libp2pNetwork
-from tests.node.networks import know
+from tests.node.networks import Swarm, know
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(punching, "FIRST", 0.1)
-    monkeypatch.setattr(punching, "ACCEPT_SECONDS", 0.1)
-    monkeypatch.setattr(punching, "UPGRADE_SECONDS", 0.5)
+@pytest.fixture
+async def real() -> AsyncIterator[Swarm]:
+    """Networks that try at once."""
+    waits = PunchWaits(first=0.1, accept=0.1, upgrade=0.5)
+    async with trio.open_nursery() as nursery:
+        yield Swarm(lambda key: Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0", punch_waits=waits), nursery)
+        nursery.cancel_scope.cancel()
 
 
 async def _carried(real, seen_at: tuple[str, str]) -> tuple[Libp2pNetwork, Libp2pNetwork]:

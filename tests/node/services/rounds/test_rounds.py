@@ -25,7 +25,6 @@ from node.services.base import ServiceManager
 from node.services.certifier import Certifier
 from node.services.context import make_context
 from node.services.heartbeat import HeartbeatSender
-from node.services.rounds import adding, applying
 from node.services.rounds.applying import Rounds
 from node.services.rounds.judging import ContributionJudge, ContributionValidator
 from node.services.rounds.round_closer import RoundCloser
@@ -145,7 +144,7 @@ class Node:
         spool = Spool(town.folder / f"node-{key.address[:8]}" / "spool")
         process: Any = Process()
         lab: Any = Lab(town, spool, seconds, bend)
-        self.rounds = Rounds(self.context, process, spool, lab)
+        self.rounds = Rounds(self.context, process, spool, lab, fetch_seconds=town.fetch_seconds)
         self.manager, self.court, self.alive = ServiceManager(), RecordingJudge(), trio.CancelScope()
         self.roots: dict[int, bytes] = {}
 
@@ -190,6 +189,7 @@ class Node:
 
 class Town:
     kind: type[Node] = Node
+    fetch_seconds = 60.0
 
     def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW, inner: int = 2) -> None:
         self.open(folder, compiled(folder, rounds=how, steps=steps, inner=inner), folder / "assets", validators)
@@ -344,9 +344,8 @@ async def test_who_comes_late_jumps_and_a_stopped_peer_or_a_full_disk_costs_no_m
 async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_gives_way_to_a_newer_one(
     tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (adding, applying):
-        monkeypatch.setattr(module, "FETCH_TIMEOUT", 12.0)
     town = Town(tmp_path, validators=2, steps=8)
+    town.fetch_seconds = 12.0
     steady, _, told, asked, late = town.add(2), town.add(3), list[str](), list[bytes](), list[Node]()
     fetch = steady.rounds.adding._fetch
 

@@ -11,7 +11,6 @@ import trio.lowlevel
 
 from node.recipe.pool import Group
 from node.services.judging.judge import Validator
-from node.services.training import ingest as intake_module
 from node.services.training.ingest import Ingest
 from node.services.training.values import Believed
 from node.swarm.register import RegisteredWork
@@ -48,18 +47,18 @@ class Bystander(Ingest):
             await self._context.journal.do(self._context.journal.used.consume, [work.id + b"group"], 3)
 
 
-def intake_of(court: Court) -> Bystander:
+def intake_of(court: Court, **how: Any) -> Bystander:
     context = court.trainer.context
     groups: list[Group] = []
-    ingest = Bystander(context, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0)
+    ingest = Bystander(context, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0, **how)
     ingest.taken = []
     return ingest
 
 
 @asynccontextmanager
-async def session(court: Court, **named: Any) -> AsyncIterator[Bystander]:
+async def session(court: Court, questions: tuple[float, float] = (2.0, 64.0), **named: Any) -> AsyncIterator[Bystander]:
     async with trio.open_nursery() as nursery:
-        trainer = intake_of(court)
+        trainer = intake_of(court, questions=questions)
         nursery.start_soon(trainer.run)
         await court.open(nursery, **named)
         yield trainer
@@ -120,12 +119,9 @@ async def test_a_silent_validator_is_asked_once_more(autojump_clock) -> None:
         assert trainer.taken == [root]  # one validator is alive, and it has spoken
 
 
-async def test_where_everything_waits_the_trainer_asks_for_no_more_than_others_hear(
-    autojump_clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(intake_module, "QUESTIONS", (0.1, 2.0))
+async def test_where_everything_waits_the_trainer_asks_for_no_more_than_others_hear(autojump_clock) -> None:
     court = Court([Validator, Validator])
-    async with session(court, absent=[1]):
+    async with session(court, (0.1, 2.0), absent=[1]):
         for index in range(5):
             await court.commit(index=index)
         for seconds, asked in ((20, 2), (8, 3)):
@@ -133,9 +129,8 @@ async def test_where_everything_waits_the_trainer_asks_for_no_more_than_others_h
             assert len(court.trainer.board.messages(VerdictRequested)) == asked
 
 
-async def test_a_worker_whose_files_nobody_has_leaves_others_their_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "QUESTIONS", (1.0, 1.0))
-    ingest = intake_of(Court([Validator]))
+async def test_a_worker_whose_files_nobody_has_leaves_others_their_questions() -> None:
+    ingest = intake_of(Court([Validator]), questions=(1.0, 1.0))
     flood = [promised(bytes([number]) * 32) for number in range(20)]
     theirs = [promised(bytes([100 + number]) * 32, slot=number, worker=VALIDATORS[0].address) for number in range(2)]
     for work in (*flood, *theirs):

@@ -26,6 +26,8 @@ from node.recipe.pool import Selection
 from node.services.context import Context
 from node.services.leader_lease import LeadFrom
 from node.services.training import feeding, ingest
+from node.services.training import trainer as trainer_module
+from node.services.training.feeding import Feeding
 from node.services.training.groups import Groups
 from node.services.training.record import StepMetrics
 from node.services.training.trainer import TrainerService
@@ -403,7 +405,7 @@ async def test_a_store_that_fails_at_once_does_not_use_up_all_groups(tmp_path: P
 
     monkeypatch.setattr(feeding, "make_batch", fails)
     for pause, batches in ((0.0, 4), (60.0, 1)):  # the first is the control
-        monkeypatch.setattr(feeding, "AGAIN", (pause, pause))
+        monkeypatch.setattr(trainer_module, "Feeding", partial(Feeding, again=(pause, pause)))
         tried.clear()
         house = House(tmp_path / f"{batches}", RUN)
         for index in range(3):

@@ -14,7 +14,7 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.services.judging.judge import Validator
 from node.services.training import values as values_module
 from node.services.training.ingest import Ingest
-from node.services.training.values import OwnLook, Values
+from node.services.training.values import LookShares, OwnLook, Values
 from node.state.files import write_whole
 from node.swarm.register import RegisteredWork
 from protocol.blobs import describe
@@ -63,10 +63,10 @@ class Blobs:
         self.had: dict[bytes, Path] = {}
         self.missing: set[bytes] = set()
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], **_: Any) -> Path:
+    async def fetch(self, root: bytes, sources: Sequence[Address], **how: Any) -> Path:
         await trio.lowlevel.checkpoint()
         if root in self.missing:
-            await trio.sleep(values_module.FETCH_TIMEOUT)
+            await trio.sleep(how["timeout"])
             raise Trouble("no such blob", "nobody has it", "wait")
         return self.had[root]
 
@@ -121,13 +121,10 @@ class Trainer:
     def __init__(
         self,
         place: Path,
-        monkeypatch: pytest.MonkeyPatch,
         quorum: int = 2,
         engine: Engine | None = None,
         lots: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> None:
-        for name, share in zip(("LOT_AGREED", "LOT_ALONE", "LOT_REWARDS"), lots, strict=True):
-            monkeypatch.setattr(values_module, name, share)
         court = Court([Validator] * 3, quorum=quorum)
         self.context = court.trainer.context
         for validator in (ANN, BEN, CLEO)[: 3 if quorum > 1 else 1]:
@@ -137,7 +134,13 @@ class Trainer:
         self.taken_back: list[bytes] = []
         self.over: list[str] = []
         self.look = OwnLook(self.context, engine, lambda step: place, place) if engine else None
-        self.values = Values(self.context, self.look, taken_back=self.taken_back.append, hopeless=self.over.append)
+        self.values = Values(
+            self.context,
+            self.look,
+            taken_back=self.taken_back.append,
+            hopeless=self.over.append,
+            shares=LookShares(*lots),
+        )
 
     def says(
         self, validator: Address, groups: Sequence[int] = ALL, logprobs: list[float] | None = None, reward: float = 1.0
@@ -178,20 +181,18 @@ class Trainer:
 
 
 async def test_what_two_validators_say_alike_is_believed_and_what_one_says_alone_is_not(
-    tmp_path: Path, monkeypatch, autojump_clock
+    tmp_path: Path, autojump_clock
 ) -> None:
-    trainer = Trainer(tmp_path, monkeypatch)
+    trainer = Trainer(tmp_path)
     near = [TRUE + 0.01] * TOKENS
     believed = await trainer.believes(trainer.says(ANN, (0, 1, 2)), trainer.says(BEN, (1, 2, 3), near))
     assert believed is not None and list(believed) == [1, 2]
     assert trainer.values.counts == {"agreed": 2, "unused": 2}
 
 
-async def test_what_one_says_alone_is_recomputed_where_this_node_can(
-    tmp_path: Path, monkeypatch, autojump_clock
-) -> None:
+async def test_what_one_says_alone_is_recomputed_where_this_node_can(tmp_path: Path, autojump_clock) -> None:
     engine = Engine()
-    trainer = Trainer(tmp_path, monkeypatch, engine=engine)
+    trainer = Trainer(tmp_path, engine=engine)
     believed = await trainer.believes(trainer.says(ANN, (0, 1)), trainer.says(BEN, (1, 3)))
     assert believed == {0: TRUE, 1: TRUE, 3: TRUE} and engine.asked == [(0, 3)]
     assert not trainer.values.distrusted
@@ -199,10 +200,10 @@ async def test_what_one_says_alone_is_recomputed_where_this_node_can(
 
 @pytest.mark.parametrize(("lie", "files"), [({"reward": 0.0}, 1), ({"logprobs": SPIKED}, 3)])
 async def test_a_lie_among_three_is_recomputed_and_its_author_believed_no_more(
-    tmp_path: Path, monkeypatch, autojump_clock, lie: dict[str, Any], files: int
+    tmp_path: Path, autojump_clock, lie: dict[str, Any], files: int
 ) -> None:
     """A group's mean would hide one token at -32; hardware that differs in the last digits is no lie."""
-    trainer = Trainer(tmp_path, monkeypatch, engine=Engine())
+    trainer = Trainer(tmp_path, engine=Engine())
     for number in range(files):
         assert not trainer.values.distrusted
         said = [trainer.says(ANN, **lie), trainer.says(BEN), trainer.says(CLEO)]
@@ -212,45 +213,39 @@ async def test_a_lie_among_three_is_recomputed_and_its_author_believed_no_more(
     assert trainer.values.counts["recomputed"] == (files + 1) * GROUPS  # what is left is one validator's word
 
 
-async def test_without_an_engine_what_validators_say_differently_is_not_used(
-    tmp_path: Path, monkeypatch, autojump_clock
-) -> None:
-    trainer = Trainer(tmp_path, monkeypatch)
+async def test_without_an_engine_what_validators_say_differently_is_not_used(tmp_path: Path, autojump_clock) -> None:
+    trainer = Trainer(tmp_path)
     assert await trainer.believes(trainer.says(ANN, reward=0.0), trainer.says(BEN)) is None
     assert trainer.values.counts["unused"] == GROUPS and not trainer.values.distrusted
 
 
-async def test_two_that_lie_alike_are_found_out_by_the_trainers_own_lot(
-    tmp_path: Path, monkeypatch, autojump_clock
-) -> None:
-    trainer = Trainer(tmp_path, monkeypatch, engine=Engine(), lots=(1.0, 0.0, 0.0))
+async def test_two_that_lie_alike_are_found_out_by_the_trainers_own_lot(tmp_path: Path, autojump_clock) -> None:
+    trainer = Trainer(tmp_path, engine=Engine(), lots=(1.0, 0.0, 0.0))
     believed = await trainer.believes(trainer.says(ANN, reward=0.0), trainer.says(BEN, reward=0.0))
     assert believed is None and set(trainer.values.distrusted) == {ANN, BEN} and not trainer.over
 
 
-async def test_rewards_by_themselves_are_recomputed_without_the_model(
-    tmp_path: Path, monkeypatch, autojump_clock
-) -> None:
+async def test_rewards_by_themselves_are_recomputed_without_the_model(tmp_path: Path, autojump_clock) -> None:
     engine = Engine()
-    trainer = Trainer(tmp_path, monkeypatch, engine=engine, lots=(0.0, 0.0, 1.0))
+    trainer = Trainer(tmp_path, engine=engine, lots=(0.0, 0.0, 1.0))
     assert await trainer.believes(trainer.says(ANN, reward=0.0), trainer.says(BEN, reward=0.0)) is None
     assert engine.asked == [()] and set(trainer.values.distrusted) == {ANN, BEN}
 
 
 async def test_a_file_that_this_node_refuses_is_not_trained_on_whoever_accepts_it(
-    tmp_path: Path, monkeypatch, autojump_clock
+    tmp_path: Path, autojump_clock
 ) -> None:
-    trainer = Trainer(tmp_path, monkeypatch, engine=Engine(Reason.WRONG_DRAW), lots=(0.0, 0.0, 1.0))
+    trainer = Trainer(tmp_path, engine=Engine(Reason.WRONG_DRAW), lots=(0.0, 0.0, 1.0))
     assert await trainer.believes(trainer.says(ANN), trainer.says(BEN)) is None
     assert set(trainer.values.distrusted) == {ANN, BEN}
 
 
 @pytest.mark.parametrize("standbys", [(), (CLEO,)], ids=["alone", "with a trainer that stands by"])
 async def test_the_only_validator_is_believed_between_two_lots_and_its_first_lie_that_is_drawn_ends_the_run(
-    standbys: tuple[Address, ...], tmp_path: Path, monkeypatch, autojump_clock
+    standbys: tuple[Address, ...], tmp_path: Path, autojump_clock
 ) -> None:
     """Nothing that rested on its word alone is trained on afterwards."""
-    trainer = Trainer(tmp_path, monkeypatch, quorum=1, engine=Engine(), lots=(0.0, 0.25, 0.0))
+    trainer = Trainer(tmp_path, quorum=1, engine=Engine(), lots=(0.0, 0.25, 0.0))
     trainer.context.membership.terms.seat((trainer.context.key.address, *standbys), 60, 10)
     found: int | None = None
     for number in range(64):
@@ -264,18 +259,16 @@ async def test_the_only_validator_is_believed_between_two_lots_and_its_first_lie
 
 
 def test_a_forger_of_every_file_is_found_within_twenty_with_the_shipped_lot() -> None:
-    assert (1 - values_module.LOT_ALONE) ** 20 < 0.004
+    assert (1 - LookShares().alone) ** 20 < 0.004
 
 
-async def test_a_report_that_nobody_serves_costs_a_second_and_not_a_time_out(
-    tmp_path: Path, monkeypatch, autojump_clock
-) -> None:
-    trainer = Trainer(tmp_path, monkeypatch)
+async def test_a_report_that_nobody_serves_costs_a_second_and_not_a_time_out(tmp_path: Path, autojump_clock) -> None:
+    trainer = Trainer(tmp_path)
     said = [trainer.says(ANN, logprobs=[TRUE + 0.001] * TOKENS), trainer.says(BEN), trainer.says(CLEO)]
     trainer.blobs.missing.add(said[0][1].report_root)
     began = trio.current_time()
     assert await trainer.believes(*said) == dict.fromkeys(ALL, TRUE)
-    assert trio.current_time() - began < 2 * values_module.HEDGE_SECONDS
+    assert trio.current_time() - began < 2.0
     assert trainer.values.status()["not_served"] == {ANN: 1}
 
 
@@ -284,7 +277,7 @@ async def test_a_report_larger_than_the_run_s_bound_is_not_fetched_whatever_its_
     tmp_path: Path, monkeypatch, autojump_clock, said: int
 ) -> None:
     """Ann's bytes are of the root that she signed, and too many."""
-    trainer = Trainer(tmp_path, monkeypatch)
+    trainer = Trainer(tmp_path)
     most, asked = trainer.context.run.spec.rollout.most_report_bytes, list[int]()
     fetch = trainer.blobs.fetch
 
@@ -308,9 +301,9 @@ async def test_a_report_larger_than_the_run_s_bound_is_not_fetched_whatever_its_
 
 
 async def test_a_report_that_says_something_else_than_its_verdict_counts_for_nothing(
-    tmp_path: Path, monkeypatch, autojump_clock
+    tmp_path: Path, autojump_clock
 ) -> None:
-    trainer = Trainer(tmp_path, monkeypatch)
+    trainer = Trainer(tmp_path)
     _, other = trainer.says(ANN, reward=0.5)
     for field, value in (
         ("report_root", other.report_root),
@@ -323,16 +316,16 @@ async def test_a_report_that_says_something_else_than_its_verdict_counts_for_not
         assert await trainer.believes((author, forged), trainer.says(BEN)) is None
 
 
-async def test_who_is_not_believed_is_remembered_over_a_restart(tmp_path: Path, monkeypatch, autojump_clock) -> None:
-    trainer = Trainer(tmp_path, monkeypatch, engine=Engine())
+async def test_who_is_not_believed_is_remembered_over_a_restart(tmp_path: Path, autojump_clock) -> None:
+    trainer = Trainer(tmp_path, engine=Engine())
     await trainer.believes(trainer.says(ANN, reward=0.0), trainer.says(BEN), trainer.says(CLEO))
     again = Values(trainer.context, None, taken_back=lambda work: None)
     await again.recall()
     assert list(again.distrusted) == [ANN]
 
 
-async def test_groups_become_rows_of_a_batch_in_order(tmp_path: Path, monkeypatch) -> None:
-    trainer = Trainer(tmp_path, monkeypatch)
+async def test_groups_become_rows_of_a_batch_in_order(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
     rows = tuple(SampleRow(g, s, f"p{g}", [1, 2], [3] * TOKENS, False, b"") for g in range(GROUPS) for s in range(SIZE))
     file = tmp_path / "file"
     file.write_bytes(encode(RolloutBatch(RolloutHeader(1, WORKER.address, policy_root(0).hex(), 0), rows)))

@@ -14,7 +14,6 @@ import trio
 
 from node.web.host import bind
 from node.web.listener import HttpListener
-from node.web.page import page as page_module
 from node.web.page.page import HISTORY, WebPage
 from node.web.page.series import Point, SeriesFile
 from scripts.browser import find_browser
@@ -38,11 +37,6 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     browser.stop()
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "SEEN", 0.1)
-
-
 class Swarm:
     """What the node says; a test changes it."""
 
@@ -59,7 +53,7 @@ async def daemon(swarm: Swarm, folder: Path, address: str = "127.0.0.1:0") -> As
     """One life of a node that serves its page; yields HOST:PORT."""
     listener = HttpListener(bind(address, "the page", "--page"))
     async with trio.open_nursery() as nursery:
-        listener.mount(await nursery.start(WebPage(lambda: typed(swarm.status()), folder).run))
+        listener.mount(await nursery.start(WebPage(lambda: typed(swarm.status()), folder, seen=0.1).run))
         await nursery.start(listener.run)
         yield listener.place
         nursery.cancel_scope.cancel()

@@ -31,7 +31,7 @@ class Swarm:
 
 @asynccontextmanager
 async def serving(swarm: Swarm, folder: Path) -> AsyncIterator[str]:
-    made = page.WebPage(lambda: typed(swarm.status()), folder)
+    made = page.WebPage(lambda: typed(swarm.status()), folder, seen=0.02, pulse=0.2)
     listener = HttpListener(bind("127.0.0.1:0", "the page", "--page"))
     async with trio.open_nursery() as nursery:
         listener.mount(await nursery.start(made.run))
@@ -78,12 +78,6 @@ async def until(following: Following, step: int) -> tuple[dict[str, Any], str]:
             told[name] = data
             if mark and step in [row[0] for row in told.get("steps", {"rows": []})["rows"]]:
                 return told, mark
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "SEEN", 0.02)
-    monkeypatch.setattr(page, "PULSE", 0.2)
 
 
 async def test_the_documents_are_served_under_a_policy_that_lets_nothing_else_in(tmp_path: Path) -> None:
