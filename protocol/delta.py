@@ -72,6 +72,11 @@ def unchanged(count: int) -> bytes:
     return _HEADER.pack(_MAGIC, count, False)
 
 
+def is_unchanged(patch: bytes | memoryview, count: int) -> bool:
+    """Whether a patch for `count` elements leaves a tensor as it is, and says so in the one way there is."""
+    return len(patch) == _HEADER.size and bytes(patch) == unchanged(count)
+
+
 def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None) -> U16:
     """The target, uint16[n], of a patch made for `base`; it is the caller who compares it with what it should be.
 
@@ -86,9 +91,7 @@ def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None)
     return target
 
 
-def patched(
-    base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0, back: bool = False
-) -> Iterator[U16]:
+def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0, back: bool = False) -> Iterator[U16]:
     """Window by window, uint16[WINDOW at most], what patches make of `base`, one applied after another; nothing is
     hashed. A window is overwritten by the next, so memory does not grow with the tensor. Raises PatchError.
 
@@ -151,9 +154,7 @@ def _layers(readers: Sequence[PackedReader], count: int) -> list[PackedReader]:
     return [reader for reader in readers if _header(reader, count)]
 
 
-def _stacked(
-    layers: Sequence[PackedReader], base: U16, room: U16, back: bool = False
-) -> "tuple[U16, ChunkChanges]":
+def _stacked(layers: Sequence[PackedReader], base: U16, room: U16, back: bool = False) -> "tuple[U16, ChunkChanges]":
     """A chunk after all layers but the last, in `room` where any of them changes it, and what the last changes."""
     stretch, changes = base, _NOTHING
     for reader in layers:
