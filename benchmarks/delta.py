@@ -12,7 +12,7 @@ Speeds are MB of image per second of CPU time on one core, best of several runs;
 
 Written: what a follower's store counts a step beside the image's size, with a real publisher and follower and a wire in
 memory. Weights change by one unit in the last place. Beside it the same with every image an anchor, which writes each
-of them whole.
+of them whole, and the same where an engine's copy in memory compares (here in this process, and counted).
 
 Chains: CPU seconds for each GB of image that one more step costs a node whose policy rests on so many patches, until
 its weights are copied into an engine's matrices, in bfloat16. Beside the copy in memory stands what is done without
@@ -170,13 +170,16 @@ def drift(bits: np.ndarray, share: float, random: np.random.Generator) -> np.nda
     return moved
 
 
-async def follow(folder: Path, share: float, steps: int, count: int, anchor_every: int) -> dict[str, Any]:
+async def follow(
+    folder: Path, share: float, steps: int, count: int, anchor_every: int, with_copy: bool
+) -> dict[str, Any]:
     """What a follower writes of so many steps after its first image."""
     from tests.node.weights import little_swarm as swarm
 
     wire, random = swarm.Wire(), np.random.default_rng(1)
     trainer = swarm.Origin(wire, folder / "trainer", swarm.NodeKey.generate(), anchor_every=anchor_every)
-    peer = swarm.Peer(wire, folder / "peer", trainer.key.address, quota=1 << 34, limit=1 << 34)
+    engine = swarm.Comparing() if with_copy else None
+    peer = swarm.Peer(wire, folder / "peer", trainer.key.address, quota=1 << 34, limit=1 << 34, engine=engine)
     bits = bf16_bits(random.standard_normal(count, dtype=np.float32) * np.float32(0.02))
     before, seconds = 0, 0.0
     async with trio.open_nursery() as nursery:
@@ -208,10 +211,14 @@ def written(quick: bool) -> list[dict[str, Any]]:
     little_swarm.QUOTA = 1 << 34
     rows: list[dict[str, Any]] = []
     for share, steps in ((0.01, 88), (0.05, 24)):
-        for name, every in (("each image whole", 1), ("base and patches", 50)):
+        for name, every, with_copy in (
+            ("each image whole", 1, False),
+            ("base and patches", 50, False),
+            ("with a copy in memory", 50, True),
+        ):
             most, count = min(steps, 8) if every == 1 else steps, 1 << (19 if quick else 23)
             with tempfile.TemporaryDirectory() as folder:
-                found = trio.run(follow, Path(folder), share, most, count, every)
+                found = trio.run(follow, Path(folder), share, most, count, every, with_copy)
             rows.append({"name": name, **found})
             print(
                 f"{name:26}{found['changed']:9.2%} changed: {found['of_image']:8.2%} of the image written a step, "

@@ -9,6 +9,7 @@ Each move hashes what it made, and where that is not what was signed the tensor 
 reads a copy that was not compared whole.
 """
 
+import fcntl
 import mmap
 import os
 import threading
@@ -166,7 +167,10 @@ class _Memory:
     """A canonical image in a file without a disk. tensors: its numbers, uint16[n]; pieces: its hashes as a blob."""
 
     def __init__(self, descriptor: int, layout: Layout) -> None:
-        view = memoryview(mmap.mmap(descriptor, layout.size))
+        shared = mmap.mmap(descriptor, layout.size)
+        # What this process forks shares memory that is a file, and could write there.
+        shared.madvise(mmap.MADV_DONTFORK)
+        view = memoryview(shared)
         view[: len(layout.header)] = layout.header
         self._descriptor, self._view = descriptor, view
         self.layout, self.path = layout, Path(f"/proc/{os.getpid()}/fd/{descriptor}")
@@ -183,11 +187,14 @@ class _Memory:
         """None where the system has no such files, or no room for this one."""
         if not hasattr(os, "memfd_create"):
             return None
-        descriptor = os.memfd_create("intellect-policy")
+        descriptor = os.memfd_create("intellect-policy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             # All of it now: memory that is missing later ends the process, in the middle of a write.
             os.posix_fallocate(descriptor, 0, layout.size)
-            return cls(descriptor, layout)
+            memory = cls(descriptor, layout)
+            seal_future_write = 0x10  # of linux/fcntl.h: the mapping that is there is written to, and nothing else
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seal_future_write | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            return memory
         except OSError:
             os.close(descriptor)
             return None

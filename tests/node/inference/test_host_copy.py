@@ -1,5 +1,6 @@
 """The policy that an engine's process has in memory: it moves by patches, and is never what nobody compared."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -161,11 +162,13 @@ def test_it_stays_what_it_is_while_somebody_reads_it(tmp_path: Path, steps: Step
         assert encode_image(steps[2]).endswith(bytes(body))
 
 
-def test_another_process_reads_it_as_an_image(tmp_path: Path, steps: Steps) -> None:
+def test_another_process_reads_it_as_an_image_and_nobody_else_writes_there(tmp_path: Path, steps: Steps) -> None:
     made, copy = images(tmp_path, steps), HostCopy(always)
     program = "import sys, blake3; print(blake3.blake3(open(sys.argv[1], 'rb').read()).hexdigest())"
     with copy.at(made[0]) as there:
         told = subprocess.run([sys.executable, "-c", program, there.path], capture_output=True, text=True, check=True)
+        with pytest.raises(PermissionError):
+            os.pwrite(os.open(there.path, os.O_RDWR), b"x", 0)
     assert told.stdout.strip() == blake3(encode_image(steps[1])).hexdigest()
 
 
