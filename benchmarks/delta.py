@@ -276,6 +276,7 @@ def chain_cost(folder: Path, bits: np.ndarray, share: float, length: int) -> dic
 
     def load_copy() -> None:
         with copy.at(image) as there:
+            assert there is not None  # it was told that there is room
             load(ImageFile(there.path, image.weights_root))
 
     found = {"compare": [], "load": [], "move": [], "load_copy": []}
