@@ -12,7 +12,11 @@ Speeds are MB of image per second of CPU time on one core, best of several runs;
 
 Written: what a follower's store counts a step beside the image's size, with a real publisher and follower and a wire in
 memory. Weights change by one unit in the last place. Beside it the same with every image a snapshot, which writes each
-of them whole.
+of them whole, and the same where an engine's copy in memory compares (here in this process, and counted).
+
+Chains: CPU seconds for each GB of image that one more step costs a node whose policy rests on so many patches, until
+its weights are copied into an engine's matrices, in bfloat16. Beside the copy in memory stands what is done without
+one: the follower puts the policy together to compare it, and the engine does to load it.
 """
 
 import os
@@ -166,13 +170,16 @@ def drift(bits: np.ndarray, share: float, random: np.random.Generator) -> np.nda
     return moved
 
 
-async def follow(folder: Path, share: float, steps: int, count: int, snapshot_every: int) -> dict[str, Any]:
+async def follow(
+    folder: Path, share: float, steps: int, count: int, snapshot_every: int, with_copy: bool
+) -> dict[str, Any]:
     """What a follower writes of so many steps after its first image."""
     from tests.node.weights import little_swarm as swarm
 
     wire, random = swarm.Wire(), np.random.default_rng(1)
     trainer = swarm.Origin(wire, folder / "trainer", swarm.NodeKey.generate(), snapshot_every=snapshot_every)
-    peer = swarm.Peer(wire, folder / "peer", trainer.key.address, quota=1 << 34, limit=1 << 34)
+    engine = swarm.Comparing() if with_copy else None
+    peer = swarm.Peer(wire, folder / "peer", trainer.key.address, quota=1 << 34, limit=1 << 34, engine=engine)
     bits = bf16_bits(random.standard_normal(count, dtype=np.float32) * np.float32(0.02))
     before, seconds = 0, 0.0
     async with trio.open_nursery() as nursery:
@@ -204,14 +211,106 @@ def written(quick: bool) -> list[dict[str, Any]]:
     little_swarm.QUOTA = 1 << 34
     rows: list[dict[str, Any]] = []
     for share, steps in ((0.01, 88), (0.05, 24)):
-        for name, every in (("each image whole", 1), ("base and patches", 50)):
+        for name, every, with_copy in (
+            ("each image whole", 1, False),
+            ("base and patches", 50, False),
+            ("with a copy in memory", 50, True),
+        ):
             most, count = min(steps, 8) if every == 1 else steps, 1 << (19 if quick else 23)
             with tempfile.TemporaryDirectory() as folder:
-                found = trio.run(follow, Path(folder), share, most, count, every)
+                found = trio.run(follow, Path(folder), share, most, count, every, with_copy)
             rows.append({"name": name, **found})
             print(
                 f"{name:26}{found['changed']:9.2%} changed: {found['of_image']:8.2%} of the image written a step, "
                 f"{found['cpu_s_per_gb']:.2f} s CPU a GB ({found['steps']} steps)"
+            )
+    return rows
+
+
+def chain_on_disk(folder: Path, bits: np.ndarray, share: float, length: int) -> tuple[Path, list[Any], list[bytes]]:
+    """(base, patches, digests of the last two policies) of a model of sixteen tensors."""
+    from node.inference.layers import PatchFile
+    from protocol.policy import describe_tensors, encode_image
+    from protocol.policy_patch import framed, policy_patch_header
+
+    random, patches = np.random.default_rng(2), list[PatchFile]()
+    split = lambda whole: {f"layer.{at:02}": part for at, part in enumerate(np.array_split(whole, 16))}
+    base, digests = folder / "base", [b"", b""]
+    base.write_bytes(encode_image(split(bits)))
+    for at in range(length):
+        new = drift(bits, share, random)
+        roots = bytes([at]) * 32, bytes([at + 1]) * 32
+        parts = [
+            part
+            for old, moved in zip(split(bits).values(), split(new).values(), strict=True)
+            for part in framed(encode_patch(old, moved))
+        ]
+        patches.append(PatchFile(str(folder / f"patch-{at}"), *roots))
+        Path(patches[-1].path).write_bytes(policy_patch_header(*roots, 16) + b"".join(parts))
+        bits = new
+        if at >= length - 2:
+            digests = [digests[1], b"".join(info.digest for info in describe_tensors(split(bits)))]
+    return base, patches, digests
+
+
+def chain_cost(folder: Path, bits: np.ndarray, share: float, length: int) -> dict[str, float]:
+    """CPU seconds of one step more, of each part."""
+    import torch
+
+    from node.inference.host_copy import HostCopy
+    from node.inference.image import ImageFile, PatchedWeights, one_by_one
+    from node.inference.layers import LayeredImage
+
+    base, patches, (before, digests) = chain_on_disk(folder, bits, share, length)
+    image, last = LayeredImage(base, patches, digests), LayeredImage(base, patches[:-1], before)
+    room = {name: torch.empty(part.size, dtype=torch.bfloat16) for name, part in LayeredImage(base).items()}
+    copy = HostCopy(lambda size: True)
+
+    def load(weights: Any) -> None:
+        for part, tensor in zip(room.values(), one_by_one(weights, list(room)), strict=True):
+            part.copy_(tensor)
+
+    def become(policy: LayeredImage) -> None:
+        with copy.at(policy):
+            pass
+
+    def load_copy() -> None:
+        with copy.at(image) as there:
+            assert there is not None  # it was told that there is room
+            load(ImageFile(there.path, image.weights_root))
+
+    found = {"compare": [], "load": [], "move": [], "load_copy": []}
+    for _ in range(1 if length > 8 else 3):
+        found["compare"].append(best(image.root, 1))
+        found["load"].append(best(lambda: load(PatchedWeights(str(base), patches, digests)), 1))
+    for _ in range(3):
+        if length > 1:
+            become(last)
+        else:
+            copy._policy = None  # as behind a snapshot: its memory is there, and it is of another base
+        found["move"].append(best(lambda: become(image), 1))
+        found["load_copy"].append(best(load_copy, 1))
+    return {what: min(seconds) for what, seconds in found.items()}
+
+
+def chains(quick: bool) -> list[dict[str, Any]]:
+    """For each share of changed weights and each length."""
+    import torch
+
+    torch.set_num_threads(1)
+    count = 1 << (21 if quick else 25)
+    bits = bf16_bits(np.random.default_rng(1).standard_normal(count, dtype=np.float32) * np.float32(0.02))
+    rows: list[dict[str, Any]] = []
+    for share in (0.01, 0.05):
+        for length in (1, 16) if quick else (1, 16, 64):
+            with tempfile.TemporaryDirectory() as folder:
+                found = chain_cost(Path(folder), bits, share, length)
+            costs = {f"{what}_s_per_gb": seconds / (2 * count) * 1e9 for what, seconds in found.items()}
+            rows.append({"changed": share, "patches": length, **costs})
+            compare, load, move, load_copy = costs.values()
+            print(
+                f"{share:7.0%} changed, {length:2} patches: {compare:5.2f} to compare and {load:5.2f} to load from the "
+                f"base; {move:.2f} to move the copy and {load_copy:.2f} to load it, s CPU a GB"
             )
     return rows
 
@@ -262,7 +361,10 @@ def main() -> None:
     if real:
         show_real(real)
     print()
-    save(options.json, {"simulated": rows, "real": real, "written": written(options.quick)})
+    save(
+        options.json,
+        {"simulated": rows, "real": real, "written": written(options.quick), "chains": chains(options.quick)},
+    )
 
 
 if __name__ == "__main__":

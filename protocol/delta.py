@@ -2,16 +2,16 @@
 
 Between two steps of RL about one weight in a hundred changes its bf16 bits, mostly by one unit in the last place. A
 patch says which (the gaps between changed positions, one or two bytes each) and by how much (steps along the order of
-bf16 numbers, two to a byte; farther ones as 16-bit steps or as the new bits themselves). Where most weights change,
-every element has its step and no position is written; where that does not pay either, the new bits are. Each stretch
-of CHUNK elements takes the form that is smallest.
+bf16 numbers, two to a byte; farther ones as 16-bit steps). Where most weights change, every element has its step and no
+position is written; where that does not pay either, the new bits are. Each stretch of CHUNK elements takes the form
+that is smallest. All but new bits can be taken back: a step is as good one way as the other.
 
     patch  := "IND" version | count u64 | changed u8 | chunk... (none where nothing is changed)
     chunk  := form u8 | nothing                       same
                       | changes u32, gaps, steps      sparse8, sparse16
                       | steps                         dense
                       | low bytes, high bytes         raw
-    steps  := nibbles (step + 7; 15: see wide) | wide form u8 | wide low bytes | wide high bytes
+    steps  := nibbles (step + 7; 15: see wide) | wide low bytes | wide high bytes
 
 The order of bf16 numbers maps bit patterns to integers so that neighbours differ by one, -0 lies next to +0 and NaNs at
 the ends; arithmetic is modulo 2^16, so every pattern has a step to every other. A patch does not say what it was made
@@ -38,12 +38,11 @@ WINDOW = 1 << 17
 """Elements that are handed out together: 256 KiB, which stay in the processor's cache, and never more than a piece."""
 # 128 GiB of bf16: no tensor is larger.
 MAX_ELEMENTS = 1 << 36
-_MAGIC = b"IND\x02"
+_MAGIC = b"IND\x03"
 _HEADER = struct.Struct("<4sQB")
 _COUNT = struct.Struct("<I")
 _BYTE = struct.Struct("<B")
 _SAME, _SPARSE8, _SPARSE16, _DENSE, _RAW = range(5)
-_STEPS, _BITS = range(2)
 _ZERO, _ONE, _SIGN, _TOP = np.uint16(0), np.uint16(1), np.uint16(15), np.uint16(0x8000)
 # Steps of -7 to 7 fill fifteen of a nibble's values; the sixteenth says that the step is elsewhere.
 _NEAR = 7
@@ -73,6 +72,11 @@ def unchanged(count: int) -> bytes:
     return _HEADER.pack(_MAGIC, count, False)
 
 
+def is_unchanged(patch: bytes | memoryview, count: int) -> bool:
+    """Whether a patch for `count` elements leaves a tensor as it is, and says so in the one way there is."""
+    return len(patch) == _HEADER.size and bytes(patch) == unchanged(count)
+
+
 def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None) -> U16:
     """The target, uint16[n], of a patch made for `base`; it is the caller who compares it with what it should be.
 
@@ -87,11 +91,12 @@ def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None)
     return target
 
 
-def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0) -> Iterator[U16]:
+def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0, back: bool = False) -> Iterator[U16]:
     """Window by window, uint16[WINDOW at most], what patches make of `base`, one applied after another; nothing is
     hashed. A window is overwritten by the next, so memory does not grow with the tensor. Raises PatchError.
 
     before: elements that stand before `base`, from where windows are counted: none reaches over a multiple of WINDOW.
+    back: take patches back that led to `base`, the last one first; PatchError where one has new bits.
     """
     base = _flat(base)
     readers = [PackedReader(patch) for patch in patches]
@@ -100,12 +105,27 @@ def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0
         room = np.empty(min(CHUNK, base.size) if layers[1:] else 0, dtype=np.uint16)
         window = np.empty(min(WINDOW, base.size), dtype=np.uint16)
         for span in _chunks(base.size):
-            stretch, changes = _stacked(layers, base[span], room)
+            stretch, changes = _stacked(layers, base[span], room, back)
             yield from _windows(changes, stretch, window, before + span.start)
         for reader in readers:
             reader.end()
     except PackedError as error:
         raise PatchError(error.why) from error
+
+
+def patch_in_place(
+    tensor: U16, patches: Sequence[bytes | memoryview], *, before: int = 0, back: bool = False
+) -> Iterator[U16]:
+    """The same, put into `tensor` itself: uint16[n], which lies in one piece. Windows are views of it. Raises
+    PatchError; what it holds then is of no use."""
+    at = 0
+    for window in patched(tensor, patches, before=before, back=back):
+        place = tensor[at : at + window.size]
+        # What a window is made of lies behind it, or in a room of its own: it may be overwritten now.
+        if not np.may_share_memory(place, window):
+            np.copyto(place, window)
+        at += window.size
+        yield place
 
 
 def patched_part(base: U16, patches: Sequence[bytes | memoryview], start: int, stop: int) -> U16:
@@ -134,12 +154,12 @@ def _layers(readers: Sequence[PackedReader], count: int) -> list[PackedReader]:
     return [reader for reader in readers if _header(reader, count)]
 
 
-def _stacked(layers: Sequence[PackedReader], base: U16, room: U16) -> "tuple[U16, ChunkChanges]":
+def _stacked(layers: Sequence[PackedReader], base: U16, room: U16, back: bool = False) -> "tuple[U16, ChunkChanges]":
     """A chunk after all layers but the last, in `room` where any of them changes it, and what the last changes."""
     stretch, changes = base, _NOTHING
     for reader in layers:
         stretch = _put(changes, stretch, room)
-        changes = _decode_chunk(reader, stretch)
+        changes = _decode_chunk(reader, stretch, back)
     return stretch, changes
 
 
@@ -203,10 +223,10 @@ def _encode_chunk(base: U16, target: U16) -> list[bytes]:
     # Only the forms that can win at this share are tried: each costs a pass and a compression.
     most = 1 / 3
     if share <= most:  # shares of changes at which the forms cross; a wrong guess costs bytes and never the result
-        forms.append(_encode_sparse(positions, steps, new, share < 1 / 400))
+        forms.append(_encode_sparse(positions, steps, share < 1 / 400))
     if share > 1 / 5:
         every = _ordered(target) - _ordered(base)
-        forms.append([_BYTE.pack(_DENSE), *_encode_steps(every, target)])
+        forms.append([_BYTE.pack(_DENSE), *_encode_steps(every)])
     if share > 2 * most or _far(steps).mean() > most:
         forms.append([_BYTE.pack(_RAW), *_encode_planes(target)])
     return min(forms, key=lambda form: sum(map(len, form)))
@@ -229,12 +249,12 @@ def _changes(base: U16, target: U16) -> tuple[Positions, U16, U16]:
     return np.concatenate(positions), np.concatenate(old), np.concatenate(new)
 
 
-def _encode_sparse(positions: Positions, steps: U16, bits: U16, wide: bool) -> list[bytes]:
+def _encode_sparse(positions: Positions, steps: U16, wide: bool) -> list[bytes]:
     # At very few changes most gaps are beyond a byte, and its escapes would outnumber them.
     form, kind = (_SPARSE16, np.uint16) if wide else (_SPARSE8, np.uint8)
     gaps = _encode_gaps(positions, kind)
     packed = _encode_planes(gaps.view(np.uint16)) if wide else [pack(gaps.data)]
-    return [_BYTE.pack(form), _COUNT.pack(positions.size), *packed, *_encode_steps(steps, bits)]
+    return [_BYTE.pack(form), _COUNT.pack(positions.size), *packed, *_encode_steps(steps)]
 
 
 def _encode_gaps(positions: Positions, kind: type[np.uint8] | type[np.uint16]) -> NDArray[Any]:
@@ -254,17 +274,14 @@ def _far(steps: U16) -> NDArray[np.bool_]:
     return steps + np.uint16(_NEAR) > 2 * _NEAR
 
 
-def _encode_steps(steps: U16, bits: U16) -> list[bytes]:
+def _encode_steps(steps: U16) -> list[bytes]:
     far = _far(steps)
     codes = (steps + np.uint16(_NEAR)).astype(np.uint8)
     codes[far] = _FAR
     if codes.size % 2:
         codes = np.append(codes, np.uint8(0))
     nibbles = pack((codes[::2] | (codes[1::2] << 4)).data)
-    as_steps = _encode_planes(_zigzag(steps[far]))
-    as_bits = _encode_planes(bits[far])
-    form = _STEPS if sum(map(len, as_steps)) <= sum(map(len, as_bits)) else _BITS
-    return [nibbles, _BYTE.pack(form), *(as_steps if form == _STEPS else as_bits)]
+    return [nibbles, *_encode_planes(_zigzag(steps[far]))]
 
 
 def _zigzag(steps: U16) -> U16:
@@ -296,18 +313,20 @@ class ChunkChanges(NamedTuple):
 _NOTHING = ChunkChanges(np.empty(0, dtype=np.intp), np.empty(0, dtype=np.uint16))
 
 
-def _decode_chunk(reader: PackedReader, base: U16) -> ChunkChanges:
+def _decode_chunk(reader: PackedReader, base: U16, back: bool) -> ChunkChanges:
     (form,) = cast(tuple[int], reader.unpack(_BYTE))
     if form == _SAME:
         return _NOTHING
     if form == _RAW:
+        if back:
+            raise PatchError("it has new bits, and nobody knows the old ones")
         return ChunkChanges(None, _decode_planes(reader, base.size, base.size))
     if form == _DENSE:
-        return ChunkChanges(None, _stepped(base, _decode_steps(reader, base, None)))
+        return ChunkChanges(None, _stepped(base, _decode_steps(reader, base.size, back)))
     if form not in (_SPARSE8, _SPARSE16):
         raise PatchError(f"a chunk has the unknown form {form}")
     positions = _decode_positions(reader, base.size, form == _SPARSE16)
-    return ChunkChanges(positions, _decode_steps(reader, base, positions))
+    return ChunkChanges(positions, _decode_steps(reader, positions.size, back))
 
 
 def _pass_over(reader: PackedReader) -> None:
@@ -317,10 +336,7 @@ def _pass_over(reader: PackedReader) -> None:
         reader.take(_COUNT.size)
     for _ in range({_RAW: 2, _SPARSE8: 1, _SPARSE16: 2}.get(form, 0)):
         reader.skip()
-    if form in (_DENSE, _SPARSE8, _SPARSE16):
-        reader.skip()
-        reader.take(_BYTE.size)
-        reader.skip()
+    for _ in range(3 if form in (_DENSE, _SPARSE8, _SPARSE16) else 0):
         reader.skip()
 
 
@@ -381,9 +397,8 @@ def _decode_positions(reader: PackedReader, size: int, wide: bool) -> Positions:
     return positions
 
 
-def _decode_steps(reader: PackedReader, base: U16, positions: Positions | None) -> U16:
-    """The steps of the elements of `base` at `positions` (None: of all)."""
-    count = base.size if positions is None else positions.size
+def _decode_steps(reader: PackedReader, count: int, back: bool) -> U16:
+    """So many steps, or those that take them back."""
     pairs = _stream(reader, (count + 1) // 2, (count + 1) // 2)
     codes = np.empty(2 * pairs.size, dtype=np.uint8)
     np.bitwise_and(pairs, 15, out=codes[::2])
@@ -394,16 +409,9 @@ def _decode_steps(reader: PackedReader, base: U16, positions: Positions | None) 
     codes = codes[:count]
     steps = codes.astype(np.uint16)
     steps -= np.uint16(_NEAR)
-    (form,) = cast(tuple[int], reader.unpack(_BYTE))
     far = np.flatnonzero(codes == _FAR)
-    values = _decode_planes(reader, far.size, far.size)
-    if form == _STEPS:
-        steps[far] = _unzigzag(values)
-    elif form == _BITS:
-        steps[far] = _ordered(values) - _ordered(base[far if positions is None else positions[far]])
-    else:
-        raise PatchError(f"steps of the unknown form {form}")
-    return steps
+    steps[far] = _unzigzag(_decode_planes(reader, far.size, far.size))
+    return np.negative(steps, out=steps) if back else steps
 
 
 def _decode_planes(reader: PackedReader, least: int, most: int) -> U16:

@@ -20,12 +20,13 @@ from protocol.policy import MalformedPolicy, decode_image, describe_tensors, wei
 # The processes of a tensor-parallel engine each open the file for themselves, so a path goes to them and not tensors;
 # the digest shows each of them that it reads what the daemon checked.
 class ImageFile(dict[str, Tensor]):
-    """bf16 tensors by name, views of the file. Raises ModelError for a file that is no canonical image."""
+    """bf16 tensors by name, views of the file. digest: their weights root, where it is known. Raises ModelError for a
+    file that is no canonical image."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, digest: bytes = b"") -> None:
         self.path = path
         bits = open_image(str(path))
-        self.digest = weights_root(describe_tensors(bits))
+        self.digest = digest or weights_root(describe_tensors(bits))
         super().__init__(as_tensors(bits))
 
     @classmethod

@@ -20,9 +20,9 @@ from node.limits import cores
 from node.state.files import mapped
 from protocol import freshness
 from protocol.delta import PatchError, patched, patched_part
-from protocol.policy import MalformedPolicy, TensorInfo, decode_image, image_layout, raw
+from protocol.policy import MalformedPolicy, TensorInfo, decode_image, image_layout, raw, weights_root
 from protocol.policy_patch import split_policy_patch
-from protocol.stretches import TensorHasher
+from protocol.stretches import HashedTensor, ImageHasher, TensorHasher
 
 U16 = NDArray[np.uint16]
 # Beyond that the disk or the memory bus is what is waited for.
@@ -56,11 +56,11 @@ class LayeredImage(Mapping[str, U16]):
         self._names = list(self._tensors)
         self.forms = [(name, tuple(tensor.shape)) for name, tensor in self._tensors.items()]
         self.layout = image_layout(self.forms)
-        self._digests = [digests[at : at + 32] for at in range(0, len(digests), 32)]
+        self.digests = [digests[at : at + 32] for at in range(0, len(digests), 32)]
         if digests and len(digests) != 32 * len(self._names):
             raise MalformedPolicy("wrong base", "it has more or fewer tensors than the policy")
         infos = [TensorInfo(name, shape, b"") for name, shape in self.forms]
-        self._layers = [
+        self.layers = [
             split_policy_patch(mapped(Path(one.path)), one.base_root, one.target_root, infos) for one in self.patches
         ]
         self._body = data[8 + int.from_bytes(data[:8], "little") :]
@@ -77,28 +77,54 @@ class LayeredImage(Mapping[str, U16]):
     def __getitem__(self, name: str) -> U16:
         """A view of the base where nothing leads on from it. Raises MalformedPolicy, PatchError."""
         tensor = self._tensors[name]
-        if not self._layers:
+        if not self.layers:
             return tensor
-        place = bisect_right(self._names, name) - 1
-        out, at = np.empty(tensor.size, dtype=np.uint16), 0
-        hasher = TensorHasher(self.layout, place) if self._digests else None
-        for window in self.windows(place):
-            out[at : at + window.size] = window
-            at += window.size
-            if hasher is not None:  # while it is in the processor's cache
-                hasher.update(raw(window))
-        if hasher is not None and hasher.finish().digest != self._digests[place]:
-            raise PatchError(f"{name[:80]} is not the tensor that was signed for")
+        out = np.empty(tensor.size, dtype=np.uint16)
+        self.put_together(bisect_right(self._names, name) - 1, out)
         return out.reshape(tensor.shape)
+
+    @property
+    def roots(self) -> tuple[bytes, ...]:
+        """Of the policies from the base to this one, where patches lead on from it."""
+        return tuple(one.base_root for one in self.patches[:1]) + tuple(one.target_root for one in self.patches)
+
+    @property
+    def weights_root(self) -> bytes:
+        """Of the tensors that the digests are of."""
+        infos = (TensorInfo(*form, digest) for form, digest in zip(self.forms, self.digests, strict=True))
+        return weights_root(tuple(infos))
+
+    def root(self, stop: Callable[[], object] = lambda: None) -> bytes:
+        """Of the blob that it is: every tensor is compared, and nothing kept. Raises PatchError, and what `stop`
+        raises."""
+        whole = ImageHasher(self.layout)
+        for found in in_order(lambda at: self.put_together(at, None, stop), range(len(self)), self.layout.size):
+            whole.add(found)
+        return whole.blob().root
+
+    def put_together(self, place: int, out: U16 | None, stop: Callable[[], object] = lambda: None) -> HashedTensor:
+        """The tensor at a place, into uint16[n] where that is given, compared with its digest where there is one. stop:
+        called now and then; what it raises ends the work. Raises PatchError."""
+        hasher, at = TensorHasher(self.layout, place), 0
+        for window in self.windows(place):
+            stop()
+            if out is not None:
+                out[at : at + window.size] = window
+            at += window.size
+            hasher.update(raw(window))  # while it is in the processor's cache
+        found = hasher.finish()
+        if self.digests and found.digest != self.digests[place]:
+            raise PatchError(f"{self._names[place][:80]} is not the tensor that was signed for")
+        return found
 
     def windows(self, place: int) -> Iterator[U16]:
         """Of the tensor at a place; each is overwritten by the next. Raises PatchError."""
         before = self.layout.offsets[place] // 2
-        return patched(self._tensors[self._names[place]], [layer[place] for layer in self._layers], before=before)
+        return patched(self._tensors[self._names[place]], [layer[place] for layer in self.layers], before=before)
 
     def read(self, offset: int, length: int) -> bytes:
         """Bytes of the tensors, which follow each other without gaps. Raises PatchError."""
-        if not self._layers:
+        if not self.layers:
             return bytes(self._body[offset : offset + length])
         header, parts, end = len(self.layout.header), list[bytes](), offset + length
         place = bisect_right(self.layout.offsets, header + offset) - 1
@@ -108,7 +134,7 @@ class LayeredImage(Mapping[str, U16]):
             if upto > offset:
                 first, last = (offset - start) // 2, -(-(upto - start) // 2)
                 bits = patched_part(
-                    self._tensors[self._names[place]], [layer[place] for layer in self._layers], first, last
+                    self._tensors[self._names[place]], [layer[place] for layer in self.layers], first, last
                 )
                 skipped = offset - start - 2 * first
                 parts.append(bytes(raw(bits))[skipped : skipped + upto - offset])

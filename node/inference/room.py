@@ -174,6 +174,13 @@ def room_for(files: int, dtype: str) -> int:
     return files * SIZES[dtype] // SIZES["bfloat16"] + GIB
 
 
+def has_room_for_copy(image: int, free: int, dtype: str, *, gpu: bool) -> bool:
+    """Whether a machine with so many free bytes keeps a copy of the policy in its memory: an image of so many bytes."""
+    # On a CPU the engine's own weights may not have been touched yet, and are to fit as well.
+    weights = 0 if gpu else image * SIZES[dtype] // SIZES["bfloat16"]
+    return free - weights - image >= max(GIB, image // 2)
+
+
 def adapter_columns(count: int, rank: int) -> int:
     """Rows of lora_a of one layer where so many adapters of a rank are kept apart, each in a slot: these are a power of
     two (node.inference.adapters)."""

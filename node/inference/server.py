@@ -12,7 +12,7 @@ from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.scheduler import EngineHandle, EngineScheduler, RequestContext
+from node.inference.scheduler import Cancelled, EngineHandle, EngineScheduler, RequestContext
 from node.inference.session import EngineSession
 from node.inference.teacher import teach
 from node.inference.wire import (
@@ -64,7 +64,13 @@ class EngineServer:
             raise EngineError("the engine is not ready", "no run was prepared", "send Prepare first")
         if isinstance(request, LoadPolicy):
             started = time.monotonic()
-            session.keep(request.policy_root, request.path, request.patches, request.digests)
+
+            def stop() -> None:
+                if ticket.cancelled:
+                    raise Cancelled
+
+            what = request.path, request.patches, request.digests, request.image_root
+            session.keep(request.policy_root, *what, stop)
             return Loaded(id=request.id, seconds=time.monotonic() - started)
         desk = EngineHandle(owner, ticket)
         if isinstance(request, Teach):

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
@@ -25,14 +25,18 @@ from node.inference.engine import (
 from node.inference.engines import EngineFactory, load_start, teacher_beside
 from node.inference.errors import EngineError
 from node.inference.guarded import Guarded
-from node.inference.image import PatchedWeights, open_layers
+from node.inference.host_copy import HostCopy, Stop
+from node.inference.image import ImageFile, PatchedWeights, open_layers, unusable
 from node.inference.layers import LayeredImage, PatchFile
+from node.inference.room import has_room_for_copy
 from node.inference.scheduler import EnginePolicy
+from node.inference.settings import free_memory
 from node.inference.tasks import DrawnTasks, Shard, Shards, deal
 from node.inference.turns import Bounds, Generate, bounds_of
 from node.inference.wire import AnswerRequest, Inspect, Produce, ShardOrder, Teach, kept_policies
 from protocol import freshness
 from protocol.budgets import draw_targets
+from protocol.delta import PatchError
 from protocol.draw import draw_problems, sample_seed
 from protocol.engines import LORA, arithmetic, classes, with_arithmetic
 from protocol.identity import Address, parse_address
@@ -75,11 +79,12 @@ class EngineSet:
         self.in_use.pop(name, None)
         engine.hold(root, weights(), kept)
 
-    def load(self, engine: Engine, kept: "KeptPolicy", weights: Callable[[], Weights]) -> None:
+    def load(self, engine: Engine, kept: "KeptPolicy", adjust: Callable[[Weights], Weights]) -> None:
         """A policy in the place of the one before."""
         if self.in_use.get(engine.name) is not kept:
             self.in_use.pop(engine.name, None)  # a load that fails leaves nobody knows what
-            engine.load(weights())
+            with kept.at_hand() as weights:
+                engine.load(adjust(weights))
             self.in_use[engine.name] = kept
 
     def close(self) -> None:
@@ -118,7 +123,8 @@ class EngineSession:
         self._bench = EngineSet(*factory(assets / MODEL))
         self.engine, self._tokenizer = self._bench.engine, self._bench.tokenizer
         self.environment: Environment = self._load(run.environment)
-        self.policies = KeptPolicies(self.engine.read, kept_policies(run))
+        self.copy = HostCopy(self._has_room_for_copy)
+        self.policies = KeptPolicies(self.engine.read, kept_policies(run), self.copy)
         self._teacher: list[EnginePolicy] = []  # one, once it was asked; views share it
         self._shards = Shards(run, assets, self.environment, self._tokenizer)
         self.policy = b""
@@ -131,6 +137,10 @@ class EngineSession:
 
     def _load(self, environment: EnvironmentSettings) -> Environment:
         return Guarded(load_environment(environment, self._assets, self._tokenizer))
+
+    def _has_room_for_copy(self, image: int) -> bool:
+        engine = self.engine
+        return has_room_for_copy(image, free_memory("cpu"), engine.dtype, gpu=engine.device != "cpu")
 
     def at(self, order: Produce | Inspect | Teach | AnswerRequest, computing: Computing | None = None) -> Self:
         """The same engine and weights at what an order is about, and by way of somebody who computes.
@@ -160,9 +170,18 @@ class EngineSession:
         assert self._about is not None  # whoever makes a file or looks at one has a view
         return self._about
 
-    def keep(self, policy_root: bytes, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> None:
-        """Read a policy's weights; the oldest ones are forgotten. Raises EngineError."""
-        self.policies.keep(policy_root, path, patches, digests)
+    def keep(
+        self,
+        policy_root: bytes,
+        path: str,
+        patches: Sequence[PatchFile] = (),
+        digests: bytes = b"",
+        image_root: bytes = b"",
+        stop: Stop = lambda: None,
+    ) -> None:
+        """Read a policy's weights, and compare what patches make of a base, where it is said what that is; the oldest
+        ones are forgotten. Raises EngineError, and what `stop` raises, which is asked meanwhile."""
+        self.policies.keep(policy_root, path, patches, digests, image_root, stop)
 
     def working_with(self, policy_root: bytes, order: ShardOrder | None) -> AbstractContextManager[None]:
         """While somebody is at work on a submission or a shard, its policy is kept."""
@@ -201,18 +220,15 @@ class EngineSession:
 
     def _in(self, engine: Engine) -> EnginePolicy:
         kept = self.kept
-
-        def weights() -> Weights:
-            return self.adjust(kept.weights)
-
         if isinstance(engine, Apart) and arithmetic(engine.name)[1] == LORA and is_adapter(kept.weights):
 
             def hold() -> None:
                 # Asked when it is held: others are kept by then.
+                weights = lambda: self.adjust(kept.weights)
                 self._bench.hold(engine, engine.name, self.policy, weights, self.policies.roots())
 
             return EnginePolicy(engine, self.policy, hold, beside=True)
-        return EnginePolicy(engine, self.policy, partial(self._bench.load, engine, kept, weights))
+        return EnginePolicy(engine, self.policy, partial(self._bench.load, engine, kept, self.adjust))
 
     def like(self, engine_class: str) -> Engine:
         """An engine to look at work of this class with, on this machine's device: one that computes like it, or, where
@@ -246,7 +262,7 @@ class EngineSession:
 
     def answer(self, key: bytes) -> str:
         """The answer to a freshness challenge over the policy's bytes."""
-        return self.kept.image.answer(key)
+        return self.kept.answer(key)
 
     def put(self) -> None:
         """Have the own engine compute with the policy."""
@@ -294,6 +310,7 @@ class EngineSession:
         self.environment.close()
         self._shards.close()
         self.policies.close()
+        self.copy.close()
 
 
 class _AtOnce:
@@ -312,17 +329,49 @@ class _AtOnce:
 # Jobs and loads come from several threads.
 @dataclass(frozen=True, slots=True)
 class KeptPolicy:
-    """weights: as the engine read them; image: the policy's bytes."""
+    """weights: as the engine read them; image: the policy's bytes; copy: that this process has in memory."""
 
     weights: Weights
     image: LayeredImage
+    copy: HostCopy | None = None
+
+    @contextmanager
+    def at_hand(self) -> Iterator[Weights]:
+        """Its weights to load, from the copy where there is one. Raises EngineError."""
+        with ExitStack() as held:
+            try:
+                there = held.enter_context(self.copy.at(self.image)) if self.copy else None
+            except PatchError as error:
+                raise unusable(str(self.image.base), error.why) from None
+            yield ImageFile(there.path, self.image.weights_root) if there else self.weights
+
+    def check(self, image_root: bytes, stop: Stop) -> None:
+        """Is it what was signed for? Raises EngineError, and what `stop` raises."""
+        try:
+            with self.copy.at(self.image, stop) if self.copy else nullcontext() as there:
+                found = there.root if there else self.image.root(stop)
+        except PatchError as error:
+            raise unusable(str(self.image.base), error.why) from None
+        if found != image_root:
+            raise unusable(str(self.image.base), "the image that its patches lead to has another root")
+
+    def answer(self, key: bytes) -> str:
+        """To a freshness challenge over its bytes."""
+        if self.copy is not None:
+            with self.copy.glance(self.image) as body:
+                if body is not None:
+                    return freshness.answer(key, len(body), lambda start, size: bytes(body[start : start + size]))
+        return self.image.answer(key)
 
 
 class KeptPolicies:
-    """read: a policy's weights for the engine; limit: how many are kept, and more only while more are in use."""
+    """read: a policy's weights for the engine; limit: how many are kept, and more only while more are in use; copy: in
+    memory, of one of them."""
 
-    def __init__(self, read: Callable[[str, Sequence[PatchFile], bytes], Weights], limit: int) -> None:
-        self._read = read
+    def __init__(
+        self, read: Callable[[str, Sequence[PatchFile], bytes], Weights], limit: int, copy: HostCopy | None = None
+    ) -> None:
+        self._read, self._copy = read, copy
         self._limit = limit
         self._kept: dict[bytes, KeptPolicy] = {}
         self._users: Counter[bytes] = Counter()
@@ -346,13 +395,26 @@ class KeptPolicies:
             raise EngineError("the policy is not loaded", why, "send LoadPolicy first")
         return kept
 
-    def keep(self, root: bytes, path: str, patches: Sequence[PatchFile] = (), digests: bytes = b"") -> None:
-        """Read a policy; the oldest ones that nobody uses are forgotten. Raises EngineError."""
+    def keep(
+        self,
+        root: bytes,
+        path: str,
+        patches: Sequence[PatchFile] = (),
+        digests: bytes = b"",
+        image_root: bytes = b"",
+        stop: Stop = lambda: None,
+    ) -> None:
+        """Read a policy, and compare it; the oldest ones that nobody uses are forgotten. Raises EngineError, and what
+        `stop` raises."""
         # Read outside of the lock: a load may wait for a disk, and jobs begin and end meanwhile.
         policy = self._kept.get(root)
-        if policy is None:
+        # Other patches to the same policy may lead elsewhere.
+        if policy is None or (patches and policy.image.patches != tuple(patches)):
             weights = self._read(path, patches, digests)
-            policy = KeptPolicy(weights, weights.image if isinstance(weights, PatchedWeights) else open_layers(path))
+            image = weights.image if isinstance(weights, PatchedWeights) else open_layers(path)
+            policy = KeptPolicy(weights, image, self._copy)
+            if patches and digests and image_root:
+                policy.check(image_root, stop)
         with self._lock:
             # Taken out and put in again it is the newest, and the oldest are forgotten first.
             self._kept.pop(root, None)

@@ -68,13 +68,15 @@ class EngineReady(_Message, frozen=True):
 
 class LoadPolicy(AnsweredMessage["Loaded"], frozen=True):
     """Keep a policy's weights. policy_root: 32 bytes; path: its bf16 image, already verified, or the one from which
-    `patches` lead to it; digests: 32 bytes of each tensor in name order, which the engine then compares."""
+    `patches` lead to it; digests: 32 bytes of each tensor in name order, and image_root: the blob that all are, which
+    the engine then compares."""
 
     policy_root: bytes
     step: int
     path: str
     patches: tuple[PatchFile, ...] = ()
     digests: bytes = b""
+    image_root: bytes = b""
 
 
 class Loaded(_Message, frozen=True):

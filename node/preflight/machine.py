@@ -16,6 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from node.errors import KeyError_
 from node.hardware import Hardware
 from node.hardware.builds import Builds, torch_builds
+from node.inference.room import has_room_for_copy
 from node.logs import LOG_BYTES, LOG_FILES
 from node.preflight.finding import CheckFinding, failure, ok, warning
 from node.recipe.requirements import shortfalls
@@ -231,11 +232,19 @@ def check_memory(
                 return warning("memory", f"{found.line}; {'; '.join(found.told)}", "see [trainer]", **found.facts)
             return ok("memory", found.line, **data, **found.facts)
         beside = 2 * run.weight_bytes(TEACHER) if as_tasks else 0  # in float32: who does tasks asks the teacher
-        return ok(
-            "memory", check_engine(shape, machine, TrainingWork.of(run, shape, samples=True).longest, beside), **data
-        )
+        told = check_engine(shape, machine, TrainingWork.of(run, shape, samples=True).longest, beside)
+        return ok("memory", told + told_of_copy(policy_bytes(run, shape), hardware), **data)
     except TrainingError as error:
         return failure("memory", f"{error.what}: {error.why}", error.remedy, **data)
+
+
+def told_of_copy(image: int, hardware: Hardware) -> str:
+    """Whether an engine here keeps a policy of so many bytes in memory, in words. Pure."""
+    gpu = bool(hardware.gpus)
+    # Of all memory, not of what is free: who looks may have the copy already.
+    if has_room_for_copy(image, hardware.memory, "bfloat16" if gpu else "float32", gpu=gpu):
+        return f"; {size_of(image)} of memory more for a copy of the policy" if image else ""
+    return f"; no memory for a copy of the policy ({size_of(image)}), so each is put together anew from all its patches"
 
 
 # Room for blobs, images and logs in the state directory, and whether it can be written

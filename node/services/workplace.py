@@ -141,6 +141,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             records=self.records,
             repeat=context.board.post_raw,
             ready=self.rest.over,
+            engine=self.engine,
             blame=lambda author, _why: blob_service.exchange.reputation.lied(author, trio.current_time()),
         )
 

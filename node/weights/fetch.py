@@ -16,6 +16,7 @@ from node.blobs.errors import StoreFailed, StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.bounded_dict import BoundedDict
+from node.inference.client import EngineChild
 from node.swarm.facts import Equivocation, Facts, LeaderDisbelieved, PolicyFollowed, Undone
 from node.swarm.policies import COMPARED, PolicyIndex
 from node.weights.errors import PolicyUnknown, WeightsDiskError
@@ -46,7 +47,7 @@ class PolicyFollower:
     facts, clock: which policies are followed; sources: whom to ask for what an author announced; max_image_bytes: what
     the run allows; workshop: a directory of its own on the store's disk; records: what outlives a restart; repeat: how
     an announcement is said again after it; newest: whether to pursue each newest policy, or none but those asked for;
-    ready: returns while one may be pursued; retry: seconds
+    ready: returns while one may be pursued; engine: that compares what patches make, where there is one; retry: seconds
     before a policy that could not be had is tried again, at first and at most.
     """
 
@@ -68,6 +69,7 @@ class PolicyFollower:
         newest: bool = True,
         ready: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint,
         retry: tuple[float, float] = (0.5, 15.0),
+        engine: EngineChild | None = None,
     ) -> None:
         self._retry = retry
         self._facts = facts
@@ -77,7 +79,7 @@ class PolicyFollower:
         self._run_root = run_root
         self._sources = sources
         self._manifests = Manifests(clock, blobs, run_root, sources, max_image_bytes, 2 * IN_FLIGHT)
-        self._workshop = Workshop(blobs, store, policy_cache, workshop)
+        self._workshop = Workshop(blobs, store, policy_cache, workshop, engine)
         self._records = records
         self._repeat = repeat
         self._blame = blame

@@ -51,13 +51,30 @@ class HeldPolicy(msgspec.Struct, frozen=True):
 
     def load(self) -> LoadPolicy:
         """What an engine is asked to load."""
-        return LoadPolicy(
-            policy_root=self.root, step=self.step, path=str(self.path), patches=self.layers, digests=self._digests()
-        )
+        if not self.patches:
+            return LoadPolicy(policy_root=self.root, step=self.step, path=str(self.path))
+        return load_of(self.manifest, self.path, self.patches)
 
     def _digests(self) -> bytes:
         # An image was compared as it was written, and is the blob that its name says.
-        return b"".join(tensor.digest for tensor in self.manifest.tensors) if self.patches else b""
+        return digests_of(self.manifest) if self.patches else b""
+
+
+def load_of(manifest: PolicyManifest, base: Path, patches: Iterable[PolicyPatch]) -> LoadPolicy:
+    """The order to take what patches of this store make of a base, and to compare all of it."""
+    return LoadPolicy(
+        policy_root=manifest.policy_root,
+        step=manifest.step,
+        path=str(base),
+        patches=layers_in(base.parent, patches),
+        digests=digests_of(manifest),
+        image_root=manifest.image_root,
+    )
+
+
+def digests_of(manifest: PolicyManifest) -> bytes:
+    """Of its tensors, 32 bytes each, in name order."""
+    return b"".join(tensor.digest for tensor in manifest.tensors)
 
 
 def layers_in(blobs: Path, patches: Iterable[PolicyPatch]) -> tuple[PatchFile, ...]:

@@ -10,15 +10,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
 import trio
 
 from node.blobs.errors import StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
+from node.inference.client import EngineChild
+from node.inference.errors import EngineError
 from node.inference.layers import LayeredImage
 from node.weights.errors import PolicyUnknown
 from node.weights.images import build_image, verify_file
-from node.weights.policy_cache import HeldPolicy, PolicyCache, layers_in
+from node.weights.policy_cache import HeldPolicy, PolicyCache, layers_in, load_of
 from node.weights.records import FetchPath
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
@@ -26,6 +29,7 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.policy import MalformedPolicy, PolicyManifest, PolicyPatch, TensorInfo
 
+log = structlog.get_logger()
 Base = Callable[[bytes], Awaitable[HeldPolicy]]
 """A policy that is held or about to be, by its root. Raises PolicyUnknown."""
 
@@ -38,10 +42,18 @@ class LayersAt(NamedTuple):
 
 
 class Workshop:
-    """directory: its own, on the store's disk."""
+    """directory: its own, on the store's disk; engine: that compares policies, where there is one."""
 
-    def __init__(self, blobs: Blobs, store: BlobStore, policy_cache: PolicyCache, directory: Path) -> None:
+    def __init__(
+        self,
+        blobs: Blobs,
+        store: BlobStore,
+        policy_cache: PolicyCache,
+        directory: Path,
+        engine: EngineChild | None = None,
+    ) -> None:
         self._blobs, self._store, self._policy_cache, self._directory = blobs, store, policy_cache, directory
+        self._engine = engine
         # One at a time: two builds would share the disk's speed and each need an image's room.
         self._building = trio.Lock()
         # Threads look at this between two chunks; without it a cancelled daemon would wait for an image to be built.
@@ -102,8 +114,24 @@ class Workshop:
 
     async def _check(self, manifest: PolicyManifest, layers: "LayersAt") -> None:
         """Are a base and patches the manifest's policy? Nothing is written."""
+        if await self._engine_agrees(manifest, layers):
+            return
         async with self._building:
             await self._put_together(layers, manifest.image_root, manifest.tensors)
+
+    async def _engine_agrees(self, manifest: PolicyManifest, layers: "LayersAt") -> bool:
+        """The engine has to compare the policy before it computes with it, and has the one before: to it a step is one
+        patch, and not all since the snapshot. What it objects to is looked at here, before anybody is blamed."""
+        if self._engine is None:
+            return False
+        # All patches on a slow machine, at so many bytes a second: an engine that has just begun has no policy before.
+        timeout = 60.0 + manifest.image_size / 20_000_000
+        try:
+            await self._engine.ask(load_of(manifest, *layers), timeout=timeout)
+        except EngineError as error:
+            log.info("policy.not_checked_by_engine", step=manifest.step, why=error.why)
+            return False
+        return True
 
     async def _build(self, manifest: PolicyManifest, held: HeldPolicy, way: FetchPath) -> None:
         """The image that later policies rest on, from the policies before it: a file that becomes a blob by one

@@ -124,7 +124,7 @@ class SmallModel(EngineSession):
         self.engine = Resampling(self.engine, self._draw)
 
     def adjust(self, weights: Weights) -> Weights:
-        self._right[:] = [weights]  # in place: a job has a copy of its session
+        self._right[:] = [self.kept.weights]  # in place: a job has a copy of its session
         return weights
 
     def _draw(self, engine: Engine, requests: Sequence[GenerationRequest], temperature: float) -> list[Completion]:

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from protocol import delta, packed
-from protocol.delta import PatchError, apply_patch, encode_patch, max_patch_bytes, patched, unchanged
+from protocol.delta import (
+    PatchError,
+    apply_patch,
+    encode_patch,
+    max_patch_bytes,
+    patch_in_place,
+    patched,
+    patched_part,
+    unchanged,
+)
 from protocol.policy import bf16_bits
 
 HEADER_BYTES = 4 + 8 + 1
@@ -27,7 +36,7 @@ def after_a_step(values: np.ndarray, lr: float) -> np.ndarray:
 
 def make(chunk: bytes, base: np.ndarray) -> bytes:
     """A patch with a chunk of our own making, for `base`."""
-    return struct.pack("<4sQB", b"IND\x02", base.size, 1) + chunk
+    return struct.pack("<4sQB", b"IND\x03", base.size, 1) + chunk
 
 
 @settings(max_examples=50)
@@ -114,7 +123,41 @@ def test_windows_are_what_patches_make_one_after_another_and_keep_to_their_grid(
             assert 0 < window.size <= 128 and np.array_equal(window, tensors[-1][at : at + window.size])
             assert (before + at) // 128 == (before + at + window.size - 1) // 128
             at += window.size
-    assert at == size
+        assert at == size
+        tensor = tensors[0].copy()
+        windows = [window.copy() for window in patch_in_place(tensor, patches, before=before)]
+        assert np.array_equal(tensor, tensors[-1]) and np.array_equal(np.concatenate([*windows, tensor[:0]]), tensor)
+        try:
+            for window in patch_in_place(tensor, patches[::-1], before=before, back=True):
+                assert np.shares_memory(window, tensor)
+            assert np.array_equal(tensor, tensors[0])
+        except PatchError:
+            assert any("raw" in forms for forms in steps)
+
+
+def test_steps_of_any_size_are_taken_back_and_new_bits_are_not() -> None:
+    values = weights(5000)
+    before, after = bf16_bits(values), bf16_bits(-values * 3)
+    few = before.copy()
+    few[::7] = after[::7]  # each of them changes its sign
+    tensor = few.copy()
+    for _ in patch_in_place(tensor, [encode_patch(before, few)], back=True):
+        pass
+    assert np.array_equal(tensor, before)
+    with pytest.raises(PatchError, match="nobody knows the old ones"):
+        list(patch_in_place(after, [encode_patch(before, after)], back=True))
+
+
+def test_a_part_of_what_many_patches_make_is_read_by_itself() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta, "CHUNK", 400)
+        values = weights(1500)
+        tensors = [bf16_bits(values)]
+        for lr in (1e-4, 1e-5, 1e-2, 1.0):
+            tensors.append(after_a_step(values, lr))
+        patches = [encode_patch(old, new) for old, new in zip(tensors, tensors[1:], strict=False)]
+        for start, stop in ((0, 1), (399, 401), (800, 1500), (0, 1500), (7, 7)):
+            assert np.array_equal(patched_part(tensors[0], patches, start, stop), tensors[-1][start:stop])
 
 
 def test_shapes_do_not_matter_and_the_result_may_be_written_elsewhere() -> None:
@@ -169,7 +212,7 @@ def test_garbage_is_refused_and_behind_an_honest_header_nothing_but_an_error_com
 
 
 def sparse(changes: int, gaps: bytes, nibbles: bytes, *, form: int = 1) -> bytes:
-    steps = packed.pack(nibbles) + b"\0" + packed.pack(b"") + packed.pack(b"")
+    steps = packed.pack(nibbles) + packed.pack(b"") + packed.pack(b"")
     return bytes([form]) + struct.pack("<I", changes) + packed.pack(gaps) + steps
 
 
@@ -223,11 +266,11 @@ def test_the_format_stays_what_it_is() -> None:
     target = base.copy()
     target[[3, 500, 999]] = [1, 0x3F80, 0x8001]
     patch = encode_patch(base, target)
-    assert unchanged(1000).hex() == "494e4402e80300000000000000"
+    assert unchanged(1000).hex() == "494e4403e80300000000000000"
     assert patch.hex() == (
-        "494e4402" "e803000000000000" "01"
+        "494e4403" "e803000000000000" "01"
         "01" "03000000" "05000000" "05000000" "03fff1fff3"
-        "02000000" "02000000" "f805" "00" "01000000" "01000000" "00" "01000000" "01000000" "7f"
+        "02000000" "02000000" "f805" "01000000" "01000000" "00" "01000000" "01000000" "7f"
     )  # fmt: skip
 
 

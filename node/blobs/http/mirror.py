@@ -18,14 +18,12 @@ from node.blobs.http.sources import HttpSource, PolicyRow
 from node.blobs.store import BlobStore
 from node.bounded_dict import BoundedDict
 from node.network.errors import NetworkError
-from protocol.blobs import BlobInfo
+from protocol.blobs import MAX_BLOB_SIZE, BlobInfo
 from protocol.policy import MalformedPolicy, decode_image, describe_blob, describe_tensors, policy_root
 
 log = structlog.get_logger(__name__)
 
 MAX_REFUSED = 1024
-# 64 billion parameters in bf16; the store's quota is mostly the bound.
-MAX_IMAGE = 128 * 1024**3
 
 
 class Mirror:
@@ -96,8 +94,8 @@ class Mirror:
                 return await self._http.fetch(
                     root,
                     self._sources,
-                    # What a source lists is a claim: neither more than that nor more than anybody's model.
-                    max_size=min(row.image_size, MAX_IMAGE),
+                    # What a source lists is a claim: neither more than that nor more than any blob has.
+                    max_size=min(row.image_size, MAX_BLOB_SIZE),
                     # An image may be tens of gigabytes on a slow line; the next one is not looked for meanwhile.
                     timeout=3600.0,
                 )

@@ -66,7 +66,9 @@ class WorkerExtension:
         head = next(weights[name] for name in HEADS if name in weights)
         bias = weights.get("lm_head.bias")
         device = self.model_runner.device
-        self._intellect.use_head(head.to(device), None if bias is None else bias.to(device))
+        # Copied, also where the model is on the CPU: the file may lie in memory and be another policy's next.
+        head, bias = head.to(device, copy=True), None if bias is None else bias.to(device, copy=True)
+        self._intellect.use_head(head, bias)
 
     def intellect_take(self, number: int, count: int) -> U16 | ProofRows | None:
         """Heads, or what was kept of them, of the `count` tokens of a request that has ended; None but in the first

@@ -11,7 +11,7 @@ from node.blobs import wire as wire
 from node.blobs.errors import BlobTooLarge, BlobUnavailable, StoreFull
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
-from protocol.blobs import BlobInfo
+from protocol.blobs import MAX_BLOB_SIZE, BlobInfo, choose_piece_size, describe
 from protocol.identity import Address
 
 MIB = 1024**2
@@ -71,6 +71,18 @@ async def test_a_blob_arrives_from_several_sources(swarm, folders) -> None:
     path = await three.exchange.fetch(info.root, [one.address, two.address], timeout=60)
     assert path.read_bytes() == data
     assert one.served and two.served
+
+
+async def test_pieces_of_the_largest_blobs_arrive(swarm, folders) -> None:
+    """An image of 141 GB has pieces of 4 MiB, and one of a TiB of 16: more than fits an answer, or a window."""
+    one, two = await _nodes(swarm, folders, Node, Node)
+    for whole in (141 * 10**9, MAX_BLOB_SIZE):
+        data = os.urandom(choose_piece_size(whole) + 17)
+        path = one.store.directory / "source"
+        path.write_bytes(data)
+        info = describe(data, choose_piece_size(whole))
+        await one.store.add(path, move=True, known=info)
+        assert (await two.exchange.fetch(info.root, [one.address], timeout=60)).read_bytes() == data
 
 
 async def test_small_and_empty_blobs_arrive(swarm, folders) -> None:

@@ -17,13 +17,14 @@ from node.inference.engine import Completion, FinishedSequence, GenerationReques
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError, ModelError
 from node.inference.fixed import model_for
+from node.inference.image import open_layers
 from node.inference.language_model import LanguageModel
 from node.inference.lora import merged
 from node.inference.prefilling import Prefiller
 from node.inference.produce import produce
 from node.inference.room import NoRoom, adapter_columns, room_for_adapters
 from node.inference.scheduler import EngineHandle, EnginePolicy, EngineScheduler, RequestContext
-from node.inference.session import EngineSession, EngineSet
+from node.inference.session import EngineSession, EngineSet, KeptPolicy
 from node.inference.settings import EngineSettings
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine
@@ -352,12 +353,13 @@ def test_an_adapter_that_cannot_be_held_leaves_nobody_with_the_start_models_weig
     whole = {name: start[name] * 1.5 for name in start}
     engine = TorchEngine(tiny_assets / "model", EngineSettings(attention=LORA))
     bench, seen = EngineSet(engine, engine.tokenizer), [FinishedSequence([3, 4, 5], [6, 7, 1])]
-    bench.load(engine, ROOTS[0], lambda: whole)
+    kept = KeptPolicy(whole, open_layers(str(tiny_assets / "model" / "model.safetensors")))
+    bench.load(engine, kept, dict)
     expected = engine.prefill(seen, 1.0)[0].logprobs
     broken = {name: torch.full_like(one, torch.nan) for name, one in adapter(start, 1, 2).items()}
     with pytest.raises(ModelError, match="not finite"):
         bench.hold(engine, engine.name, ROOTS[1], lambda: broken, [ROOTS[1]])
-    bench.load(engine, ROOTS[0], lambda: whole)
+    bench.load(engine, kept, dict)
     assert np.array_equal(engine.prefill(seen, 1.0)[0].logprobs, expected)
 
 

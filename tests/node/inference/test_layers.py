@@ -17,8 +17,7 @@ from protocol.policy_patch import framed, policy_patch_header
 Steps = list[dict[str, np.ndarray]]
 
 
-@pytest.fixture
-def steps() -> Steps:
+def few_steps() -> Steps:
     """Of a model whose tensors begin anywhere in a piece; one never changes, one has no numbers."""
     random = np.random.default_rng(5)
     shapes = {"a": (130_000,), "b": (3, 7), "empty": (0, 4), "still": (5, 5), "z": (300, 500)}
@@ -28,6 +27,11 @@ def steps() -> Steps:
         moved = {name: bits + (random.random(bits.shape) < share).astype(np.uint16) for name, bits in last.items()}
         found.append(moved | {"still": last["still"]})
     return found
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return few_steps()
 
 
 def laid_out(folder: Path, steps: Steps) -> tuple[Path, list[PatchFile], bytes]:

@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from node.inference import wire
+from node.inference.layers import LayeredImage
+from protocol import freshness
+from protocol.blobs import describe
 from protocol.identity import NodeKey
-from protocol.policy import decode_image, describe_tensors, policy_root
+from protocol.policy import decode_image, describe_tensors, encode_image, policy_root
 from protocol.rollout import decode
 from protocol.run import RunSpec, encode_run
+from tests.node.inference.test_layers import laid_out
 from tests.node.training.forks import ForkedPopen
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -93,6 +98,7 @@ def test_a_child_survives_garbage_works_and_dies_with_its_input(
     assert isinstance(inspected, wire.Inspected) and inspected.outcome == 0, inspected
 
     many_at_a_time(child, order, tmp_path, produced)
+    by_patches(child, order, image, tmp_path)
 
     assert child.stdin
     child.stdin.close()
@@ -122,6 +128,47 @@ def many_at_a_time(child: Child, order: wire.Produce, tmp_path: Path, produced: 
     assert order_of_replies.index(24) < order_of_replies.index(22)
     alone, beside = Path(produced.path).read_bytes(), Path(again.out_path).read_bytes()
     assert [row.output for row in decode(alone, 8).rows] == [row.output for row in decode(beside, 8).rows]
+
+
+def by_patches(child: Child, order: wire.Produce, image: Path, tmp_path: Path) -> None:
+    """Policies that rest on an image are computed with from one copy in memory; one that is not what was signed for is
+    refused before anything is made with it."""
+    steps = [dict(decode_image(image.read_bytes()))]
+    for by in (1, 2):
+        steps.append({name: bits + np.uint16(by) * (bits % 97 == 0) for name, bits in steps[-1].items()})
+    base, patches, _ = laid_out(tmp_path, steps)
+    infos = [describe_tensors(one) for one in steps]
+    produced = []
+    for number, at in enumerate((1, 2, 1), start=30):
+        digests = b"".join(info.digest for info in infos[at])
+        load = wire.LoadPolicy(
+            id=number,
+            policy_root=policy_root(at, infos[at]),
+            step=at,
+            path=str(base),
+            patches=tuple(patches[:at]),
+            digests=digests,
+            image_root=describe(encode_image(steps[at])).root,
+        )
+        lie = msgspec.structs.replace(load, policy_root=bytes([number]) * 32, digests=digests[:-32] + bytes(32))
+        for wrong in (lie, msgspec.structs.replace(load, policy_root=lie.policy_root, image_root=bytes(32))):
+            refused = exchange(child, wire.encode(wrong))
+            assert isinstance(refused, wire.RequestFailed) and "weights cannot be used" in refused.what
+        made = msgspec.structs.replace(order, id=50, policy_root=lie.policy_root, out_path=str(tmp_path / "wrong"))
+        assert "LoadPolicy" in getattr(exchange(child, wire.encode(made)), "remedy", "")
+        assert isinstance(exchange(child, wire.encode(load)), wire.Loaded)
+        path = tmp_path / f"patched-{number}"
+        made = msgspec.structs.replace(order, id=51, policy_root=load.policy_root, out_path=str(path))
+        assert isinstance(exchange(child, wire.encode(made)), wire.Produced)
+        produced.append(decode(path.read_bytes(), 8))
+        whole = tmp_path / f"whole-{number}"
+        whole.write_bytes(encode_image(steps[at]))
+        content = freshness.content_digest(produced[-1].rows)
+        key = freshness.challenge(load.policy_root, order.node, order.index, content)
+        assert produced[-1].header.freshness == LayeredImage(whole).answer(key)
+    assert produced[0].rows == produced[2].rows != produced[1].rows
+    files = [one for one in Path(f"/proc/{child.pid}/fd").iterdir() if "intellect-policy" in os.readlink(one)]
+    assert len({one.stat().st_ino for one in files}) == 1, "one image, and not one a policy"
 
 
 def test_frames_longer_than_the_limit_are_not_read() -> None:

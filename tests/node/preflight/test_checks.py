@@ -143,6 +143,8 @@ def test_a_model_that_does_not_fit_is_a_failure_and_which_one_depends_on_the_rol
     assert look(GIB, "worker", machine).level == "ok"
     refused = look(GIB, "trainer", machine)
     assert refused.level == "failure" and "this would fit" in refused.remedy
+    assert "GB of memory more for a copy of the policy" in look(GIB, "worker", machine).what
+    assert "no memory for a copy of the policy" in look(60 * GIB, "validator", with_gpu).what
     assert look(60 * GIB, "validator", with_gpu).level == "ok" and look(90 * GIB, "worker", with_gpu).level == "failure"
     planned = look(GIB, "trainer", with_gpu)
     assert planned.level == "ok" and planned.what.startswith("1 of 1 card learns") and planned.data["learners"] == ["0"]

@@ -8,6 +8,11 @@ import trio
 
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
 from node.blobs.store import BlobStore
+from node.inference.errors import EngineError
+from node.inference.host_copy import HostCopy
+from node.inference.image import PatchedWeights
+from node.inference.session import KeptPolicies
+from node.inference.wire import Loaded, LoadPolicy
 from node.state.journal import Journal
 from node.weights.fetch import PolicyFollower
 from node.weights.policy_cache import HeldPolicy, PolicyCache
@@ -128,6 +133,24 @@ class Origin:
         held = await self.publisher.publish(step, path, word)
         self.policy_cache.put(held)
         return held
+
+
+class Comparing:
+    """What a follower needs of an engine: its own way to keep policies, without a model or a process. refuses: what it
+    says to all; asked: steps that it was asked for."""
+
+    def __init__(self, refuses: EngineError | None = None, has_room: bool = True) -> None:
+        self.kept = KeptPolicies(PatchedWeights, 8, HostCopy(lambda size: has_room))
+        self.refuses = refuses
+        self.asked: list[int] = []
+
+    async def ask(self, request: LoadPolicy, *, timeout: float, policy: object = None, on_progress: object = None):
+        self.asked.append(request.step)
+        if self.refuses is not None:
+            raise self.refuses
+        what = request.path, request.patches, request.digests, request.image_root
+        await trio.to_thread.run_sync(self.kept.keep, request.policy_root, *what)
+        return Loaded(seconds=0.0)
 
 
 class Peer:

@@ -11,6 +11,7 @@ from blake3 import blake3
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.server import Gateway
 from node.blobs.store import BlobStore
+from node.inference.errors import EngineError
 from node.services.gateway import make_whole, served
 from node.web.host import bind
 from node.web.listener import HttpListener
@@ -18,7 +19,7 @@ from node.weights import publish, workshop
 from node.weights.workshop import written_out
 from protocol.policy import encode_image, encode_manifest
 from tests.node.blobs.http.test_gateway import ask, serving
-from tests.node.weights.little_swarm import bytes_of, disk, until
+from tests.node.weights.little_swarm import Comparing, bytes_of, disk, until
 from tests.node.weights.test_weights import announce, published
 
 
@@ -61,7 +62,61 @@ async def test_no_more_patches_than_engines_are_asked_to_apply(run, origin, monk
     ]
 
 
-async def test_who_was_away_when_a_snapshot_was_set_makes_its_image_and_rests_on_it(run, origin, peer, wire) -> None:
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_what_the_engine_has_compared_is_not_put_together_here(run, origin, peer, monkeypatch, has_room) -> None:
+    engine, honest, built = Comparing(has_room=has_room), workshop.build_image, list[object]()
+    monkeypatch.setattr(workshop, "build_image", lambda *given: built.append(given[2]) or honest(*given))
+    async with trio.open_nursery() as nursery:
+        beside = partial(peer, engine=engine)
+        trainer, follower, _ = await published(run, partial(origin, snapshot_every=4), beside, nursery, steps=1)
+        for step in range(1, 7):
+            held = await trainer.publish(step, run.step())
+            await until(lambda step=step: at(follower, step))
+            assert bytes_of(follower.policy_cache.newest) == bytes_of(held)
+        nursery.cancel_scope.cancel()
+    # The snapshot of step 4 is built here, as an image is what engines read then.
+    assert engine.asked == [1, 2, 3, 5, 6] and [out is not None for out in built] == [True]
+    assert not follower.blamed
+
+
+async def test_an_engine_that_cannot_say_is_not_waited_for_and_one_that_errs_blames_nobody(run, origin, peer) -> None:
+    engine = Comparing(refuses=EngineError("the policy's weights cannot be used", "its memory is broken", "mend it"))
+    async with trio.open_nursery() as nursery:
+        _, follower, held = await published(run, origin, partial(peer, engine=engine), nursery, steps=3)
+        nursery.cancel_scope.cancel()
+    assert engine.asked == [1, 2] and not follower.blamed
+    assert bytes_of(follower.policy_cache.newest) == bytes_of(held)
+
+
+@pytest.mark.parametrize("lie", ["a patch that leads elsewhere", "another image's root"])
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_what_the_engine_objects_to_is_looked_at_here_and_its_signer_blamed(
+    run, origin, peer, wire, lie, has_room
+) -> None:
+    engine = Comparing(has_room=has_room)
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, partial(peer, engine=engine), nursery, steps=2)
+        trainer.board.muted = True
+        good = (await trainer.publish(2, run.step())).manifest
+        if lie == "another image's root":
+            bad = msgspec.structs.replace(good, image_root=held.manifest.image_root)
+        else:
+            patch = trainer.store.path(good.patches[-1].root).read_bytes()
+            wrong = await trainer.store.add(patch[:-1] + bytes([patch[-1] ^ 1]))
+            last = msgspec.structs.replace(good.patches[-1], root=wrong.root)
+            bad = msgspec.structs.replace(good, patches=(*good.patches[:-1], last))
+        info = await trainer.store.add(encode_manifest(bad))
+        wire.say(announce(trainer.key, bad, info.root))
+        await until(lambda: follower.blamed)
+        assert bad.policy_root not in engine.kept.roots(), "no rollout is made with it"
+        third = await trainer.publish(3, run.step())
+        wire.say(third.announcement)
+        await until(lambda: at(follower, 3))
+        assert len(follower.blamed) == 1 and bytes_of(follower.policy_cache.newest) == bytes_of(third)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_was_away_when_an_snapshot_was_set_makes_its_image_and_rests_on_it(run, origin, peer, wire) -> None:
     async with trio.open_nursery() as nursery:
         trainer, follower, _ = await published(run, partial(origin, snapshot_every=3), peer, nursery, steps=2)
         trainer.board.muted = True
