@@ -77,8 +77,10 @@ class PoolKeeper(ChainPoller):
             # An appeal could still make the conviction undone; its node is owed the money then.
             if slash.case_id and slash.case_id not in self._final:
                 continue
-            share = await self._books.share(seen.posted, node)
-            if share and share.units and share.units > await self._chain.claimed(self._pool, node):
+            share, paid = await self._books.share(seen.posted, node), self._ledger.claimed().get(node, 0)
+            due = share is not None and share.units is not None and share.units > paid
+            # The log may be some blocks late.
+            if share and due and share.units > await self._chain.claimed(self._pool, node):
                 claim = self._chain.claim(self._pool, node, share.units, share.proof)
                 await self._try(claim, "pay.given_back", node=node)
 
