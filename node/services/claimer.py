@@ -218,6 +218,8 @@ class Claimer(ChainPoller):
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: set[int] | None = None
+        self._may_send = True
+        """Whether the journal may name a claim: at the start nobody knows."""
         self._allowance = Remembered[int](self._context.clock, math.inf)
         self._credits: dict[Address, Remembered[int]] = {}
         self._record: PayRecord | None = None
@@ -288,6 +290,8 @@ class Claimer(ChainPoller):
     async def hurry(self) -> None:
         """From now on pay waits for no more to come. Returns once all is looked at that was made before."""
         self.gathering.end()
+        # Who leaves goes by the chain's own word, however little an event has moved.
+        self._books.ask_again()
         for _ in range(2):  # the first one may be under way, and may have asked the journal before
             looked = self.looked.next
             self._bell.ring()
@@ -330,14 +334,16 @@ class Claimer(ChainPoller):
 
     async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.
+        self._may_send = True
         await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode((units, proof)))
         await self._finish(patience)
 
     async def _finish(self, patience: Patience | None) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
         on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
-        kept = await self._journal.do(self._journal.recall, SENDING)
+        kept = await self._journal.do(self._journal.recall, SENDING) if self._may_send else None
         if not kept:
+            self._may_send = False
             return
         # What cannot be read is claimed anew: the contract pays a difference.
         read = partial(msgspec.msgpack.decode, kept, type=tuple[int, tuple[bytes, ...]])

@@ -112,6 +112,9 @@ class PoolAccounting:
         self._signed: dict[Address, BoundedDict[bytes, EarningsVote]] = {}
         self._heads: dict[bytes, TableHead] = {}
         """Of the table that was posted last, by its root."""
+        self._table: tuple[TableHead, EarningsTable] | None = None
+        self._share: tuple[TableHead, Address, Share] | None = None
+        """What was made of it last."""
         self._files: dict[bytes, bytes] = {}
         """What was read of it: the head by the table's root, files of rows by their own."""
         self._read: dict[bytes, tuple[PageRow, ...]] = {}
@@ -150,7 +153,7 @@ class PoolAccounting:
             return self._seen
 
     def ask_again(self) -> None:
-        """This node posted a table, or was told that somebody had: no event is waited for."""
+        """Of money at the next look: this node posted a table, or leaves, and no event is waited for."""
         self._told = (self._told[0], -1)
 
     async def listen(self) -> None:
@@ -169,20 +172,27 @@ class PoolAccounting:
         """The table that stands on chain, with all its rows; None before the first, and while nobody shows it."""
         if (head := await self.head(posted)) is None:
             return None
+        if self._table is not None and self._table[0] is head:
+            return self._table[1]
         lines = [line for page in head.pages for line in await self._rows(page, EarningsLine)]
         owed = [row for page in head.debts for row in await self._rows(page, Owed)]
         await self._keep()
-        return await trio.to_thread.run_sync(whole, head, lines, owed)
+        self._table = head, await trio.to_thread.run_sync(whole, head, lines, owed)
+        return self._table[1]
 
     async def share(self, posted: PostedEarnings, node: Address) -> Share | None:
         """What it says of one node, for which few of its files are fetched; None as `of`."""
         if (head := await self.head(posted)) is None:
             return None
+        # Asked again at each look, by this node about itself mostly.
+        if self._share is not None and self._share[0] is head and self._share[1] == node:
+            return self._share[2]
         lines = {number: await self._rows(head.pages[number], EarningsLine) for number in head.pages_of(node)}
         places = pages_of(head.debts, address_bytes(node))
         owed = [row for number in places for row in await self._rows(head.debts[number], Owed)]
         await self._keep()
-        return await trio.to_thread.run_sync(head.share, node, lines, owed)
+        self._share = head, node, await trio.to_thread.run_sync(head.share, node, lines, owed)
+        return self._share[2]
 
     async def earlier(self, posted: EarningsPosted, node: Address) -> tuple[TableHead, Share] | None:
         """What a table says of one node that stood on chain before, as long as somebody shows it. Not kept."""

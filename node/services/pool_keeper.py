@@ -78,9 +78,9 @@ class PoolKeeper(ChainPoller):
             if slash.case_id and slash.case_id not in self._final:
                 continue
             share, paid = await self._books.share(seen.posted, node), self._ledger.claimed().get(node, 0)
-            due = share is not None and share.units is not None and share.units > paid
-            # The log may be some blocks late.
-            if share and due and share.units > await self._chain.claimed(self._pool, node):
+            if share is None or not share.units or share.units <= paid:
+                continue
+            if share.units > await self._chain.claimed(self._pool, node):  # the log may be some blocks late
                 claim = self._chain.claim(self._pool, node, share.units, share.proof)
                 await self._try(claim, "pay.given_back", node=node)
 
