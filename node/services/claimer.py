@@ -218,6 +218,8 @@ class Claimer(ChainPoller):
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: set[int] | None = None
+        self._forgotten = -1
+        """Epochs through this one the journal has no leaves of any more."""
         self._may_send = True
         """Whether the journal may name a claim: at the start nobody knows."""
         self._allowance = Remembered[int](self._context.clock, math.inf)
@@ -377,7 +379,8 @@ class Claimer(ChainPoller):
     async def _sum(self, seen: PoolRecord, head: TableHead | None, share: tuple[int, int], claimed: int) -> None:
         """share: units of this node's line, and those that it is owed beyond it."""
         pool, journal, posted, (line, rest) = seen.pool, self._journal, seen.first - 1, share
-        self._record = await journal.do(journal.pay.record)
+        if self._record is None:
+            self._record = await journal.do(journal.pay.record)
         if head is not None or not seen.posted.total:
             await self._note(seen, head, line + rest, claimed)
         known = self._record
@@ -417,7 +420,9 @@ class Claimer(ChainPoller):
         if known is not None and len(self._ledger.tables) > 1:
             # The newest table may still be in a block that is replaced; what was not read may still be told apart.
             through = min(self._ledger.tables[-2].epoch, known.through)
-            await journal.do(journal.pay.forget_epochs, through)
+            if through > self._forgotten:
+                await journal.do(journal.pay.forget_epochs, through)
+                self._forgotten = through
 
     async def _note(self, seen: PoolRecord, head: TableHead | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""
