@@ -27,7 +27,7 @@ import msgspec
 import trio
 
 from benchmarks.command import parser_of, run_seeded, save, silence_logs
-from contracts.bindings import PoolInfo, PostedEarnings, ValidatorsSet
+from contracts.bindings import EarningsPosted, PoolBooks, PoolInfo, PostedEarnings, ValidatorsSet
 from node.chain.blocks import Block
 from node.chain.ledger import Ledger
 from node.clock import Clock
@@ -136,6 +136,9 @@ def wall() -> float:
     return START + trio.current_time()
 
 
+GIVEN: dict[str, Any] = {"block": 1, "transaction": "0x", "log_index": 0, "pool": POOL}
+
+
 class Chain:
     """Takes tables of earnings; everything else about the pool stands still."""
 
@@ -143,37 +146,34 @@ class Chain:
         self._plan = plan
         self._validators = validators
         self._posted = PostedEarnings(None, bytes(32), 0)
+        self._ledgers: list[Ledger] = []
 
     def ledger(self, own: Address) -> Ledger:
         ledger = Ledger(own)
-        given = {"block": 1, "transaction": "0x", "log_index": 0, "pool": POOL}
-        seated = ValidatorsSet(**given, number=1, validators=self._validators, threshold=QUORUM)  # type: ignore[arg-type]
-        ledger.apply(seated)
+        ledger.apply(ValidatorsSet(**GIVEN, number=1, validators=self._validators, threshold=QUORUM))
+        self._ledgers.append(ledger)
         return ledger
 
-    async def pool(self, pool: int) -> PoolInfo:
+    async def books(self, pool: int, known: PoolInfo | None = None) -> PoolBooks:
         await trio.lowlevel.checkpoint()
         given = {"id": POOL, "started_at": START, "epoch_seconds": self._plan.epoch_seconds, "escrow": 10**30}
         given |= {"window": self._plan.window_seconds, "reward_per_unit": 1, "units_per_epoch": 10**9}
         given |= {"threshold": QUORUM, "validators": self._validators}
-        return PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
+        info = PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
+        return PoolBooks(info, self._posted, None)
 
     async def block(self, number: int | None = None) -> Block:
         await trio.lowlevel.checkpoint()
         return Block(int(wall()) if number is None else number, b"", int(wall()))
-
-    async def earnings(self, pool: int) -> PostedEarnings:
-        await trio.lowlevel.checkpoint()
-        return self._posted
-
-    async def waiting(self, pool: int) -> None:
-        await trio.lowlevel.checkpoint()
 
     async def post_earnings(self, earnings: Earnings, signatures: Sequence[bytes]) -> None:
         """It counts at once."""
         await trio.lowlevel.checkpoint()
         if self._posted.epoch is None or earnings.epoch > self._posted.epoch:
             self._posted = PostedEarnings(earnings.epoch, earnings.root, earnings.total)
+            table = {name: getattr(earnings, name) for name in ("epoch", "number", "root", "total", "blob")}
+            for ledger in self._ledgers:
+                ledger.apply(EarningsPosted(**GIVEN, **table, counts_at=0, signers=self._validators))
 
 
 class Files(SharedBlobs):

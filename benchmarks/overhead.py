@@ -41,6 +41,7 @@ LOOK_SECONDS = 0.1
 USUAL = 0.54
 """Seconds of a demo's step where nothing else computes."""
 COUNTS = ("thread jobs", "fsyncs", "fsyncs on the loop", "turns", "requests", "questions")
+A_SECOND = ("questions of", "asked for", "jobs of, idle", "woken, idle", "us, idle")
 JOINING = ("values:read_report", "ingest:Ingest._join", "stating:make.made", "values:_sorted")
 """The trainer's jobs over one file."""
 
@@ -211,11 +212,21 @@ def told(took: Look, idle: Look) -> dict[str, Any]:
         },
         "trainer": {"files": joined, "ms a file": round(jobs / 1000 / joined, 2), "readings": round(files / joined, 2)},
         "kinds": kinds(all_of, steps),
-        "fsyncs of": {name[6:]: round(many / steps, 1) for name, many in all_of.most_common() if name[:6] == "fsync "},
-        "questions of": {
-            name[9:]: round(many / seconds, 2) for name, many in all_of.most_common() if name[:9] == "question "
-        },
-        "jobs of": {name[5:]: round(many / steps, 1) for name, many in all_of.most_common() if name[:5] == "jobs "},
+        "fsyncs of": by_kind(all_of, "fsync ", steps),
+        "questions of": by_kind(all_of, "question ", seconds),
+        "asked for": by_kind(all_of, "asked ", seconds),
+        "jobs of": by_kind(all_of, "jobs ", steps),
+        "jobs of, idle": by_kind(still, "jobs ", rest),
+        "woken, idle": by_kind(still, "woke ", rest),
+        "us, idle": by_kind(still, "task ", rest) | by_kind(still, "job ", rest),
+    }
+
+
+def by_kind(counts: Counter[str], kind: str, over: float) -> dict[str, float]:
+    return {
+        name.removeprefix(kind): round(many / over, 2)
+        for name, many in counts.most_common()
+        if name.startswith(kind) and many
     }
 
 
@@ -275,8 +286,8 @@ def print_table(found: Mapping[str, Any]) -> None:
     for part in ("ms", "a step of 0.54 s", "a second, idle", "trainer", "modules", "desk"):
         if part in found:
             print(f"{part}: " + ", ".join(f"{what} {number}" for what, number in found[part].items()))
-    for part in ("kinds", "jobs of", "fsyncs of", "questions of"):
-        print(f"{part} ({'a second' if part == 'questions of' else 'a step'}):")
+    for part in ("kinds", "jobs of", "fsyncs of", *A_SECOND):
+        print(f"{part} ({'a second' if part in A_SECOND else 'a step'}):")
         for what, number in list(found[part].items())[:24]:
             print(f"  {number:8}  {what}")
 

@@ -147,11 +147,8 @@ class Chain:
     async def pool(self, pool: int) -> PoolInfo:
         return await self._ask("pool", pool)
 
-    async def earnings(self, pool: int) -> Any:
-        return await self._ask("earnings", pool)
-
-    async def waiting(self, pool: int) -> Any:
-        return await self._ask("waiting", pool)
+    async def books(self, pool: int, known: Any = None) -> Any:
+        return await self._ask("books", pool)
 
     async def claimed(self, pool: int, node: Address) -> int:
         return await self._of("claimed", node, pool)

@@ -95,10 +95,10 @@ QUIET = ("role", "joined", "engine", "policy", "verdict", "certified", "in the t
 
 
 class _View:
-    """Looks at the record again and again, and shows on the screen what is new."""
+    """Looks at the record again and again, and shows on the screen what is new. every: seconds between two looks."""
 
-    def __init__(self, screen: JoinScreen) -> None:
-        self._screen = screen
+    def __init__(self, screen: JoinScreen, *, every: float = 1.0) -> None:
+        self._screen, self._every = screen, every
         self._phase = ""
         self._told = 0
 
@@ -107,7 +107,7 @@ class _View:
         try:
             while True:
                 self.look(progress)
-                await trio.sleep(0.25)
+                await trio.sleep(self._every)
         finally:
             self.look(progress)
             self._screen.close()
@@ -120,7 +120,7 @@ class JoinView(_View):
     """live: on a terminal, one line below the others says what the node does now."""
 
     def __init__(self, screen: JoinScreen, *, live: bool) -> None:
-        super().__init__(screen)
+        super().__init__(screen, every=0.25 if live else 1.0)  # a line that turns is to be seen turning
         self._live = live
         self._over = 0
         self._turn = 0

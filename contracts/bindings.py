@@ -7,9 +7,9 @@ nothing and signs nothing: writes are unsent `ContractFunction`s; `node/chain` d
 import json
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -304,6 +304,15 @@ class WaitingEarnings(msgspec.Struct, frozen=True):
     counts_at: int
     held: bool
     signers: bytes
+
+
+class PoolBooks(msgspec.Struct, frozen=True):
+    """A pool and its tables, as they stood at one moment. posted: the newest one that counts; waiting: the one that
+    does not yet."""
+
+    pool: PoolInfo
+    posted: PostedEarnings
+    waiting: WaitingEarnings | None
 
 
 # ---- events
@@ -1036,55 +1045,29 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        (terms, counters), book, bench, (filings, *times), chair = at_once(
+        return _pool_info(pool, *at_once(*self._about(pool)))
+
+    def books(self, pool: int, known: PoolInfo | None = None) -> PoolBooks:
+        """A pool with its tables. known: the pool as it was read before; then what money does to it is asked for, and
+        its terms and people are taken to be the same."""
+        waits = partial(self.waiting, pool)
+        if known is None:
+            *about, waiting = at_once(*self._about(pool), waits)
+            return PoolBooks(_pool_info(pool, *about), _posted(about[1]), waiting)
+        filed = [lambda: _filings(self._ask("payroll", "filingsOf", pool))] if known.ended else []
+        book, waiting, *filings = at_once(lambda: self._ask("payroll", "bookOf", pool), waits, *filed)
+        moved = _escrow(book, known.reward_per_unit) | ({"filings": filings[0]} if filings else {})
+        return PoolBooks(msgspec.structs.replace(known, **moved), _posted(book), waiting)
+
+    def _about(self, pool: int) -> list[Callable[[], Any]]:
+        """What `_pool_info` is made of, in its order."""
+        return [
             lambda: self._ask("swarm", "poolInfo", pool),
             lambda: self._ask("payroll", "bookOf", pool),
             lambda: self._ask("court", "benchOf", pool),
             lambda: self._ask("payroll", "filingsOf", pool),
             lambda: self.chair_of(pool),
-        )
-        manager, reward, slash, units, stopped_at, delay, opener, guardian, *about = terms
-        run_root, requirement_root, uri, bootnodes = about
-        _, threshold, _, start, _, validators, proposed = bench
-
-        def part(first: int, bits: int) -> int:
-            """As Counters.sol lays them out."""
-            return counters >> first & (1 << bits) - 1
-
-        paused, ended, has_members, invited, attested = (bool(part(248 + flag, 1)) for flag in range(5))
-        return PoolInfo(
-            id=pool,
-            run_root=run_root,
-            requirement_root=requirement_root,
-            manager=manager,
-            opener=opener,
-            window=part(168, 24),
-            epoch_seconds=part(144, 24),
-            lease_seconds=part(192, 24),
-            started_at=part(112, 32),
-            stopped_at=stopped_at,
-            paused=paused,
-            ended=ended,
-            has_members=has_members,
-            invited=invited,
-            attested=attested,
-            max_units_per_epoch=part(216, 32),
-            units_per_epoch=units,
-            reward_per_unit=reward,
-            slash_amount=slash,
-            escrow=book[0] * reward,
-            owed=book[1] * reward,
-            run_uri=uri,
-            bootnodes=tuple(bootnodes.split()),
-            threshold=threshold,
-            validators_from=start,
-            validators=tuple(validators),
-            proposed=tuple(proposed),
-            guardian=guardian,
-            delay=delay,
-            seated=chair.trainers if chair else (),
-            filings=Filings(*filings, *times) if ended else None,
-        )
+        ]
 
     def chair_of(self, pool: int) -> ChairInfo | None:
         """Who leads; None where nobody was seated: then the manager does."""
@@ -1131,8 +1114,7 @@ class Contracts:
 
     def earnings(self, pool: int) -> PostedEarnings:
         """The newest table that counts."""
-        _, _, total, epochs, root, *last = self._ask("payroll", "bookOf", pool)
-        return PostedEarnings(epochs - 1 if epochs else None, root, total, *last)
+        return _posted(self._ask("payroll", "bookOf", pool))
 
     def waiting(self, pool: int) -> WaitingEarnings | None:
         """The table that does not count yet."""
@@ -1453,6 +1435,67 @@ class Contracts:
 
     def overturn(self, pool: int, node: Address) -> "ContractFunction":
         return self.swarm.functions.overturn(pool, node)
+
+
+def _pool_info(pool: int, about: Any, book: Any, bench: Any, filings: Any, chair: ChairInfo | None) -> PoolInfo:
+    """From what the contracts answered."""
+    terms, counters = about
+    manager, reward, slash, units, stopped_at, delay, opener, guardian, *places = terms
+    run_root, requirement_root, uri, bootnodes = places
+    _, threshold, _, start, _, validators, proposed = bench
+
+    def part(first: int, bits: int) -> int:
+        """As Counters.sol lays them out."""
+        return counters >> first & (1 << bits) - 1
+
+    paused, ended, has_members, invited, attested = (bool(part(248 + flag, 1)) for flag in range(5))
+    return PoolInfo(
+        id=pool,
+        run_root=run_root,
+        requirement_root=requirement_root,
+        manager=manager,
+        opener=opener,
+        window=part(168, 24),
+        epoch_seconds=part(144, 24),
+        lease_seconds=part(192, 24),
+        started_at=part(112, 32),
+        stopped_at=stopped_at,
+        paused=paused,
+        ended=ended,
+        has_members=has_members,
+        invited=invited,
+        attested=attested,
+        max_units_per_epoch=part(216, 32),
+        units_per_epoch=units,
+        reward_per_unit=reward,
+        slash_amount=slash,
+        **_escrow(book, reward),
+        run_uri=uri,
+        bootnodes=tuple(bootnodes.split()),
+        threshold=threshold,
+        validators_from=start,
+        validators=tuple(validators),
+        proposed=tuple(proposed),
+        guardian=guardian,
+        delay=delay,
+        seated=chair.trainers if chair else (),
+        filings=_filings(filings) if ended else None,
+    )
+
+
+def _escrow(book: Any, reward: int) -> dict[str, int]:
+    """What the contract counts in units, in wei."""
+    return {"escrow": book[0] * reward, "owed": book[1] * reward}
+
+
+def _posted(book: Any) -> PostedEarnings:
+    _, _, total, epochs, root, *last = book
+    return PostedEarnings(epochs - 1 if epochs else None, root, total, *last)
+
+
+def _filings(told: Any) -> Filings:
+    filings, *times = told
+    return Filings(*filings, *times)
 
 
 def _member_state(node: Address, v: Sequence[Any]) -> MembershipRecord:

@@ -42,6 +42,7 @@ class StatusPage:
         self._member: Participant | None = None
         self._context: Context | None = None
         self._opening: Opening | None = None
+        self._checked: set[object] = set()
 
     # filled in by the daemon
 
@@ -87,7 +88,11 @@ class StatusPage:
         for service in self._manager.services:
             for name, section in service.status().items():
                 page[name] = joined(page.get(name), section)
-        return msgspec.structs.replace(checked(page), swarm=swarm)
+        # Looked through once for each shape: that takes longer than to make the page, and no program's words change.
+        shape = frozenset((name, _shape(section)) for name, section in page.items())
+        status = msgspec.convert(page, DaemonStatus) if shape in self._checked else checked(page)
+        self._checked.add(shape)
+        return msgspec.structs.replace(status, swarm=swarm)
 
     def _node(self, engine: str, finished: bool, said: str) -> dict[str, Any]:
         """said: its state, by a service that knows better."""
@@ -203,6 +208,13 @@ def joined(section: Any, more: Any) -> Any:
     if isinstance(section, dict) and isinstance(more, dict):
         return section | more
     return section + more if isinstance(section, list) and isinstance(more, list) else more
+
+
+def _shape(section: Any) -> object:
+    """What fields it has, however many rows."""
+    if isinstance(section, dict) and len(section) < 64:  # no table by address
+        return frozenset((name, _shape(value)) for name, value in section.items())
+    return type(section)
 
 
 def checked(page: dict[str, Any]) -> DaemonStatus:

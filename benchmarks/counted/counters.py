@@ -23,7 +23,7 @@ from typing import Any
 
 FOLDER = "COUNTED_IN"
 """The environment variable that names where the files go; without it nothing is counted."""
-SLOT, SLOTS = struct.Struct("<88sq"), 1024
+SLOT, SLOTS = struct.Struct("<88sq"), 2048
 LOOKS = 64
 """Turns of the loop between two looks at how many modules are loaded."""
 
@@ -150,6 +150,7 @@ class Loop:
         code = getattr(task.coro, "cr_code", None)
         name = kind_of(code) if code is not None else "?"
         self._counters.add(f"task {name}", (time.thread_time_ns() - self._began) // 1000)
+        self._counters.add(f"woke {name}")
 
 
 class Patches(importlib.abc.MetaPathFinder):
@@ -161,6 +162,7 @@ class Patches(importlib.abc.MetaPathFinder):
             "trio": self._trio,
             "protocol.rollout": self._rollout,
             "node.network.requests": lambda module: self._called(module.Requests, "ask", "requests"),
+            "node.chain.connection": lambda module: self._called(module.Connection, "_guarded", "asked"),
             "node.chain.endpoints": lambda module: self._called(module.SerialConnection, "post", "questions"),
         }
 
@@ -187,6 +189,8 @@ class Patches(importlib.abc.MetaPathFinder):
             self._counters.add(counted)
             if counted == "questions":
                 self._counters.add(f"question {args[3]}")
+            if counted == "asked":  # without whom it is about
+                self._counters.add(f"asked {args[1].partition(' 0x')[0]}"[:80])
             return original(*args, **named)
 
         setattr(owner, name, call)

@@ -31,7 +31,7 @@ from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 
 ROOT = Path(__file__).resolve().parents[2]
-ASK_SECONDS = 1.0  # seconds between questions to a daemon
+ASK_SECONDS = 2.0  # seconds between questions to a daemon, each of which costs it ten milliseconds
 CHURN_POLL = 0.1
 
 

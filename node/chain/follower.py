@@ -29,7 +29,7 @@ from node.chain.witnesses import EndpointRecord, is_future
 from node.state.tables import SchemaForm, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
-HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 1.0
+HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 2.0
 """Seconds between two looks at the newest block; the second on a chain of one's own, which nobody pays for by the
 question."""
 KEPT_BLOCKS = 256
@@ -197,6 +197,13 @@ class EventFollower:
         self._done: bytes | None = None
         """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
+
+    def around(self, at: int) -> tuple[int | None, int | None]:
+        """Of the blocks that were seen, the last before a time, unix seconds, and the first after that; None where none
+        was seen."""
+        before = max((one.number for one in self._seen.values() if one.timestamp < at), default=None)
+        after = min((one.number for one in self._seen.values() if one.timestamp >= at), default=None)
+        return before, after
 
     def endpoints(self) -> list[EndpointRecord]:
         """What is known of those that tell what is followed."""

@@ -8,38 +8,73 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from contracts.bindings import (
+    Admitted,
     ChainEvent,
     Claimed,
     EarningsDropped,
+    EarningsHeld,
     EarningsPosted,
     Filed,
     FilingDropped,
+    FilingsHeld,
     GivenBack,
+    InvitationsRevoked,
     Joined,
     Left,
     NodeAttested,
     PoolFunded,
+    PoolSwept,
     Redeemed,
     Slashed,
     SlashOverturned,
+    TermEnded,
     TermHeld,
+    TermTaken,
     ValidatorsSet,
 )
 from protocol.identity import Address
 
+_MOVES_MONEY = (
+    EarningsDropped,
+    EarningsHeld,
+    Filed,
+    FilingDropped,
+    FilingsHeld,
+    GivenBack,
+    PoolFunded,
+    PoolSwept,
+    Redeemed,
+)
+_MOVES_NOTHING = (
+    Admitted,
+    Claimed,
+    EarningsPosted,
+    InvitationsRevoked,
+    Joined,
+    Left,
+    NodeAttested,
+    Slashed,
+    SlashOverturned,
+    TermEnded,
+    TermHeld,
+    TermTaken,
+)
+
 
 class Ledger:
     """The books of one pool. own: the node whose pay is remembered; read_until: the chain's time up to which all events
-    have come; now: that of the newest block that was seen, unix seconds, 0 for none."""
+    have come; now: that of the newest block that was seen, unix seconds, 0 for none; around: as
+    `EventFollower.around`."""
 
     def __init__(
         self,
         own: Address,
         read_until: Callable[[], float] = lambda: float("inf"),
         now: Callable[[], int] = lambda: 0,
+        around: Callable[[int], tuple[int | None, int | None]] = lambda at: (None, None),
     ) -> None:
         self._own = own
-        self.read_until, self.now = read_until, now
+        self.read_until, self.now, self.around = read_until, now, around
         self._money: list[tuple[int, int, int]] = []
         """Block, wei that came into the escrow, units that came back to it."""
         self._taken: dict[Address, tuple[int, int]] = {}
@@ -62,14 +97,16 @@ class Ledger:
         """What it was paid of what it filed."""
         self._filings: list[Filed | FilingDropped] = []
         """What it filed, and what of that was dropped."""
-        self.told = 0
-        """Events that came or were taken back: as long as it stands, the pool's terms do. That members come, go, are
-        paid or hold the chair changes none of them."""
+        self.terms = self.books = 0
+        """Events that came or were taken back: as long as these stand, the pool's terms and people do, and its escrow
+        and filings. That members come, go, are paid, are slashed or hold the chair changes none of them; a table does
+        once it counts."""
 
     # from the chain
 
     def apply(self, event: ChainEvent) -> None:
-        self.told += not isinstance(event, Joined | Left | Claimed | Redeemed | NodeAttested | TermHeld)
+        self.books += isinstance(event, _MOVES_MONEY)
+        self.terms += not isinstance(event, _MOVES_MONEY + _MOVES_NOTHING)
         match event:
             case EarningsPosted():
                 self.tables.append(event)
@@ -101,7 +138,7 @@ class Ledger:
 
     def undo(self, event: ChainEvent) -> None:
         """A replaced block took an event back."""
-        self.told += 1
+        self.books, self.terms = self.books + 1, self.terms + 1
         match event:
             # It may be gone: these queues are bounded, and newer ones push the oldest out.
             case EarningsPosted() if event in self.tables:

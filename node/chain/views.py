@@ -19,6 +19,7 @@ from contracts.bindings import (
     MemberRecord,
     MembershipRecord,
     NodeInfo,
+    PoolBooks,
     PoolInfo,
     PostedEarnings,
     RawLog,
@@ -68,6 +69,12 @@ class Views(Blocks):
         if agreed:
             return await self._read(action, partial(self._witnesses.agreed, action, CALL, view, _terms))
         return await self._decides(action, view, key=_terms)
+
+    async def books(self, pool: int, known: PoolInfo | None = None) -> PoolBooks:
+        """A pool with its tables. known: the pool as it was read before; then only what money does to it is asked for.
+        Two endpoints agree on who and what decides, as on `pool`, and on the tables. Raises EndpointsDisagree."""
+        what = f"read the {'books' if known is None else 'tables'} of pool {pool}"
+        return await self._decides(what, partial(self._contracts.books, pool, known), key=_books)
 
     async def chair(self, pool: int) -> ChairInfo | None:
         """Who leads the pool; None where its manager does, for good."""
@@ -182,6 +189,10 @@ def _office(chair: ChairInfo | None) -> tuple[object, ...] | None:
     if chair is None:
         return None
     return (chair.trainers, chair.proposed, chair.term, chair.place, chair.ended, chair.from_step, chair.parent)
+
+
+def _books(books: PoolBooks) -> tuple[object, ...]:
+    return _terms(books.pool), books.posted, books.waiting
 
 
 def _terms(pool: PoolInfo) -> tuple[object, ...]:

@@ -41,7 +41,7 @@ class LocalPretraining(LocalRun):
         """Record each round when it is complete; end the run where it has to end before its last one."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            await self._watch.until(lambda step=step: self._spool.is_complete(step))
+            await self._watch.until_there(lambda step=step: self._spool.is_complete(step))
             record = await trio.to_thread.run_sync(self._record, step)
             self._told(record)
             self._spool.forget_policies(step)

@@ -38,7 +38,7 @@ class LocalReplicas(LocalRollouts):
         self._pool.drop_stale(step)
         while self._pool.rollouts < need:  # while the round before is learnt
             await self._sample(step, policy, need)
-        await self._watch.until(lambda: self._spool.is_complete(step))
+        await self._watch.until_there(lambda: self._spool.is_complete(step))
         outer = await trio.to_thread.run_sync(self._root, step, "outer_root")
         while (dealt := self._dealt(step, outer)) is None:
             if self._gives_up(step, self._barren_rounds):

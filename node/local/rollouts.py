@@ -30,6 +30,7 @@ from node.recipe.pool import Group, Origin, RolloutPool, Selection
 from node.recipe.requirements import hopeless, reached_target, spent
 from node.recipe.stats import describe as describe_selection
 from node.training.batch import encode_batch
+from node.training.bells import ring
 from node.training.client import EvaluatorProcess, SpoolProcess, TrainerProcess
 from node.training.evaluations import Evaluations
 from node.training.length import same_but_for_length
@@ -70,8 +71,7 @@ class LocalRun:
         activity: what goes on meanwhile."""
         self._run, self._encoded, self._assets = run, encoded, assets
         self._learner, self._spool, self._observer = learner, spool, observer
-        # Seconds between two looks at the spool: a small model's step takes little more.
-        self._watch = SpoolWatch(spool, 0.02)
+        self._watch = SpoolWatch(spool)
         self._processes = (learner, *others)
         self._told, self._activity = on_progress, activity
         self._tokens = 0
@@ -178,7 +178,7 @@ class LocalRollouts(LocalRun):
         """Record each step when it is learnt and evaluated; end the run where it has to end before its last step."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            await self._watch.until(lambda step=step: self._evaluations.complete(step) or self._is_vain(step))
+            await self._watch.until_there(lambda step=step: self._evaluations.complete(step) or self._is_vain(step))
             if self._is_vain(step):
                 self.ended_by = self._vain
             else:
@@ -231,7 +231,7 @@ class LocalRollouts(LocalRun):
             policy = max(0, step - self._level)
             if not self._spool.is_complete(policy):
                 self._activity(f"policy {policy} is being learnt")
-            await self._watch.until(
+            await self._watch.until_there(
                 lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind
             )
             self._seconds = {}
@@ -262,7 +262,7 @@ class LocalRollouts(LocalRun):
         self._observer.wait(step, barren)
         self._told({"step": step, "updates": 0, "barren_batches": barren})
         self._vain = hopeless(self._run, step, barren) or self._why_now(self._before + time.monotonic() - self._began)
-        self._watch.tell()
+        ring(self._spool.root)  # which policies are waited for changes with it
         return self._vain is not None
 
     async def _sample(self, step: int, policy: int, need: int) -> None:

@@ -15,13 +15,13 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import CaseState, PoolInfo
+from contracts.bindings import CaseState, PoolInfo, Stake
 from node.chain.bonds import read_bond
 from node.chain.errors import FeeTooHigh, Reverted, tokens
 from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.filing import OwnFiling
-from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord
+from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord, Remembered
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, FilingPart, PaidUnitsPart, PayPart
 from protocol.errors import IntellectError
@@ -73,9 +73,9 @@ class Warnings:
         """Units of all nodes that the newest table cannot pay."""
         self._chain, self._ledger, self._progress = books.chain, books.ledger, progress
         self._own, self._bonds = books.context.key.address, bonds
-        self._clock = books.context.clock
-        self._bond: tuple[float, str] = (-math.inf, "")
-        """When it was looked at last, and what was wrong with it."""
+        # Whether a validator has the bond of a case; and what no event of this pool tells of a stake.
+        self._bond = Remembered[str](books.context.clock, 3600.0)
+        self._stake = Remembered[Stake](books.context.clock, 600.0)
         self.told: dict[str, str] = {}
         self.bonded = 0
 
@@ -125,24 +125,26 @@ class Warnings:
 
     async def _lacking(self, seen: PoolRecord, provider: Address | None) -> str:
         """What this validator lacks to carry a slash; empty if nothing."""
-        now = self._clock.monotonic()
-        if now >= self._bond[0] + 3600.0:  # seconds between two looks whether a validator has the bond of a case
+
+        async def ask() -> str:
             read = partial(read_bond, node=self._own, provider=provider, slash=seen.pool.slash_amount)
             bond = await self._chain.ask("read a bond", read)
             remedy = "; then ".join(bond.steps())
-            text = f"a slash that this validator carries takes a bond: {bond.why}: {remedy}"
-            self._bond = now, "" if bond.is_there else text
-        return self._bond[1]
+            lacking = f"a slash that this validator carries takes a bond: {bond.why}: {remedy}"
+            return "" if bond.is_there else lacking
+
+        return await self._bond.get(None, ask)
 
     async def _of_cases(self, now: int, provider: Address | None) -> dict[str, str]:
         """Stake of our provider that is lost unless somebody with its key acts in time."""
         if provider is None:
             return {}
-        stake = await self._chain.stake_of(provider)
+        stake = await self._stake.get((provider, self._ledger.cases), partial(self._chain.stake_of, provider))
         self.bonded, frozen = stake.bonded, stake.frozen
         told: dict[str, str] = {}
         if not frozen:
             return told
+        self._stake.forget()  # that a case is over no event of the pool tells
         for slash in [one for one in self._ledger.slashed.values() if one.provider == provider and one.case_id]:
             case = await self._chain.case(slash.case_id)
             if case.state is not CaseState.FROZEN:
@@ -215,6 +217,12 @@ class Claimer(ChainPoller):
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: set[int] | None = None
+        self._forgotten = -1
+        """Epochs through this one the journal has no leaves of any more."""
+        self._may_send = True
+        """Whether the journal may name a claim: at the start nobody knows."""
+        self._allowance = Remembered[int](self._context.clock, math.inf)
+        self._credits: dict[Address, Remembered[int]] = {}
         self._record: PayRecord | None = None
         self._seen: PoolRecord | None = None
         self.account = Account()
@@ -283,6 +291,8 @@ class Claimer(ChainPoller):
     async def hurry(self) -> None:
         """From now on pay waits for no more to come. Returns once all is looked at that was made before."""
         self.gathering.end()
+        # Who leaves goes by the chain's own word, however little an event has moved.
+        self._books.ask_again()
         for _ in range(2):  # the first one may be under way, and may have asked the journal before
             looked = self.looked.next
             self._bell.ring()
@@ -296,10 +306,13 @@ class Claimer(ChainPoller):
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
         await self._finish(self.gathering.patience(seen))
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
-        claimed = await self._chain.claimed(self._pool, self._own)
+        # The log tells what was paid. Before a claim costs gas the contract is asked: an event comes some blocks late.
+        claimed = self._ledger.claimed().get(self._own, 0)
         if share and share.units and share.units > claimed and await self.gathering.is_time(seen):
-            await self._claim(share.units, share.proof, self.gathering.patience(seen))
             claimed = await self._chain.claimed(self._pool, self._own)
+            if share.units > claimed:
+                await self._claim(share.units, share.proof, self.gathering.patience(seen))
+                claimed = await self._chain.claimed(self._pool, self._own)
         await self.filing.tick(seen)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
@@ -322,6 +335,7 @@ class Claimer(ChainPoller):
 
     async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.
+        self._may_send = True
         await self._journal.keep(SENDING, (units, proof))
         await self._finish(patience)
 
@@ -329,8 +343,9 @@ class Claimer(ChainPoller):
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
         on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
         # What cannot be read is claimed anew: the contract pays a difference.
-        claim = await self._journal.kept(SENDING, tuple[int, tuple[bytes, ...]])
+        claim = await self._journal.kept(SENDING, tuple[int, tuple[bytes, ...]]) if self._may_send else None
         if claim is None:
+            self._may_send = False
             return
         units, proof = claim
         try:
@@ -346,9 +361,11 @@ class Claimer(ChainPoller):
         if not self._ledger.judged:
             return
         for who in filter(None, (self._own, self._provider)):
-            owed = await self._chain.credit_of(who)
-            if owed:
+            credit = self._credits.setdefault(who, Remembered(self._context.clock, 600.0))
+            # Slashes, and those that were overturned: what a case left its carrier and its judges comes with neither.
+            if owed := await credit.get((self._ledger.judged, self._ledger.cases), partial(self._chain.credit_of, who)):
                 await self._chain.collect(who)
+                credit.forget()
                 log.info("case.collected", who=who, amount=str(owed))
                 self._progress.tell("collected", f"{tokens(owed)} tokens of cases that are over were paid to {who}")
 
@@ -357,7 +374,8 @@ class Claimer(ChainPoller):
     async def _sum(self, seen: PoolRecord, head: TableHead | None, share: tuple[int, int], claimed: int) -> None:
         """share: units of this node's line, and those that it is owed beyond it."""
         pool, journal, posted, (line, rest) = seen.pool, self._journal, seen.first - 1, share
-        self._record = await journal.do(journal.pay.record)
+        if self._record is None:
+            self._record = await journal.do(journal.pay.record)
         if head is not None or not seen.posted.total:
             await self._note(seen, head, line + rest, claimed)
         known = self._record
@@ -373,9 +391,10 @@ class Claimer(ChainPoller):
         self._waiting = sums.certified
         allowed = 0
         if due:  # a node's size bounds what it is paid at once
-            allowed = await self._chain.ask(
-                "read what a node may claim", lambda c: c.allowance_of(self._pool, self._own)
-            )
+            ask = partial(self._chain.ask, "read what a node may claim")
+            own = partial(ask, lambda c: c.allowance_of(self._pool, self._own))
+            # Each epoch allows more, and each claim takes some.
+            allowed = await self._allowance.get((claimed, pool.epoch_at(seen.now)), own)
         self.account = Account(
             made=sums.made,
             accepted=sums.accepted,
@@ -396,7 +415,9 @@ class Claimer(ChainPoller):
         if known is not None and len(self._ledger.tables) > 1:
             # The newest table may still be in a block that is replaced; what was not read may still be told apart.
             through = min(self._ledger.tables[-2].epoch, known.through)
-            await journal.do(journal.pay.forget_epochs, through)
+            if through > self._forgotten:
+                await journal.do(journal.pay.forget_epochs, through)
+                self._forgotten = through
 
     async def _note(self, seen: PoolRecord, head: TableHead | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""

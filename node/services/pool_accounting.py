@@ -6,7 +6,7 @@ The table is found among what validators signed, and kept in the journal.
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast
 
 import msgspec
 import structlog
@@ -17,6 +17,7 @@ from node.bounded_dict import BoundedDict
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
 from node.changes import Bell
+from node.clock import Clock
 from node.services.base import Service
 from node.services.context import Context
 from node.state.journal import TABLE
@@ -38,13 +39,23 @@ RETRY_PAUSE = 5.0
 
 class PoolRecord(msgspec.Struct, frozen=True):
     """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings that
-    counts; waiting: the one that does not yet; pauses: seconds between two looks, at least and at most."""
+    counts; waiting: the one that does not yet, without its signers where its event told it; pauses: seconds between two
+    looks, at least and at most."""
 
     pool: PoolInfo
     now: int
     posted: PostedEarnings
     waiting: WaitingEarnings | None = None
     pauses: tuple[float, float] = (1.0, 300.0)
+
+    @property
+    def shown(self) -> int:
+        """The last epoch of the newest table, -1 before the first."""
+        return self.waiting.epoch if self.waiting else self.first - 1
+
+    def counts(self, now: int) -> bool:
+        """Whether the table that waits counts by now."""
+        return self.waiting is not None and now >= self.waiting.counts_at
 
     @property
     def first(self) -> int:
@@ -101,6 +112,9 @@ class PoolAccounting:
         self._signed: dict[Address, BoundedDict[bytes, EarningsVote]] = {}
         self._heads: dict[bytes, TableHead] = {}
         """Of the table that was posted last, by its root."""
+        self._table: tuple[TableHead, EarningsTable] | None = None
+        self._share: tuple[TableHead, Address, Share] | None = None
+        """What was made of it last."""
         self._files: dict[bytes, bytes] = {}
         """What was read of it: the head by the table's root, files of rows by their own."""
         self._read: dict[bytes, tuple[PageRow, ...]] = {}
@@ -109,34 +123,38 @@ class PoolAccounting:
         """A time, and the last block before it."""
         self._turn = trio.Lock()
         self._seen: PoolRecord | None = None
-        self._asked_at, self._told = 0.0, 0
+        self._asked_at = 0.0
+        self._told = (-1, -1)
+        """Events of terms and of money that had come when the contract was read."""
 
     async def read(self) -> PoolRecord:
         """What stands in the contract; the pool's clock hears what time it is there. A pool changes with an event of
-        it, and is read once for each; the time is that of the newest block that was seen."""
+        it, and what that moved is read once; the time is that of the newest block that was seen."""
         # Several services look at the same time. Those that wait here get the first one's answer.
         async with self._turn:
             # Read before the chain is asked: an event that comes meanwhile has it asked again.
-            clock, told, seen = self.context.clock.monotonic(), self.ledger.told, self._seen
+            clock, told, seen = self.context.clock.monotonic(), (self.ledger.terms, self.ledger.books), self._seen
             now = self.ledger.now() or (await self.chain.block()).timestamp
             # A table that has waited long enough counts without an event.
-            counts = seen is not None and seen.waiting is not None and now >= seen.waiting.counts_at
+            counts = seen is not None and seen.counts(now)
             # After which the chain is asked again whatever is told: an event comes once its block counts, not before.
-            if seen is None or counts or told != self._told or clock >= self._asked_at + 120.0:
-                posted, waiting = (
-                    await self.chain.earnings(self.context.pool),
-                    await self.chain.waiting(self.context.pool),
-                )
-                seen = PoolRecord(await self.chain.pool(self.context.pool), 0, posted, waiting, self._pauses)
-                self._asked_at, self._told = clock, told
+            anew = seen is None or told[0] != self._told[0] or clock >= self._asked_at + 600.0
+            if seen is None or anew or counts or told != self._told:
+                known = None if seen is None or anew else seen.pool
+                read = await self.chain.books(self.context.pool, known)
+                seen = PoolRecord(read.pool, 0, read.posted, read.waiting, self._pauses)
+                self._asked_at, self._told = clock if anew else self._asked_at, told
+            # Of a new table its event says all until it counts; also where a machine that lags was asked.
+            if self.ledger.tables and self.ledger.tables[-1].epoch > seen.shown:
+                seen = msgspec.structs.replace(seen, waiting=_waiting(self.ledger.tables[-1]))
             # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
             self.context.time.saw(now)
             self._seen = msgspec.structs.replace(seen, now=now)
             return self._seen
 
     def ask_again(self) -> None:
-        """This node changed the pool itself, or was told that somebody had: no event is waited for."""
-        self._told = -1
+        """Of money at the next look: this node posted a table, or leaves, and no event is waited for."""
+        self._told = (self._told[0], -1)
 
     async def listen(self) -> None:
         async for signed in self.context.facts.subscribe(EarningsVote):
@@ -154,20 +172,27 @@ class PoolAccounting:
         """The table that stands on chain, with all its rows; None before the first, and while nobody shows it."""
         if (head := await self.head(posted)) is None:
             return None
+        if self._table is not None and self._table[0] is head:
+            return self._table[1]
         lines = [line for page in head.pages for line in await self._rows(page, EarningsLine)]
         owed = [row for page in head.debts for row in await self._rows(page, Owed)]
         await self._keep()
-        return await trio.to_thread.run_sync(whole, head, lines, owed)
+        self._table = head, await trio.to_thread.run_sync(whole, head, lines, owed)
+        return self._table[1]
 
     async def share(self, posted: PostedEarnings, node: Address) -> Share | None:
         """What it says of one node, for which few of its files are fetched; None as `of`."""
         if (head := await self.head(posted)) is None:
             return None
+        # Asked again at each look, by this node about itself mostly.
+        if self._share is not None and self._share[0] is head and self._share[1] == node:
+            return self._share[2]
         lines = {number: await self._rows(head.pages[number], EarningsLine) for number in head.pages_of(node)}
         places = pages_of(head.debts, address_bytes(node))
         owed = [row for number in places for row in await self._rows(head.debts[number], Owed)]
         await self._keep()
-        return await trio.to_thread.run_sync(head.share, node, lines, owed)
+        self._share = head, node, await trio.to_thread.run_sync(head.share, node, lines, owed)
+        return self._share[2]
 
     async def earlier(self, posted: EarningsPosted, node: Address) -> tuple[TableHead, Share] | None:
         """What a table says of one node that stood on chain before, as long as somebody shows it. Not kept."""
@@ -291,10 +316,15 @@ class PoolAccounting:
     async def block_before(self, at: int) -> int:
         """The last block of before a time, unix seconds: what everybody reckons by."""
         if self._before[0] != at:
-            low, step = (await self.chain.block()).number, 1
+            # Nobody needs to be asked where the follower saw both.
+            last, after = self.ledger.around(at)
+            low, step = after or (await self.chain.block()).number, 1
             high = low + 1
-            while low > 0 and (await self.chain.block(low)).timestamp >= at:
-                low, high, step = max(low - step, 0), low, 2 * step
+            if last is not None and after:
+                low, high = last, after
+            else:
+                while low > 0 and (await self.chain.block(low)).timestamp >= at:
+                    low, high, step = max(low - step, 0), low, 2 * step
             while high - low > 1:
                 middle = (low + high) // 2
                 is_before = (await self.chain.block(middle)).timestamp < at
@@ -307,6 +337,29 @@ class PoolAccounting:
         others = list(dict.fromkeys(one for one in holders if one != self.context.key.address))
         path = await self.context.blobs.fetch(root, others, max_size=size, timeout=30.0)
         return await trio.to_thread.run_sync(lambda: read(path.read_bytes()))
+
+
+def _waiting(table: EarningsPosted) -> WaitingEarnings:
+    return WaitingEarnings(table.root, table.total, table.epoch, table.counts_at, held=False, signers=b"")
+
+
+class Remembered(Generic[T]):
+    """What the chain answered, which no event of the pool tells. seconds: after which it is asked again."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._answer: tuple[object, float, T] | None = None
+
+    async def get(self, about: object, ask: Callable[[], Awaitable[T]]) -> T:
+        """about: what the answer follows from; where that is another, it is asked for again."""
+        now = self._clock.monotonic()
+        if self._answer is None or self._answer[0] != about or now >= self._answer[1] + self._seconds:
+            self._answer = about, now, await ask()
+        return self._answer[2]
+
+    def forget(self) -> None:
+        """It may be another one soon."""
+        self._answer = None
 
 
 async def by_author(

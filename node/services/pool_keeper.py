@@ -77,8 +77,10 @@ class PoolKeeper(ChainPoller):
             # An appeal could still make the conviction undone; its node is owed the money then.
             if slash.case_id and slash.case_id not in self._final:
                 continue
-            share = await self._books.share(seen.posted, node)
-            if share and share.units and share.units > await self._chain.claimed(self._pool, node):
+            share, paid = await self._books.share(seen.posted, node), self._ledger.claimed().get(node, 0)
+            if share is None or not share.units or share.units <= paid:
+                continue
+            if share.units > await self._chain.claimed(self._pool, node):  # the log may be some blocks late
                 claim = self._chain.claim(self._pool, node, share.units, share.proof)
                 await self._try(claim, "pay.given_back", node=node)
 

@@ -135,14 +135,12 @@ class RolloutWorker(Service):
     async def _generate(self) -> None:
         while True:
             await self._wait_for_rest()
-            policy = await self._next_policy()
+            policy, index = await self._next_file()
             if self._rest.why:
                 continue
             if self._is_cut_off():
                 await self._wait_for_a_voice(policy)
                 continue
-            # From the journal and not from memory: an index that is used twice costs the stake.
-            index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             self._producing = index + 1
             try:
                 produced = None
@@ -194,8 +192,8 @@ class RolloutWorker(Service):
         self._arrived_at += now - began
         self._leftovers.began(step, now)
 
-    async def _next_policy(self) -> HeldPolicy:
-        """The newest policy, once this worker's share of its rollouts is not yet made.
+    async def _next_file(self) -> tuple[HeldPolicy, int]:
+        """The newest policy, once this worker's share of its rollouts is not yet made, and how many of them are.
 
         What others leave over of what the step needs is divided once nobody makes any. A trainer that does not advance
         even so lacks rollouts (somebody's were refused, or somebody left): every time that two usual intervals pass
@@ -205,6 +203,7 @@ class RolloutWorker(Service):
         while True:
             policy = self._context.policy_cache.newest or await self._context.policy_cache.newer_than(-1)
             self._note_arrival(policy)
+            # From the journal and not from memory: an index that is used twice costs the stake.
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             patience = self._patience()
             waited = self._context.clock.monotonic() - self._arrived_at
@@ -216,7 +215,7 @@ class RolloutWorker(Service):
             wanted += self._left_over() if made >= wanted else 0
             made = most if self._journal.fence.covers(policy.step) else made
             if not self.finished and made < min(wanted, most) and equivocation is None:
-                return policy
+                return policy, made
             wait = min(patience - waited % patience, self._until_quiet())
             # A little longer: woken too early by a rounding, it would find that the floor above has not grown.
             with trio.move_on_after(30.0 if self.finished else wait + 0.01):

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from node.state.files import link_or_copy, write_whole
+from node.training.bells import ring
 from node.training.spool import Spool
 from protocol.errors import IntellectError
 
@@ -73,3 +74,4 @@ def refuse(spool: Spool, order: AdoptionOrder, error: IntellectError) -> None:
     # The reason first: an order that is gone is answered, and the daemon then looks for a reason.
     write_whole(spool.adoption_error_path, msgspec.json.encode(AdoptionRefusal(order.step, error.why)))
     spool.adoption_path.unlink(missing_ok=True)
+    ring(spool.root)

@@ -15,6 +15,7 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from node.training.bells import ring
 from node.training.orphan import stop_with_stdin
 
 if __name__ == "__main__":
@@ -59,6 +60,7 @@ def _evaluate(spool: Spool, evaluator: Evaluator, step: int) -> None:
     found["eval_seconds"] = round(time.monotonic() - started, 4)
     write_whole(spool.answers_path(step), msgspec.json.encode(evaluator.answers()))  # first: then the step is complete
     write_whole(spool.evaluation_path(step), msgspec.json.encode(found))
+    ring(spool.root)
 
 
 def main() -> int:

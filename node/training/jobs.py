@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from node.state.files import write_whole
+from node.training.bells import ring
 from node.training.errors import TrainingError
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
@@ -104,6 +105,7 @@ class JobDirectory:
 
     def answer(self, name: str, answer: JobFailure) -> None:
         write_whole(self._answer(name), msgspec.json.encode(answer))
+        ring(self._directory.parent)
 
     # the daemon's end
 
@@ -112,7 +114,7 @@ class JobDirectory:
         asked, answered = self._directory / f"{name}.json", self._answer(name)
         try:
             write_whole(asked, msgspec.json.encode(job))
-            await self._watch.until(answered.exists)
+            await self._watch.until_there(answered.exists)
             answer = msgspec.json.decode(answered.read_bytes(), type=JobFailure)
         except OSError as error:
             why = f"{self._directory}: {error.strerror or error}"

@@ -28,6 +28,7 @@ from blake3 import blake3
 
 from node.inference.start_weights import StartWeights
 from node.state.files import mapped, whole_file, write_whole
+from node.training.bells import ring
 from node.training.contributing import Contributing, newest_of
 from node.training.errors import TrainingError
 from node.training.image import stream_image
@@ -199,6 +200,7 @@ class RoundTrainer(Contributing):
             "performance": measured(self._learner.model, fed, length, seconds, world.device, world.size, peak),
         }
         write_whole(self._spool.metrics_path(round_), json.dumps(metrics, allow_nan=False).encode())
+        ring(self._spool.root)
 
     def _forget(self, round_: int) -> None:
         """What neither a restart nor a look at the last round needs."""

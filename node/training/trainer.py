@@ -26,6 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from node.training.bells import ring
 from node.training.orphan import die_with_launcher
 
 if __name__ == "__main__":
@@ -250,6 +251,7 @@ class SpoolTrainer:
         self._checkpoints.wait()
         self._publish(state.step, {"adopted": True}, self._stopwatch())
         self._spool.adoption_path.unlink(missing_ok=True)
+        ring(self._spool.root)
         return state.step
 
     def _stated(self, order: AdoptionOrder, step: int) -> State:
@@ -332,6 +334,7 @@ class SpoolTrainer:
         }
         # json would write NaN, which is no JSON: readers of the spool refuse it.
         write_whole(self._spool.metrics_path(step), json.dumps(metrics, allow_nan=False).encode())
+        ring(self._spool.root)
 
     def _state_root(self, step: int) -> bytes:
         return state_root_of(self._learner, self._world, step, self._consumed)

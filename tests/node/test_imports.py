@@ -10,7 +10,9 @@ import pytest
 import node
 
 FOR_NOBODY = {"py_ecc.optimized_bls12_381", "py_ecc.bls.ciphersuites"}
-FOR_CHILDREN = {"torch", "transformers", "pyarrow", "tokenizers", "safetensors", "pandas", "matplotlib"}
+FOR_CHILDREN = {"torch", "transformers", "pyarrow", "tokenizers", "safetensors", "pandas", "matplotlib"} | {
+    *("sympy", "scipy", "networkx", "PIL", "huggingface_hub", "tensorboard", "wandb", "IPython", "pytest")
+}
 READ = """
 def brackets():
     import json, sys, threading

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -345,3 +345,23 @@ def test_a_service_that_says_what_no_reader_could_find_is_told_so(said: dict[str
         checked(said)
     with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
         checked({"node": {"pid": "4711"}})
+
+
+async def test_a_page_whose_shape_was_looked_through_is_looked_through_again_once_it_is_another() -> None:
+    class Moody(Service):
+        name = "moody"
+        said: ClassVar[dict[str, Any]] = {"node": {"version": "1"}, "processes": []}
+
+        async def run(self) -> None:
+            await trio.sleep_forever()
+
+        def status(self) -> dict[str, Any]:
+            return self.said
+
+    manager = ServiceManager()
+    manager.services.append(Moody())
+    page = StatusPage(manager)
+    assert page.render().node.version == page.render().node.version == "1"
+    Moody.said = {"node": {"version": "2", "mood": "good"}}
+    with pytest.raises(TypeError, match=r"no field node\.mood"):
+        page.render()

@@ -96,7 +96,7 @@ class StatePublisher(Service):
                 await trio.sleep(10.0)  # none is newer, and the run has not ended without it
             return
         if self._evaluator is not None:
-            await self._watch.until(lambda: self._evaluations.complete(round_))
+            await self._watch.until_there(lambda: self._evaluations.complete(round_))
         elapsed = round(self._context.clock.monotonic() - self._began, 3)
         record = await trio.to_thread.run_sync(self._spool.record, round_)
         await trio.to_thread.run_sync(self._observer.observe, record, {"elapsed": elapsed}, {})

@@ -21,7 +21,8 @@ class PolicyPublisher:
         """Until the last policy, or one that came out otherwise than its leader stated. first_batch: of this start."""
         step = await trio.to_thread.run_sync(self._first)
         while step <= self._spec.recipe.steps:
-            await self._watch.until(lambda step=step: self._spool.is_complete(step) or self._spool.was_skipped(step))
+            made = lambda step=step: self._spool.is_complete(step) or self._spool.was_skipped(step)
+            await self._watch.until_there(made)
             if self._spool.was_skipped(step):
                 step = self._spool.adopted()
             if self._context.state.distrust:  # a second daemon with this key, or a copied state directory

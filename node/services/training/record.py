@@ -160,7 +160,9 @@ class Record:
         await self._watch.until(lambda: self.ended_by is not None or self.step >= recorded)
         self.ended_by = self.ended_by or self._reason_to_end()
         for step in range(recorded + 1, self._spec.recipe.steps + 1):
-            await self._watch.until(lambda step=step: self.ended_by is not None or self._recordable(step))
+            # The disk is asked only about what was published, or passed over by it.
+            await self._watch.until(lambda step=step: self.ended_by is not None or self.step >= step)
+            await self._watch.until_there(lambda step=step: self._is_over(step), lambda: self.ended_by is not None)
             if self.ended_by:
                 return
             if not self._spool.is_complete(step):
@@ -171,9 +173,9 @@ class Record:
             if self.ended_by:
                 log.info("run.ended_early", step=step, why=self.ended_by)
 
-    def _recordable(self, step: int) -> bool:
-        skipped = self._spool.was_skipped(step)
-        return skipped or (self.step >= step and self._evaluations.complete(step))
+    def _is_over(self, step: int) -> bool:
+        """Whether nothing more comes of a step."""
+        return self._spool.was_skipped(step) or self._evaluations.complete(step)
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""

@@ -100,7 +100,7 @@ class StateSync:
                 # Seconds before one that could not be had is asked for again.
                 return self._refuse(offer, error.why, self._context.clock.monotonic() + 10.0)
             await trio.to_thread.run_sync(lambda: adoption.order(self._spool, step, card.read_bytes(), files, roots))
-        await self._watch.until(lambda: adoption.answered(self._spool))
+        await self._watch.until_there(lambda: adoption.answered(self._spool))
         refusal = await trio.to_thread.run_sync(adoption.end, self._spool)
         if self._spool.newest_step() >= step:
             self.counts["taken"] += 1

@@ -5,11 +5,14 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from node.blobs import files
 from node.blobs.errors import BlobUnavailable, StoreFull
+from node.blobs.files import read_pieces
 from node.blobs.store import BlobStore
 from protocol.blobs import describe
 
@@ -30,6 +33,32 @@ async def test_bytes_and_files_come_back_and_survive_a_restart(tmp_path: Path) -
     assert await again.read_pieces(infos[1].root, [1]) == large[PIECE : 2 * PIECE]
     assert source.exists()
     assert again.used == len(small) + len(large)
+
+
+async def test_a_small_blob_that_just_came_is_handed_on_from_memory_until_it_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read = BlobStore(tmp_path / "store", quota=10**7), list[Path]()
+
+    def from_disk(path: Path, *given: Any) -> bytes:
+        read.append(path)
+        return read_pieces(path, *given)
+
+    monkeypatch.setattr(files, "read_pieces", from_disk)
+    mine, large = await store.add(b"mine"), await store.add(os.urandom(files.SMALL + 1))
+    told = describe(b"a peer's")
+    assert await store.take_whole(told, memoryview(b"a peer's"))
+    assert not await store.take_whole(describe(b"another"), memoryview(b"tampered"))
+    assert await store.read_pieces(mine.root, [0], b"head ") == b"head mine"
+    assert await store.read_pieces(told.root, [0]) == b"a peer's" and not read
+    await store.read_pieces(large.root, [0])
+    assert len(read) == 1, "only small ones are kept"
+    store.evict(mine.root)
+    with pytest.raises(BlobUnavailable):
+        await store.read_pieces(mine.root, [0])
+    for number in range(64):
+        await store.add(bytes([number]))
+    assert await store.read_pieces(told.root, [0]) == b"a peer's" and len(read) == 2, "and only the newest"
 
 
 async def test_a_moved_file_is_taken_over_without_a_copy(tmp_path: Path) -> None:

@@ -288,12 +288,16 @@ async def test_earnings_are_posted_claimed_and_paid(people: Any, chain_rpc: Any)
     chain_rpc("evm_mine")
     receipt = await client.post_earnings(earnings, signatures)
     assert isinstance(receipt.events[0], EarningsPosted)
-    waiting = await client.waiting(pool)
+    waiting, before = await client.waiting(pool), await client.books(pool)
     assert waiting is not None and waiting.counts_at == receipt.events[0].counts_at and not waiting.held
+    assert (before.posted.epoch, before.waiting) == (None, waiting)
     chain_rpc("evm_setNextBlockTimestamp", waiting.counts_at)
     chain_rpc("evm_mine")
     assert await client.waiting(pool) is None
     assert await client.earnings(pool) == PostedEarnings(1, root, 1000, 1000, 2)
+    whole, moved = await client.books(pool), await client.books(pool, before.pool)
+    assert moved == whole and whole.pool == await client.pool(pool) != before.pool
+    assert (whole.posted, whole.waiting) == (await client.earnings(pool), None)
     with pytest.raises(Reverted, match="newest table"):
         await client.claim(pool, node, 1001, [])
     receipt = await client.claim(pool, node, 1000, [], key=people.manager)

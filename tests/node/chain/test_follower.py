@@ -351,3 +351,14 @@ async def test_a_node_goes_on_while_it_reads_a_long_history(tmp_path: Path, monk
         await follower._deliver([object()] * 100)  # type: ignore[list-item]
         nursery.cancel_scope.cancel()
     assert len(read) == 100 and len(seen) > 20
+
+
+async def test_blocks_that_were_seen_on_both_sides_of_a_time_are_told(people: Any, tmp_path: Path) -> None:
+    follower = EventFollower(people.client, people.pool, tmp_path / "db")
+    assert follower.around(50) == (None, None)
+    for number, at in ((3, 30), (4, 48), (7, 50), (9, 62)):
+        follower._see(Block(number, bytes([number]) * 32, at, bytes([number - 1]) * 32))
+    assert follower.around(50) == (4, 7) and follower.around(51) == (7, 9)
+    assert follower.around(30) == (None, 3) and follower.around(63) == (9, None)
+    follower._see(Block(7, b"another", 50, bytes([6]) * 32))
+    assert follower.around(60) == (7, None), "what was replaced counts no more"

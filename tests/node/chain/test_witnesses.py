@@ -65,6 +65,7 @@ DECIDING: dict[str, tuple[str, int, Asked]] = {
     "who judges": ("benchOf", -2, lambda chain, people: chain.pool(people.pool)),
     "the table that counts": ("bookOf", 4, lambda chain, people: chain.earnings(people.pool)),
     "the table that waits": ("waitingOf", 3, lambda chain, people: chain.waiting(people.pool)),
+    "the pool with its tables": ("bookOf", 4, lambda chain, people: chain.books(people.pool)),
     "what a node was paid": ("paidOf", 0, lambda chain, people: chain.claimed(people.pool, people.node.address)),
     "who is a member": ("memberInfo", 6, lambda chain, people: chain.standing(people.pool, people.node.address)),
     "the stake that is needed": (

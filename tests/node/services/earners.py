@@ -6,6 +6,7 @@ Board, blobs, jury and chain are doubles; the chain checks what the contract che
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from inspect import iscoroutinefunction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from contracts.bindings import (
     Filed,
     Filings,
     NodeInfo,
+    PoolBooks,
     PoolFunded,
     PoolInfo,
     PostedEarnings,
@@ -175,8 +177,11 @@ class Treasury:
         if self.down:
             raise ChainError("no answer", "the endpoint is down", "wait")
 
-    async def pool(self, pool: int) -> PoolInfo:
+    async def books(self, pool: int, known: PoolInfo | None = None) -> PoolBooks:
         await self._answer()
+        return PoolBooks(self.info(), self.posted, self._waiting)
+
+    def info(self) -> PoolInfo:
         _ = self.posted
         given = {
             "id": POOL,
@@ -195,15 +200,6 @@ class Treasury:
         await self._answer()
         number = self.now() // 2 if number is None else number
         return Block(number, b"", 2 * number)
-
-    async def earnings(self, pool: int) -> PostedEarnings:
-        await self._answer()
-        return self.posted
-
-    async def waiting(self, pool: int) -> WaitingEarnings | None:
-        await self._answer()
-        _ = self.posted
-        return self._waiting
 
     async def claimed(self, pool: int, node: Address) -> int:
         await self._answer()
@@ -565,11 +561,32 @@ class Heard:
         return trio.current_time() if author in self._world.nodes and self._world.nodes[author].lives else None
 
 
+class Endpoint:
+    """One node's way to the chain. asked: what for, and how often."""
+
+    def __init__(self, chain: Any, asked: Counter[str]) -> None:
+        self._chain, self._asked = chain, asked
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._chain, name)
+
+        async def ask(*given: Any, **named: Any) -> Any:
+            self._asked[name] += 1
+            return await found(*given, **named)
+
+        return ask if iscoroutinefunction(found) else found
+
+    def books(self, pool: int, known: PoolInfo | None = None) -> Any:
+        self._asked["books" if known is None else "tables"] += 1
+        return self._chain.books(pool, known)
+
+
 class Node:
     """One node with its directory; `live` starts its services over it, as often as one likes."""
 
     def __init__(self, world: "World", key: NodeKey, role: str) -> None:
         self.world, self.key, self.role = world, key, role
+        self.asked = Counter[str]()
         self.journal = InlineJournal()
         self.lives = False
         self.scope = trio.CancelScope()
@@ -582,7 +599,7 @@ class Node:
         self.board = world.gossip.boards[own] = Board(world.gossip, self.key)
         self.board.heard = Heard(world)
         self.jury, self.membership = Jury(self), Membership(world)
-        ledger = Ledger(own, lambda: world.read_until)
+        ledger = Ledger(own, lambda: world.read_until, world.chain.now)
         world.chain.follow(ledger)
         time = PoolTime(START, world.chain.epoch, world.chain.window, wall=lambda: START + trio.current_time())
         context: Any = SimpleNamespace(
@@ -601,7 +618,7 @@ class Node:
             clock=Clock(wall=lambda: START + trio.current_time()),
             time=time,
         )
-        chain: Any = world.chain
+        chain: Any = Endpoint(world.chain, self.asked)
         books = PoolAccounting(context, chain, ledger, pauses=world.pauses[0])
         self.paying, self.claimer = LeafReader(books), Claimer(books, gathers=world.gathers)
         self.manager = ServiceManager()

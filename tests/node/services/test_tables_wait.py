@@ -94,6 +94,7 @@ async def test_a_table_that_a_validator_would_not_have_signed_is_told(autojump_c
         # The leaves of its own root are all that it has: with a liar's, the worker's file would be certified.
         honest.tabling._quorum = 1
         world.chain.threshold = 1
+        world.chain.seat(VALIDATORS)
         await trio.sleep(90)
         trouble = [one.text for one in honest.progress.events if "contract earnings hold" in one.text]
         assert len(trouble) == 1 and "1,000,000 units" in trouble[0] and "finds 40" in trouble[0]

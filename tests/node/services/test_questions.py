@@ -1,0 +1,56 @@
+"""How often a node asks the chain for its books, over real services in memory."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.node.services.earners import World, inline
+
+EPOCH = 100
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+    return World(tmp_path, epoch=EPOCH, window=100)
+
+
+async def epochs_of(world: World, count: int) -> dict[str, Counter[str]]:
+    """What each node of a role asks in so many epochs, in each of which one worker makes a file."""
+    before = {key: node.asked.copy() for key, node in world.nodes.items()}
+    for _ in range(count):
+        world.make(world.workers[0], 40)
+        await trio.sleep(EPOCH)
+    asked = {key: node.asked - before[key] for key, node in world.nodes.items()}
+    idle, paid = (asked[worker.key.address] for worker in (world.workers[1], world.workers[0]))
+    return {
+        "idle": idle,
+        "paid": paid,
+        "validators": sum((asked[one.key.address] for one in world.validators), Counter()),
+    }
+
+
+async def test_an_epoch_in_which_nothing_of_ones_own_changes_takes_one_question_and_no_poll(
+    autojump_clock: Any, world: World
+) -> None:
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(10)
+        await epochs_of(world, 4)
+        posts, epochs = len(world.chain.posts), 10
+        asked = await epochs_of(world, epochs)
+        assert len(world.chain.posts) - posts == epochs, "a table in each"
+        # A table counts.
+        assert asked["idle"].pop("tables") <= epochs + 1
+        # The pool itself and the stake once in ten minutes, as no event tells of all that moves them.
+        assert asked["idle"].total() <= 2 * (epochs * EPOCH / 600 + 1), asked["idle"]
+        paid = asked["paid"]
+        assert paid["claim"] == epochs, "who has something is paid in each"
+        assert paid["claimed"] <= 3 * epochs and paid.total() <= 8 * epochs, paid
+        judged = asked["validators"]
+        assert judged["post_earnings"] == epochs and judged.total() <= 3 * 8 * epochs, judged
+        nursery.cancel_scope.cancel()
