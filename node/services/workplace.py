@@ -142,6 +142,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             repeat=context.board.post_raw,
             ready=self.rest.over,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
+            monotonic=context.clock.monotonic,
         )
 
     @cached_property
