@@ -43,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.tasks", "node.audit", "node.local"),
     ("node.member",),
     ("node.light_client", "node.preflight", "node.services.base", "node.services.context"),
+    ("node.services.leader_watch",),
     (
         "node.services.certifier",
         "node.services.leader_lease",

@@ -7,7 +7,6 @@ done: the pool's manager leads.
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -17,13 +16,12 @@ import trio
 from node.chain.errors import Reverted
 from node.services.base import Service, every
 from node.services.context import Context
-from node.swarm.facts import LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone, WorkTouched
-from node.swarm.register import WorkId
+from node.services.leader_watch import LeaderWatch
+from node.swarm.facts import LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone
 from node.swarm.terms import Term
-from node.swarm.vote_set import FileState
+from node.weights.fetch import PolicyFollower
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.liveness import MISSED_UNHEALTHY, heartbeat_interval
 from protocol.messages import LeaderSilent, StepVerdict
 from protocol.statements import TermSilent, Verdict, VerdictOutcome, WorkCommitment, sign
 
@@ -67,7 +65,8 @@ class ChairCandidate(Protocol):
 
 
 class LeaderLease(Service):
-    """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear."""
+    """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear; policies:
+    a validator's."""
 
     name = "chair"
 
@@ -76,6 +75,7 @@ class LeaderLease(Service):
         context: Context,
         chain: OnChain,
         candidate: ChairCandidate | None = None,
+        policies: PolicyFollower | None = None,
         *,
         look_every: float = 1.0,
         pause: float = 2.0,
@@ -83,13 +83,12 @@ class LeaderLease(Service):
         self._look_every = look_every  # seconds between two looks at what only time decides: silence, a lease, a turn
         self._pause = pause  # seconds before a transaction that failed is tried again
         self._candidate = candidate
+        self._watch = LeaderWatch(context, policies.history if policies is not None else None)
         self._context = context
         self._chain = chain
         self._terms = context.membership.terms
         self._complete: tuple[Lease, float] | None = None
         self._signed: Lease | None = None
-        self._unused: tuple[int, set[WorkId]] = (-1, set())
-        """The newest policy, and files that were accepted since it was heard of; as many as matter."""
         self._unfit: set[Address] = set()
         """Validators whose signature the contract did not take, for want of a stake."""
         self.lost = 0
@@ -99,7 +98,7 @@ class LeaderLease(Service):
             nursery.start_soon(every, self._look_every, self._sign)
             if self._candidate is not None:
                 nursery.start_soon(self._act_always, self._candidate)
-            nursery.start_soon(self._count_accepted)
+            nursery.start_soon(self._watch.run)
 
     # whose it is
 
@@ -138,56 +137,10 @@ class LeaderLease(Service):
 
     async def _sign(self) -> None:
         members, term = self._context.membership, self._terms.now
-        if self._terms.seated and members.may_validate(members.own) and self._is_gone(term):
-            await self._say_silent(term)
+        if self._terms.seated and members.may_validate(members.own) and (why := self._watch.gone(term)):
+            await self._say_silent(term, why)
 
-    def _is_gone(self, term: Term) -> bool:
-        return self._is_inactive(term) or self._is_stalled(term)
-
-    def _is_inactive(self, term: Term) -> bool:
-        """Only who was heard before falls silent: until then its lease runs. A new holder is given its time."""
-        now, members = self._context.clock.monotonic(), self._context.membership.table
-        member = members.get(term.holder)
-        seen = member.seen_at if member is not None else None
-        patience = max(
-            self._context.run.spec.chair.silence_seconds,
-            # In a large pool everybody speaks seldom. The dead keep their leases for days, and do not count.
-            MISSED_UNHEALTHY * heartbeat_interval(1 + len(members.live(now))),
-        )
-        return not term.ended and seen is not None and now - max(seen, term.at) > patience
-
-    def _is_stalled(self, term: Term) -> bool:
-        """It speaks, and makes no policy of what is accepted. How long a step takes its last ones say."""
-        policies, spec = self._context.state.policies, self._context.run.spec
-        newest, accepted = self._unused
-        # Files that were counted for an older policy say nothing of a leader that made one since.
-        if term.ended or newest != policies.newest_step or len(accepted) < self._enough:
-            return False
-        stall_steps = 10  # times the longest of the last steps, which it is given at least
-        if not (heard := policies.heard_at(stall_steps)) or newest >= spec.recipe.steps:
-            return False
-        longest = max((after - before for before, after in pairwise(heard)), default=0.0)
-        patience = max(spec.chair.stall_seconds, stall_steps * longest)
-        return self._context.clock.monotonic() - max(heard[-1], term.at) > patience
-
-    @property
-    def _enough(self) -> int:
-        # Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand
-        # still: of one batch's files too many may be without a signal.
-        return 8 * self._context.run.spec.rollout.files_per_step
-
-    async def _count_accepted(self) -> None:
-        state = self._context.state
-        async for touched in self._context.facts.subscribe(WorkTouched):
-            id = touched.work
-            work, newest = state.register.get(id), state.policies.newest_step
-            if self._unused[0] != newest:
-                self._unused = newest, set()
-            accepted = work is not None and work.task is None and state.vote_set.state(id) is FileState.ACCEPTED
-            if accepted and len(self._unused[1]) < self._enough:
-                self._unused[1].add(id)
-
-    async def _say_silent(self, term: Term) -> None:
+    async def _say_silent(self, term: Term, why: str) -> None:
         key = (term.number, term.until)
         # A validator's silence is one word per lease; the holder that renews it starts a new count.
         if key == self._signed:
@@ -196,9 +149,8 @@ class LeaderLease(Service):
         context = self._context
         silent = TermSilent(context.pool, *key, max(context.state.policies.newest_step, 0))
         signature = sign(context.key, context.domain, silent)
-        what = "is not heard" if self._is_inactive(term) else "makes no policy of what is accepted"
-        log.warning("leader.silent", holder=term.holder, term=term.number, what=what)
-        context.progress.tell("chair", f"the trainer {term.holder} {what}: this validator says so")
+        log.warning("leader.silent", holder=term.holder, term=term.number, what=why)
+        context.progress.tell("chair", f"the trainer {term.holder} {why}: this validator says so")
         await context.board.post(LeaderSilent(**msgspec.structs.asdict(silent), signature=signature))
 
     # trainers: hold, end, take

@@ -143,6 +143,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             ready=self.rest.over,
             engine=self.engine,
             blame=lambda author, _why: blob_service.exchange.reputation.lied(author, trio.current_time()),
+            monotonic=context.clock.monotonic,
         )
 
     @cached_property

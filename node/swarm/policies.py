@@ -1,7 +1,8 @@
 """The policy index: which policy is which step, since when this node knows it, and whether the trainer keeps its word.
 
 A policy is followed if its author leads then, and if the policy before it is followed, or the chain names that, or a
-quorum of the validators holds it: so nobody alone moves the clock by more than one step. A policy's root names its
+quorum of the validators holds it: so nobody alone moves the clock by more than one step, nor by more than MAX_AHEAD
+steps beyond what can be had (ADR 125). A policy's root names its
 step, so both directions are functions: two announcements that disagree about a root or about a step are a lie that the
 trainer signed twice. Whoever has seen both trusts it no more. Pure: the clock is an argument.
 """
@@ -24,6 +25,9 @@ COMPARED = 512
 GRACE_SECONDS = 10.0
 """For so long after a policy was heard of, files that arrive may have been committed to before it: messages of two
 authors overtake each other, and on a busy machine by seconds."""
+MAX_AHEAD = 32
+"""Policies that who leads may announce while a quorum of the validators says that it holds none of them: secrets of
+lots, ages of files and what a next leader takes back go by the newest."""
 
 
 class KnownPolicy(msgspec.Struct, frozen=True):
@@ -39,10 +43,11 @@ class KnownPolicy(msgspec.Struct, frozen=True):
 
 class PolicyIndex:
     """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; terms: who leads, and
-    led; reached: the newest step of a trainer that a quorum of the validators holds, -1 for none; own: this node's
-    address, whose own words it remembers to be true; anchor_seconds: for so long a node that follows nothing yet waits
-    for a quorum of the validators to say how far the run is. Then it takes the leader's word for where it begins: there
-    is nobody else whom it could ask, and it may have come first."""
+    led; reached: the newest step of a trainer that a quorum of the validators holds, -1 for none; lacks: whether a
+    quorum of them said since then that it holds none of a trainer's policies from a step on; own: this node's address,
+    whose own words it remembers to be true; anchor_seconds: for so long a node that follows nothing yet waits for a
+    quorum of the validators to say how far the run is. Then it takes the leader's word for where it begins: there is
+    nobody else whom it could ask, and it may have come first."""
 
     def __init__(
         self,
@@ -51,11 +56,12 @@ class PolicyIndex:
         reached: Callable[[Address], int] = lambda trainer: -1,
         own: Address | None = None,
         anchor_seconds: float = 5.0,
+        lacks: Callable[[Address, int, float], bool] = lambda trainer, step, since: False,
     ) -> None:
         self._clock = clock
         self._anchor_seconds = anchor_seconds
         self._terms = terms
-        self._reached = reached
+        self._reached, self._lacks = reached, lacks
         self._own = own
         self._known: BoundedDict[bytes, KnownPolicy] = BoundedDict(KNOWN)
         self._by_root: BoundedDict[bytes, PolicyFollowed] = BoundedDict(COMPARED)
@@ -104,12 +110,20 @@ class PolicyIndex:
         step = message.step
         # What the chain has been told of, and what was trained from a followed policy. Another policy than the one that
         # is followed for the step before it is a break of a rule, which an audit tells, and one step as any.
-        if step == 0 or step in self._by_step or step - 1 in self._by_step or step <= self._reached(author):
+        if step == 0 or step in self._by_step or step <= self._reached(author):
             return True
+        if step - 1 in self._by_step:
+            return not self._is_invented(author, step - MAX_AHEAD)
         named = self._terms.named
         return (named is not None and named[0] == step) or any(
             term.from_step == step and term.number == message.term for term in self._terms.all() if term.number
         )
+
+    def _is_invented(self, author: Address, step: int) -> bool:
+        """Whether this policy and all after it are words only, as far as the validators can tell."""
+        of = self._by_step.get(step)
+        known = self._known.get(of.root) if of is not None and of.author == author else None
+        return known is not None and self._lacks(author, step, known.at)
 
     def anchor(self, held: Collection[tuple[float, Address, PolicyAnnounced]]) -> int | None:
         """Where a node begins that follows nothing yet and has waited in vain for the validators: the first step of the

@@ -10,7 +10,7 @@ and nobody would be told. So words go in at one place, and facts come out of it 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -100,7 +100,13 @@ class PoolState:
     ) -> None:
         self._membership = membership
         self._clock = clock
-        self.policies = PolicyIndex(clock, membership.terms, self.reached, membership.own)
+        self.policies = PolicyIndex(
+            clock,
+            membership.terms,
+            self.reached,
+            membership.own,
+            lambda *asked: lacks(membership, self.disputes.quarantined, *asked),
+        )
         self.tasks = TaskTable(lambda node: membership.table.is_inactive(node, clock()), clock, membership.in_office)
         self.register = Register(run, self.policies, clock, self.tasks)
         self.lots = AuditLots(run, pool, self.policies)
@@ -147,12 +153,9 @@ class PoolState:
         return [one for one in self._membership.validators if table.is_live(one, now)]
 
     def reached(self, trainer: Address) -> int:
-        """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none. Of them
-        none is a party to what this trainer does."""
-        members, quorum = self._membership, self._membership.quorum
-        asked = [one for one in members.validators if not members.hands.is_party(one, trainer)]
-        beats = (members.table.get(one) for one in asked if one not in self.disputes.quarantined)
-        steps = sorted((one.beat.policy_step for one in beats if one is not None and one.beat), reverse=True)
+        """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none."""
+        quorum, told = self._membership.quorum, _held(self._membership, self.disputes.quarantined, trainer)
+        steps = sorted((step for step, _ in told), reverse=True)
         return steps[quorum - 1] if 0 < quorum <= len(steps) else -1
 
     def admits_policy(self, author: Address, message: PolicyAnnounced) -> Admission:
@@ -342,3 +345,19 @@ class PoolState:
 def _place_of(term: Term) -> tuple[object, ...]:
     """All of it that says which policies it is about."""
     return term.number, term.holder, term.from_step, term.parent
+
+
+def _held(members: Membership, disbelieved: Container[Address], trainer: Address) -> Iterator[tuple[int, float]]:
+    """The newest step that each believed validator says it holds, and when it said so. Of them none is a party to what
+    this trainer does."""
+    asked = [one for one in members.validators if not members.hands.is_party(one, trainer)]
+    for member in (members.table.get(one) for one in asked if one not in disbelieved):
+        if member is not None and member.beat is not None and member.seen_at is not None:
+            yield member.beat.policy_step, member.seen_at
+
+
+def lacks(members: Membership, disbelieved: Container[Address], trainer: Address, step: int, since: float) -> bool:
+    """Whether a quorum of the believed validators has said since then that it holds nothing as new as this step. Who
+    said nothing is on no side."""
+    told = sum(held < step and at > since for held, at in _held(members, disbelieved, trainer))
+    return told >= members.quorum > 0

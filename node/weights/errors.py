@@ -4,19 +4,23 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 
 
 class WeightsError(IntellectError):
     """Weights that cannot be had, kept or written."""
 
 
-class WeightsDiskError(WeightsError):
+class WeightsDiskError(WeightsError, OwnFailure):
     """The disk is full or does not work."""
 
 
 class PolicyUnknown(WeightsError):
     """Nobody that was asked knows this policy, or none of them could deliver it."""
+
+
+class BlobDamaged(PolicyUnknown, OwnFailure):
+    """This node's disk has lost or changed what it had."""
 
 
 @contextmanager

@@ -16,17 +16,19 @@ from node.blobs.errors import StoreFailed, StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.bounded_dict import BoundedDict
+from node.clock import Seconds
 from node.inference.client import EngineChild
 from node.swarm.facts import Equivocation, Facts, LeaderDisbelieved, PolicyFollowed, Undone
 from node.swarm.policies import COMPARED, PolicyIndex
 from node.weights.errors import PolicyUnknown, WeightsDiskError
+from node.weights.fetch_history import FetchHistory
 from node.weights.images import Stopped
 from node.weights.manifests import Manifests
 from node.weights.policy_cache import HeldPolicy, PolicyCache, at_rest, named_in
 from node.weights.records import PolicyRecords, ways_to
 from node.weights.workshop import Workshop
 from protocol.delta import PatchError
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import Address
 from protocol.policy import MalformedPolicy, PolicyManifest
 
@@ -48,7 +50,7 @@ class PolicyFollower:
     the run allows; workshop: a directory of its own on the store's disk; records: what outlives a restart; repeat: how
     an announcement is said again after it; newest: whether to pursue each newest policy, or none but those asked for;
     ready: returns while one may be pursued; engine: that compares what patches make, where there is one; retry: seconds
-    before a policy that could not be had is tried again, at first and at most.
+    before a policy that could not be had is tried again, at first and at most; monotonic: seconds.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PolicyFollower:
         ready: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint,
         retry: tuple[float, float] = (0.5, 15.0),
         engine: EngineChild | None = None,
+        monotonic: Seconds = trio.current_time,
     ) -> None:
         self._retry = retry
         self._facts = facts
@@ -89,7 +92,9 @@ class PolicyFollower:
         # Bounded, for a trainer may say as many bad things as it likes.
         self._refused = BoundedDict[bytes, str](COMPARED)
         self._blamed = BoundedDict[bytes, None](COMPARED)
-        self._pursued: set[int] = set()
+        self._pursued: dict[bytes, trio.CancelScope] = {}
+        self._monotonic = monotonic
+        self.history = FetchHistory(max_image_bytes, monotonic)
         self._wanted = trio.Event()
         self.counts: Counter[str] = Counter()
 
@@ -167,8 +172,7 @@ class PolicyFollower:
             held = HeldPolicy(manifest.step, manifest.policy_root, path, manifest, record.manifest_root, said, patches)
             self._policy_cache.put(held)
             log.info("policy.restored", step=held.step, root=held.root.hex())
-        repeated = 4  # announcements that are said again after a restart
-        for policy in self._policy_cache.held[-repeated:]:
+        for policy in self._policy_cache.held[-4:]:  # whoever started meanwhile missed them
             if self._repeat is not None:
                 await self._repeat(policy.announcement)
 
@@ -179,6 +183,11 @@ class PolicyFollower:
         async for news in self._facts.subscribe(PolicyFollowed, LeaderDisbelieved, Undone):
             if isinstance(news, LeaderDisbelieved):
                 self._refuse(news.author, news.equivocation.evidence[-1], news.equivocation.what)
+            if isinstance(news, Undone) and isinstance(news.fact, PolicyFollowed):
+                self.history.forget()
+                # Nobody may ever deliver it, and its place is needed.
+                if (pursuit := self._pursued.get(news.fact.root)) is not None:
+                    pursuit.cancel()
             self._wanted.set()
 
     async def _keep_newest(self, nursery: trio.Nursery) -> None:
@@ -187,27 +196,32 @@ class PolicyFollower:
             await self._wanted.wait()
             self._wanted = trio.Event()
             await self._ready()
-            newest = self._clock.of_step(self._clock.newest_step)
-            if newest is None or len(self._pursued) >= IN_FLIGHT:
-                continue  # whoever of them finishes looks again
-            step = newest.message.step
-            if step not in self._pursued and not self._superseded(step):
-                self._pursued.add(step)
+            newest = self._unpursued()
+            if newest is not None and len(self._pursued) < IN_FLIGHT:  # else whoever of them finishes looks again
+                self._pursued[newest.root] = trio.CancelScope()
                 nursery.start_soon(self._pursue, newest)
 
+    def _unpursued(self) -> PolicyFollowed | None:
+        """The newest policy, if it is neither here nor on its way."""
+        newest = self._clock.of_step(self._clock.newest_step)
+        wanted = newest is not None and newest.root not in self._pursued and not self._superseded(newest.step)
+        return newest if wanted else None
+
     async def _pursue(self, signed: PolicyFollowed) -> None:
-        """Try until it is here, a newer one is, or it turns out that it cannot be."""
-        step = signed.message.step
-        attempt = 0
+        """Try until it is here, a newer one is, the newest one needs its place, or it turns out that it cannot be."""
+        step, attempt, began = signed.step, 0, self._monotonic()
         try:
-            while not self._superseded(step) and signed.message.policy_root not in self._refused:
-                if await self._try(signed, attempt):
-                    return
-                await trio.sleep(min(self._retry[0] * 2**attempt, self._retry[1]))
-                # Bounded where it stands in an exponent.
-                attempt = min(attempt + 1, 16)
+            with self._pursued[signed.root]:
+                while not self._superseded(step) and signed.root not in self._refused:
+                    if await self._try(signed, attempt):
+                        return self.history.took(self._monotonic() - began)
+                    if len(self._pursued) >= IN_FLIGHT and self._unpursued() is not None:
+                        return None
+                    await trio.sleep(min(self._retry[0] * 2**attempt, self._retry[1]))
+                    # Bounded where it stands in an exponent.
+                    attempt = min(attempt + 1, 16)
         finally:
-            self._pursued.discard(step)
+            del self._pursued[signed.root]
             self._wanted.set()
 
     def _superseded(self, step: int) -> bool:
@@ -234,7 +248,12 @@ class PolicyFollower:
         except (MalformedPolicy, PatchError) as error:
             self._refuse(signed.author, signed.raw, error.why)
             self._refused[root] = error.why
+            self.history.failed()
         except IntellectError as error:
+            if isinstance(error, OwnFailure | Stopped):
+                self.history.forget()
+            else:
+                self.history.failed()
             level = log.warning if isinstance(error, WeightsDiskError | StoreFull) else log.info
             level("policy.fetch_failed", step=message.step, why=error.why)
         finally:
@@ -281,6 +300,8 @@ class PolicyFollower:
         if self._records is not None:
             await trio.to_thread.run_sync(self._records.write, policy, self._policy_cache.keep)
         self._policy_cache.put(policy)
+        if self._policy_cache.newest is policy:
+            self.history.came()
 
     async def _base(self, root: bytes) -> HeldPolicy:
         """A policy that is held, or about to be. Raises PolicyUnknown."""

@@ -19,7 +19,7 @@ from node.blobs.store import BlobStore
 from node.inference.client import EngineChild
 from node.inference.errors import EngineError
 from node.inference.layers import LayeredImage
-from node.weights.errors import PolicyUnknown
+from node.weights.errors import BlobDamaged, PolicyUnknown
 from node.weights.images import build_image, verify_file
 from node.weights.policy_cache import HeldPolicy, PolicyCache, layers_in, load_of
 from node.weights.records import FetchPath
@@ -168,7 +168,7 @@ class Workshop:
         except (PatchError, MalformedPolicy, OSError) as error:
             await self._check_disk([layers.path, *(layers.path.with_name(one.root.hex()) for one in layers.patches)])
             if isinstance(error, OSError):  # it was lost while it was waited for
-                raise PolicyUnknown("a blob cannot be read", str(error), "check the disk") from error
+                raise BlobDamaged("a blob cannot be read", str(error), "check the disk") from error
             raise
 
     async def _check_disk(self, paths: Sequence[Path]) -> None:
@@ -179,7 +179,7 @@ class Workshop:
                 continue
             await self._store.proof.prove(root)
             if not self._store.has(root):
-                raise PolicyUnknown("a blob was damaged", f"{path} is not what it was", "check the disk")
+                raise BlobDamaged("a blob was damaged", f"{path} is not what it was", "check the disk")
 
     async def _fetch_all(
         self, blobs: list[tuple[bytes, int]], sources: Sequence[Address], attempt: int, step: int

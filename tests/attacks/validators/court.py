@@ -244,6 +244,7 @@ class Seat:
         self.context = make_context(self.member, run, InlineJournal())
         self.jury = self.context.jury
         self.pledges: Callable[[], tuple[LotPledge, ...]] = tuple
+        self.holds: Callable[[], int] = lambda: max(self.jury.state.newest, 0)
         self.alive = trio.CancelScope()
 
     async def run(self, nursery: trio.Nursery) -> None:
@@ -265,7 +266,7 @@ class Seat:
                         role=self.role,
                         state="working",
                         contact="",
-                        policy_step=0,
+                        policy_step=self.holds(),
                         interval=BEAT,
                         lots=self.pledges(),
                     )

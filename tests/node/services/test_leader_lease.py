@@ -16,6 +16,7 @@ from node.services.leader_lease import LeaderLease, LeadFrom
 from node.swarm.facts import Facts, TermMoved, WorkTouched
 from node.swarm.terms import LeaderTerms
 from node.swarm.vote_set import FileState
+from node.weights.fetch_history import FetchHistory
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.liveness import MemberState
@@ -64,6 +65,8 @@ class World:
         self.verdicts: dict[Any, Any] = {}
         self.evicted: set[Any] = set()
         self.run = RUN
+        self.alive, self.held_by_others = [V.address, W.address], -1
+        self.history = FetchHistory(1 << 20, lambda: self.time)
 
     def node(self, key: NodeKey, ready: LeadFrom | None = None) -> LeaderLease:
         terms = LeaderTerms(A.address, lambda: self.time)
@@ -88,7 +91,11 @@ class World:
             membership=members,
             jury=SimpleNamespace(step_verdicts=lambda domain, term: self.verdicts if term == 0 else {}),
             facts=self.facts,
+            quorum=2,
+            policy_cache=SimpleNamespace(newest=None),
             state=SimpleNamespace(
+                validators=lambda: self.alive,
+                reached=lambda trainer: self.held_by_others,
                 policies=SimpleNamespace(newest_step=5, heard_at=lambda count: self.heard[-count:]),
                 register=SimpleNamespace(get=self.works.get),
                 vote_set=SimpleNamespace(state=lambda id: FileState.REJECTED if id in self.bad else FileState.ACCEPTED),
@@ -101,7 +108,8 @@ class World:
         context.until = partial(Context.until, context)
         context.on_news = partial(Context.on_news, context)
         candidate = SimpleNamespace(holds=lambda: True, ready=lambda: ready, at=lambda: (0, bytes(32)))
-        return LeaderLease(context, Door(self, key), candidate)  # type: ignore[arg-type]
+        policies = SimpleNamespace(history=self.history)
+        return LeaderLease(context, Door(self, key), candidate, policies)  # type: ignore[arg-type]
 
     async def post(self, message: Any) -> None:
         self.said.append(message)
@@ -158,8 +166,8 @@ def hears(world: World, *validators: NodeKey) -> None:
 async def silence(world: World, *validators: LeaderLease) -> None:
     for one in validators:
         term = one._terms.now
-        if one._is_inactive(term):
-            await one._say_silent(term)
+        if why := one._watch.gone(term):
+            await one._say_silent(term, why)
 
 
 async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before() -> None:
@@ -175,7 +183,7 @@ async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before()
     assert isinstance(said, LeaderSilent) and said.fault() is None
     assert signer_of(DOMAIN, said.statement, said.signature) == V.address
     judge._context.membership.table = Table()  # type: ignore[assignment]
-    assert not judge._is_inactive(judge._terms.now)
+    assert not judge._watch.gone(judge._terms.now)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +205,7 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
     if but == "the run is over":
         context.state.policies.newest_step = RUN.recipe.steps
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(judge._count_accepted)
+        nursery.start_soon(judge._watch.run)
         await trio.testing.wait_all_tasks_blocked()
         world.facts.tell(WorkTouched(W.address, id) for id in world.works)
         await trio.testing.wait_all_tasks_blocked()
@@ -207,10 +215,50 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
     for later, gone in ((RUN.chair.stall_seconds, False), (RUN.chair.stall_seconds + 1, not but)):
         world.time = 1000.0 + later
         context.membership.table[A.address].seen_at = world.time
-        assert judge._is_gone(judge._terms.now) is gone
+        assert bool(judge._watch.gone(judge._terms.now)) is gone
     if but == "steps are long":
         world.time += 5000
-        assert judge._is_stalled(judge._terms.now)
+        context.membership.table[A.address].seen_at = world.time
+        assert judge._watch.gone(judge._terms.now)
+
+
+@pytest.mark.parametrize(
+    "but",
+    ["", "one came", "its disk was full", "it hears nobody", "a quorum has one", "lines are slow", "another one leads"],
+)
+async def test_a_leader_whose_policies_nobody_can_have_is_said_to_be_gone_by_who_tried(but: str) -> None:
+    """It announces the next one every second, and speaks."""
+    world = World()
+    judge = world.node(V)
+    if but == "lines are slow":
+        world.history.took(RUN.chair.stall_seconds)
+    world.history.failed()
+    for _ in range(60):
+        world.time += RUN.chair.stall_seconds / 60
+        world.heard.append(world.time)
+        world.history.failed()
+    judge._context.membership.table[A.address].seen_at = world.time
+    assert not judge._watch.gone(judge._terms.now)
+    match but:
+        case "one came":
+            world.history.came()
+        case "its disk was full":
+            world.history.forget()
+        case "it hears nobody":
+            world.alive = []
+        case "a quorum has one":
+            world.held_by_others = 5
+        case "another one leads":
+            world.tell(lambda terms: terms.take(1, B.address, 6, ROOT, int(world.time) + LEASE))
+    world.time += 1
+    judge._context.membership.table[A.address].seen_at = world.time
+    assert bool(judge._watch.gone(judge._terms.now)) is (not but)
+    await silence(world, judge)
+    assert len(world.said) == (not but)
+    if but == "lines are slow":
+        world.time += 10 * RUN.chair.stall_seconds
+        judge._context.membership.table[A.address].seen_at = world.time
+        assert judge._watch.gone(judge._terms.now)
 
 
 async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter_than_its_heartbeats() -> None:
@@ -218,11 +266,11 @@ async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter
     world.run = msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=90.0))
     judge = world.node(V)
     world.time += 90
-    assert not judge._is_inactive(judge._terms.now)
+    assert not judge._watch.gone(judge._terms.now)
     world.time += 1
-    assert judge._is_inactive(judge._terms.now)
+    assert judge._watch.gone(judge._terms.now)
     judge._context.membership.table.crowd = 1000  # type: ignore[attr-defined]
-    assert not judge._is_inactive(judge._terms.now)
+    assert not judge._watch.gone(judge._terms.now)
     for wrong in (4.0, 3601.0, float("nan")):
         with pytest.raises(RunError, match="chair.silence_seconds"):
             msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=wrong)).check()

@@ -1,6 +1,9 @@
 """Work is known by everything that was signed; ages and gaps are counted from what was heard; a newcomer holds nothing
 against anybody."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -8,7 +11,8 @@ from hypothesis import strategies as st
 
 from node.swarm.counts import Admission
 from node.swarm.facts import Equivocation
-from node.swarm.policies import GRACE_SECONDS, PolicyIndex
+from node.swarm.policies import GRACE_SECONDS, MAX_AHEAD, PolicyIndex
+from node.swarm.pool_state import lacks
 from node.swarm.register import BACKLOG_SECONDS, CLOSED_AFTER, Register, RegisteredWork
 from node.swarm.task_table import MOST_TASKS, TaskTable
 from node.swarm.terms import LeaderTerms
@@ -307,7 +311,19 @@ class Far:
 
     def __init__(self, reached: int = -1) -> None:
         self.reached, self.clock = reached, Clock()
-        self.policies = PolicyIndex(self.clock, LeaderTerms(TRAINER, self.clock), lambda _: self.reached)
+        self.held: dict[str, tuple[int, float]] = {}
+        terms = LeaderTerms(TRAINER, self.clock)
+        self.policies = PolicyIndex(self.clock, terms, lambda _: self.reached, lacks=self.lacks)
+
+    def lacks(self, trainer: Address, step: int, since: float) -> bool:
+        """As four validators tell, of whom three must agree."""
+        beats = {
+            who: SimpleNamespace(beat=SimpleNamespace(policy_step=held), seen_at=at)
+            for who, (held, at) in self.held.items()
+        }
+        hands = SimpleNamespace(is_party=lambda one, of: False)
+        members: Any = SimpleNamespace(validators=tuple(beats), table=beats, hands=hands, quorum=3)
+        return lacks(members, (), trainer, step, since)
 
     def say(self, step: int, *, by: Address = TRAINER, parent: int = 0) -> bool:
         message = policy_announced(step, policy(step), parent=policy(parent or step - 1) if step else bytes(32))
@@ -323,6 +339,37 @@ def test_nobody_alone_moves_the_clock_by_more_than_one_step(step: int) -> None:
     if step > 2:
         far.reached = step
         assert far.say(step) and far.policies.newest_step == step, "a quorum of the validators holds it"
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"a": 3, "b": 3, "c": 3, "d": 40},
+        {"a": 3, "b": 3, "d": 3},
+    ],
+    ids=["one lies that it holds them", "one is away"],
+)
+def test_a_leader_announces_no_more_than_so_many_policies_that_validators_say_they_do_not_hold(held: Any) -> None:
+    far = Far()
+    assert all(far.say(step) for step in range(4 + MAX_AHEAD))
+    far.clock.now += 10.0
+    far.held = {who: (step, far.clock.now) for who, step in held.items()}
+    assert not far.say(4 + MAX_AHEAD) and far.policies.newest_step == 3 + MAX_AHEAD
+    late = policy_announced(4 + MAX_AHEAD, policy(4 + MAX_AHEAD), parent=policy(3 + MAX_AHEAD))
+    assert far.policies.admits(TRAINER, late) is Admission.HELD, "it counts once they hold one"
+    far.held |= dict.fromkeys(("a", "b"), (4, far.clock.now))
+    assert far.say(4 + MAX_AHEAD)
+
+
+@pytest.mark.parametrize("held", [{}, {"a": 0, "b": 0}, {"a": 9, "b": 9, "c": 9}], ids=["nobody", "two", "before"])
+def test_whom_validators_do_not_hear_or_who_lie_alone_holds_no_policy_back(held: Any) -> None:
+    """The control. before: they spoke before there was anything to hold, and are away since."""
+    far = Far()
+    far.held = {who: (step, far.clock()) for who, step in held.items()}
+    far.clock.now += 10.0
+    if len(held) == 2:
+        far.held = {who: (step, far.clock.now + 1.0) for who, step in held.items()}
+    assert all(far.say(step) for step in range(3 * MAX_AHEAD))
 
 
 def test_who_follows_nothing_and_hears_no_validator_begins_with_the_longest_row_that_its_leader_tells() -> None:

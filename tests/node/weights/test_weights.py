@@ -15,7 +15,8 @@ from node.blobs.files import is_sound
 from node.blobs.store import BlobStore
 from node.inference import layers
 from node.inference.layers import LayeredImage, PatchFile
-from node.weights import images
+from node.swarm.facts import Undone
+from node.weights import fetch, images
 from node.weights import workshop as workshop_module
 from node.weights.errors import WeightsDiskError
 from node.weights.policy_cache import HeldPolicy
@@ -444,10 +445,55 @@ async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer,
         await trainer.publish(1, run.step())
         await until(lambda: tries[0] > 3)
         assert follower.policy_cache.newest.step == 0 and disk(follower.directory) == []
+        assert follower.follower.history.in_vain_since is None, "it is nobody else's fault"
         full[0] = False
         await until(lambda: follower.policy_cache.newest.step == 1)
         nursery.cancel_scope.cancel()
     assert follower.follower.counts["patches"] == 1 and not follower.blamed
+
+
+def invented(trainer: NodeKey, step: int) -> bytes:
+    """An announcement of words only."""
+    root = bytes([step]) * 32
+    return seal(trainer, DOMAIN, policy_announced(step, root, trainer, DOMAIN, pool=POOL, manifest_root=root))
+
+
+async def test_policies_that_nobody_has_take_no_place_from_one_that_somebody_has(
+    run, origin, peer, wire, monkeypatch
+) -> None:
+    monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
+    async with trio.open_nursery() as nursery:
+        trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
+        history = follower.follower.history
+        assert history.in_vain_since is None
+        for step in range(1, 1 + fetch.IN_FLIGHT):
+            wire.say(invented(trainer.key, step))
+        await until(lambda: history.in_vain_since is not None)
+        since = history.in_vain_since
+        wire.say(invented(trainer.key, 1 + fetch.IN_FLIGHT))
+        await trio.sleep(0.05)
+        assert history.in_vain_since == since, "another invented one is no sign of life"
+        await trainer.publish(9, run.step())
+        await until(lambda: follower.policy_cache.newest.step == 9)
+        assert history.in_vain_since is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_policies_that_a_term_takes_back_are_not_waited_for(run, origin, peer, wire) -> None:
+    """Who announced them hands them over without an end."""
+    async with trio.open_nursery() as nursery:
+        trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
+        ear, door = wire.ears[-1], [bytes([step]) * 32 for step in range(1, 1 + fetch.IN_FLIGHT)]
+        wire.held_back |= {root: trio.Event() for root in door}
+        for step in range(1, 1 + fetch.IN_FLIGHT):
+            wire.say(invented(trainer.key, step))
+            await trio.testing.wait_all_tasks_blocked()
+        await trainer.publish(9, run.step())
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert follower.policy_cache.newest.step == 0, "the control: three are on their way"
+        ear.facts.tell([Undone(ear.policies.announcement(root)) for root in door])
+        await until(lambda: follower.policy_cache.newest.step == 9)
+        nursery.cancel_scope.cancel()
 
 
 def test_no_space_while_building_leaves_no_file(run, tmp_path) -> None:

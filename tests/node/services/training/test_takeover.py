@@ -4,6 +4,7 @@ In the place of the chain stands its contract's rule, in the place of a learner 
 the batch and the learner's class, and from nothing else.
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -33,19 +34,22 @@ from node.services.leader_lease import LeaderLease
 from node.services.training.groups import Groups
 from node.services.training.trainer import TrainerService
 from node.state.files import write_whole
+from node.swarm.facts import PolicyFollowed
 from node.swarm.ownwords import promise_in
+from node.swarm.policies import MAX_AHEAD
 from node.training import adoption
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
+from node.weights.fetch_history import FetchHistory
 from node.weights.publish import StepWord
 from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
-from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest
+from protocol.manifest import Arithmetic, ComposedBatch, PolicyStatement, decode_card, decode_manifest
 from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepObjected, StepVerdict
 from protocol.rollout import (
     ReportHeader,
@@ -58,6 +62,7 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import Recipe, RolloutSpec, encode_run
+from protocol.sections import ChairRules
 from protocol.statements import TermSilent, Verdict, VerdictOutcome, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Seat, court_run
 from tests.memory_network import MemoryHub
@@ -76,6 +81,7 @@ RUN = msgspec.structs.replace(
     court_run(),
     rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS),
     recipe=Recipe(steps=STEPS, max_staleness=STEPS),
+    chair=ChairRules(stall_seconds=60.0),
 )
 START = b"\7" * 32
 NOBODY = Address("0x" + "77" * 20)
@@ -363,6 +369,30 @@ class Desk:
         return self.chair.leads(self.step + 1)
 
 
+class Fetching:
+    """A validator's way to policies: what a trainer has made can be had, after so many seconds."""
+
+    def __init__(self, pool: "Pool", seat: Seat) -> None:
+        self.history = FetchHistory(1 << 20, trio.current_time)
+        self._pool, self._seat = pool, seat
+        self._held = seat.context.policy_cache = SimpleNamespace(newest=None)  # type: ignore[assignment]
+        seat.holds = lambda: self._held.newest.step if self._held.newest else -1
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for policy in self._seat.context.facts.subscribe(PolicyFollowed):
+                nursery.start_soon(self._fetch, policy)
+
+    async def _fetch(self, policy: PolicyFollowed) -> None:
+        await trio.sleep(self._pool.fetch_seconds)
+        if policy.root not in {root for desk in self._pool.desks for root in desk.made.values()}:
+            self.history.failed()
+        elif policy.step > self._seat.holds():
+            self._held.newest = policy
+            self.history.took(self._pool.fetch_seconds)
+            self.history.came()
+
+
 class Pool:
     """Trainers and three validators; quorum 2. kinds: the trainers' classes."""
 
@@ -377,6 +407,7 @@ class Pool:
         self.seats = list(self.judges)
         self.desks = list[Desk]()
         self._kinds, self._seconds = kinds, seconds
+        self.fetch_seconds = 0.5
 
     async def open(self, nursery: trio.Nursery, late: int = 0) -> None:
         """late: of the trainers so many come by `arrive`."""
@@ -391,7 +422,9 @@ class Pool:
             self._seat(seat)
         for seat in self.judges:
             seat.context.time = PoolTime(wall=now)
-            chair = LeaderLease(seat.context, Door(self.chain, seat.key.address))  # type: ignore[arg-type]
+            policies: Any = Fetching(self, seat)
+            chair = LeaderLease(seat.context, Door(self.chain, seat.key.address), policies=policies)  # type: ignore[arg-type]
+            nursery.start_soon(policies.run)
             nursery.start_soon(chair.run)
             nursery.start_soon(seat.beat)
         for desk in present:
@@ -514,6 +547,57 @@ async def test_a_leader_that_is_cut_off_is_replaced_and_comes_back_as_a_standby(
         assert leader.trainer.others.equal == leader.trainer.others.compared and not leader.trainer.others.apart
         assert not leader.leads and len(pool.chain.taken) == 1
         assert pool.check() >= cut_at + 8
+
+
+async def announce_words(leader: Desk, each: float = 1.0) -> None:
+    """Policies that nobody made, each after the one before it."""
+    true = leader.context.state.policies.of_step(leader.step)
+    assert true is not None
+    root, none = true.root, bytes(32)
+    for step in itertools.count(true.step + 1):
+        parent, root = root, blake3(b"words %d" % step).digest()
+        said = PolicyStatement(POOL, 0, step, 0, parent, root, none, none)
+        word = sign(TRAINER, DOMAIN, said.commitment(TRAINER.address))
+        await leader.context.board.post(
+            PolicyAnnounced(pool=POOL, statement=said, signature=word, manifest_root=root, manifest_size=1)
+        )
+        await trio.sleep(each)
+
+
+@pytest.mark.parametrize("each", [1.0, 45.0])
+async def test_a_leader_that_announces_policies_which_nobody_can_have_loses_its_term(
+    clock: MockClock, tmp_path: Path, each: float
+) -> None:
+    """Nobody works, and each word would be a sign of life. However fast they come, others follow no more of them than a
+    standby may take back."""
+    pool = Pool(tmp_path, ["same", "same"])
+    async with opened(pool) as nursery:
+        leader, standby = pool.desks
+        await pool.until(lambda: standby.step >= 5)
+        leader.learner.seconds = 10**6
+        await trio.sleep(3.0)
+        true, others = leader.step, pool.seats[:3]
+        nursery.start_soon(announce_words, leader, each)
+        await trio.sleep(55.0)
+        assert standby.context.state.newest == true + min(55 // each + 1, MAX_AHEAD)
+        took = await pool.until(lambda: standby.leads)
+        assert took < 35 + each and pool.chain.taken == [(SECOND.address, true + 1)]
+        assert {seat.jury.state.newest for seat in others} == {true}, "what was followed is taken back"
+        await pool.until(lambda: standby.step >= true + 8)
+        assert {seat.jury.state.newest for seat in others} <= {standby.step, standby.step - 1}
+        assert min(seat.holds() for seat in others) >= true + 6
+
+
+@pytest.mark.parametrize("seconds", [(20.0, 15.0), (70.0, 1.0), (20.0, 100.0)], ids=["links", "steps", "far behind"])
+async def test_an_honest_leader_keeps_its_term_however_slow_its_steps_and_the_links_are(
+    clock: MockClock, tmp_path: Path, seconds: tuple[float, float]
+) -> None:
+    """The control."""
+    pool = Pool(tmp_path, ["same", "same"], seconds[0])
+    pool.fetch_seconds = seconds[1]
+    async with opened(pool):
+        await trio.sleep(600)
+        assert pool.chain.taken == [] and pool.desks[0].step >= 8 and pool.desks[0].leads
 
 
 async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows_it(
