@@ -14,6 +14,7 @@ from node.chain.errors import FeeTooHigh, Reverted
 from node.services.court.turns import place
 from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord
 from node.services.workplace import Workplace
+from node.state.facts import keep, recall
 from protocol.identity import Address, address_from_bytes
 from protocol.table import EarningsTable
 from protocol.upkeep import DAY, WEEK, Patience
@@ -54,11 +55,11 @@ class ClaimCarrier(ChainPoller):
             for name in due[:8]:
                 owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
-                await self._journal.keep(OWED, owed)
+                await keep(self._journal, OWED, owed)
         return seen.pause
 
     async def _known(self) -> Owed:
-        return await self._journal.kept(OWED, Owed) or {}
+        return await recall(self._journal, OWED, Owed) or {}
 
     def _owed(self, table: EarningsTable, before: Owed, now: int) -> Owed:
         """Whom the table owes more than it was paid, and who does not claim."""

@@ -22,6 +22,7 @@ from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.filing import OwnFiling
 from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord, Remembered
+from node.state.facts import keep, recall
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, FilingPart, PaidUnitsPart, PayPart
 from protocol.errors import IntellectError
@@ -336,14 +337,14 @@ class Claimer(ChainPoller):
     async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
         # Written down with its proof: after a crash the table may be another one, and the call must be equal.
         self._may_send = True
-        await self._journal.keep(SENDING, (units, proof))
+        await keep(self._journal, SENDING, (units, proof))
         await self._finish(patience)
 
     async def _finish(self, patience: Patience | None) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
         on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
         # What cannot be read is claimed anew: the contract pays a difference.
-        claim = await self._journal.kept(SENDING, tuple[int, tuple[bytes, ...]]) if self._may_send else None
+        claim = await recall(self._journal, SENDING, tuple[int, tuple[bytes, ...]]) if self._may_send else None
         if claim is None:
             self._may_send = False
             return
@@ -354,7 +355,7 @@ class Claimer(ChainPoller):
         # Somebody else carried it, a newer table was posted, or its size allows no more yet; or it waits for a price.
         except (Reverted, FeeTooHigh) as error:
             log.info("pay.not_due", units=units, why=error.why)
-        await self._journal.keep(SENDING, None)
+        await keep(self._journal, SENDING, None)
 
     async def _collect(self) -> None:
         """Bonds and shares of cases that are over, of this node and of its provider."""
@@ -426,7 +427,7 @@ class Claimer(ChainPoller):
             times = {"delay": seen.pool.delay} | _waits(seen) | self.filing.facts(seen)
             record = msgspec.structs.replace(known, claimed=claimed, quorum=seen.pool.threshold, **times)
             if record != known:
-                await self._journal.keep(PAY, record)
+                await keep(self._journal, PAY, record)
             self._record = record
             return
         if known is None:  # what the journal holds of before it was looked at is told as well as it can be

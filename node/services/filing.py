@@ -15,6 +15,7 @@ from node.chain.simulate import SimulatedStep
 from node.progress import ProgressRecord
 from node.services.pool_accounting import PoolAccounting, PoolRecord
 from node.state.earned import OwnLine
+from node.state.facts import keep, recall
 from protocol.filing import Filing, RootLine, Seated, filings_of, in_turn, read_line
 from protocol.identity import Address
 
@@ -108,7 +109,7 @@ class OwnFiling:
             part = in_turn(wanted)
             wanted = wanted[len(part) :]
             # Written down whole: after a crash more roots may have come, and the call must be equal.
-            await self._journal.keep(SENDING, part)
+            await keep(self._journal, SENDING, part)
             await self._finish()
 
     async def filings(self, seen: PoolRecord) -> list[Filing]:
@@ -139,7 +140,7 @@ class OwnFiling:
     async def _finish(self) -> None:
         """Send what the journal names. After a crash this is the very same call again, which the outbox knows; the
         contract takes of an epoch only what is more, so twice files nothing."""
-        filings = await self._journal.kept(SENDING, list[Filing])
+        filings = await recall(self._journal, SENDING, list[Filing])
         if not filings:
             return
         try:
@@ -156,7 +157,7 @@ class OwnFiling:
             else:
                 log.warning("pay.not_filed", why=error.why)
                 self._progress.trouble(f"what no table has could not be filed: {error.why}")
-        await self._journal.keep(SENDING, None)
+        await keep(self._journal, SENDING, None)
 
     async def _redeem(self) -> None:
         try:

@@ -8,7 +8,6 @@ the same slot raises instead of becoming an equivocation. Methods block for a di
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ import trio
 
 from node.errors import StateError
 from node.state.earned import EarnedBook
-from node.state.kept import cached
 from node.state.made import OwnFiles
 from node.state.pay import PayBook
 from node.state.pen import Fence, Pen, PenShut
@@ -132,20 +130,6 @@ class Journal:
         """Run one of the methods below in the journal's thread."""
         with refused(self._path, FORM):
             return await trio.to_thread.run_sync(lambda: work(*args), limiter=self._limiter)
-
-    async def keep(self, name: str, what: object) -> None:
-        """Put a fact in the place of the one before; nothing where it is None."""
-        await self.do(self.remember, name, b"" if what is None else msgspec.msgpack.encode(what))
-
-    async def kept(self, name: str, kind: type[T]) -> T | None:
-        """What `keep` was given last, of this type; None for nothing. What cannot be read is none from then on: who
-        keeps a fact so can have it again."""
-        if not (raw := await self.do(self.recall, name)):
-            return None
-        found = cached(f"the journal's {name}", partial(msgspec.msgpack.decode, raw, type=kind))
-        if found is None:
-            await self.keep(name, None)
-        return found
 
     async def promise(self, work: Callable[..., T], *args: object, step: int = -1, task: bytes | None = None) -> T:
         """Run what journals a signed word, before it is said: once the pen is open, and no other daemon is heard with

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from node.clock import Seconds
+from node.state.facts import keep, recall
 from node.state.journal import Journal
 from node.state.kept import cached
 from node.swarm.board import Board
@@ -132,7 +133,7 @@ class Jury:
             self._open_again(envelopes)
 
     async def _recalled(self, name: str, kind: type[T]) -> T | None:
-        return await self._journal.kept(name, kind) if self._journal is not None else None
+        return await recall(self._journal, name, kind) if self._journal is not None else None
 
     def _open_again(self, envelopes: Sequence[bytes]) -> None:
         """A dispute that was open before a restart, which all validators may have had at once: nobody would tell of it.
@@ -173,7 +174,7 @@ class Jury:
             }
             if (journal := self._journal) is not None:
                 for name, what in kept.items():
-                    await journal.keep(name, what)
+                    await keep(journal, name, what)
 
 
 def _opened(domain: Domain, pool: int, envelopes: Sequence[bytes]) -> list[Signed[Any]]:

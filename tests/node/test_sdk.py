@@ -81,15 +81,17 @@ def test_the_example_ends_in_three_lines(words: list[str], says: str) -> None:
     assert says in told[0] and [line[:6] for line in told] == ["error:", "  why:", "  do: "]
 
 
-@pytest.mark.parametrize("told", [{"schema_version": 2}, {"node": {"pid": "4711"}}])
+@pytest.mark.parametrize(
+    ("told", "says"), [({"schema_version": 2}, "another version"), ({"node": {"pid": "4711"}}, "cannot be read")]
+)
 async def test_the_status_of_another_version_is_an_error(
-    owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
+    owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], says: str
 ) -> None:
     node = sdk.Node(tmp_path / "node")
     assert (await node.status()).run == RunPart(step=7)
     for name, value in told.items():
         monkeypatch.setitem(STATUS, name, value)
-    with pytest.raises(NodeError, match="another version"):
+    with pytest.raises(NodeError, match=says):
         await node.status()
 
 

@@ -68,8 +68,8 @@ def test_the_same_run_always_has_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     ("run", "root"),
     [
-        (RUN, "7d9374df26d2da7797e12e69fbb0574b10ebb6702c78c8f5c940bbe2fe271ed3"),
-        (FULL, "549022d6aba58d939fb94bb25c06041bb7475247fc94df9c0f2ef6dab71999ed"),
+        (RUN, "18f5780fe17e21798a8693aa03909d9b4b7098170ee80b670fe8ea74dc6ceb11"),
+        (FULL, "688d7a3e5ec98d2e70ad46844914de72153c536c69753a2dc442b2ab2b0874fb"),
     ],
 )
 def test_the_bytes_of_a_run_are_those_of_the_programs_before(run: RunSpec, root: str) -> None:

@@ -22,6 +22,7 @@ from node.inference.client import EngineProcess
 from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.services.context import Context
 from node.services.training.sources import ReportSource, Rows, in_order, whose
+from node.state.facts import keep, recall
 from node.swarm.disputes import STRIKES
 from node.swarm.register import RegisteredWork, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
@@ -145,7 +146,7 @@ class Values:
 
     async def recall(self) -> None:
         """Who was not believed before a restart."""
-        self.distrusted = await self._context.journal.kept(DISTRUSTED, dict[Address, str]) or {}
+        self.distrusted = await recall(self._context.journal, DISTRUSTED, dict[Address, str]) or {}
 
     def status(self) -> dict[str, object]:
         counted = {name: self.counts[name] for name in ("agreed", "alone", "recomputed", "unused")}
@@ -265,7 +266,7 @@ class Values:
         if author in self.distrusted or not (finding.objective or self._strikes[author] >= STRIKES):
             return
         self.distrusted[author] = what
-        await self._context.journal.keep(DISTRUSTED, self.distrusted)
+        await keep(self._context.journal, DISTRUSTED, self.distrusted)
         self._context.progress.trouble(f"validator {author} is not believed any more: {what}")
         for id, by in list(self._alone.items()):
             if by == author:

@@ -37,7 +37,7 @@ def announced(step: int) -> PolicyAnnounced:
 async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributions(tmp_path: Path) -> None:
     async def checked(name: str, job: Any) -> dict[str, Any]:
         await trio.lowlevel.checkpoint()
-        return {"inner": ("", ""), "batches": (), "seat": 0}
+        return {"inner": ("", ""), "batches": (), "replica_id": 0}
 
     jobs, spool = SimpleNamespace(ask=checked), SimpleNamespace(root=tmp_path)
     rounds: Any = SimpleNamespace(jobs=jobs, own_bytes=0, spool=spool, moved=Changes())
