@@ -21,7 +21,7 @@ from node.chain.errors import FeeTooHigh, Reverted, tokens
 from node.changes import Changes
 from node.progress import TROUBLE, ProgressRecord
 from node.services.filing import OwnFiling
-from node.services.pool_accounting import ChainPoller, PoolAccounting, PoolRecord, Remembered
+from node.services.pool_accounting import ChainAnswer, ChainPoller, PoolAccounting, PoolRecord
 from node.state.facts import keep, recall
 from node.state.pay import PAY, PayRecord, Tabled
 from node.status_schema import EpochPart, FilingPart, PaidUnitsPart, PayPart
@@ -75,8 +75,8 @@ class Warnings:
         self._chain, self._ledger, self._progress = books.chain, books.ledger, progress
         self._own, self._bonds = books.context.key.address, bonds
         # Whether a validator has the bond of a case; and what no event of this pool tells of a stake.
-        self._bond = Remembered[str](books.context.clock, 3600.0)
-        self._stake = Remembered[Stake](books.context.clock, 600.0)
+        self._bond = ChainAnswer[str](books.context.clock, 3600.0)
+        self._stake = ChainAnswer[Stake](books.context.clock, 600.0)
         self.told: dict[str, str] = {}
         self.bonded = 0
 
@@ -222,8 +222,8 @@ class Claimer(ChainPoller):
         """Epochs through this one the journal has no leaves of any more."""
         self._may_send = True
         """Whether the journal may name a claim: at the start nobody knows."""
-        self._allowance = Remembered[int](self._context.clock, math.inf)
-        self._credits: dict[Address, Remembered[int]] = {}
+        self._allowance = ChainAnswer[int](self._context.clock, math.inf)
+        self._credits: dict[Address, ChainAnswer[int]] = {}
         self._record: PayRecord | None = None
         self._seen: PoolRecord | None = None
         self.account = Account()
@@ -362,7 +362,7 @@ class Claimer(ChainPoller):
         if not self._ledger.judged:
             return
         for who in filter(None, (self._own, self._provider)):
-            credit = self._credits.setdefault(who, Remembered(self._context.clock, 600.0))
+            credit = self._credits.setdefault(who, ChainAnswer(self._context.clock, 600.0))
             # Slashes, and those that were overturned: what a case left its carrier and its judges comes with neither.
             if owed := await credit.get((self._ledger.judged, self._ledger.cases), partial(self._chain.credit_of, who)):
                 await self._chain.collect(who)

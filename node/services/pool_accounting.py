@@ -343,7 +343,7 @@ def _waiting(table: EarningsPosted) -> WaitingEarnings:
     return WaitingEarnings(table.root, table.total, table.epoch, table.counts_at, held=False, signers=b"")
 
 
-class Remembered(Generic[T]):
+class ChainAnswer(Generic[T]):
     """What the chain answered, which no event of the pool tells. seconds: after which it is asked again."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:

@@ -25,7 +25,7 @@ from node.chain.blocks import Block
 from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.services.context import PoolTime
-from node.services.pool_accounting import PoolAccounting, Remembered
+from node.services.pool_accounting import ChainAnswer, PoolAccounting
 from protocol import pages
 from protocol.blobs import describe
 from protocol.earnings import EarningsLine
@@ -150,7 +150,7 @@ async def test_an_answer_is_asked_for_again_when_it_is_old_or_about_something_el
         asked[what] += 1
         return what
 
-    kept = Remembered[str](Clock(monotonic=trio.current_time), 10.0)
+    kept = ChainAnswer[str](Clock(monotonic=trio.current_time), 10.0)
     for _ in range(3):
         assert await kept.get(1, partial(ask, "a")) == "a"
     assert await kept.get(2, partial(ask, "b")) == "b"
