@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.network.interface import Network
 from node.services.base import Service
 from node.services.context import Context
@@ -244,9 +245,7 @@ class Continuity(Service):
         self._heard |= {_name(one): one for one in words}
 
     async def _ask_always(self) -> None:
-        while True:
-            await self._ask_members()
-            await trio.sleep(self._ask_again)
+        await every(lambda: self._ask_again, self._ask_members)
 
     async def _ask_members(self) -> None:
         """Each that has not answered yet: who uses work first."""

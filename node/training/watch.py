@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from node.changes import Changes
+from node.changes import Changes, every
 from node.training.spool import Spool
 
 PARTS = ("", "in", "out", "eval", "ckpt", "jobs")
@@ -27,14 +27,17 @@ class SpoolWatch(Changes):
 
     async def run(self) -> None:
         """Look until cancelled."""
-        seen, again = (), False
-        while True:
+        seen, again = tuple[int, ...](), False
+
+        async def look() -> None:
+            nonlocal seen, again
             now = await trio.to_thread.run_sync(self._look)
             # Once more after each change: a second file within one tick of the file system's clock shows no other time.
             if now != seen or again:
                 seen, again = now, now != seen
                 self.tell()
-            await trio.sleep(self._seconds)
+
+        await every(self._seconds, look)
 
     async def until(self, so: Callable[[], bool]) -> None:
         """As with any changes; what is looked at may ask the disk."""
