@@ -1,10 +1,12 @@
 """Waits for what several causes may bring about: whoever changes something tells, and who waits looks again.
 
-`Changes` wakes all who wait, and tells listeners; `Bell` wakes one, and keeps what rang while nobody waited.
+`Changes` wakes all who wait, and tells listeners; `Bell` wakes one, and keeps what rang while nobody waited. What no
+event tells is done again and again (`every`), or looked at (`seen`).
 """
 
 import math
 from collections.abc import Callable
+from inspect import isawaitable
 
 import trio
 
@@ -51,3 +53,19 @@ class Bell:
         with trio.move_on_after(max(seconds, 0.0)):
             await self._rang.wait()
         self._rang = trio.Event()
+
+
+async def every(seconds: float | Callable[[], float], do: Callable[[], object], *, at_once: bool = True) -> None:
+    """Do it now, or once the seconds have passed, and again so many seconds after it was done, until cancelled.
+    do: awaited where it returns something to wait for."""
+    while True:
+        if at_once and isawaitable(done := do()):
+            await done
+        at_once = True
+        await trio.sleep(seconds() if callable(seconds) else seconds)
+
+
+async def seen(so: Callable[[], bool], seconds: float) -> None:
+    """Returns once it is so, looked at every so many seconds: for what no event tells, as of a library."""
+    while not so():  # noqa: ASYNC110 - there is no event
+        await trio.sleep(seconds)

@@ -20,6 +20,7 @@ from node.blobs.http.sources import HttpSource
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError
 from node.chain.profile import NetworkProfile
+from node.changes import every, seen
 from node.errors import StateError
 from node.member import Participant, open_guest
 from node.run.assets import image_limit
@@ -222,17 +223,20 @@ class LightClient:
 
     async def _ask_who_leads(self, chain: ChainClient, terms: LeaderTerms) -> None:
         """A connection may be longer than a term."""
-        while True:
-            await trio.sleep(30.0)
+
+        async def ask() -> None:
             try:
                 await terms.ask_who_leads(chain, self._pool)
             except ChainError as error:
                 log.info("light_client.chain_silent", why=error.why)
 
+        await every(30.0, ask, at_once=False)
+
     async def _read_listings(self, member: Participant) -> None:
         """A gateway's list is a claim: only announcements in it count, as if a member had handed them over."""
         board = member.board
-        while True:
+
+        async def read() -> None:
             for source in self._sources:
                 try:
                     rows = await fetch_listing(source)
@@ -243,7 +247,8 @@ class LightClient:
                 except SourceFailed as error:
                     self._silence = f"{error.what}: {error.why}"
             self._listed.set()
-            await trio.sleep(self._waits.listing)
+
+        await every(self._waits.listing, read)
 
     async def _snapshot(
         self, member: Participant, run: RunSpec, follower: PolicyFollower, policy: HeldPolicy
@@ -298,8 +303,8 @@ class LightClient:
         with trio.move_on_after(self._waits.heard):
             if self._alone:  # what one gateway shows another one may contradict, before any of it counts
                 await self._listed.wait()
-            while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110 - no event
-                await trio.sleep(0.05)
+            found = lambda: follower.newest_step >= 0 and (step is None or follower.root_of(step) is not None)
+            await seen(found, 0.05)
         _refuse_contradiction(follower)
         if follower.newest_step < 0:
             raise PolicyUnknown(

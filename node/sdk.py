@@ -33,6 +33,7 @@ import sniffio
 import structlog
 import trio
 
+from node.changes import seen
 from node.config import NodeConfig, api_socket_of, default_home
 from node.errors import NodeError
 from node.logs import print_logs
@@ -203,8 +204,7 @@ async def run_member(config: NodeConfig) -> AsyncGenerator[Node]:
     with _plain():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_over, daemon.main)
-            while daemon.manager.state != "working":  # noqa: ASYNC110 - the daemon's state is no event
-                await trio.sleep(TASK_SECONDS)
+            await seen(lambda: daemon.manager.state == "working", TASK_SECONDS)  # the daemon's state is no event
             yield Node(config.directory)
             nursery.cancel_scope.cancel()
 

@@ -202,7 +202,7 @@ LOOKS = {
     "node/services/membership/lan.py _listen": "no look: claims of anybody in the local network are taken slowly",
 }
 """Where a loop waits for less than a second, and why."""
-WAITS = ("sleep", "move_on_after", "fail_after", "wait", "every", "on_news")
+WAITS = ("sleep", "move_on_after", "fail_after", "wait", "every", "seen", "on_news")
 
 
 def numbers(module: ast.Module) -> dict[str, float]:
@@ -223,6 +223,8 @@ def numbers(module: ast.Module) -> dict[str, float]:
 def short(expression: ast.expr, known: dict[str, float]) -> bool:
     """Whether it is a time below a second, whatever happens: what is computed is a deadline."""
     match expression:
+        case ast.Constant(value=bool()):
+            return False
         case ast.Constant(value=int() | float() as number):
             return number < 1
         case ast.Name(id=name):
@@ -244,7 +246,7 @@ def looks(module: ast.Module) -> list[str]:
             if isinstance(part, ast.Call):
                 name = part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
                 given = [*part.args, *(one.value for one in part.keywords)]
-                repeats = loops or name in ("every", "on_news")
+                repeats = loops or name in ("every", "seen", "on_news")
                 if name in WAITS and repeats and any(short(one, known) for one in given):
                     found.append(inner)
             walk(part, inner, loops)
@@ -375,6 +377,45 @@ def test_exceptions_from_the_linters_rules_are_few_and_each_has_a_reason() -> No
     found = [one for one in exceptions(*rooms) if one[0].partition(":")[0] != "tests/test_house.py"]
     assert [place for place, rest in found if not re.match(r":(?: ?[A-Z]+\d+,?)+ - \S", rest)] == []
     assert 0 < len(found) < MOST_EXCEPTIONS
+
+
+# who waits by sleeping in a loop
+
+MOST_SLEEPS = 50
+"""Calls of `sleep` in a `while` of the same function, in `node`. It only falls: who waits for something is told, and
+what is done again and again until cancelled is `every` of node/changes.py."""
+
+
+def sleeps(module: ast.Module) -> list[str]:
+    """Functions that sleep in a `while` of their own, each as often as it does."""
+    found = list[str]()
+
+    def walk(at: ast.AST, function: str, looping: bool) -> None:
+        for part in ast.iter_child_nodes(at):
+            inner, loops = function, looping or isinstance(part, ast.While)
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                inner, loops = getattr(part, "name", "lambda"), False
+            if isinstance(part, ast.Call) and loops:
+                if (
+                    part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
+                ) == "sleep":
+                    found.append(inner)
+            walk(part, inner, loops)
+
+    walk(module, "", False)
+    return found
+
+
+def test_sleeps_in_loops_are_few_and_become_fewer() -> None:
+    found = sum(len(sleeps(module)) for _, module in modules("node"))
+    assert MOST_SLEEPS - 5 < found <= MOST_SLEEPS, f"{found}: write the ceiling anew if it fell"
+
+
+@pytest.mark.parametrize("loop", ["while True", "while not so()", "while True:\n        if so()"])
+def test_a_planted_sleep_is_found_and_one_that_is_no_loops_is_none(loop: str) -> None:
+    deep = " " * (12 if "if" in loop else 8)
+    assert sleeps(ast.parse(f"async def run():\n    {loop}:\n{deep}await trio.sleep(1)")) == ["run"]
+    assert sleeps(ast.parse("async def run():\n    await trio.sleep(1)\n    for one in many:\n        sleep(2)")) == []
 
 
 # numbers that have a name in a module

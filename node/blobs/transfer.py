@@ -20,6 +20,7 @@ from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.upload import Reciprocity
 from node.blobs.store import BlobStore
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.network.budget import TokenBucket
 from node.network.errors import NetworkError, PeerMisbehaved, PeerUnavailable
 from node.network.interface import Network
@@ -176,7 +177,7 @@ class Transfer:
         self.nursery = None
 
     async def _tick(self) -> None:
-        while True:
+        def look() -> None:
             now, pieces = trio.current_time(), self.pieces
             if pieces is not None:
                 pieces.tell_around(now)
@@ -186,7 +187,8 @@ class Transfer:
                 for source in list(self.circle.contacts):
                     pieces.ask(source)
             self.headway.report(now)
-            await trio.sleep(TICK)
+
+        await every(TICK, look)
 
     def _done(self) -> bool:
         if self._failure is not None or self._whole is not None:

@@ -16,6 +16,7 @@ from libp2p.abc import INetConn
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from node.changes import every
 from node.network.errors import NetworkError
 from node.network.interface import TcpPath
 from node.network.links import MAX_LANES, Links, close_quietly, session_of
@@ -113,14 +114,17 @@ class Lanes:
         idle_look_seconds = 0.5  # seconds while nothing goes by the paths in bulk
         async with trio.open_nursery() as self._nursery:
             busy: list[ID] = []
-            while True:
-                await trio.sleep(LOOK_SECONDS if busy else idle_look_seconds)
+
+            async def look() -> None:
+                nonlocal busy
                 now, direct = trio.current_time(), self._links.direct()
                 busy = [peer for peer, connections in direct.items() if self._sends_bulk(connections, now)]
                 for peer in busy:
                     self._look(peer, direct[peer], now)
                 self._forget(direct)
                 await self._close_idle(now)
+
+            await every(lambda: LOOK_SECONDS if busy else idle_look_seconds, look, at_once=False)
 
     def paths(self) -> dict[Address, TcpPath]:
         """What the system says of the direct connections with each peer."""

@@ -16,6 +16,7 @@ from contracts.bindings import PoolInfo
 from node import addresses
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
+from node.changes import seen
 from node.member import Participant, open_guest
 from node.network.announcing import reachable
 from node.network.hardening import port_is_taken
@@ -236,8 +237,7 @@ async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
 
 async def _in_time(member: Participant, obtain: Callable[[], Awaitable[T]], *, run_seconds: float = 120.0) -> T | None:
     with trio.move_on_after(15.0):
-        while not member.network.connected():  # noqa: ASYNC110 - the network has no event for it
-            await trio.sleep(0.1)
+        await seen(lambda: bool(member.network.connected()), 0.1)  # the network has no event for it
     # Nobody answered the dials: to ask for the run would only wait for the same once more.
     with trio.move_on_after(run_seconds if member.network.connected() else 0):
         return await obtain()

@@ -9,9 +9,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable, MutableMapping
+from functools import partial
 
 import structlog
 import trio
+
+from node.changes import every
 
 log = structlog.get_logger()
 
@@ -37,9 +40,7 @@ class Supervision:
         # Half of the watchdog's time, as sd_watchdog_enabled(3) says: one late turn is forgiven.
         # Seconds between two looks at what the daemon does.
         pause = min(self._watchdog / 2, look_every) if self._watchdog else look_every
-        while True:
-            self._send(*alive, *self._news())
-            await trio.sleep(pause)
+        await every(pause, lambda: self._send(*alive, *self._news()))
 
     def stopping(self) -> None:
         """The daemon has begun to end: what follows is no failure."""
@@ -78,7 +79,7 @@ def _watchdog_seconds(microseconds: str, pid: str) -> float:
     return int(microseconds) / 1e6 if meant and microseconds.isdigit() else 0.0
 
 
-async def give_back_memory(every: float = 300.0) -> None:
+async def give_back_memory(seconds: float = 300.0) -> None:
     """Every few minutes until cancelled.
 
     Files, images' pieces and the chain's answers pass through blocks of the heap, and what stays for long is cut from
@@ -87,10 +88,9 @@ async def give_back_memory(every: float = 300.0) -> None:
     trim = _trim()
     if trim is None:
         return
-    while True:
-        # Between files and steps the heap is the largest; what is used again comes back at a page fault for 4 KiB.
-        await trio.sleep(every)
-        await trio.to_thread.run_sync(trim, 0, abandon_on_cancel=True)
+    # Between files and steps the heap is the largest; what is used again comes back at a page fault for 4 KiB.
+    give_back = partial(trio.to_thread.run_sync, trim, 0, abandon_on_cancel=True)
+    await every(seconds, give_back, at_once=False)
 
 
 def _trim() -> Callable[[int], int] | None:

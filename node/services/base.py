@@ -4,7 +4,6 @@ Every service has the same shape, so that the daemon is a list of them, the stat
 and the heartbeat what they say of themselves.
 """
 
-from collections.abc import Awaitable, Callable
 from inspect import signature
 from typing import Any, ClassVar, Self
 
@@ -50,13 +49,6 @@ class Service:
     def activity(self) -> str:
         """What the node does now, in words, where this is what it came for."""
         return ""
-
-
-async def every(seconds: float | Callable[[], float], do: Callable[[], Awaitable[object]]) -> None:
-    """Do it now, and again so many seconds after it was done, until cancelled."""
-    while True:
-        await do()
-        await trio.sleep(seconds() if callable(seconds) else seconds)
 
 
 class ServiceManager:

@@ -12,6 +12,7 @@ import trio
 
 from node.blobs.errors import StoreFailed
 from node.blobs.store import BlobStore
+from node.changes import every
 from node.services.base import Service
 from node.services.committing import REPEATED
 from node.services.context import Context
@@ -53,9 +54,7 @@ class BlobRepairer(Service):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._mend)
             await self._prove_own()
-            while True:
-                await self._tick()
-                await trio.sleep(self._rests)
+            await every(lambda: self._rests, self._tick)
 
     def status(self) -> dict[str, Any]:
         oldest = None if self._oldest is None else round(max(0.0, time.time() - self._oldest), 1)

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.services.base import Service
 from node.services.context import Context
 from node.swarm.facts import PolicyFollowed
@@ -93,10 +94,12 @@ class Certifier(Service):
             nursery.start_soon(self._hear_verdicts)
             nursery.start_soon(self._hear_policies)
             await self._recall()
-            while True:
+
+            async def look() -> None:
                 await self.decide()
                 await self.root()
-                await trio.sleep(self._round_seconds)
+
+            await every(self._round_seconds, look)
 
     async def decide(self) -> None:
         """Note everything that has come to count since the last time."""

@@ -13,7 +13,8 @@ import trio
 
 from node.blobs.errors import StoreFull
 from node.blobs.store import BlobStore
-from node.services.base import Service, every
+from node.changes import every
+from node.services.base import Service
 from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.files import link_or_copy

@@ -4,6 +4,7 @@ from typing import Any, Self
 
 import trio
 
+from node.changes import every
 from node.services.base import Service, ServiceManager
 from node.services.workplace import Workplace
 from node.state.made import WorkDone
@@ -35,10 +36,7 @@ class CounterKeeper(Service):
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tally.keep)
-            while True:
-                self.tick()
-                # Seconds between two looks at all services: what is counted is what has been started again.
-                await trio.sleep(5.0)
+            await every(5.0, self.tick)  # seconds: what is counted is what has been started again
 
     def tick(self) -> None:
         """Count what the services say of their children since this daemon began."""

@@ -8,10 +8,11 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.guest.earning import Day, by_accepted
 from node.guest.hours import Hours
 from node.guest.rest import GuestRest
-from node.services.base import Service, every
+from node.services.base import Service
 from node.services.context import Context
 from node.services.workplace import Workplace
 from node.status_schema import DayPart

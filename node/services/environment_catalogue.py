@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from node.changes import every
 from node.environments.package.archive import MAX_BYTES, unpack
 from node.environments.package.manifest import Manifest, read_manifest
 from node.errors import NodeError
@@ -64,10 +65,12 @@ class EnvironmentCatalogue(Service):
             # An offer that is lost can be made again; a daemon that ends for it does nothing else either.
             self.own = {one.root: one for one in (cached(self._kept, read) or [])[:MOST_OWN]}
         self._context.state.register.follow(self._hear)
-        while True:
+
+        async def say() -> None:
             for one in list(self.own.values()):
                 await self._say(one)
-            await trio.sleep(60.0)  # seconds. The board forgets after four minutes what is not said again.
+
+        await every(60.0, say)  # seconds: the board forgets after four minutes what is not said again
 
     def entries(self) -> list[CatalogueEntry]:
         return entries(self._context.facts.standing(EnvironmentPublished), self.reviews)

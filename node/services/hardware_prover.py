@@ -10,6 +10,7 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.changes import every
 from node.member import Participant
 from node.services.base import Service
 from node.services.workplace import Workplace
@@ -47,13 +48,14 @@ class HardwareProver(Service):
         return {"node": {"gpu_believed": claims.believed, "gpu_tried_by": len(claims.told)}}
 
     async def _challenge_always(self) -> None:
-        while True:
-            await trio.sleep(30.0)  # seconds between two looks for somebody to challenge
-            for member in self.due():
-                try:
-                    await self._member.claims.challenge(member)
-                except IntellectError as error:  # gone, or of another version
-                    log.debug("claim.not_asked", peer=member, why=error.why)
+        await every(30.0, self._challenge, at_once=False)
+
+    async def _challenge(self) -> None:
+        for member in self.due():
+            try:
+                await self._member.claims.challenge(member)
+            except IntellectError as error:  # gone, or of another version
+                log.debug("claim.not_asked", peer=member, why=error.why)
 
     def due(self) -> list[Address]:
         """Who claims a GPU, is alive, and is to be challenged now."""

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import trio
 
+from node.changes import every
 from node.config import program_version
 from node.services.base import Service, ServiceManager
 from node.services.context import Context
@@ -55,12 +56,15 @@ class HeartbeatSender(Service):
         return {"node": {"clock": clock}}
 
     async def run(self) -> None:
-        began = self._context.clock.monotonic()
-        while True:
+        began, interval = self._context.clock.monotonic(), 0.0
+
+        async def beat() -> None:
+            nonlocal interval
             await self._pen.may_speak()
             interval = self._interval(began)
             await self._context.board.post(self.message(interval))
-            await trio.sleep(interval)
+
+        await every(lambda: interval, beat)
 
     def _interval(self, began: float) -> float:
         """Seconds until the next heartbeat. Who has just started has heard few and goes by what the chain names, which

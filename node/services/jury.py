@@ -4,6 +4,7 @@ from typing import Any
 
 import trio
 
+from node.changes import every
 from node.services.base import Service
 from node.services.context import Context
 from node.swarm.contributions import Contributions
@@ -39,9 +40,7 @@ class VoteCounter(Service):
         }
 
     async def _count_by_the_clock(self) -> None:
-        while True:
-            await trio.sleep(5.0)  # seconds between two looks at what the clock may have decided
-            self._contributions.look_again()
+        await every(5.0, self._contributions.look_again, at_once=False)
 
 
 def describe_audits(state: PoolState, membership: Membership, audit: AuditSpec) -> dict[str, Any]:

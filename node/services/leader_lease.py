@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from node.chain.errors import Reverted
-from node.services.base import Service, every
+from node.changes import every
+from node.services.base import Service
 from node.services.context import Context
 from node.services.leader_watch import LeaderWatch
 from node.swarm.facts import LeaderDisbelieved, PolicyFollowed, TermBegan, TermMoved, Undone

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.network.interface import Network
 from node.services.context import Context
 from node.services.judging.lots import pledge_fact
@@ -85,9 +86,7 @@ class OwnWords:
     # asking
 
     async def ask_again_and_again(self) -> None:
-        while True:
-            await self._ask_members()
-            await trio.sleep(self._ask_again)
+        await every(lambda: self._ask_again, self._ask_members)
 
     async def ask_anew(self) -> None:
         """Everybody once more, for no longer than two rounds take."""

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from node.changes import Bell
+from node.changes import Bell, every
 from node.config import Role
 from node.errors import NodeError
 from node.guest.machine import MachineLook, UseWatch, machine_cores
@@ -210,10 +210,11 @@ class RestKeeper(Service):
     async def _watch(self, look: MachineLook, *, look_every: float = 15.0) -> None:
         """Who uses the machine: it must have been left alone for a while."""
         told = False
-        while True:
+
+        async def watch() -> None:
+            nonlocal told
             if self._pause is not None:
-                await trio.sleep(look_every)  # seconds between two looks at what others use of the machine
-                continue
+                return
             use = await trio.to_thread.run_sync(look)
             now, busy = self._context.clock.monotonic(), use.busy(self._cores)
             if use.gpu is None and not told:
@@ -224,7 +225,8 @@ class RestKeeper(Service):
                 )
             if use.cores is not None or busy:
                 self._note(busy, now)
-            await trio.sleep(look_every)
+
+        await every(look_every, watch)
 
     def _note(self, busy: str, now: float) -> None:
         self._use = busy

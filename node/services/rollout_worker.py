@@ -12,6 +12,7 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.changes import seen
 from node.guest.rest import DOING, PAUSED, GuestRest
 from node.inference.client import EngineChild
 from node.inference.wire import Produce, Produced, RequestProgress, SaidToken
@@ -167,9 +168,7 @@ class RolloutWorker(Service):
         self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime(self._context.clock.wall()))
         log.warning("worker.cut_off", step=policy.step)
         self._context.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
-        hearing_every = 1.0
-        while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
-            await trio.sleep(hearing_every)
+        await seen(lambda: not self._is_cut_off(), 1.0)  # any of many messages may end it
         log.warning("worker.reconnected", seconds=round(self._context.clock.monotonic() - began, 1))
         self.waiting = None
         await self._come_back(policy.step, began)

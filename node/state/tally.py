@@ -8,6 +8,7 @@ from collections import Counter
 
 import trio
 
+from node.changes import every
 from node.state.journal import Journal
 
 
@@ -33,9 +34,7 @@ class LifetimeCounters:
     async def keep(self) -> None:
         """Write what has changed, until cancelled and then once more."""
         try:
-            while True:
-                await trio.sleep(1.0)  # seconds between two times that changed counters are written
-                await self.save()
+            await every(1.0, self.save, at_once=False)
         finally:
             with trio.CancelScope(shield=True):
                 await self.save()

@@ -14,6 +14,7 @@ import trio
 from blake3 import blake3
 
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.clock import Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
@@ -77,8 +78,10 @@ class CatchingUp:
         wire.serve(CATCH_UP_PROTOCOL, self.answer, max_request=MAX_QUESTION)
 
     async def run(self) -> None:
-        greeted: set[Address] = set()
-        while True:
+        greeted, pause = set[Address](), 0.0
+
+        async def ask() -> None:
+            nonlocal greeted, pause
             # Of strangers nothing is asked: their answers could not be charged to anybody.
             peers = {peer for peer in self._wire.connected() if self._authority.is_member(peer)}
             # A peer that was away is greeted anew: it may bring what was said meanwhile.
@@ -91,7 +94,9 @@ class CatchingUp:
                 greeted.add(peer)
             # Seconds until the next question after an answer that brought so many messages: who was away lacks more
             # than gossip loses, and whoever was asked may have been away, too.
-            await trio.sleep(0.2 if fresh or brought >= 16 else self._pause())
+            pause = 0.2 if fresh or brought >= 16 else self._pause()
+
+        await every(lambda: pause, ask)
 
     async def now(self, most: int) -> None:
         """Ask so many members at once what was missed."""

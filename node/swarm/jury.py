@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import structlog
 import trio
 
+from node.changes import every
 from node.clock import Seconds
 from node.state.facts import keep, recall
 from node.state.journal import Journal
@@ -113,9 +114,7 @@ class Jury:
             self.apply(WordHeard(signed))
 
     async def _tick(self) -> None:
-        while True:
-            await trio.sleep(1.0)  # seconds between two looks at what the clock decides
-            self.apply(Passed())
+        await every(1.0, lambda: self.apply(Passed()), at_once=False)  # what the clock decides
 
     # what outlives a restart
 

@@ -6,8 +6,8 @@ Feeds the network with the contacts of the members, so that the chain is the onl
 from collections.abc import Iterable, Mapping, Set
 
 import msgspec
-import trio
 
+from node.changes import every
 from node.clock import Seconds
 from node.network.interface import Network
 from node.swarm.neighbours import Neighbours
@@ -139,9 +139,7 @@ class PeerAddresses:
 
     async def maintain(self) -> None:
         """Draw again until cancelled, as dials fail and members are heard."""
-        while True:
-            self.look_after()
-            await trio.sleep(1.0)  # seconds between two looks at who is connected
+        await every(1.0, self.look_after)
 
     def look_after(self) -> None:
         """Draw again, by who is connected, who did not answer, and how many are heard."""

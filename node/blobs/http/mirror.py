@@ -17,6 +17,7 @@ from node.blobs.http.server import ServedPolicy
 from node.blobs.http.sources import HttpSource, PolicyRow
 from node.blobs.store import BlobStore
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.network.errors import NetworkError
 from protocol.blobs import MAX_BLOB_SIZE, BlobInfo
 from protocol.policy import MalformedPolicy, decode_image, describe_blob, describe_tensors, policy_root
@@ -51,10 +52,11 @@ class Mirror:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow until cancelled."""
         task_status.started()
-        while True:
-            for row in await self._wanted():
-                await self._obtain(row)
-            await trio.sleep(self._every)
+        await every(self._every, self._round)
+
+    async def _round(self) -> None:
+        for row in await self._wanted():
+            await self._obtain(row)
 
     async def _wanted(self) -> list[PolicyRow]:
         """The newest listed policies that are not held, newest first."""

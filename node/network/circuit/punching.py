@@ -27,6 +27,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from node.addresses import may_call
 from node.bounded_dict import BoundedDict
+from node.changes import seen
 from node.network import sockets
 from node.network.budget import Budgets
 from node.network.circuit import wire
@@ -120,8 +121,7 @@ class Punching:
     async def _accepted(self, peer: ID) -> bool:
         """Whether a call of the other end came in where this node listens, which its router may let through."""
         with trio.move_on_after(self._waits.accept):
-            while not self._direct(peer):  # noqa: ASYNC110 - the library has no event for it
-                await trio.sleep(0.05)
+            await seen(lambda: self._direct(peer), 0.05)  # the library has no event for it
         return self._direct(peer)
 
     # who was called

@@ -21,6 +21,7 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
+from node.changes import every
 from node.network.budget import TokenBucket
 from node.network.gossip import messages
 from node.network.gossip.trees import TICK, Trees
@@ -264,12 +265,14 @@ class Gossip:
             self._nursery = nursery
             task_status.started()
             try:
-                while True:
-                    await trio.sleep(TICK * self._draw.uniform(0.8, 1.2))  # two that miss the same do not ask at once
-                    self.trees.tick()
-                    self._flush()
+                # Seconds that differ: two that miss the same do not ask at once.
+                await every(lambda: TICK * self._draw.uniform(0.8, 1.2), self._tick, at_once=False)
             finally:
                 self._nursery = None
+
+    def _tick(self) -> None:
+        self.trees.tick()
+        self._flush()
 
     # what the node says
 

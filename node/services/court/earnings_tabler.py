@@ -22,6 +22,7 @@ import trio
 
 from contracts.bindings import PoolInfo, WaitingEarnings
 from node.chain.errors import Reverted
+from node.changes import every
 from node.services.court.turns import seconds_to_wait
 from node.services.pool_accounting import RETRY_PAUSE, ChainPoller, PoolAccounting, PoolRecord, by_author
 from node.services.workplace import Workplace
@@ -355,13 +356,15 @@ class EarningsTabler(ChainPoller):
 
     async def _compare_all(self) -> None:
         """Beside the looks, each validator beside the others: who names what nobody has stops nobody's own table."""
-        while True:
-            await trio.sleep(self._pause)
+
+        async def compare() -> None:
             if not self._bench.last:
-                continue  # the chain has not been asked yet
+                return  # the chain has not been asked yet
             async with trio.open_nursery() as nursery:
                 for author, message in self._books.signed.items():
                     nursery.start_soon(self._compare, author, message)
+
+        await every(self._pause, compare, at_once=False)
 
     async def _compare(self, author: Address, message: EarningsVote) -> None:
         """Fetch what another's table rests on and this node lacks."""

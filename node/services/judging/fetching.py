@@ -16,7 +16,7 @@ import trio
 from blake3 import blake3
 
 from node.bounded_dict import BoundedDict
-from node.changes import Bell
+from node.changes import Bell, every
 from node.services.context import Context
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
@@ -210,13 +210,15 @@ class Fetching:
 
     async def _heed_disputes(self) -> None:
         """Look again, at everything, wherever two validators disagree."""
-        while True:
+
+        def heed() -> None:
             for id in self._context.state.disputes.open():
                 work = self._register.get(id)
                 # Marked only where it found room: else it is put on top once there is some.
                 if work and id not in self._rechecked and self.queue.hurry(CommittedFile(work, recheck=True)):
                     self._rechecked.add(id)
-            await trio.sleep(1.0)
+
+        await every(1.0, heed)
 
     # having them
 

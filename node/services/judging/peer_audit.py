@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 import trio
 
+from node.changes import every
 from node.inference.wire import Inspected
 from node.services.certifier import Certifier, RootEntry
 from node.services.context import Context
@@ -54,11 +55,13 @@ class PeerAudit:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            while True:
-                # Seconds between two rounds, or an eighth of the pool's window where that is less.
-                await trio.sleep(min(30.0, self._context.time.certified_after / 2))
+
+            def pay() -> None:
                 for claims in self._certifier.claims():
                     nursery.start_soon(self._pay, claims)
+
+            # Seconds between two rounds, or an eighth of the pool's window where that is less.
+            await every(lambda: min(30.0, self._context.time.certified_after / 2), pay, at_once=False)
 
     async def _pay(self, claims: Sequence[RootEntry]) -> None:
         """One validator's verdicts of a round: all of them are paid, or none."""

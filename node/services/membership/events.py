@@ -22,6 +22,7 @@ from contracts.bindings import (
 from node.bounded_dict import BoundedDict
 from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
+from node.changes import every
 from node.progress import TROUBLE, ProgressRecord
 from node.services.base import Service
 from node.swarm.membership import Membership, SlashRecord
@@ -66,8 +67,9 @@ class Events(Service):
     async def _watch(self) -> None:
         """Tell of a chain that answers no more, and of one that answers again."""
         healthy = True
-        while True:
-            await trio.sleep(2.0)
+
+        async def watch() -> None:
+            nonlocal healthy
             await self._end_leases()
             if self._follower.healthy != healthy and self._follower.block is not None:
                 healthy = self._follower.healthy
@@ -75,6 +77,8 @@ class Events(Service):
                     self._progress.tell("chain", "the chain answers again")
                 else:
                     self._progress.tell(TROUBLE, "the chain does not answer: no pay and no membership until it does")
+
+        await every(2.0, watch, at_once=False)
 
     def _read_until(self) -> int:
         """The chain's time up to which its events were taken in; 0 while some wait in the channel."""

@@ -15,6 +15,7 @@ from zeroconf import Error as ZeroconfError
 from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 from node.addresses import IpAddress, is_public, may_call
+from node.changes import every
 from node.member import Participant
 from node.network.contacts import CIRCUIT, MAX_CONTACT, MAX_CONTACTS_EACH, ip_of, near, parse_bootnode, place_of
 from node.network.errors import BadContact
@@ -126,14 +127,15 @@ class Lan(Service):
         self.found: set[Address] = set()
 
     async def run(self) -> None:
-        while True:
-            try:
-                if own := self._own():
-                    await self._listen(own)
-            except (OSError, ZeroconfError) as error:  # the library's own: on a busy machine its thread comes too late
-                log.info("lan.no_multicast", why=repr(error))
-            # Until multicast is tried again where it failed, or only this machine was listened on.
-            await trio.sleep(60.0)
+        # Seconds until multicast is tried again where it failed, or only this machine was listened on.
+        await every(60.0, self._try)
+
+    async def _try(self) -> None:
+        try:
+            if own := self._own():
+                await self._listen(own)
+        except (OSError, ZeroconfError) as error:  # the library's own: on a busy machine its thread comes too late
+            log.info("lan.no_multicast", why=repr(error))
 
     def status(self) -> dict[str, Any]:
         return {"node": {"lan": len(self.found)}}

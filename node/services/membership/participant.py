@@ -24,6 +24,7 @@ from node.chain.errors import (
 )
 from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
+from node.changes import every
 from node.config import NodeConfig
 from node.preflight.chain import ChainStanding, check_gas, check_stake, look, read_powers, who_takes_what
 from node.preflight.finding import CheckFinding
@@ -170,7 +171,10 @@ class LeaseRenewal(Service):
         self._place = self._contact()
         # Seconds at most where the chain answers: a paused pool takes nobody in, and gas stays dear for a while.
         refused = 300.0
-        while True:
+        pause = 0.0
+
+        async def renew() -> None:
+            nonlocal pause
             try:
                 pause = await self._tick()
             except FeeTooHigh as error:
@@ -181,7 +185,8 @@ class LeaseRenewal(Service):
                 log.warning("lease.not_renewed", why=error.why)
                 self._progress.trouble(f"the membership was not renewed: {error.why}")
                 pause = min(self._every, refused if isinstance(error, Reverted) else RETRY)
-            await trio.sleep(pause)
+
+        await every(lambda: pause, renew)
 
     async def _tick(self) -> float:
         """Renew if it is time; returns the seconds until the next look."""

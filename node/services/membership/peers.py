@@ -14,6 +14,7 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.bounded_dict import BoundedDict
+from node.changes import every
 from node.member import Participant
 from node.services.base import Service
 from node.state.files import write_whole
@@ -70,22 +71,24 @@ class PeerDialler(Service):
             log.warning("peers.not_read", path=str(self._path), error=repr(error))
 
     async def _save_always(self) -> None:
-        while True:
-            await trio.sleep(30.0)
-            try:
-                await trio.to_thread.run_sync(write_whole, self._path, self.book.kept(time.time()))
-            except OSError as error:
-                log.warning("peers.not_kept", path=str(self._path), error=repr(error))
+        await every(30.0, self._save, at_once=False)
+
+    async def _save(self) -> None:
+        try:
+            await trio.to_thread.run_sync(write_whole, self._path, self.book.kept(time.time()))
+        except OSError as error:
+            log.warning("peers.not_kept", path=str(self._path), error=repr(error))
 
     async def _listen(self) -> None:
         async for signed in self._member.board.subscribe(Heartbeat):
             self.book.learn(signed, time.time())
 
     async def _ask_always(self) -> None:
-        while True:
-            if connected := sorted(self._member.network.connected()):
-                await self.ask(random.choice(connected))  # noqa: S311 - no secret
-            await trio.sleep(30.0)
+        await every(30.0, self._ask_somebody)
+
+    async def _ask_somebody(self) -> None:
+        if connected := sorted(self._member.network.connected()):
+            await self.ask(random.choice(connected))  # noqa: S311 - no secret
 
     async def ask(self, peer: Address) -> None:
         """Take what a peer knows of others."""

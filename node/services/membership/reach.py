@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
+from node.changes import every, seen
 from node.config import RelayOffer
 from node.member import Participant
 from node.network.contacts import CIRCUIT, ip_of
@@ -59,20 +60,18 @@ class Reach(Service):
         # Seconds from the first connection to the first round; until anybody has tried, the wait for the next one
         # doubles.
         first = 1.0
-        while not self._network.connected():  # noqa: ASYNC110 - the network has no event for it
-            await trio.sleep(first)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._settle_always)
-            unknown = first
-            while True:
-                await trio.sleep(AGAIN[1] if self.way == "direct" else AGAIN[0] if self.tried else unknown)
-                unknown = min(2 * unknown, AGAIN[0])
-                await self.ask_around()
+        await seen(lambda: bool(self._network.connected()), first)  # the network has no event for it
+        unknown = first
 
-    async def _settle_always(self) -> None:
-        while True:
-            await self.settle()
-            await trio.sleep(2.0)
+        def pause() -> float:
+            nonlocal unknown
+            waits = AGAIN[1] if self.way == "direct" else AGAIN[0] if self.tried else unknown
+            unknown = min(2 * unknown, AGAIN[0])
+            return waits
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(every, 2.0, self.settle)
+            await every(pause, self.ask_around, at_once=False)
 
     def status(self) -> dict[str, Any]:
         seen = f"{self.seen[0]}:{self.seen[1]}" if self.seen else ""

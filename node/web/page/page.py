@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from node.changes import every
 from node.status_schema import DaemonStatus
 from node.web.listener import OwnHosts
 from node.web.page.feed import Feed
@@ -216,15 +217,14 @@ class WebPage:
         self._model.feed.put("history", {"fault": self._recorder.fault})
 
     async def _sample(self) -> None:
-        while True:
+        async def sample() -> None:
             self._model.feed.put("samples", await trio.to_thread.run_sync(self._samples.look))
-            await trio.sleep(self._kept)
+
+        await every(self._kept, sample)
 
     async def _keep(self) -> None:
         try:
-            while True:
-                await trio.sleep(self._kept)
-                await self._recorder.keep()
+            await every(self._kept, self._recorder.keep, at_once=False)
         finally:
             with trio.CancelScope(shield=True):  # one short write: the last steps are those that count
                 await self._recorder.keep()

@@ -27,7 +27,7 @@ async def main():
             LIBC.free(ctypes.c_void_p(block))
     before = anonymous()
     with trio.move_on_after(2.0):
-        await supervision.give_back_memory(every=0.2)
+        await supervision.give_back_memory(seconds=0.2)
     print(before - anonymous())
 
 trio.run(main)

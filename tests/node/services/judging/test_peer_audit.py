@@ -100,7 +100,7 @@ async def test_who_says_what_this_validator_does_not_find_is_not_paid_for_that_w
 ) -> None:
     """It recomputes only what differs from what it found itself; or, by lot, a group of what it did not look at."""
     monkeypatch.setattr(peer_audit, "LOT", 10**9 if looked_itself else 1)
-    trainer, looker = Trainer(tmp_path, monkeypatch), Looker()
+    trainer, looker = Trainer(tmp_path), Looker()
     own = trainer.says(trainer.context.key.address, (1, 3, 5))[1] if looked_itself else None
     auditor = Auditor(trainer, looker, own)
     assert await auditor.is_paid(trainer.says(BEN, (3, 5), **lie)) is not wrong
@@ -109,11 +109,9 @@ async def test_who_says_what_this_validator_does_not_find_is_not_paid_for_that_w
     assert looker.asked == [(3,)] if looked_itself and wrong else len(looker.asked) == int(not looked_itself)
 
 
-async def test_a_difference_that_a_second_look_does_not_bear_out_costs_nothing(
-    tmp_path: Path, monkeypatch, autojump_clock
-) -> None:
+async def test_a_difference_that_a_second_look_does_not_bear_out_costs_nothing(tmp_path: Path, autojump_clock) -> None:
     """This validator's own first look may have been the odd one; one that cannot look again does not pay, no more."""
-    trainer = Trainer(tmp_path, monkeypatch)
+    trainer = Trainer(tmp_path)
     odd = trainer.says(trainer.context.key.address, (3,), SPIKED)[1]
     for busy in (False, True):
         auditor = Auditor(trainer, Looker(busy=busy), odd)
@@ -122,15 +120,13 @@ async def test_a_difference_that_a_second_look_does_not_bear_out_costs_nothing(
 
 async def test_a_busy_engine_is_no_ground_to_withhold_pay(tmp_path: Path, monkeypatch, autojump_clock) -> None:
     monkeypatch.setattr(peer_audit, "LOT", 1)
-    auditor = Auditor(Trainer(tmp_path, monkeypatch), Looker(busy=True))
+    auditor = Auditor(Trainer(tmp_path), Looker(busy=True))
     assert await auditor.is_paid(auditor.trainer.says(BEN, (3,), reward=0.0)) and not auditor.is_withheld()
     assert auditor.audit.counts["recomputed"] == 0
 
 
-async def test_a_report_that_cannot_be_had_leaves_its_round_unpaid_and_no_other(
-    tmp_path: Path, monkeypatch, autojump_clock
-) -> None:
-    auditor = Auditor(Trainer(tmp_path, monkeypatch), Looker())
+async def test_a_report_that_cannot_be_had_leaves_its_round_unpaid_and_no_other(tmp_path: Path, autojump_clock) -> None:
+    auditor = Auditor(Trainer(tmp_path), Looker())
     said = auditor.trainer.says(BEN, (3,))
     auditor.trainer.blobs.missing.add(said[1].report_root)
     assert not await auditor.is_paid(said, 5) and not auditor.is_withheld()
@@ -151,7 +147,7 @@ async def test_of_a_round_a_few_reports_are_fetched_and_never_more_than_eight(
     tmp_path: Path, monkeypatch, autojump_clock, verdicts: int, picked: int
 ) -> None:
     monkeypatch.setattr(peer_audit, "LOT", 10**9)
-    auditor, seen = Auditor(Trainer(tmp_path, monkeypatch), Looker()), list[bytes]()
+    auditor, seen = Auditor(Trainer(tmp_path), Looker()), list[bytes]()
 
     async def note(claim: RootEntry, *, recompute: bool) -> bool:
         await trio.lowlevel.checkpoint()
