@@ -137,6 +137,8 @@ def run_seeded(seed: int, live: Callable[[], Awaitable[T]]) -> T:
     drawn = {"token_bytes": known.randbytes, "randbelow": known.randrange, "choice": known.choice}
     try:
         with patch.multiple(secrets, **drawn, SystemRandom=lambda: known):
-            return trio.run(live, clock=MockClock(autojump_threshold=0))
+            clock: Any = MockClock(autojump_threshold=0)
+            clock.current_time = lambda: clock._virtual_base  # it stands between two jumps, and is asked at each step
+            return trio.run(live, clock=clock)
     finally:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before

@@ -32,11 +32,10 @@ def test_a_member_sends_a_lease_and_a_claim_a_week_and_the_pool_four_tables_a_da
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("away", [0, upkeep.AWAY])
+@pytest.mark.parametrize(("away", "days"), [(0, 1), (upkeep.AWAY, 3)])
 def test_a_chair_is_held_in_the_last_third_of_its_lease_and_changes_hands_once_a_day_where_its_leader_goes(
-    away: int,
+    away: int, days: int
 ) -> None:
-    days = 3
     sent = counted(upkeep.played(0, 1, away, days), 60)
     assert days * HOLDS * 0.9 < sent["hold"] <= days * HOLDS
     assert sent["lease"] == sent["claim"] == 0

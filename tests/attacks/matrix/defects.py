@@ -26,6 +26,7 @@ import msgspec
 from node.bounded_dict import BoundedDict
 from node.services import certifier
 from node.services.certifier import Certifier
+from node.services.leader_watch import LeaderWatch
 from node.services.run_progress import RunProgress
 from node.swarm import board, catchup, pool_state, works
 from node.swarm.checkpoints import OfferedCheckpoints
@@ -191,6 +192,12 @@ def names_leave_out_what_an_author_varies() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def words_alone_are_a_sign_of_life() -> Iterator[None]:
+    with patch.object(LeaderWatch, "_is_empty", lambda *_: False):
+        yield
+
+
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
@@ -217,5 +224,8 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
         "overpaid",
     ),
     names_leave_out_what_an_author_varies: ("worker 2/RolloutCommitted/another file/every/before/some/honest", "torn"),
+    words_alone_are_a_sign_of_life: ("leader/PolicyAnnounced/fresh/every/instead/all/honest", "unled"),
     who_left_office_is_still_a_validator: ("former/StepVerdict/unchanged/every/before/all/honest", "step_book"),
 }
+FROM_THE_START = {any_trainer_says_that_the_run_is_over, a_policy_is_paid_to_whoever_announces_it}
+"""What runs already where a liar's first word is near: planted before the world begins."""

@@ -72,9 +72,10 @@ ROWS: dict[type[Message], Row] = {
     EnvironmentPublished: Row(MEMBERS),
 }
 
-SAFE = ("overpaid", "alone", "torn", "disbelieved", "slashed", "muted", "faults", "forked", "stuck")
+SAFE = ("overpaid", "alone", "torn", "disbelieved", "slashed", "muted", "faults", "forked", "stuck", "unled")
 """Nobody honest is disbelieved, slashed, muted or stopped, work is paid once and decided by two at least, evidence
-reaches everybody, a round comes to one list and ends, nothing raises: whatever is said."""
+reaches everybody, a round comes to one list and ends, nothing raises, a leader that hands no policy over is said to be
+gone: whatever is said."""
 
 
 def row_of(kind: type[Message]) -> Row:

@@ -13,6 +13,7 @@ no excuse for anything else: a finding of another cell, or in another probe, fai
 - F2: the leader stated a step far ahead, and every clock followed: fresh files were no work.
 - F3: any trainer of now or before told newcomers that the run is over.
 - F5 (found by this matrix): of a stated step 2^40 every validator's event loop stood still for good.
+- F7 (found by this matrix): a leader that announced policies which nobody can have kept its term for ever.
 - F6 (found by this matrix): a leader that said a smaller size of its batch's manifest than that has was never seen to
   drop a worker. Nobody says that size any more.
 """
@@ -52,5 +53,6 @@ SHOWN_BY = {
     "H5": Shown("leader/PolicyAnnounced/statement.epoch+1/once/apart/all/honest", "overpaid"),
     "F2": Shown("leader/PolicyAnnounced/statement.step+999 fresh/once/apart/all/honest", "policies"),
     "F5": Shown("leader/PolicyAnnounced/statement.step=2^40 fresh/once/apart/all/honest", "stopped"),
+    "F7": Shown("leader/PolicyAnnounced/fresh/every/instead/all/honest", "unled"),
     "F3": Shown("standby/Heartbeat/finished flipped/every/before/all/honest", "over"),
 }

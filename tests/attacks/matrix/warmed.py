@@ -2,11 +2,12 @@
 
 That process stands still at the moment before the first word (`cells.FIRST`) and forks for each cell. The fork gets the
 cell's liar, plays on under the clock that it has, compares and says what it found. A cell costs a quarter less by that,
-and leaves nothing behind. What is patched after the process began is not seen in it: planted faults take
-`cells.examine`.
+and leaves nothing behind. A fault may be planted in the fork: from the liar's first word on, in what is called after
+that. What began with the world goes on as it was.
 """
 
 import gc
+import importlib
 import os
 import select
 import shutil
@@ -14,6 +15,7 @@ import signal
 import tempfile
 import time
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,10 +28,13 @@ from trio._core._run import GLOBAL_RUN_CONTEXT
 from benchmarks.command import run_seeded
 from tests.attacks.matrix import cells
 from tests.attacks.matrix.cells import DROPS, FIRST, Cell, Finding, Speaker, stopped, without
+from tests.attacks.matrix.remembered import remembering
 from tests.attacks.matrix.world import Nobody, Stuck, World, inline, limited
 
 Answer = tuple[float, list[Finding]]
 """CPU seconds of a cell, and what it found."""
+Ordered = tuple[str, str]
+"""The cell, and the fault that is planted, if any."""
 
 
 class Resting(World):
@@ -40,6 +45,7 @@ class Resting(World):
     def __init__(self, folder: Path, orders: int, answers: int) -> None:
         super().__init__(folder, Nobody())
         self._orders, self.answers = os.fdopen(orders, "rb"), answers
+        self._planted = ExitStack()
 
     async def _step(self, step: int) -> None:
         if step == FIRST:
@@ -52,9 +58,13 @@ class Resting(World):
         shutil.copytree(self.folder, kept)
         gc.freeze()
         for line in self._orders:
+            name, fault = msgspec.json.decode(line, type=Ordered)
             child = os.fork()
             if not child:
-                self.cell = cells.cell_of(line.decode().strip())
+                if fault:
+                    faults: Any = importlib.import_module("tests.attacks.matrix.defects")
+                    self._planted.enter_context(getattr(faults, fault)())
+                self.cell = cells.cell_of(name)
                 self.liar = Speaker(self.cell)
                 self.history.drops = DROPS if self.cell.history == "drops" else 0
                 _own_events()
@@ -63,7 +73,7 @@ class Resting(World):
             _, status = os.waitpid(child, 0)
             if status:
                 said = f"the process of this cell ended with {os.waitstatus_to_exitcode(status)}"
-                answer(self.answers, [Finding(line.decode().strip(), "stopped", (said,), ())])
+                answer(self.answers, [Finding(name, "stopped", (said,), ())])
             shutil.rmtree(self.folder)
             shutil.copytree(kept, self.folder)
         os._exit(0)
@@ -119,13 +129,13 @@ class Warmed:
         os.waitpid(self._child, 0)
         self._folder.cleanup()
 
-    def examine(self, cell: Cell) -> Answer:
-        """As `cells.examine`."""
+    def examine(self, cell: Cell, fault: str = "") -> Answer:
+        """As `cells.examine`. fault: of `defects.py`, planted in the fork."""
         if cell.history == "rounds":
             began = time.process_time()
             found = cells.examine(cell)
             return time.process_time() - began, found
-        os.write(self._orders, f"{cell}\n".encode())
+        os.write(self._orders, msgspec.json.encode((str(cell), fault)) + b"\n")
         line = self._heard.readline()
         if not line:
             raise RuntimeError(f"the process of the world ended at {cell}")
@@ -138,7 +148,7 @@ def _live(folder: Path, orders: int, answers: int) -> None:
     made: list[Resting] = []
 
     async def live() -> None:
-        with patch.object(trio.to_thread, "run_sync", inline):
+        with patch.object(trio.to_thread, "run_sync", inline), remembering():
             made.append(Resting(folder, orders, answers))
             seen = await made[0].play()
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

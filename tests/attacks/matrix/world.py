@@ -7,7 +7,7 @@ a product that moves a name moves it there.
 
 The history: a pool with two trainers that are in office (`leader`, `standby`), one whose term is over (`dismissed`),
 one that was thrown out (`evicted`), two workers, a cheat, four validators (three must agree), one that left office
-(`former`) and one that comes into office at the very end (`coming`). Twelve policies, a file of each worker for each.
+(`former`) and one that comes into office at the very end (`coming`). Nine policies, a file of each worker for each.
 """
 
 import gc
@@ -35,17 +35,19 @@ from node.run.assets import Run
 from node.services.auditing.step_auditor import StepAuditor
 from node.services.auditing.step_replay import StepReplay, Unavailable
 from node.services.certifier import Certifier
-from node.services.context import PoolTime, make_context
+from node.services.context import Context, PoolTime, make_context
 from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
 from node.services.leader_lease import LeaderLease, LeadFrom
 from node.services.run_progress import RunProgress
 from node.services.usage_tracker import UsageTracker
+from node.swarm import board, step_votes
 from node.swarm import policies as policy_clock
-from node.swarm import step_votes
+from node.swarm.facts import PolicyFollowed
 from node.swarm.membership import Membership, SlashRecord
 from node.swarm.register import RegisteredWork
 from node.swarm.vote_set import FileState
+from node.weights.fetch_history import FetchHistory
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
@@ -87,12 +89,12 @@ from protocol.messages import (
     VerdictIssued,
     VerdictRechecked,
     VerdictRequested,
-    parse_envelope,
     seal,
     signed,
     topic,
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.sections import ChairRules
 from protocol.statements import (
     Domain,
     Earnings,
@@ -106,6 +108,7 @@ from protocol.statements import (
     work_id,
 )
 from protocol.tasks import TaskSpec, decode_task, encode_task, task_id
+from tests.attacks.matrix.remembered import remembering
 from tests.attacks.validators.court import (
     GROUPS,
     SIZE,
@@ -121,7 +124,7 @@ from tests.memory_network import MemoryHub, MemoryNetwork
 POOL, START = 1, 1_800_000_000
 PACE, BEAT = 3.0, 6.0
 """Seconds of a policy; between two heartbeats."""
-STEPS, DRAIN = 9, 10.0
+STEPS, DRAIN = 8, 10.0
 """Policies after the first; seconds after the last one."""
 QUORUM = 3
 UNTIL = 2**39
@@ -129,6 +132,8 @@ UNTIL = 2**39
 TAKEN_AT = 2
 """The first policy of the leader's term."""
 CHEATED_AT = 3
+STALL = 8.0
+"""Seconds in which a validator waits for policies that can be had."""
 SMALL = {"statements that a step vote keeps": (step_votes, "KEPT", 32), "policies": (policy_clock, "COMPARED", 64)}
 """Tables that are smaller here than in the product, so that crowding them out costs no thousand messages."""
 
@@ -167,6 +172,7 @@ def run_spec() -> RunSpec:
         rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS),
         recipe=Recipe(max_staleness=2),
         audit=AuditSpec(window=2, verdict_seconds=8.0, delivery_seconds=6.0),
+        chair=ChairRules(stall_seconds=STALL),  # a run's is a minute at least
     )
 
 
@@ -312,6 +318,28 @@ def state_root(step: int) -> bytes:
     return blake3(b"state %d" % step).digest() if step else bytes(32)
 
 
+class Fetched:
+    """A validator's way to policies: those can be had that the leader computed. newest: the one that is here."""
+
+    newest: PolicyFollowed | None = None
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.history = FetchHistory(2**20, trio.current_time)
+
+    @property
+    def step(self) -> int:
+        return self.newest.step if self.newest is not None else -1
+
+    async def run(self) -> None:
+        async for followed in self._context.facts.subscribe(PolicyFollowed):
+            if followed.root != policy_root(followed.step):
+                self.history.failed()
+            elif followed.step > self.step:
+                self.newest = followed
+                self.history.came()
+
+
 class Node:
     """One honest node: the product's classes, wired as a daemon wires them."""
 
@@ -334,7 +362,10 @@ class Node:
         self._say_dropped, heard = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
         chain: Any = OnChain(world.calls, name)
         candidate = SimpleNamespace(holds=lambda: True, ready=self._ready, at=lambda: (0, bytes(32)))
-        self.leader_lease = LeaderLease(self.context, chain, candidate if name == "standby" else None)
+        self.fetched = Fetched(self.context)
+        fetched: Any = self.fetched
+        self.context.policy_cache = fetched
+        self.leader_lease = LeaderLease(self.context, chain, candidate if name == "standby" else None, fetched)
         self.validator: Validator | None = None
         self.certifying: Certifier | None = None
         self.auditing: StepAuditor | None = None
@@ -373,7 +404,7 @@ class Node:
         post_raw = self.board.post_raw
 
         async def told(raw: bytes) -> None:
-            word = parse_envelope(POOL, raw).message
+            word = board.parse_envelope(POOL, raw).message
             words = [word, *(word.carried if isinstance(word, ValidatorBatch) else ())]
             # Each of them is told, and one of the liar's own words gives way to another one whole.
             if not any([await world.liar.before(world, self.name, one) for one in words]):
@@ -387,7 +418,7 @@ class Node:
         await nursery.start(self.network.run)
         services: list[Callable[[], Awaitable[None]]] = [
             self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.leader_lease.run,
-            self._hear_dropped,
+            self.fetched.run, self._hear_dropped,
         ]  # fmt: skip
         for one in (self.validator, self.certifying, self.auditing):
             services += [one.run] if one is not None else []
@@ -410,7 +441,7 @@ class Node:
             role="trainer" if role in ("leader", "standby") else role,
             state="working",
             contact=next(iter(self.network.contacts()), ""),
-            policy_step=self.jury.state.policies.newest_step,
+            policy_step=self.fetched.step,
             interval=BEAT,
             lots=pledges,
         )
@@ -660,7 +691,7 @@ def play(liar: Liar, folder: Path, *, drops: int = 0, seed: int = 0) -> Seen:
     """One run, the same for each seed."""
 
     async def live() -> Seen:
-        with patch.object(trio.to_thread, "run_sync", inline):
+        with patch.object(trio.to_thread, "run_sync", inline), remembering():
             return await World(folder, liar, drops=drops).play()
 
     gc.collect()
@@ -693,7 +724,7 @@ def _give_up(_: int, frame: FrameType | None) -> None:
 def is_refused(word: Message, author: str) -> bool:
     """Whether every board refuses these bytes before it asks whose they are."""
     try:
-        parse_envelope(POOL, seal(KEYS[author], DOMAIN, word))
+        board.parse_envelope(POOL, seal(KEYS[author], DOMAIN, word))
     except (ProtocolError, OverflowError):
         return True
     return False
@@ -1075,6 +1106,18 @@ def chair(world: World) -> Facts:
     return frozenset(done | silence)
 
 
+def unled(world: World) -> Facts:
+    """Who has waited in vain for a policy, whoever announced which, without a quorum that says so of the leader."""
+    found: set[tuple[Any, ...]] = set()
+    for node, _, _, _ in _judges(world):
+        since, policies = node.fetched.history.in_vain_since, node.jury.state.policies
+        said = {one.author for one in node.context.facts.standing(LeaderSilent)}
+        waits = since is not None and trio.current_time() - since > STALL + BEAT
+        if waits and len(said) < QUORUM and policies.fork is None:
+            found.add((node.name, "", len(said)))
+    return frozenset(found)
+
+
 def dropped(world: World) -> Facts:
     """Who says that a leader drops a worker."""
     return frozenset((node.name, "", term) for node in _each(world) for term, _ in set(node.drops))
@@ -1134,6 +1177,7 @@ PROBES: dict[str, Callable[[World], Facts]] = {
     probe.__name__: probe
     for probe in (
         policies, forks, states, works, torn, pledges, told, checkpoints, audits, step_book, tasks, leaves,
-        overpaid, alone, disbelieved, slashed, muted, chair, dropped, due, over, members, packages, disputes, faults,
+        overpaid, alone, disbelieved, slashed, muted, chair, unled, dropped, due, over, members, packages, disputes,
+        faults,
     )
 }  # fmt: skip

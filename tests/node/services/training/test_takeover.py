@@ -369,8 +369,8 @@ class Desk:
         return self.chair.leads(self.step + 1)
 
 
-class Fetching:
-    """A validator's way to policies: what a trainer has made can be had, after so many seconds."""
+class Lines:
+    """A validator's way to policies: what a trainer has made can be had; where they are slow the first try fails."""
 
     def __init__(self, pool: "Pool", seat: Seat) -> None:
         self.history = FetchHistory(1 << 20, trio.current_time)
@@ -384,12 +384,13 @@ class Fetching:
                 nursery.start_soon(self._fetch, policy)
 
     async def _fetch(self, policy: PolicyFollowed) -> None:
-        await trio.sleep(self._pool.fetch_seconds)
-        if policy.root not in {root for desk in self._pool.desks for root in desk.made.values()}:
+        made, seconds = {root for desk in self._pool.desks for root in desk.made.values()}, self._pool.fetch_seconds
+        if seconds or policy.root not in made:
             self.history.failed()
-        elif policy.step > self._seat.holds():
+        await trio.sleep(seconds)
+        if policy.root in made and policy.step > self._seat.holds():
             self._held.newest = policy
-            self.history.took(self._pool.fetch_seconds)
+            self.history.took(seconds)
             self.history.came()
 
 
@@ -407,7 +408,7 @@ class Pool:
         self.seats = list(self.judges)
         self.desks = list[Desk]()
         self._kinds, self._seconds = kinds, seconds
-        self.fetch_seconds = 0.5
+        self.fetch_seconds = 0.0
 
     async def open(self, nursery: trio.Nursery, late: int = 0) -> None:
         """late: of the trainers so many come by `arrive`."""
@@ -422,7 +423,7 @@ class Pool:
             self._seat(seat)
         for seat in self.judges:
             seat.context.time = PoolTime(wall=now)
-            policies: Any = Fetching(self, seat)
+            policies: Any = Lines(self, seat)
             chair = LeaderLease(seat.context, Door(self.chain, seat.key.address), policies=policies)  # type: ignore[arg-type]
             nursery.start_soon(policies.run)
             nursery.start_soon(chair.run)
@@ -588,16 +589,16 @@ async def test_a_leader_that_announces_policies_which_nobody_can_have_loses_its_
         assert min(seat.holds() for seat in others) >= true + 6
 
 
-@pytest.mark.parametrize("seconds", [(20.0, 15.0), (70.0, 1.0), (20.0, 100.0)], ids=["links", "steps", "far behind"])
-async def test_an_honest_leader_keeps_its_term_however_slow_its_steps_and_the_links_are(
-    clock: MockClock, tmp_path: Path, seconds: tuple[float, float]
+async def test_an_honest_leader_keeps_its_term_however_slow_its_steps_and_the_lines_are(
+    clock: MockClock, tmp_path: Path
 ) -> None:
-    """The control."""
-    pool = Pool(tmp_path, ["same", "same"], seconds[0])
-    pool.fetch_seconds = seconds[1]
+    """The control: each policy is there on a second try, 45 s later."""
+    pool = Pool(tmp_path, ["same", "same"], 30.0)
+    pool.fetch_seconds = 45.0
     async with opened(pool):
-        await trio.sleep(600)
-        assert pool.chain.taken == [] and pool.desks[0].step >= 8 and pool.desks[0].leads
+        await trio.sleep(240)
+        assert pool.chain.taken == [] and pool.desks[0].step >= 6 and pool.desks[0].leads
+        assert all(seat.holds() >= 4 for seat in pool.judges)
 
 
 async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows_it(
