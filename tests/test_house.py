@@ -395,11 +395,8 @@ def sleeps(module: ast.Module) -> list[str]:
             inner, loops = function, looping or isinstance(part, ast.While)
             if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 inner, loops = getattr(part, "name", "lambda"), False
-            if isinstance(part, ast.Call) and loops:
-                if (
-                    part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
-                ) == "sleep":
-                    found.append(inner)
+            if isinstance(part, ast.Call) and loops and ast.unparse(part.func).rpartition(".")[2] == "sleep":
+                found.append(inner)
             walk(part, inner, loops)
 
     walk(module, "", False)

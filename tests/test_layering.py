@@ -17,6 +17,7 @@ PACKAGES = ("protocol", "contracts", "node", "cli")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("protocol",),
     ("contracts",),
+    ("node.changes",),
     (
         "node",
         "node.addresses",
@@ -26,7 +27,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.logs",
         "node.bounded_dict",
         "node.status_schema",
-        "node.changes",
         "node.units",
         "node.state.files",
         "node.processes",

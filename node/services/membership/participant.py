@@ -45,7 +45,7 @@ async def ensure_participant(
     """Return once the node may join. Where it may not yet and nobody waits, raises ChainError (no stake, not
     registered, no gas) with the command that helps."""
     told: list[str] = []
-    look_every = 3.0  # seconds between two looks whether the stake has come
+    pause = 3.0  # seconds between two looks whether the stake has come
     while True:
         try:
             standing, steps = await look(chain, key.address, pool, config, directory)
@@ -54,7 +54,7 @@ async def ensure_participant(
             if not told:
                 raise
             progress.trouble(f"{error.what}: {error.why}")  # somebody who waits for hours outlasts that
-            await trio.sleep(look_every)
+            await trio.sleep(pause)
             continue
         if not standing.registered and config.auto_setup and is_devnet(chain.profile) and not told:
             try:
@@ -75,7 +75,7 @@ async def ensure_participant(
         _tell(lacking.what, [step for step in steps if _named(step) not in told], progress)
         told = [_named(step) for step in steps]
         progress.enter("stake", f"waiting: {lacking.what}")
-        await trio.sleep(look_every)
+        await trio.sleep(pause)
 
 
 def _tell(what: str, steps: list[str], progress: ProgressRecord) -> None:
