@@ -166,7 +166,9 @@ def by_patches(child: Child, order: wire.Produce, image: Path, tmp_path: Path) -
         content = freshness.content_digest(produced[-1].rows)
         key = freshness.challenge(load.policy_root, order.node, order.index, content)
         assert produced[-1].header.freshness == LayeredImage(whole).answer(key)
-    assert produced[0].rows == produced[2].rows != produced[1].rows
+    # What a pass adds up in which order depends on who comes when, and shows in proofs; tokens are the same.
+    first, other, again = ([row.output for row in file.rows] for file in produced)
+    assert first == again != other
     files = [one for one in Path(f"/proc/{child.pid}/fd").iterdir() if "intellect-policy" in os.readlink(one)]
     assert len({one.stat().st_ino for one in files}) == 1, "one image, and not one a policy"
 
