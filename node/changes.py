@@ -5,7 +5,7 @@ event tells is done again and again (`every`), or looked at (`seen`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
 import trio
@@ -65,7 +65,8 @@ async def every(seconds: float | Callable[[], float], do: Callable[[], object], 
         await trio.sleep(seconds() if callable(seconds) else seconds)
 
 
-async def seen(so: Callable[[], bool], seconds: float) -> None:
-    """Returns once it is so, looked at every so many seconds: for what no event tells, as of a library."""
-    while not so():  # noqa: ASYNC110 - there is no event
+async def seen(so: Callable[[], bool | Awaitable[bool]], seconds: float) -> None:
+    """Returns once it is so, looked at every so many seconds: for what no event tells, as of a library, or of a peer
+    that may hand over later what it does not now."""
+    while not (await found if isawaitable(found := so()) else found):  # noqa: ASYNC110 - there is no event
         await trio.sleep(seconds)

@@ -261,12 +261,14 @@ class LightClient:
     async def _members(self, chain: ChainClient) -> list[bindings.MemberRecord]:
         """Those who are in; a pool or a local chain that has just started may need a moment to show them."""
         members: list[bindings.MemberRecord] = []
+
+        async def are_there() -> bool:
+            nonlocal members
+            members = [one for one in await chain.members(self._pool) if not (one.evicted or one.left)]
+            return bool(members)
+
         with trio.move_on_after(20.0):
-            while True:
-                members = [one for one in await chain.members(self._pool) if not (one.evicted or one.left)]
-                if members:
-                    break
-                await trio.sleep(1.0)
+            await seen(are_there, 1.0)
         return members
 
     def _follower(

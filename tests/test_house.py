@@ -381,7 +381,7 @@ def test_exceptions_from_the_linters_rules_are_few_and_each_has_a_reason() -> No
 
 # who waits by sleeping in a loop
 
-MOST_SLEEPS = 50
+MOST_SLEEPS = 39
 """Calls of `sleep` in a `while` of the same function, in `node`. It only falls: who waits for something is told, and
 what is done again and again until cancelled is `every` of node/changes.py."""
 

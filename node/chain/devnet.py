@@ -35,6 +35,7 @@ from node.chain.faucet import FAUCET_CAP
 from node.chain.http import client_for
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.refusals import EndpointRefused
+from node.looked import looked
 from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.errors import UNREADABLE
@@ -274,13 +275,13 @@ class Devnet:
         )
 
     def _wait_up(self, keeper: subprocess.Popen[bytes] | None, timeout: float) -> NetworkProfile:
-        limit = time.monotonic() + timeout
-        while time.monotonic() < limit:
+        def is_up() -> bool:
             if keeper is not None and keeper.poll() is not None:
                 raise self._failed_to_come_up()
-            if self.status().running:
-                return read_profile(self.profile_path)
-            time.sleep(0.1)
+            return self.status().running
+
+        if looked(is_up, 0.1, timeout):
+            return read_profile(self.profile_path)
         where = self.directory / "keeper.log"
         raise DevnetError("the local chain does not come up", f"no answer within {timeout:.0f} s", f"look into {where}")
 
@@ -332,11 +333,11 @@ class Devnet:
         self._wait_ready(record)
 
     def _wait_ready(self, record: _Record) -> None:
-        limit = time.monotonic() + READY_SECONDS
-        while time.monotonic() < limit and self._anvil is not None and self._anvil.poll() is None:
-            if _block_number(f"http://{HOST}:{record.port}") is not None:
-                return
-            time.sleep(0.03)
+        url = f"http://{HOST}:{record.port}"
+        answers = lambda: _block_number(url) is not None
+        ended = lambda: self._anvil is None or self._anvil.poll() is not None
+        if looked(lambda: answers() or ended(), 0.03, READY_SECONDS) and not ended():
+            return
         tail = (self.directory / "anvil.log").read_bytes()[-400:].decode(errors="replace").strip()
         raise DevnetError("the local chain does not start", tail or "anvil does not answer", "look into anvil.log")
 

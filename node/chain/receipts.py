@@ -20,6 +20,7 @@ from node.chain.errors import EndpointsDisagree, RpcUnreachable
 from node.chain.outbox import Fate, Outbox, Pending
 from node.chain.refusals import EndpointRefused
 from node.chain.witnesses import Witnesses
+from node.looked import looked
 
 log = structlog.get_logger()
 RECEIPT, SEND = "eth_getTransactionReceipt", "eth_sendRawTransaction"
@@ -42,16 +43,17 @@ class Receipts:
 
     def took(self, pending: Pending, *, wait: bool) -> bool:
         """Whether it was this one that used its number, though an endpoint refused it; waits until that is known."""
-        until = time.monotonic() + (self._lag if wait else 0.0)
-        while True:
+        told = list[bool]()
+
+        def is_told() -> bool:
             use = use_of(self._web3, pending.sender, pending.nonce)
             if use is not None:
-                return use.transaction == pending.hash
-            if is_known(self._web3, pending.hash):
-                return True
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.2)  # seconds between two looks while that is waited out
+                told.append(use.transaction == pending.hash)
+            elif is_known(self._web3, pending.hash):
+                told.append(True)
+            return bool(told)
+
+        return looked(is_told, 0.2, self._lag if wait else 0.0) and told[0]
 
     def is_replaced(self, variants: list[Pending]) -> bool:
         """Whether a used number that has no receipt of ours is somebody else's: a block says so that is deep enough,

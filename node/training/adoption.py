@@ -45,6 +45,7 @@ def order(spool: Spool, step: int, card: bytes, files: tuple[Path, ...], roots: 
     spool.adoption_error_path.unlink(missing_ok=True)
     made = AdoptionOrder(step, card, tuple(map(str, names)), *roots)
     write_whole(spool.adoption_path, msgspec.msgpack.encode(made))
+    ring(spool.root)
 
 
 def answered(spool: Spool) -> bool:

@@ -8,9 +8,11 @@ learner imports none.
 """
 
 import os
+import select
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,6 +91,17 @@ def _clear(folder: Path) -> None:
                     (place / _PIPE).unlink()
                     place.rmdir()
             note.unlink(missing_ok=True)
+
+
+def wait(bell: int | None, seconds: float = 1.0, *, deaf: float = 0.02) -> None:
+    """Until it rings, or for so many seconds, which are `deaf` where no bell hangs. Blocking: for a learner."""
+    if bell is None:
+        return time.sleep(deaf)
+    heard = select.poll()  # select knows no descriptors above 1,023
+    heard.register(bell, select.POLLIN)
+    if heard.poll(1000 * seconds):
+        silence(bell)
+    return None
 
 
 def silence(bell: int) -> None:

@@ -49,7 +49,7 @@ def evaluate_all(spool: Spool) -> None:
                 if spool.is_complete(step):
                     _evaluate(spool, evaluator, step)
                 else:
-                    time.sleep(0.02)
+                    spool.wait()
         finally:
             evaluator.close()
 

@@ -114,6 +114,7 @@ class JobDirectory:
         asked, answered = self._directory / f"{name}.json", self._answer(name)
         try:
             write_whole(asked, msgspec.json.encode(job))
+            ring(self._directory.parent)
             await self._watch.until_there(answered.exists)
             answer = msgspec.json.decode(answered.read_bytes(), type=JobFailure)
         except OSError as error:

@@ -9,6 +9,8 @@ import signal
 import threading
 import time
 
+from node.looked import looked
+
 LAUNCHER_PID = "INTELLECT_LAUNCHER_PID"
 
 
@@ -18,8 +20,7 @@ def die_with_launcher() -> None:
     launcher = int(os.environ.get(LAUNCHER_PID, os.getppid()))
 
     def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(0.2)
+        looked(lambda: os.getppid() != launcher, 0.2)
         # sys.exit would end this thread only.
         os._exit(1)
 

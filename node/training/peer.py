@@ -45,7 +45,7 @@ class AsAsked(RoundTrainer):
             said = self._world.hand_out(msgspec.json.encode(found))
             name, job = msgspec.json.decode(said, type=tuple[str, Job] | None) or ("", None)
             if job is None:
-                time.sleep(0.02)
+                self._spool.wait()
                 continue
             answer = self.answer(job)
             if not self._world.first:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from node.state.files import write_whole
+from node.training.bells import hung
 from node.training.settings import TrainerSettings, decode_settings
 from node.training.spool import Spool
 from protocol.errors import IntellectError
@@ -36,7 +37,8 @@ def alone(name: str, spool: Spool, work: Callable[[], None], error_path: Path, s
         # The child of a killed daemon may end later than it does: its successor waits here until it has.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            work()
+            with hung(spool.root) as spool.bell:
+                work()
         except IntellectError as error:
             give_up(error, error_path, said)
             return 1

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
+from node.looked import looked
 from node.training.program import tell
 
 BEAT_SECONDS = 5.0
@@ -46,9 +47,8 @@ def keep_watch(open_store: Callable[[], Store], own: int, machines: int) -> None
             tell({"event": "training.rendezvous_ended", "why": str(error)[:200]})
 
     def judge() -> None:
-        while not (gone := pulses.silent(time.monotonic())):
-            time.sleep(BEAT_SECONDS)
-        tell({"event": "training.machine_lost", "machines": gone})
+        looked(lambda: pulses.silent(time.monotonic()), BEAT_SECONDS)
+        tell({"event": "training.machine_lost", "machines": pulses.silent(time.monotonic())})
         os._exit(1)
 
     # Two threads: a call to the store of a machine whose power is gone may not come back.

@@ -6,11 +6,11 @@ that goes over these connections is encrypted or authenticated: docs/training.md
 
 import errno
 import socket
-import time
 from collections.abc import Callable
 
 import psutil
 
+from node.looked import looked
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings, endpoint
 
@@ -92,23 +92,23 @@ def _find(
     dial_seconds: float = 5.0,
 ) -> None:
     """Until somebody listens there."""
-    last = time.monotonic() + settings.rendezvous_seconds
     family, place = address
-    waited = False
-    while True:
+    failed = list[OSError]()
+
+    def listens() -> bool:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connection:
                 connection.settimeout(dial_seconds)
                 connection.connect(place)
-                return
+                return True
         except OSError as error:
-            if time.monotonic() >= last:
-                why = error.strerror or str(error)
-                raise _unreachable(settings, why) from error
-        if not waited:
-            on_progress(f"looks for machine 0 at {settings.rendezvous}")
-            waited = True
-        time.sleep(0.5)
+            if not failed:
+                on_progress(f"looks for machine 0 at {settings.rendezvous}")
+            failed.append(error)
+            return False
+
+    if not looked(listens, 0.5, settings.rendezvous_seconds):
+        raise _unreachable(settings, failed[-1].strerror or str(failed[-1])) from failed[-1]
 
 
 def _unreachable(settings: TrainerSettings, why: str) -> TrainingError:

@@ -32,6 +32,7 @@ import msgspec
 
 from node.state.files import write_whole
 from node.state.kept import kept
+from node.training.bells import ring, wait
 from node.training.errors import TrainingError
 
 _STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
@@ -82,6 +83,8 @@ class Spool(SpoolPaths):
     def __init__(self, root: Path, milestones: int = 0) -> None:
         super().__init__(root)
         self._milestones = milestones
+        self.bell: int | None = None
+        """Of this process, where it listens (node.training.bells)."""
         self._next_batch = 0
         self._newest = -1
         self._adopted = ((0, 0), -1)
@@ -193,6 +196,11 @@ class Spool(SpoolPaths):
 
     def write_batch(self, step: int, data: bytes) -> None:
         write_whole(self.batch_path(step), data)
+        ring(self.root)
+
+    def wait(self) -> None:
+        """For something new, or a moment. Blocking."""
+        wait(self.bell)
 
     def batch(self, step: int) -> bytes:
         """The learner's end: a batch, as soon as it is there; nothing where a state is to be taken over. Blocking."""
@@ -201,7 +209,7 @@ class Spool(SpoolPaths):
             try:
                 return self.batch_path(step).read_bytes()
             except FileNotFoundError:
-                time.sleep(0.01)
+                self.wait()
         return b""
 
     def checkpoint_steps(self) -> list[int]:

@@ -16,7 +16,7 @@ import trio
 from blake3 import blake3
 
 from node.bounded_dict import BoundedDict
-from node.changes import Bell, every
+from node.changes import Bell, every, seen
 from node.services.context import Context
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
@@ -258,17 +258,23 @@ class Fetching:
         """The file, from its worker or whoever has it; None if nobody hands it over in time. Raises OwnFailure where
         that time is over and this machine could not take it."""
         root, limit, own = work.commitment.file_root, work.most_bytes, None
+        path: Path | None = None
+
+        async def is_here() -> bool:
+            nonlocal path, own
+            try:
+                path = await self._context.blobs.fetch(root, self._holders(work), max_size=limit, timeout=30.0)
+            except IntellectError as error:
+                own = error if isinstance(error, OwnFailure) else None
+                log.info("rollout.unavailable", node=work.node, why=error.why)
+            return path is not None
+
         with trio.move_on_after(self._patience(work)):
-            while True:
-                try:
-                    path = await self._context.blobs.fetch(root, self._holders(work), max_size=limit, timeout=30.0)
-                    self._register.was_delivered(work)
-                    self._owing.discard(work.node)
-                    return path
-                except IntellectError as error:
-                    own = error if isinstance(error, OwnFailure) else None
-                    log.info("rollout.unavailable", node=work.node, why=error.why)
-                await trio.sleep(1.0)
+            await seen(is_here, 1.0)
+        if path is not None:
+            self._register.was_delivered(work)
+            self._owing.discard(work.node)
+            return path
         if own is not None:
             raise own
         self._owing.add(work.node)

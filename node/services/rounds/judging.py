@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
-from node.changes import Changes
+from node.changes import Changes, seen
 from node.inference.client import EngineChild
 from node.inference.link import OnProgress
 from node.inference.wire import AnsweredMessage, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
@@ -198,16 +198,21 @@ class ContributionJudge:
         OwnFailure."""
         context, seconds = self._context, self._context.run.spec.audit.delivery_seconds
         others = [one for one in context.state.validators() if one != context.key.address]
+        path: Path | None = None
+
+        async def is_here() -> bool:
+            nonlocal path
+            try:
+                path = await context.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
+            except OwnFailure:
+                raise
+            except IntellectError as error:
+                log.info("state.unavailable", node=node, why=error.why)
+            return path is not None
+
         with trio.move_on_after(seconds):
-            while True:
-                try:
-                    return await context.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
-                except OwnFailure:
-                    raise
-                except IntellectError as error:
-                    log.info("state.unavailable", node=node, why=error.why)
-                await trio.sleep(1.0)
-        return None
+            await seen(is_here, 1.0)
+        return path
 
     async def _hear_claim(self, node: Address, replica_id: int) -> None:
         with trio.move_on_after(self._claim_seconds):
