@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, MutableMapping
-from functools import partial
 
 import structlog
 import trio
@@ -89,8 +88,7 @@ async def give_back_memory(seconds: float = 300.0) -> None:
     if trim is None:
         return
     # Between files and steps the heap is the largest; what is used again comes back at a page fault for 4 KiB.
-    give_back = partial(trio.to_thread.run_sync, trim, 0, abandon_on_cancel=True)
-    await every(seconds, give_back, at_once=False)
+    await every(seconds, lambda: trio.to_thread.run_sync(trim, 0, abandon_on_cancel=True), at_once=False)
 
 
 def _trim() -> Callable[[int], int] | None:

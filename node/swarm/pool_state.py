@@ -105,7 +105,7 @@ class PoolState:
             membership.terms,
             self.reached,
             membership.own,
-            lambda *asked: lacks(membership, self.disputes.quarantined, *asked),
+            lacks=lambda who, step, since: lacks(membership, self.disputes.quarantined, who, step, since),
         )
         self.tasks = TaskTable(lambda node: membership.table.is_inactive(node, clock()), clock, membership.in_office)
         self.register = Register(run, self.policies, clock, self.tasks)

@@ -458,12 +458,9 @@ def invented(trainer: NodeKey, step: int) -> bytes:
     return seal(trainer, DOMAIN, policy_announced(step, root, trainer, DOMAIN, pool=POOL, manifest_root=root))
 
 
-async def test_policies_that_nobody_has_take_no_place_from_one_that_somebody_has(
-    run, origin, peer, wire, monkeypatch
-) -> None:
-    monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
+async def test_policies_that_nobody_has_take_no_place_from_one_that_somebody_has(run, origin, peer, wire) -> None:
     async with trio.open_nursery() as nursery:
-        trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
+        trainer, follower, _ = await published(run, origin, partial(peer, retry=(0.01, 0.01)), nursery, steps=1)
         history = follower.follower.history
         assert history.in_vain_since is None
         for step in range(1, 1 + fetch.IN_FLIGHT):
