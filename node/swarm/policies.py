@@ -55,6 +55,7 @@ class PolicyIndex:
         terms: LeaderTerms,
         reached: Callable[[Address], int] = lambda trainer: -1,
         own: Address | None = None,
+        *,
         anchor_seconds: float = 5.0,
         lacks: Callable[[Address, int, float], bool] = lambda trainer, step, since: False,
     ) -> None:
