@@ -43,7 +43,10 @@ def command(
     ] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="With `step`: the directory of a `train`.")] = None,
     replica_id: Annotated[
-        int | None, typer.Option(min=0, help="With `step K --dir`, of several trainers: whose contribution to round K.")
+        int | None,
+        typer.Option(
+            "--replica", min=0, help="With `step K --dir`, of several trainers: whose contribution to round K."
+        ),
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
     sets: Sets = None,

@@ -218,7 +218,6 @@ class Claimer(ChainPoller):
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: set[int] | None = None
-        self._forgotten = -1
         """Epochs through this one the journal has no leaves of any more."""
         self._may_send = True
         """Whether the journal may name a claim: at the start nobody knows."""
@@ -416,9 +415,8 @@ class Claimer(ChainPoller):
         if known is not None and len(self._ledger.tables) > 1:
             # The newest table may still be in a block that is replaced; what was not read may still be told apart.
             through = min(self._ledger.tables[-2].epoch, known.through)
-            if through > self._forgotten:
-                await journal.do(journal.pay.forget_epochs, through)
-                self._forgotten = through
+            # At each look: who was away is told of old epochs later.
+            await journal.do(journal.pay.forget_epochs, through)
 
     async def _note(self, seen: PoolRecord, head: TableHead | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""

@@ -138,7 +138,7 @@ class PoolAccounting:
             # A table that has waited long enough counts without an event.
             counts = seen is not None and seen.counts(now)
             # After which the chain is asked again whatever is told: an event comes once its block counts, not before.
-            anew = seen is None or told[0] != self._told[0] or clock >= self._asked_at + 600.0
+            anew = seen is None or told[0] != self._told[0] or clock >= self._asked_at + 120.0
             if seen is None or anew or counts or told != self._told:
                 known = None if seen is None or anew else seen.pool
                 read = await self.chain.books(self.context.pool, known)

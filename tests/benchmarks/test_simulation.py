@@ -177,11 +177,11 @@ def test_who_has_no_line_to_the_origin_gets_the_blob_from_others(monkeypatch: py
     assert len(swarm.nodes[fetching.ORIGIN]._reciprocity._levels) == 3
 
 
-@pytest.mark.parametrize(("rule", "splits"), [("the cut", False), ("order of arrival", True)])
+@pytest.mark.parametrize(("rule", "splits"), [("the list", False), ("order of arrival", True)])
 def test_replicas_of_peers_that_come_and_go_are_equal_and_those_that_add_in_any_order_are_not(
     tmp_path: Path, rule: str, splits: bool
 ) -> None:
-    few = rounds.Scenario(peers=9, seats=8, rounds=2, churn=0.3, away=0.1, lost=0.2, cheats=0.0)
+    few = rounds.Scenario(peers=9, replicas=8, rounds=2, churn=0.3, away=0.1, lost=0.2, cheats=0.0)
     found = rounds.played(few, rule, tmp_path)
     assert found["rounds"] == 2 and bool(found["split"]) is splits and found["quarantined"] == 0, found
     assert found["unfinished"] == 0 and found["left"] >= 1 and found["contributions"][2] >= 3, found

@@ -38,7 +38,7 @@ class Events(Service):
         self._follower = follower
         self._progress = progress or ProgressRecord()
         self._membership = membership
-        self.ledger = Ledger(membership.own, self._read_until, lambda: follower.now, follower.around)
+        self.ledger = Ledger(membership.own, self._read_until, lambda: follower.now, lambda time: follower.around(time))
         remembered = 1024  # joinings and leavings of which it is known what they changed, the newest; and benches
         self._stood: BoundedDict[ChainEvent, tuple[str, int]] = BoundedDict(remembered)
         """Where its node was and until when, before a member joined again or left."""

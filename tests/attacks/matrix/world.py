@@ -1113,7 +1113,7 @@ def unled(world: World) -> Facts:
         since, policies = node.fetched.history.in_vain_since, node.jury.state.policies
         said = {one.author for one in node.context.facts.standing(LeaderSilent)}
         waits = since is not None and trio.current_time() - since > STALL + BEAT
-        if waits and len(said) < QUORUM and policies.fork is None:
+        if waits and len(said) < QUORUM and policies.equivocation is None:
             found.add((node.name, "", len(said)))
     return frozenset(found)
 

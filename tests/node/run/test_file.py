@@ -68,7 +68,7 @@ def test_every_section_of_a_file_is_in_its_run_and_the_runs_root_stays(run_file:
     compiled = compile_run(run_file)
     plain, written = msgspec.to_builtins(compiled.spec), tomllib.loads(SECTIONS)
     assert {name: {key: plain[name][key] for key in table} for name, table in written.items()} == written
-    assert compiled.root.hex() == "0d4b948b82a395bb8bf77dff36e8c320c8fd3050d7bd1c5b94f7d50c9e74f7c6"
+    assert compiled.root.hex() == "63e128b9f6cf9dd98ec88c98b0c8a8262e85a184c9432bec641d3d72c392f6c9"
 
 
 def test_any_change_of_model_or_data_is_another_run(run_file: Path) -> None:

@@ -36,7 +36,7 @@ from protocol.statements import Earnings
 from protocol.table import encode_head, table_after
 from tests.attacks.validators.court import InlineJournal
 
-ANEW_SECONDS = 600.0
+ANEW_SECONDS = 120.0
 
 POOL, TIMES = 7, [0, 3, 3, 9, 12, 12, 12, 40, 41, 60]
 """Of blocks, by their number."""

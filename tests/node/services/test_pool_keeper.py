@@ -116,7 +116,7 @@ class Desk:
         self.context = context
         self.clearing = PoolKeeper(self)  # type: ignore[arg-type]
 
-    async def look(self) -> PoolRecord:
+    async def read(self) -> PoolRecord:
         return PoolRecord(await self.chain.pool(POOL), self.chain.time, await self.chain.earnings(POOL))
 
     async def share(self, posted: PostedEarnings, node: Address) -> Share | None:

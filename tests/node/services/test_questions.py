@@ -47,7 +47,7 @@ async def test_an_epoch_in_which_nothing_of_ones_own_changes_takes_one_question_
         # A table counts.
         assert asked["idle"].pop("tables") <= epochs + 1
         # The pool itself and the stake once in ten minutes, as no event tells of all that moves them.
-        assert asked["idle"].total() <= 2 * (epochs * EPOCH / 600 + 1), asked["idle"]
+        assert asked["idle"].total() <= 2 * (epochs * EPOCH / 120 + 1), asked["idle"]
         paid = asked["paid"]
         assert paid["claim"] == epochs, "who has something is paid in each"
         assert paid["claimed"] <= 3 * epochs and paid.total() <= 8 * epochs, paid
