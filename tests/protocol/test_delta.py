@@ -3,7 +3,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -98,6 +98,7 @@ def test_equal_tensors_cost_a_header() -> None:
 FORMS = st.sampled_from(["same", "sparse", "dense", "raw"])
 
 
+@example(size=1, before=0, steps=[["dense", "same", "same"]], seed=0)
 @settings(max_examples=60)
 @given(
     size=st.integers(0, 1000),
@@ -131,8 +132,9 @@ def test_windows_are_what_patches_make_one_after_another_and_keep_to_their_grid(
             for window in patch_in_place(tensor, patches[::-1], before=before, back=True):
                 assert np.shares_memory(window, tensor)
             assert np.array_equal(tensor, tensors[0])
-        except PatchError:
-            assert any("raw" in forms for forms in steps)
+        except PatchError as error:
+            # Few elements are sent as they are where that is shorter.
+            assert "new bits" in error.why and (any("raw" in forms for forms in steps) or 0 < size % 400 < 64)
 
 
 def test_steps_of_any_size_are_taken_back_and_new_bits_are_not() -> None:
