@@ -24,12 +24,14 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from benchmarks.command import parser_of, save, tell
+from node.looked import looked
 
 ROOT = Path(__file__).resolve().parents[1]
 TRL = ("trl==1.16.0", "datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0", "pandas==3.1.1")
@@ -164,13 +166,16 @@ def adopt() -> None:
 
 def spent() -> float:
     """CPU seconds of all processes below, once they have ended."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
+
+    def ended() -> bool:
         try:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.1)
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
         except ChildProcessError:
-            break
+            return True
+        return False
+
+    looked(ended, 0.1, 30.0)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -217,11 +222,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.seeds, given.steps, given.tasks, given.sides = "0", 4, "sort", "desk,swarm"
-    wanted = msgspec.convert(
-        [{"task": task, "side": side, "seed": int(seed), "rewards": (), "cpu": 0.0, "wall": 0.0}
-         for seed in given.seeds.split(",") for task in given.tasks.split(",") for side in given.sides.split(",")],
-        list[Curve],
-    )  # fmt: skip
+    lists = (given.seeds.split(","), given.tasks.split(","), given.sides.split(","))
+    wanted = msgspec.convert(list(product(*lists)), list[tuple[int, Task, Side]], strict=False)
     played = list[Curve]()
     if given.resume and given.resume.exists():
         played = [msgspec.json.decode(line, type=Curve) for line in given.resume.read_bytes().splitlines()]
@@ -229,14 +231,14 @@ def main() -> None:
     starts: dict[tuple[Task, int], Start] = {}
     adopt()
     with tempfile.TemporaryDirectory(prefix="curves-") as name:
-        for one in wanted:
-            if (one.task, one.side, one.seed) in done:
+        for seed, task, side in wanted:
+            if (task, side, seed) in done:
                 continue
-            rival = install(given.trl) if one.side == "trl" else given.trl
-            at = one.task, one.seed
+            rival = install(given.trl) if side == "trl" else given.trl
+            at = task, seed
             if at not in starts:
-                starts[at] = Start(*at, given.steps, Path(name) / f"{one.task}-{one.seed}")
-            curve = play(one.side, starts[at], Path(name), rival)
+                starts[at] = Start(*at, given.steps, Path(name) / f"{task}-{seed}")
+            curve = play(side, starts[at], Path(name), rival)
             gained = f"{curve.first:.3f} -> {curve.last:.3f}"
             tell(f"{curve.task} {curve.side} seed {curve.seed}: {gained}, {curve.cpu:.0f} CPU s")
             played.append(curve)

@@ -218,7 +218,6 @@ class Claimer(ChainPoller):
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: set[int] | None = None
-        """Epochs through this one the journal has no leaves of any more."""
         self._may_send = True
         """Whether the journal may name a claim: at the start nobody knows."""
         self._allowance = ChainAnswer[int](self._context.clock, math.inf)

@@ -2,9 +2,9 @@
 
 A policy is followed if its author leads then, and if the policy before it is followed, or the chain names that, or a
 quorum of the validators holds it: so nobody alone moves the clock by more than one step, nor by more than MAX_AHEAD
-steps beyond what can be had (ADR 125). A policy's root names its
-step, so both directions are functions: two announcements that disagree about a root or about a step are a lie that the
-trainer signed twice. Whoever has seen both trusts it no more. Pure: the clock is an argument.
+steps beyond what can be had (ADR 125). A policy's root names its step, so both directions are functions: two
+announcements that disagree about a root or about a step are a lie that the trainer signed twice. Whoever has seen both
+trusts it no more. Pure: the clock is an argument.
 """
 
 from collections import deque

@@ -58,7 +58,7 @@ from protocol.statements import VerdictOutcome
 
 log = structlog.get_logger()
 HELD_SECONDS = 60.0
-"""Words of one author that wait for what they speak of, and for how long."""
+"""For so long a word waits for what it speaks of."""
 
 
 class WordHeard(msgspec.Struct, frozen=True):
