@@ -9,12 +9,16 @@ import torch
 
 from node.inference.engine import Engine, FinishedSequence, generate
 from node.inference.errors import EngineError, ModelError
+from node.inference.host_copy import HostCopy
 from node.inference.proofs import compare_all, prove_all
+from node.inference.session import KeptPolicies
 from node.inference.torch_engine import TorchEngine
 from protocol import toploc
-from protocol.policy import decode_image, encode_image
+from protocol.blobs import describe
+from protocol.policy import decode_image, describe_tensors, encode_image
 from protocol.sampling import distance
 from tests.node.inference.engine_kinds import KINDS, open_engine, outputs, requests
+from tests.node.inference.test_layers import laid_out
 
 K = 32
 
@@ -128,6 +132,39 @@ def test_other_weights_are_the_ones_in_use_once_they_are_loaded(
     assert outputs(restored, asked) == outputs(other_reference, asked) != before
     restored.load(own)
     assert outputs(restored, asked) == before
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["each from the base", "moved in memory"])
+def test_what_patches_make_of_an_image_computes_as_the_whole_of_it(
+    restored: Engine, reference: TorchEngine, tiny_assets: Path, tmp_path: Path, copied: bool
+) -> None:
+    first = dict(decode_image((tiny_assets / "model" / "model.safetensors").read_bytes()))
+    chosen, asked, expected = np.random.default_rng(3), requests([3, 5, 8], 30), list[list[list[int]]]()
+    steps = [first]
+    for _ in range(2):  # the lower bits of a fifth of the weights: 6 % of a weight at most
+        flips = {name: chosen.integers(0, 8, bits.shape, dtype=np.uint16) for name, bits in first.items()}
+        steps.append(
+            {n: b ^ (flips[n] * (chosen.random(b.shape) < 0.2)).astype(np.uint16) for n, b in steps[-1].items()}
+        )
+    base, patches, _ = laid_out(tmp_path, steps)
+    whole = [tmp_path / f"whole-{at}" for at in (1, 2)]
+    for path, step in zip(whole, steps[1:], strict=True):
+        path.write_bytes(encode_image(step))
+        reference.load(reference.read(str(path)))
+        expected.append(outputs(reference, asked))
+    reference.load(reference.read(str(tiny_assets / "model" / "model.safetensors")))
+    copy = HostCopy(lambda size: True) if copied else None
+    policies = KeptPolicies(restored.read, 2, copy)
+    for at in (1, 2, 1):  # and back, as who looks at older work goes
+        digests = b"".join(info.digest for info in describe_tensors(steps[at]))
+        image_root = describe(whole[at - 1].read_bytes()).root
+        policies.keep(bytes([at]) * 32, str(base), patches[:at], digests, image_root)
+        with policies.get(bytes([at]) * 32).at_hand() as weights:
+            restored.load(weights)
+        assert outputs(restored, asked) == expected[at - 1]
+    assert expected[0] != expected[1]
+    if copy is not None:
+        copy.close()
 
 
 def test_logits_that_are_no_numbers_are_said_to_be_the_policys_fault(restored: Engine, tiny_assets: Path) -> None:
