@@ -89,7 +89,7 @@ def test_each_benchmark_is_listed_has_a_quick_form_and_a_page_that_quotes_it() -
     programs = {
         name: text
         for name, text in programs.items()
-        if name not in ("quick", "slow_engine", "curves_trl") and not name.startswith("gpu.")
+        if name not in ("quick", "curves_trl") and not name.startswith("gpu.")
     }
     assert sorted(programs) == sorted(name for name, _ in rows)
     assert [name for name, text in programs.items() if not re.search(r"parser_of\(__doc__|\"--quick\"", text)] == []
