@@ -148,10 +148,7 @@ class Lodger(Node):
 
 
 class Hearsay(RolloutWorker):
-    """A worker without a jury of its own: it is not told what becomes of its files, nor that the run is over."""
-
-    async def _follow_verdicts(self) -> None:
-        await trio.lowlevel.checkpoint()
+    """A worker that is not told that the run is over."""
 
     async def _watch_trainer(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -183,15 +183,6 @@ def check_pieces(path: Path, info: BlobInfo, first: int, count: int, *, afresh: 
         return end - offset
 
 
-def is_sound(path: Path, info: BlobInfo) -> bool:
-    """Whether the file still is the blob that it was. Raises StoreFailed."""
-    try:
-        check_pieces(path, info, 0, len(info.pieces))
-    except NotWhole:
-        return False
-    return True
-
-
 def arrived_pieces(descriptor: int, info: BlobInfo) -> Iterator[int]:
     """The pieces that are there. Where the file has holes nothing was written, and nothing is read."""
     piece, count = 0, len(info.pieces)

@@ -116,11 +116,6 @@ class PolicyFollower:
             if self._newest:
                 nursery.start_soon(self._keep_newest, nursery)
 
-    def step_of(self, root: bytes) -> int | None:
-        """The step of an announced policy."""
-        known = self._clock.find(root)
-        return known.step if known else None
-
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps whose announcements are remembered, ascending."""
