@@ -56,8 +56,9 @@ def become_guarded(again: Collection[int] = (), pauses: tuple[float, float] = PA
             _rest(pause, f"exit code {status}")
             pause = min(2 * pause, pauses[1])
             continue
-        # Any other exit is the daemon's own decision; a death by a signal that nobody meant is undone.
-        if status >= 0 or -status in FORWARDED:
+        # Any other exit is the daemon's own decision; a death by a signal that nobody meant is undone. One that
+        # was asked to stop and was killed while it drained stays dead: its owner did not want it back.
+        if status >= 0 or -status in FORWARDED or asked_to_stop:
             _exit(status)
         now = time.monotonic()
         deaths = [*(at for at in deaths if now - at < within_seconds), now]
@@ -69,8 +70,6 @@ def become_guarded(again: Collection[int] = (), pauses: tuple[float, float] = PA
 
 
 def _rest(seconds: float, why: str) -> None:
-    for number in FORWARDED:
-        signal.signal(number, signal.SIG_DFL)  # nobody is there to hand it to
     print(f"the daemon ended with {why}; starting it again in {seconds:g} s", file=sys.stderr, flush=True)
     time.sleep(seconds)
 
@@ -90,6 +89,9 @@ def _wait(child: int) -> tuple[int, bool]:
     for number in FORWARDED:
         signal.signal(number, forward)
     _, status = os.waitpid(child, 0)
+    # Nobody is there to hand a signal to. Handed to the dead it would be lost, and the next daemon would run on.
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_DFL)
     return os.waitstatus_to_exitcode(status), bool(asked)
 
 

@@ -1,8 +1,10 @@
 """A guarded program, as a process of its own."""
 
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +60,24 @@ def test_a_daemon_that_keeps_being_killed_is_given_up(program: subprocess.Popen[
         psutil.Process(line(program)).send_signal(signal.SIGSEGV)
     program.communicate(timeout=20)
     assert program.returncode == 128 + signal.SIGSEGV
+
+
+def test_a_daemon_that_is_killed_while_it_stops_is_not_started_again() -> None:
+    """Control: the first test, in which nobody asked it to stop."""
+    dies = PROGRAM.replace("sys.exit(7)", "os.kill(os.getpid(), signal.SIGKILL)")
+    words = [sys.executable, "-c", dies]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            line(running)
+            # The daemon may speak before its guardian listens, which then ends as a program does.
+            caught = re.compile(r"^SigCgt:\s*[0-9a-f]+[4-7c-f][0-9a-f]{3}$", re.MULTILINE)  # bit 14: SIGTERM
+            while not caught.search(Path(f"/proc/{running.pid}/status").read_text()):
+                time.sleep(0.01)
+            running.terminate()
+            _, told = running.communicate(timeout=20)
+        finally:
+            running.kill()
+    assert (running.returncode, told) == (128 + signal.SIGKILL, "")
 
 
 ENDS = """
