@@ -225,6 +225,7 @@ class BlobFetcher:
         deadline = trio.current_time() + timeout
         with self._lock(root) as lock:
             async with lock:  # one way at a time writes a blob's partial file
+                # Asked within the lock: whoever was before us in the line may have brought it.
                 if await self._store.whole(root):
                     return self._store.path(root)
                 path = await self._by_http(root, self._first, max_size, deadline) if self._first else None
@@ -287,4 +288,5 @@ class BlobFetcher:
 
 def _some(gateways: Sequence[HttpSource]) -> Sequence[HttpSource]:
     """At most MAX_GATEWAYS of them: anybody may announce one."""
+    # Anew each time, not the first ones: a member that announces a dead gateway must not be everybody's choice.
     return random.sample(gateways, min(len(gateways), MAX_GATEWAYS))

@@ -235,6 +235,7 @@ class BlobExchange:
         count = min(ask.count, _most(info))
         if count < 1 or self._seed(ask.root, info) is None:
             return wire.MISSING
+        # Charged for all that it may get: which pieces those are is known only once its turn has come.
         turn = await self._uploads.turn(asker, count * info.piece_size, self._burden(ask.root))
         if turn is None:
             return wire.choked(self._uploads.choke_seconds)

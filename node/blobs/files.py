@@ -93,6 +93,7 @@ def write_info(path: Path, info: BlobInfo, *, synced: bool = False) -> None:
         file.flush()
         if synced:
             os.fsync(file.fileno())
+    # By a rename: a list that is cut in the middle would make its blob a damaged one.
     os.replace(temporary, info_path(path))
 
 
@@ -203,6 +204,7 @@ def arrived_pieces(descriptor: int, info: BlobInfo) -> Iterator[int]:
 def write_fully(descriptor: int, data: memoryview, offset: int) -> None:
     while len(data):
         written = os.pwrite(descriptor, data, offset)
+        # One call may write less than it was given, on a disk that fills up or where a signal comes.
         data, offset = data[written:], offset + written
 
 

@@ -58,6 +58,7 @@ class BlobStore:
         self._infos = BoundedDict[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
         # Small ones that came last, four megabytes at most: a file is asked for by each judge as soon as it is there.
         self._fresh = BoundedDict[bytes, bytes](64)
+        # Its own limit: trio's common one is 40 threads, and a slow disk would fill them against everything else.
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
         self.written = 0
         """Bytes of blobs that were written since the start, what was moved here among them."""
@@ -71,6 +72,7 @@ class BlobStore:
     def _scan(self, boot: Path) -> None:
         found: list[tuple[float, bytes, int]] = []
         now = boot_id()
+        # Another boot, or none that can be told: what was not synced may be torn, and that is nobody's damage.
         cut = not now or not boot.exists() or boot.read_text(errors="replace") != now
         for path in self._complete.iterdir():
             root = files.root_of(path.name)
@@ -90,6 +92,7 @@ class BlobStore:
         self.room.complete |= {root: size for _, root, size in sorted(found)}
         self.proof.unproven |= self.room.complete.keys()
         self._scan_partial()
+        # Last: a start that is killed while it looks must look for torn blobs again.
         boot.write_text(now)
 
     def _scan_partial(self) -> None:

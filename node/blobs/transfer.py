@@ -197,6 +197,7 @@ class Transfer:
 
     def wake(self) -> None:
         """Something happened: whoever waits looks again."""
+        # A new event before anybody runs: a waiter that looks again and waits must not find the old one set.
         self._news.set()
         self._news = trio.Event()
 

@@ -66,6 +66,7 @@ class Multiplier:
         if process is None:
             return
         with trio.CancelScope(shield=True):
+            # Killed, not asked: it may be in the middle of a product that takes minutes, and keeps nothing.
             process.kill()
             await process.wait()
             for pipe in (process.stdin, process.stdout):
@@ -91,6 +92,7 @@ class Multiplier:
             if length != size:
                 raise await self._failed(f"{length} bytes instead of {size}")
             return await self._exactly(size)
+        # Ended with it: a late answer would be read as the answer to the next question.
         raise await self._failed(f"nothing within {seconds:g} s")
 
     async def _exactly(self, size: int) -> bytes:

@@ -218,6 +218,7 @@ class ChildLink:
     async def _watch(self) -> None:
         """Ping, and judge what comes back."""
         while self._why is None:
+            # Through the same queue as requests: a child that reads nothing is noticed by its pings as well.
             self._say(Ping())
             await trio.sleep(self._ping_every)
             used, now = None, time.monotonic()
@@ -235,6 +236,7 @@ class ChildLink:
 
     async def _notice_exit(self) -> None:
         await self._process.wait()
+        # Its last words may still lie in the pipe, and a ChildEnding says more than an exit status.
         await trio.sleep(self._last_word)
         await self._gone("it ended")
 

@@ -75,6 +75,7 @@ class Conversation:
         self._server = server
         self._owner = owner
         self._ended = ended
+        # Replies come from many threads, and two frames that mix end the conversation.
         self._writing = threading.Lock()
         self._jobs = EngineJobs(lambda request, ticket: server.answer(request, ticket, owner), self._say)
 

@@ -64,6 +64,7 @@ class EngineSet:
         self.engine, self.tokenizer = engine, tokenizer
         self.siblings: dict[tuple[str, str], Engine] = {arithmetic(engine.name): engine}
         self.in_use: dict[str, KeptPolicy] = {}
+        # Two jobs may want a sibling at once, and a second one would take a model's memory again.
         self.making = threading.Lock()
 
     def sibling(self, way: tuple[str, str]) -> Engine | None:
@@ -374,6 +375,7 @@ class KeptPolicies:
         self._read, self._copy = read, copy
         self._limit = limit
         self._kept: dict[bytes, KeptPolicy] = {}
+        # Counted, not marked: two jobs may be at work with one policy, and the first to end must not free it.
         self._users: Counter[bytes] = Counter()
         self._lock = threading.Lock()
 

@@ -61,6 +61,7 @@ class Outlet:
             if frame and (rest := self._below.begin_write(frame)):
                 await self._finish(rest)
             self.pace.took(len(frame), trio.current_time())
+            # Not at each change: it is a call to the system, and the pace of a line moves a little with every frame.
             if not self.pace.turn <= self._kept_short <= 4 * self.pace.turn:
                 self._keep_short()
         except Exception as error:

@@ -49,6 +49,7 @@ class Stack:
         noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
         upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.YamuxSession})
+        # Half of the files that may be open: blobs, the journal and children need the others.
         most = min(MAX_CONNECTIONS, open_files() // 2)
         self.swarm = HardSwarm(
             own,

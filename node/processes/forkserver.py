@@ -119,6 +119,7 @@ class ForkServer:
             while self._server and self._link:
                 modules, environment = self._server.modules, self._server.environment
                 await self._listen(self._link)
+                # First: its children died with it, and whoever waits for one must hear that before another one comes.
                 await self._bury()
                 log.warning("forkserver.died")
                 self._server = _launched(modules, environment)
@@ -149,6 +150,7 @@ class ForkServer:
         source, sink = os.pipe2(os.O_CLOEXEC)
         async with trio.lowlevel.FdStream(source) as stream:
             try:
+                # All three are named: one that is not given stays the server's own, whose output is the daemon's.
                 with open(os.devnull, "r+b") as nothing:  # noqa: ASYNC230 - never waits
                     child = await self.fork(order, [nothing.fileno(), sink, nothing.fileno()])
             finally:
@@ -236,6 +238,7 @@ class ForkServer:
                 return
 
     def _note(self, packet: Packet) -> None:
+        # Of a child that nobody took there may be an end as well: its order was given up, and it is no error.
         if isinstance(packet, ChildEnded):
             child = self._children.pop(packet.pid, None)
             if child is not None:
@@ -266,6 +269,7 @@ async def _end_of(stream: trio.lowlevel.FdStream, child: ChildProcess) -> bytes:
     """What a child says until it ends; nothing of it outlives the question."""
     end = bytearray()
     try:
+        # To the end, also of what is dropped: a child whose pipe is full would never end.
         async for piece in stream:
             end += piece
             del end[:-SAID_BYTES]

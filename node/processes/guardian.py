@@ -40,6 +40,7 @@ def become_guarded(again: Collection[int] = (), pauses: tuple[float, float] = PA
         remedy = "a service manager does: intellect-node service install"
         print(f"nothing starts this daemon again if it is killed: {why}; {remedy}", file=sys.stderr, flush=True)
         return bool
+    # Asked before the fork: a child that asks for its parent may be given whoever adopted it.
     guardian, deaths = os.getpid(), []
     shared = mmap.mmap(-1, 1)  # the one word that a daemon has for its guardian
     was_up, pause = False, pauses[0]

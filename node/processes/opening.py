@@ -99,6 +99,7 @@ def patient_opening(patience: float = PATIENCE, every: float = EVERY) -> Iterato
     opening = Opening(patience, every)
     before = [getattr(where, name) for where, name in PLACES]
     for (where, name), function in zip(PLACES, before, strict=True):
+        # In the modules themselves: libraries open files too, and each would have to be taught by itself.
         setattr(where, name, opening.patient(function))
     try:
         yield opening

@@ -46,6 +46,7 @@ def serve(orders: socket.socket) -> StartChild | None:
     while True:
         ready, _, _ = select.select([orders, woken], [], [])
         if woken in ready:
+            # How many bytes there are says nothing: two deaths may have left one.
             os.read(woken, 512)
             _tell_of_the_dead(orders)
         if orders in ready:
@@ -75,6 +76,7 @@ def _fork(orders: socket.socket, order: StartChild, descriptors: list[int]) -> b
         return True
     for descriptor in descriptors:
         os.close(descriptor)
+    # Zero says that there was no room: the daemon then starts the program anew instead of waiting for it.
     orders.send(encode(ChildStarted(order.number, max(pid, 0))))
     return False
 

@@ -174,6 +174,7 @@ def read_bundle(source: Path, directory: Path, password: str) -> BundleHead:
             if file.read(1):
                 raise _bad("there is something behind its last part")
             _verify(partial, head, password)
+            # Empty, as was asked above. One that somebody filled meanwhile is not removed: `rmdir` refuses it.
             if directory.exists():
                 directory.rmdir()
             os.replace(partial, directory)

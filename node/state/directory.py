@@ -126,6 +126,7 @@ def _aside(directory: Path, pool: bytes) -> Path:
 
 def _move(source: Path, target: Path) -> None:
     """A closed database, with the log that a reader may have kept from being merged."""
+    # The database last: killed in between, the next start finds it in its place and moves the rest.
     for ending in ("-wal", "-shm", ""):
         part = source.with_name(source.name + ending)
         if part.exists():
