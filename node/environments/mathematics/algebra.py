@@ -49,8 +49,10 @@ def expression(text: str) -> Any | None:
         # A decimal fraction is exact: as a float of 15 digits it would lose some.
         exact, real = _DECIMAL.sub(_as_fraction, text), "i" not in _COMMANDS.sub("", text)
         found = latex2sympy(exact, is_real=real, normalization_config=None, conversion_config=_CONFIG)
-    except RecursionError:
-        return None
+    # How much memory there is differs between machines: the child ends by it, and nothing is decided.
+    except MemoryError:
+        raise
+    # Of a parser of others, on a stranger's text: what it raises is the same everywhere, and no list names it all.
     except Exception:
         return None
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):

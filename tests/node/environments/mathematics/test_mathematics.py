@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("latex2sympy2_extended")
 
+from node.environments.mathematics import algebra
 from node.environments.mathematics.comparison import right
 from node.environments.mathematics.reading import MathExpression, read
 from node.environments.mathematics.spelling import spelt
@@ -188,3 +189,18 @@ def test_any_text_is_read_and_equals_itself(text: str) -> None:
 def test_what_is_made_to_hold_up_algebra_is_decided_by_its_size(text: str) -> None:
     assert right([text], [text])
     assert not right([text], ["x"]) and not right(["x+1"], [text])
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, KeyError])
+def test_want_of_memory_decides_nothing_and_any_other_error_says_no_expression(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(algebra, "latex2sympy", fails)
+    if error is MemoryError:
+        with pytest.raises(MemoryError):
+            algebra.expression("x + 1")
+    else:
+        assert algebra.expression("x + 1") is None
