@@ -112,8 +112,12 @@ class ApiServer:
 def _answers(path: Path) -> bool:
     """Whether a living process listens on a socket file (a killed daemon leaves a dead one)."""
     with socket.socket(socket.AF_UNIX) as probe:
+        # The event loop must not wait here for somebody who takes no callers.
+        probe.setblocking(False)
         try:
             probe.connect(str(path))
+        except BlockingIOError:
+            return True  # its queue is full: it lives, however badly
         except OSError:
             return False
         return True

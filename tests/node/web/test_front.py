@@ -1,8 +1,10 @@
 """The control API over its socket, and /metrics over TCP where that is asked for."""
 
 import json
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import trio
 
 from node.config import NodeConfig
+from node.errors import StateError
 from node.status_schema import DaemonStatus, NodePart, TrainingPart
 from node.web.front import ApiServer, Front
 from node.web.host import AddressUnusable, bind
@@ -35,6 +38,25 @@ async def test_the_socket_is_its_owners_and_gone_afterwards(tmp_path: Path) -> N
         assert (await get("http://daemon/status", uds)).json() == json.loads(msgspec.json.encode(STATUS))
         nursery.cancel_scope.cancel()
     assert not path.exists()
+
+
+async def test_a_socket_of_one_who_takes_no_callers_is_left_to_it_and_one_of_the_dead_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "s" / "api.sock"
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as hangs, ExitStack() as callers:
+        hangs.bind(str(path))
+        hangs.listen(0)
+        with suppress(BlockingIOError):
+            for _ in range(5):
+                caller = callers.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(str(path))
+        with pytest.raises(StateError, match="cannot open the control socket"):
+            await ApiServer(path, lambda: STATUS).run()
+        assert path.exists()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ApiServer(path, lambda: STATUS).run)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
