@@ -177,6 +177,7 @@ def _keep_traceback(error: BaseException) -> str:
         handle, path = tempfile.mkstemp(prefix="intellect-node-crash-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
+    # While a crash is told nothing may fail again: the first error is the one that a reader needs.
     except OSError:
         return "no file, for want of a temporary directory (TMPDIR)"
     return path

@@ -158,6 +158,7 @@ def _on_chain(network: str, pool: int, node: "Address") -> tuple[int, int, int, 
 
     try:
         return read(network, look)
+    # What this machine knows by itself is still told: the owner may be leaving because of the network.
     except RpcUnreachable:
         return None
 

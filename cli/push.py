@@ -196,6 +196,7 @@ def _said(model: Path) -> tuple[str, str]:
 
     try:
         head = (model / "README.md").read_text(encoding="utf-8")[:65536]
+    # A card is a help, not a need: what it does not say is asked for.
     except (OSError, UnicodeDecodeError):
         return "", ""
     front = head.split("\n---", 1)[0] if head.startswith("---\n") else ""

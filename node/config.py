@@ -214,6 +214,7 @@ def program_version() -> str:
 
     try:
         return version("intellect-node")
+    # A checkout that was never installed.
     except PackageNotFoundError:
         return "0+source"
 

@@ -622,6 +622,7 @@ def target(repository: str) -> Target | None:
     try:
         with _told(name):
             info = _client().HfApi().repo_info(repository, repo_type="model", timeout=30)
+    # What is not there may be made; any other error must stop before something is uploaded.
     except AbsentError:
         return None
     return Target(bool(info.private), frozenset(one.rfilename for one in info.siblings or ()), str(info.sha or ""))

@@ -320,6 +320,7 @@ class _Portal(AsyncIterator[Policy]):
         return asked.done()
 
     def _in_trio(self, call: Callable[[], object]) -> None:
+        # The loop has ended by itself: whoever waits hears it from the thread's own end.
         with suppress(trio.RunFinishedError):
             self._begun.result().run_sync_soon(call)
 
@@ -332,6 +333,7 @@ class _Portal(AsyncIterator[Policy]):
                 async for asked in wanted:
                     try:
                         asked.set_result(await anext(policies))
+                    # The run is over. Whoever asked, now or later, hears it from the end of this thread (`_over`).
                     except StopAsyncIteration:
                         return
 

@@ -750,6 +750,7 @@ def openers(domain: Domain, message: RoundVote) -> Iterator[tuple[Address, bytes
     for signature in message.shown:
         try:
             author = recover(digest, signature)
+        # The author of the word chose what to show. A bad one among good ones is left out, so that no good one is lost.
         except ProtocolError:
             continue
         yield author, signature

@@ -308,6 +308,7 @@ def _kill_group(process: SupervisedProcess) -> None:
     """What a child left of its process group. The group's id stays taken while a member lives."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
+    # macOS says "not permitted" of a group whose members are all dead and not yet waited for.
     except (ProcessLookupError, PermissionError):
         return
 

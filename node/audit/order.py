@@ -89,5 +89,6 @@ def read_result(spool: Path) -> Audit | None:
     try:
         with (spool / RESULT).open("rb") as file:
             return msgspec.msgpack.decode(file.read(1 << 20), type=Audit)
+    # A child that was killed leaves nothing, or a part: that accuses nobody, and the step may be audited again.
     except (OSError, *UNREADABLE):
         return None

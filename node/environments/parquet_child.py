@@ -46,6 +46,7 @@ def limit(memory: int) -> None:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
+    # Without the start to count from a limit could be below what the child has already, and it would die at once.
     except OSError:
         return
     resource.setrlimit(resource.RLIMIT_AS, (taken + memory, taken + memory))

@@ -151,6 +151,7 @@ def _result(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         return function(*arguments)
     except MemoryError:
         sys.exit(1)
+    # Not told apart: a recursion too deep, too, is the same everywhere, since calls begin at one depth.
     except Exception:
         return None
 

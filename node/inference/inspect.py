@@ -255,6 +255,7 @@ def _tasks(session: EngineSession, batch: RolloutBatch) -> DrawnTasks | Fault:
     """What the file must be about, given the capacity class that it states."""
     try:
         return session.tasks(batch.header.capacity)
+    # The worker's mistake, and not this machine's: nothing is read here but what its file states.
     except ValueError as error:
         return Fault(Reason.MALFORMED, f"the header's {error}")
 

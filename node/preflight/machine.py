@@ -68,6 +68,7 @@ def _needs() -> list[Requirement]:
     try:
         lines = requires(PROGRAM) or []
         needs = [Requirement(line) for line in lines]
+    # Run from a checkout, the program states no needs: what is missing then fails where it is imported.
     except (PackageNotFoundError, InvalidRequirement):
         return []
     return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": "train"})]

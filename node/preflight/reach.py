@@ -167,6 +167,7 @@ def _remembered(directory: Path) -> int:
     """0 if there is none, or what stands there is none."""
     try:
         text = (directory / "port").read_text(encoding="ascii").strip()
+    # A forgotten port is only another port at the next start; a daemon that does not start is worse.
     except (OSError, UnicodeDecodeError):
         return 0
     return int(text) if text.isdecimal() and int(text) <= MAX_PORT else 0

@@ -108,5 +108,6 @@ class _Forked:
     def wait(self) -> int:
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        # A fork of the guardian is not this program's child: its status goes to the guardian.
         except ChildProcessError:
             return 0

@@ -101,6 +101,7 @@ def _tell_of_the_dead(orders: socket.socket) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
+        # There are no children at all any more: the signal was of one that was asked for in an earlier round.
         except ChildProcessError:
             return
         if not pid:

@@ -22,6 +22,7 @@ def running() -> int:
     """How many threads this process has: as the system says, or Python where the system does not."""
     try:
         return len(os.listdir(TASKS))
+    # Python counts its own threads only: on such systems a library's threads go unseen, and nothing is forked there.
     except OSError:
         return threading.active_count()
 

@@ -26,6 +26,7 @@ def serve(ask: Callable[[wire.SandboxRequest], wire.GuestEnding | bytes]) -> Non
     while True:
         try:
             request = wire.decode(wire.read(STDIN), wire.SandboxRequest)
+        # The node is gone: a sandbox that lived on would be nobody's, with a stranger's code in it.
         except wire.Closed:
             return
         try:

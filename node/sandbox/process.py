@@ -98,6 +98,7 @@ class ProcessSandbox:
         """Where the process is gone, so is the session."""
         if self._process is None or self._process.poll() is not None:
             return
+        # Nobody waits for its answer. A process that does not give one is replaced at the next call.
         with suppress(Undecided):
             self._exchange(self._process, wire.SandboxRequest(b"", b"", 1, session), self._grace_seconds)
 

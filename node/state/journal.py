@@ -139,6 +139,7 @@ class Journal:
             await self.pen.ready()
             try:
                 return await self.do(self._promised, work, args, step, task)
+            # It was shut after we had asked: the journal's thread may have had other work before ours.
             except PenShut:
                 continue
 

@@ -74,6 +74,7 @@ class Conversations:
         marks = [f"{_MARK}{number}-" for number in range(len(roles))]
         try:
             left = self._texts.render(list(zip(roles, marks, strict=True)))
+        # A template may refuse roles, or their order: then there is no such conversation to tell apart.
         except ModelError:
             return ()
         literals: list[str] = []

@@ -106,6 +106,7 @@ def wait(bell: int | None, seconds: float = 1.0, *, deaf: float = 0.02) -> None:
 
 def silence(bell: int) -> None:
     """Take out what has rung so far."""
+    # Where nothing has rung since, the pipe is empty, and to read it would wait.
     with suppress(BlockingIOError):
         while len(os.read(bell, 4096)) == 4096:
             pass

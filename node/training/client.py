@@ -172,6 +172,7 @@ class SpoolProcess:
         """The child's own reason to stop is not cured by another start."""
         try:
             reason = msgspec.json.decode(self._error_path.read_bytes(), type=_GivenUp)
+        # No reason of its own: it was killed, or crashed, and another start may cure that.
         except (OSError, *UNREADABLE):
             return
         raise TrainingError(reason.what, reason.why, reason.remedy)

@@ -241,6 +241,7 @@ class _Player:
         self.package.most_spent = 0
         try:
             return play(self.package, self.scorer, item.row, answers or ("",))
+        # A play that this machine cut short says nothing of the package; whoever counts plays must see that it is none.
         except Undecided:
             return ScoredPlay((), FLOOR, undecided=True)
         finally:

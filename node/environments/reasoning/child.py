@@ -87,6 +87,7 @@ def scored(score: Callable[[str], Any], text: str) -> float:
         value = float(score(text))
     except MemoryError:
         sys.exit(1)
+    # The library's scorers raise whatever they like at answers that they did not expect, and on every machine alike.
     except Exception:
         return 0.0
     return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0

@@ -180,6 +180,7 @@ def printed_value(text: str) -> Any:
         value = ast.literal_eval(text.strip())
         # Through JSON, as a function's result comes out of the sandbox: tuples are lists on both sides.
         return json.loads(json.dumps(value, allow_nan=False))
+    # All that `literal_eval` is documented to raise. Its MemoryError is the parser's depth, not this machine's memory.
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
 

@@ -100,6 +100,7 @@ class Circuit(ReadWriteCloser):
     async def read(self, n: int | None = None) -> bytes:
         try:
             return await self._below.read(n)
+        # Of a connection the library takes no bytes for the end; yamux raises instead.
         except MuxedStreamEOF:
             return b""
 

@@ -261,6 +261,7 @@ def chosen(told: Iterable[bytes], usable: Callable[[str], bool], *, private: boo
     for raw in list(told)[:MAX_OBSERVED]:
         try:
             address = str(Multiaddr(raw))
+        # The library raises all three for bytes of a stranger, by which code in them it does not know.
         except (MultiaddrError, ValueError, LookupError):
             continue
         place, ip = place_of(address), ip_of(address)

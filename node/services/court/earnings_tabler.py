@@ -448,6 +448,7 @@ def _against(statements: Sequence[tuple[Verdict, bytes]], domain: Domain, bench:
     """How many of the bench signed a refusal."""
     found = set[Address]()
     for verdict, signature in statements:
+        # One signature that is none must not hide the others: the count is what a judge goes by.
         with suppress(ProtocolError):
             found.add(signer_of(domain, verdict, signature))
     return len(found & bench)

@@ -156,6 +156,7 @@ class Lan(Service):
         """Dial whom a claim names, if it may be a member in this network."""
         try:
             contact = parse_bootnode(text)
+        # Anybody in the local network may shout; a line for each would let a neighbour fill the log.
         except BadContact:
             return
         ip, membership = ip_of(contact.address), self._member.membership

@@ -145,6 +145,7 @@ def recall(directory: Path, label: str) -> PoolInfo | None:
     try:
         raw = (directory / REMEMBERED).read_bytes()
         found = msgspec.json.decode(raw, type=Remembered) if len(raw) <= MAX_BYTES else None
+    # The chain knows it all the same, and is waited for then.
     except (OSError, *UNREADABLE):
         return None
     return found.pool if found is not None and found.label == label else None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_SOURCE = 256 * 1024
+# What `ast.parse` says of text that nests too deeply depends on the version of Python: any of the last two.
 _NO_PYTHON = (SyntaxError, ValueError, MemoryError, RecursionError)
 _HARMLESS = ("METADATA",)
 """Names that HumanEval gives to what is no test."""

@@ -131,6 +131,7 @@ def _literal(text: str, why: str, what: str) -> Any:
     try:
         # It evaluates plain values only. Size and depth are bounded above, since deep text can crash it.
         return ast.literal_eval(text.strip())
+    # All that `literal_eval` is documented to raise. Its MemoryError is the parser's depth, not this machine's memory.
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise ValueError(f"{what} is neither JSON ({why}) nor the repr of plain values") from None
 
