@@ -159,6 +159,9 @@ def _check_form(proof: AnswerProof) -> None:
         or not -(1 << 63) <= proof.seed < 1 << 63
     ):
         raise _bad("temperature, number, most or seed is out of bounds")
+    # An answer that is longer than it might be ended by nothing: no look at its tokens could find that.
+    if len(proof.output) > proof.most:
+        raise _bad(f"it has {len(proof.output)} tokens of {proof.most} that it might have")
     if not 1 <= proof.k <= 1024 or not is_engine_class(proof.engine):
         raise _bad("k or the engine's class is none")
 
@@ -193,6 +196,7 @@ def look_again(
         split = split_proofs(data, proof.k, count)
     except (binascii.Error, UnicodeEncodeError, MalformedProof) as error:
         return msgspec.structs.replace(looked, why=f"its proofs cannot be read: {error}")
+    # The draw is made again from the seed: numbers that the server chose itself could give any token.
     temperature = max(proof.temperature, COLDEST)
     (found,) = engine.prefill([FinishedSequence(proof.prompt, proof.output, adapter=adapter)], temperature)
     errors = compare_all([split], [found.rows], BATCH)

@@ -105,6 +105,7 @@ def test_a_saved_answer_is_read_and_what_is_none_is_refused(model: Model) -> Non
     bad: list[Any] = [None, [], {"choices": [{"index": 0}]}, {"choices": [{"proof": {"model": 3}}]}]
     fields: list[dict[str, Any]] = [
         {"prompt": []}, {"output": []}, {"k": 0}, {"k": 10**9}, {"temperature": -1}, {"seed": 1 << 63}, {"engine": "x"},
+        {"most": len(proof.output) - 1},
     ]  # fmt: skip
     bad += [msgspec.to_builtins(proof) | field for field in fields]
     for one in bad:
