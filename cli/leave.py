@@ -65,6 +65,7 @@ def command(
     where = network or _last_network(directory)
     key = _node_key(directory, password_file)  # before anything is stopped: without it nothing can be told the chain
     files = StateFiles(directory)
+    # While the daemon still runs: it knows what no table has yet, and the journal alone does not.
     unpaid = _unpaid(directory, files, where, key.address)
     if when_paid or not (now or yes or unpaid.units == 0):
         when_paid = when_paid or _waits(unpaid, say)
@@ -79,6 +80,7 @@ def command(
         say("the daemon finishes what is under way, and leaves")
         stopped, _ = stop(directory, patience, say)
     outcome = _leave(where, key, directory, pool, password_file)
+    # Only once the chain has it: whoever is interrupted before finds the request still standing.
     _take_back(directory)
     if as_json:
         told = {"state_dir": str(directory), "network": where, "stopped": stopped, "unpaid_units": unpaid.units}
@@ -208,6 +210,7 @@ def _start(
             "see the case: intellect-node contract case list. To go all the same: intellect-node leave --now",
             EXPELLED,
         )
+    # First: a daemon reads the request as it starts, and would else take work.
     _intend(directory)
     last = f", the last of them from {date(unpaid.until)} on" if unpaid.until else ""
     say(f"{unpaid.amount(unpaid.units)} wait{last}. No daemon runs: one is started, which takes no new work")

@@ -208,6 +208,7 @@ def _talk(held: _Held, system: str, tokens: int, temperature: float, seed: int) 
     answerer, tokenizer = held.answerer, held.answerer.tokenizer
     chats = _has_template(answerer)
     begun = [("system", system)] if system and chats else []
+    # Each its own: what the one has answered is no word of the other's conversation.
     histories: dict[str, list[tuple[str, str]]] = {name: [*begun] for name in held.names}
     for line in _lines():
         if not line:

@@ -103,6 +103,7 @@ class Contribution(NamedTuple):
         """Decode everything once; its L2 norm."""
         total = 0.0
         for name in self.shapes:
+            # In float32 the sum of a billion squares would no longer notice the small ones.
             values = self.tensor(name).astype(np.float64)
             total += float(np.dot(values, values))
         return math.sqrt(total)

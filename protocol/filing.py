@@ -83,6 +83,7 @@ def bench_at(benches: Sequence[Seated], began: int) -> Seated | None:
 def best_filing(epoch: int, bench: Seated, named: Mapping[Address, Sequence[RootLine]]) -> Filing | None:
     """Of those on the bench that named most; None where they are no quorum. named: lines by who signed their roots, no
     two of one number; their seats are set here."""
+    # So a quorum's lines fit one transaction, however many roots each of them has signed. The largest lines stay.
     most = max(MOST_LINES // bench.threshold, 1)
     kept: list[tuple[int, int, list[RootLine]]] = []
     for seat, validator in enumerate(bench.validators):

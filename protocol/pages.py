@@ -103,6 +103,7 @@ def pages_of(pages: Sequence[TablePage], node: bytes) -> range:
 
 
 def _parent(left: bytes, right: bytes) -> bytes:
+    # Sorted, so that a proof is its siblings and nothing else: a contract climbs without knowing left from right.
     return keccak(b"\x01" + min(left, right) + max(left, right))
 
 

@@ -179,6 +179,7 @@ def table_after(
     # lines(M) = W[f] + floor((W[f+1] - W[f]) * (M - T[f]) / (T[f+1] - T[f])) for T[f] <= M < T[f+1]: W are the lines of
     # all that is certified through each epoch, T their sums, M what all lines may say; here M - T[f] is `left`.
     paid, stood, debts, part = _undone(before)
+    # A node without a line had its last one claimed: its next one goes on from there, and not from nothing.
     lost = {address_bytes(node): units for node, units in claimed.items()}
     for at, units in earned.items():
         if any(units.values()):
@@ -191,6 +192,7 @@ def table_after(
     lines = dict(paid)
     oldest = debts[min(debts)] if debts else {}
     for node, more in oldest.items():
+        # Rounded down: all lines together must never say more than the pool can pay.
         lines[node] = lines.get(node, lost.get(node, 0)) + more * left // sum(oldest.values())
     grown = sum(units - stood.get(node, lost.get(node, 0)) for node, units in lines.items())
     if grown <= 0:

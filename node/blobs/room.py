@@ -77,6 +77,7 @@ class Room:
     def arriving(self, root: bytes, size: int, *, on_disk: bool = False) -> Iterator[Path]:
         """Room for `size` bytes and the name of a file to put them in, until the blob is in its place."""
         self.make(root, size, on_disk=on_disk)
+        # A name of its own: the same blob may be on its way in twice, and the first to arrive is the one that stays.
         temporary = self._folder / f"{os.urandom(16).hex()}.new"
         self._arriving[temporary] = size, on_disk
         try:

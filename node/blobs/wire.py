@@ -137,6 +137,7 @@ def read_pieces(
     if not 1 <= number <= count or len(body) < 4 + 4 * number:
         raise PeerMisbehaved(peer, f"it sent {number} pieces for {count}")
     pieces: list[int] = np.frombuffer(body[4 : 4 + 4 * number], ">u4").astype(np.int64).tolist()
+    # Pieces that nobody asked for would be written all the same, and one twice would count for the one that is missing.
     allowed = set(asked.tolist()) if len(asked) else range(len(info.pieces))
     if len(set(pieces)) != number or any(piece not in allowed for piece in pieces):
         raise PeerMisbehaved(peer, "it sent pieces that it was not asked for")

@@ -64,6 +64,7 @@ class Hours(msgspec.Struct, frozen=True):
     def next_change(self, at: float) -> float | None:
         """When they begin or end next, None where they never do."""
         now, before = self.open(at), at
+        # Looked at in turn and not reckoned: over a change of the clock a span begins at another distance than usual.
         for moment in sorted(one for one in self._candidates(at) if one > at):
             if self.open(moment) != now:
                 return self._halved(before, moment, now)

@@ -88,6 +88,7 @@ def _parse_circuit(member: Address, text: str) -> Contact | None:
         peer_id = Multiaddr(own).value_for_protocol("p2p")
         if address and not _is_place(Multiaddr(address)):
             return None
+        # A relay that is the member itself: whoever dialled it so would be asked to call it through it.
         if (
             not peer_id
             or own != f"/p2p/{peer_id}"
@@ -197,6 +198,7 @@ def announced(relayed: Sequence[str], direct: Sequence[str], peer_id: PeerId) ->
     """A node's own contacts, the best first: through relays where it has reserved, then of the internet, then others;
     never without one that is direct. direct: multiaddrs without the peer id."""
     best = sorted(direct, key=lambda each: (ip := ip_of(each)) is not None and not is_public(ip))
+    # Two places stay for direct ones: in its own network nobody needs a relay, and a relay may be gone.
     room = MAX_CONTACTS_EACH - min(len(best), 2)
     chosen = (*relayed[:room], *(f"{address}/p2p/{peer_id}" for address in best))
     return chosen[:MAX_CONTACTS_EACH]

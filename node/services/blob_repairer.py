@@ -82,6 +82,7 @@ class BlobRepairer(Service):
     async def _fetch(self, root: bytes, size: int) -> None:
         context, why = self._context, "nobody else is here"
         seconds = PATIENCE[0] + size / PATIENCE[1]
+        # What has arrived stays in the store's partial file, so another attempt goes on where this one ended.
         for _ in range(3):
             try:
                 await context.blobs.fetch(root, context.membership.addresses(), max_size=size, timeout=seconds)

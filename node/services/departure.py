@@ -56,6 +56,7 @@ class Departure(Service):
         log.info("node.leaving")
         self._manager.leave()
         self._context.progress.enter("leaving", self.activity)
+        # First a look that sees all that was made: "nothing is left" of an older one would leave pay behind.
         await self._claimer.hurry()
         self._looked = True
         await self._claimer.looked.until(self._is_paid)

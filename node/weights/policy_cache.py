@@ -133,6 +133,7 @@ class PolicyCache:
 
     def orphan(self, root: bytes) -> None:
         """A later term took this policy back: it can still be asked for, and is not the newest."""
+        # Whoever waits for the newest policy looks again: it may be an older one now.
         self._orphans.add(root)
         self._changed.set()
         self._changed = trio.Event()

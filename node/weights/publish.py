@@ -98,6 +98,7 @@ class Publisher:
         raw = await self._journal.do(self._journal.said, JOURNAL_KIND, slot)
         if raw is None:
             manifest = await self._describe(step, info, tensors)
+            # The newest patch alone: those before it are held by the policies that they led to.
             with self._kept(*(patch.root for patch in manifest.patches[-1:])):
                 raw = self._board.sealed(await self._announcement(manifest, word))
             # On the disk before it is said: a restart would else sign another announcement of this step.
@@ -181,6 +182,7 @@ class Publisher:
         Between equal weights it is a few bytes per tensor, and made all the same: the chain leads on over it.
         """
         previous = self._previous
+        # A full store may have dropped the image before: then there is nothing to compare with, and no patch.
         if previous is None or previous.step >= step or not self._store.has(previous.manifest.image_root):
             return None
         base, target = self._store.path(previous.manifest.image_root), self._store.path(info.root)
