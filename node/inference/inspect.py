@@ -24,6 +24,7 @@ from node.inference.wire import Inspect, Inspected
 from node.state.files import write_whole
 from protocol import checks
 from protocol.blobs import describe
+from protocol.budgets import highest_capacity
 from protocol.checks import ExpectedProblem, Fault, Reason
 from protocol.decision import Evidence, Likelihoods, SampleStatistics
 from protocol.messages import NO_PROMPTS
@@ -253,11 +254,12 @@ def _commitment(session: EngineSession, order: Inspect) -> WorkCommitment:
 
 def _tasks(session: EngineSession, batch: RolloutBatch) -> DrawnTasks | Fault:
     """What the file must be about, given the capacity class that it states."""
-    try:
-        return session.tasks(batch.header.capacity)
-    # The worker's mistake, and not this machine's: nothing is read here but what its file states.
-    except ValueError as error:
-        return Fault(Reason.MALFORMED, f"the header's {error}")
+    capacity, highest = batch.header.capacity, highest_capacity(session.run)
+    # Compared before a problem is read: what this machine's environment raises is no fault of the file's, and this one
+    # costs a stake.
+    if not 0 <= capacity <= highest:
+        return Fault(Reason.MALFORMED, f"the header's capacity class {capacity} of {highest}")
+    return session.tasks(capacity)
 
 
 def _check_form(

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from node.environments.base import Problem
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.session import EngineSession
@@ -78,6 +79,21 @@ def test_another_class_than_the_file_was_made_for_is_refused(
     header = msgspec.structs.replace(batch.header, capacity=claimed)
     (tmp_path / "f").write_bytes(encode(RolloutBatch(header, batch.rows)))
     assert judge(session, tmp_path / "f", produced.units).reason == reason
+
+
+@pytest.mark.parametrize("error", [ValueError("a row is damaged"), UnicodeDecodeError("utf-8", b"x", 0, 1, "damaged")])
+def test_an_environment_that_fails_on_this_machine_is_no_fault_of_the_file(
+    session: EngineSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: ValueError
+) -> None:
+    """The control is the test above: a class that the run does not have is one."""
+    produced, _ = make(session, tmp_path / "f", 0)
+
+    def fails(number: int) -> Problem:
+        raise error
+
+    monkeypatch.setattr(session.environment, "problem", fails)
+    with pytest.raises(ValueError, match="damaged"):
+        judge(session, tmp_path / "f", produced.units)
 
 
 def test_an_answer_beyond_its_cut_is_refused(session: EngineSession, tmp_path: Path) -> None:
