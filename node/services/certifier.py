@@ -116,6 +116,12 @@ class Certifier(Service):
         waiting, self._claims = self._claims, {}
         return [list(claims.values()) for claims in waiting.values()]
 
+    def put_off(self, claims: Sequence[RootEntry]) -> None:
+        """Nobody could look at these now: they wait for the next round."""
+        for claim in claims:
+            waiting = self._claims.setdefault(claim.validator, BoundedDict(self._waiting))
+            waiting.setdefault(claim.work.id, claim)
+
     def shown(self, claims: Sequence[RootEntry]) -> None:
         """Nothing speaks against these."""
         for claim in claims:

@@ -23,7 +23,7 @@ from node.services.training.values import Rows, contradiction, read_report
 from node.swarm.register import RegisteredWork
 from protocol.audit import window_of
 from protocol.disputes import UNDECIDED
-from protocol.errors import IntellectError, ProtocolError
+from protocol.errors import IntellectError, OwnFailure, ProtocolError
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import DIGEST, Judgement
@@ -77,6 +77,10 @@ class PeerAudit:
             try:
                 if not await self._is_so(claim, recompute=claim in lot):
                     return
+            # What this machine lacks says nothing of a report, and must cost nobody its round.
+            except (OwnFailure, OSError) as error:
+                log.warning("report.not_looked_at", validator=claim.validator, verdicts=len(claims), why=str(error))
+                return self._certifier.put_off(claims)
             except IntellectError as error:
                 self.counts["not_shown"] += 1
                 log.warning("report.not_shown", validator=claim.validator, verdicts=len(claims), why=error.why)

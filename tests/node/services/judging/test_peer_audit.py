@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import trio
 
+from node.blobs.errors import StoreFull
 from node.inference.wire import Inspected
 from node.services.certifier import Certifier, RootEntry
 from node.services.judging import peer_audit
@@ -140,6 +141,26 @@ async def test_a_report_that_cannot_be_had_leaves_its_round_unpaid_and_no_other(
     assert await auditor.is_paid(said, 5)
     undecided = msgspec.structs.replace(unnamed, rewards=bytes(DIGEST * GROUPS))
     assert await auditor.is_paid((BEN, undecided)), "nothing of it could be scored, so there is nothing to show"
+
+
+@pytest.mark.parametrize("error", [StoreFull("no space"), OSError(5, "input/output error")])
+async def test_what_this_validators_own_machine_lacks_costs_nobody_its_round(
+    tmp_path: Path, monkeypatch, autojump_clock, error: Exception
+) -> None:
+    auditor = Auditor(Trainer(tmp_path), Looker())
+    said = auditor.trainer.says(BEN, (3,))
+
+    async def fails(*_: Any, **__: Any) -> Path:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(auditor.trainer.context.blobs, "fetch", fails)
+        assert not await auditor.is_paid(said, 2) and not auditor.is_withheld()
+    assert auditor.audit.counts["not_shown"] == 0
+    (waiting,) = auditor.certifying.claims()
+    await auditor.audit._pay(waiting)
+    assert len(auditor.certifying._shown[BEN]) == 2, "looked at in the next round"
 
 
 @pytest.mark.parametrize(("verdicts", "picked"), [(1, 1), (4, 1), (5, 2), (16, 4), (300, 8)])
