@@ -191,6 +191,12 @@ def test_what_is_made_to_hold_up_algebra_is_decided_by_its_size(text: str) -> No
     assert not right([text], ["x"]) and not right(["x+1"], [text])
 
 
+@pytest.mark.parametrize("before", ["1", "\\text{", "1,"])
+def test_blanks_in_a_row_hold_nothing_up(before: str) -> None:
+    """Eight times as many as an answer may have: where the time grew with their third power, this took half an hour."""
+    assert spelt(f"{before}{' ' * 4096}x") == spelt(f"{before} x")
+
+
 @pytest.mark.parametrize("error", [MemoryError, RecursionError, KeyError])
 def test_want_of_memory_decides_nothing_and_any_other_error_says_no_expression(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
