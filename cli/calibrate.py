@@ -260,8 +260,8 @@ def _conclude(
 
 
 def _makers(workers: str, dtypes: str) -> tuple[str, ...]:
-    chosen = tuple(one.strip() for one in (workers or dtypes).split(","))
-    if unknown := [one for one in chosen if one not in dtypes.split(",")]:
+    allowed, chosen = (tuple(one.strip() for one in text.split(",")) for text in (dtypes, workers or dtypes))
+    if unknown := [one for one in chosen if one not in allowed]:
         raise CommandError("no such type", f"--workers names {unknown[0]!r}", f"one of --dtypes: {dtypes}", USAGE)
     return chosen
 

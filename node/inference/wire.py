@@ -310,7 +310,7 @@ def encode(message: _Message) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """Length that a frame's first four bytes announce; raises WireError above MAX_FRAME."""
+    """Length that a frame's first four bytes announce; raises EngineWireError above MAX_FRAME."""
     (length,) = HEADER.unpack(header)
     if length > MAX_FRAME:
         raise EngineWireError("unreadable frame", f"{length} bytes announced, {MAX_FRAME} allowed")
@@ -318,7 +318,7 @@ def body_length(header: bytes) -> int:
 
 
 def answer_to(request: AnsweredMessage[R], reply: Reply) -> R:
-    """The reply as what such a request is answered with. Raises WireError for another."""
+    """The reply as what such a request is answered with. Raises EngineWireError for another."""
     answer: Any = reply
     if not isinstance(answer, REPLY_TO[type(request)]):
         raise EngineWireError("no answer", f"{type(reply).__name__} is none to {type(request).__name__}")
@@ -326,8 +326,8 @@ def answer_to(request: AnsweredMessage[R], reply: Reply) -> R:
 
 
 def requests(source: BinaryIO) -> Iterator[Request | EngineWireError]:
-    """What comes until the stream ends, what cannot be read as its error. Raises WireError where the next frame cannot
-    be found, OSError."""
+    """What comes until the stream ends, what cannot be read as its error. Raises EngineWireError where the next frame
+    cannot be found, OSError."""
     while (header := source.read(HEADER.size)) and len(header) == HEADER.size:
         length = body_length(header)
         body = source.read(length)
@@ -340,7 +340,7 @@ def requests(source: BinaryIO) -> Iterator[Request | EngineWireError]:
 
 
 def decode_reply(body: bytes) -> Reply:
-    """Raises WireError."""
+    """Raises EngineWireError."""
     return _decode(body, Reply)
 
 

@@ -47,3 +47,10 @@ def test_an_engine_that_does_not_exist_is_a_usage_error(tmp_path: Path, capsys: 
     assert main(["calibrate", "--run", str(tmp_path / "none.toml"), "--dtypes", "fp4"]) == 2
     assert "float32" in capsys.readouterr().err
     assert main(["calibrate", "--run", str(tmp_path / "none.toml")]) == 6
+
+
+def test_types_may_stand_with_blanks_between_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    types = ["--dtypes", "float32, bfloat16"]
+    assert main(["calibrate", "--run", str(tmp_path / "none.toml"), *types]) == 6  # the file is what is missing
+    assert main(["calibrate", "--run", str(tmp_path / "none.toml"), *types, "--workers", "fp4"]) == 2
+    assert "--workers names 'fp4'" in capsys.readouterr().err
