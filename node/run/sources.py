@@ -3,6 +3,7 @@
 import glob
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -116,17 +117,22 @@ def _only_file(pattern: str) -> str:
 def data_files(text: str, base: Path, setting: str) -> dict[str, Path]:
     """Asset name below data/ -> file: of one file, of a directory's split, or of a pattern. DIR#SPLIT names a split.
     Raises RunFileError."""
-    path = base / Path(text).expanduser()
+    path, split = base / Path(text).expanduser(), ""
     if path.is_file():
         return {path.name: path}
-    place, mark, split = text.rpartition("#")
-    path = base / Path(place if mark else text).expanduser()
+    place, _, tail = text.rpartition("#")
+    # Only behind a directory: a path may have the sign in one of its own names.
+    if place and tail[:1] != "/" and not path.is_dir() and (named := base / Path(place).expanduser()).is_dir():
+        path, split = named, tail
     if path.is_dir():
-        folder, found = path, _of_split(path, split if mark else "", setting)
+        folder, top, found = path, path, _of_split(path, split, setting)
     else:
-        matched = [Path(one) for one in glob.glob(str(path), recursive=True)]
-        folder = path.parent
-        found = sorted(one for one in matched if one.is_file() and not one.name.startswith("."))
+        # Below `base`, whose own name is no pattern whatever brackets it has.
+        pattern = Path(text).expanduser()
+        matched = glob.glob(str(pattern), root_dir=base, recursive=True)
+        plain = takewhile(lambda part: not set(part) & {*"*?["}, pattern.parts[:-1])
+        folder, top = path.parent, base.joinpath(*plain)
+        found = sorted(base / one for one in matched if (base / one).is_file() and not Path(one).name.startswith("."))
     if not found:
         raise RunFileError(
             f"no data set at {path}",
@@ -135,8 +141,8 @@ def data_files(text: str, base: Path, setting: str) -> dict[str, Path]:
         )
     stem = _UNSAFE.sub("-", folder.resolve().name).lstrip(".-") or "data"
     flat = len({one.name for one in found}) < len(found)
-    named = {(_UNSAFE.sub("-", one.relative_to(folder).as_posix()) if flat else one.name): one for one in found}
-    return {f"{stem}/{name}": one for name, one in sorted(named.items())}
+    files = {(_UNSAFE.sub("-", one.relative_to(top).as_posix()) if flat else one.name): one for one in found}
+    return {f"{stem}/{name}": one for name, one in sorted(files.items())}
 
 
 def _of_split(folder: Path, split: str, setting: str) -> list[Path]:
