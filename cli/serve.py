@@ -187,6 +187,7 @@ def _named(adapters: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _secret(key: Path | None, listen: str) -> str:
     """Raises CommandError for an address that others reach, where there is no key."""
+    # Without a host it is this machine only: `bind` opens no port to others for what was left out.
     host = listen.rpartition(":")[0].strip("[]")
     if key is None:
         if host not in ("", "127.0.0.1", "::1", "localhost"):

@@ -541,6 +541,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 def _refuse_version(data: bytes) -> None:
     """Before the fields, which another version may name otherwise. Raises RunError."""
     try:
+        # A stranger's bytes, whose length is looked at by the decoder that comes after this.
         version = msgspec.json.decode(data[:MAX_RUN_BYTES], type=_Versioned).version
     except UNREADABLE:
         return  # no run of any version, which is told by the decoder of this one

@@ -87,6 +87,7 @@ class Hours(msgspec.Struct, frozen=True):
             day = today + timedelta(days=days)
             for minute in minutes:
                 clock = day + timedelta(minutes=minute)
+                # An hour that the clock shows twice has two moments, and `timestamp` tells the first one.
                 yield from (clock.timestamp(), clock.replace(fold=1).timestamp())
         yield from self._jumps(at)
 

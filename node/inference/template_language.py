@@ -190,6 +190,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         return formatted
 
+    # Named as in jinja2: a template may pass arguments by any name, `self` and `context` among them.
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.spend(1 + len(args) + len(kwargs))
         if isinstance(__obj, LoopContext):

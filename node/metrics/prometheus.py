@@ -187,6 +187,7 @@ def _table(family: Any, table: Mapping[str, Any]) -> Metric:
 
 def _numbers(table: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in table.items():
+        # In Python a bool is an int: flags are told as 0 and 1.
         if isinstance(value, int | float) and math.isfinite(value):
             yield name, float(value)
 

@@ -60,6 +60,7 @@ class StateFiles:
         """The run that the node worked for last, and the directory of its assets."""
         folders = sorted((self.directory / "run").glob("*"), key=lambda path: path.stat().st_mtime)
         for folder in reversed(folders):
+            # The directory of a run's files is called as the run's root begins.
             for blob in self._blobs.glob(f"{folder.name}*"):
                 if blob.suffix == "" and blob.stat().st_size <= MAX_RUN_BYTES:
                     data = blob.read_bytes()

@@ -56,6 +56,7 @@ def group_advantages(
             advantages = centred
         case "opo":
             weight = np.ones(len(values)) if lengths is None else lengths.astype(np.float64)
+            # A group whose answers are all empty has no length to divide by.
             baseline = np.bincount(place, weight * values) / np.maximum(np.bincount(place, weight), 1)
             advantages = values - baseline[place]
         case "max_rl":
@@ -91,6 +92,7 @@ def _by_formula(
     }
     with np.errstate(all="ignore"):
         found = np.asarray(compute(_parsed(text), names, _FUNCTIONS), dtype=np.float64)
+    # A formula without names gives one number, not one for each sample.
     return np.where(np.isfinite(found), found, 0.0) * np.ones(len(rewards))
 
 

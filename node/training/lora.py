@@ -95,6 +95,7 @@ class StartAdapter(Mapping[str, Tensor]):
         shape = self._shapes[name]
         if name.endswith(LORA_B):
             return torch.zeros(shape, dtype=torch.bfloat16)
+        # Each tensor has a key of its own: with more layers among the targets the others keep their numbers.
         key = blake3(self._seed + name.encode(), derive_key_context=_START).digest()
         drawn = np.random.default_rng(int.from_bytes(key, "little")).standard_normal(shape, dtype=np.float32)
         return torch.from_numpy(drawn / np.float32(np.sqrt(shape[1]))).to(torch.bfloat16)

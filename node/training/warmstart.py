@@ -36,7 +36,9 @@ def write_tokenizer(out: Path, alphabet: str) -> None:
     """tokenizer.json: one token per character of `alphabet`, after <pad> (0) and <eos> (1)."""
     vocabulary = {token: i for i, token in enumerate([PAD, EOS, *dict.fromkeys(alphabet)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    # A word of WordLevel is a character here. `.` would leave line breaks together.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    # Without a decoder the library puts blanks between tokens.
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([PAD, EOS])
     tokenizer.save(str(out / "tokenizer.json"))

@@ -123,6 +123,7 @@ def merge_stretches(
     another are what `merge_models` writes. Raises MergeError, WeightsError."""
     opened, origin = _opened(models, base)
     start, stop, total = stretches.start * STRETCH, stretches.stop * STRETCH, _count(opened[0])
+    # The last stretch may end behind the numbers. The first one is there even where a model has none (`stretches_of`).
     if stop >= total + STRETCH and stretches.start:
         raise MergeError(f"they have {total:,} numbers, fewer than stretch {stretches.stop} begins at", "ask again")
     shapes = list(opened[0].shapes.items())

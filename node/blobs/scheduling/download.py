@@ -86,6 +86,7 @@ class Download(Generic[Peer]):
         source = self._sources.get(peer)
         if source is None:
             return []
+        # Its map must not count any more for how rare a piece is.
         self.learn(peer, np.zeros(self._count, np.bool_))
         flights = list(source.flights)
         for flight in flights:

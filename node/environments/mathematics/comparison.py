@@ -244,6 +244,7 @@ def _same_in_order(truths: Sequence[MathExpression], answers: Sequence[MathExpre
 
 def _same_in_any_order(truths: list[MathExpression], answers: list[MathExpression], *, once: bool) -> bool:
     """once: whether what is said twice is said once, as in a set."""
+    # Of more than 64 items the order counts: each beside each would be a comparison for every pair, many with algebra.
     # Items of lists whose order does not matter, each beside each.
     if any(item.kind == "dots" for item in (*truths, *answers)) or max(len(truths), len(answers)) > 64:
         return _same_in_order(truths, answers)

@@ -99,6 +99,7 @@ def spelt(text: str) -> str:
     for ascii_, latex in _ASCII:
         text = text.replace(ascii_, latex)
     text = _COMMAND.sub(_named, _NARROW.sub("", _LOOKS.sub(" ", text)))
+    # From the inside out, since the expression takes no braces in an argument. What is deeper stays as it is written.
     for _ in range(3):
         text = _WRITTEN.sub(_said, text)
     text = _DOLLARS.sub(r"\1 \\text{dollars}", text)

@@ -87,6 +87,7 @@ class Corpus:
     def best(self, query: str, count: int = 3) -> list[Passage]:
         """The passages that fit a query best, at most `count`; none that has none of its words."""
         scores: dict[int, int] = defaultdict(int)
+        # A call may have 64 KiB of words, and a common word is in every one of a million passages.
         for word in list(dict.fromkeys(words(query)))[:MAX_QUERY_WORDS]:
             places = self._places.get(word, [])
             rarity = log2(2 * (len(self._passages) + 1), 2 * len(places) + 1)

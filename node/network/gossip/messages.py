@@ -137,6 +137,7 @@ class MessageCache:
     def recent(self, topic: str, most: int) -> list[bytes]:
         """Names of the newest messages of a topic that a digest tells, newest first."""
         found: list[bytes] = []
+        # Newest first: `keep` puts a message at the end, also one that came again.
         for name in reversed(self._kept):
             at, message = self._kept[name]
             if at <= self.now - TOLD_TICKS or len(found) == most:

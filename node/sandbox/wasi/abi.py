@@ -57,6 +57,7 @@ CLOCK_EVENT = 0
 
 
 def fdstat(kind: FileType) -> bytes:
+    # Preview 1 names 30 rights. The guest's libc asks for them; what it may do is decided at each call.
     all_rights = (1 << 30) - 1
     return _FDSTAT.pack(kind, 0, all_rights, all_rights)
 
