@@ -1,6 +1,7 @@
 """The environments of a run file: what each table says, with its data and its package among the run's files."""
 
 from collections.abc import Callable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -170,9 +171,21 @@ def _with_data(
 def _place_data(source: str, setting: str, path: Path, files: dict[str, Path]) -> str:
     """The asset name of a data file, or of the directory of several; they go into `files`."""
     found = data_files(source, path.parent, setting)
-    for name, data in found.items():
+    folder, below, _ = next(iter(found)).partition("/")
+    if not below:
         # By the file that is meant: two tables may name one file by different paths.
-        if files.setdefault(f"data/{name}", data).resolve() != data.resolve():
-            raise RunFileError(f"two data sets are called {name}", f"{path} names both", "rename one of them")
-    first = next(iter(found))
-    return f"data/{first.partition('/')[0] if '/' in first else first}"
+        if files.setdefault(f"data/{folder}", found[folder]).resolve() != found[folder].resolve():
+            raise RunFileError(f"two data sets are called {folder}", f"{path} names both", "rename one of them")
+        return f"data/{folder}"
+    # An environment reads all that lies in its directory: two splits of one, or two of one name, have one each.
+    for place in chain((f"data/{folder}",), (f"data/{folder}-{number}" for number in count(2))):
+        placed = {f"{place}/{name.partition('/')[2]}": data for name, data in found.items()}
+        there = {name: data for name, data in files.items() if name.startswith(f"{place}/")}
+        if not there or _resolved(there) == _resolved(placed):
+            break
+    files |= placed
+    return place
+
+
+def _resolved(files: Mapping[str, Path]) -> dict[str, Path]:
+    return {name: data.resolve() for name, data in files.items()}

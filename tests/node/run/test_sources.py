@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import RunFileError
+from node.run.file import compile_run
 from node.run.sources import data_files
 
 
@@ -32,3 +33,40 @@ def test_files_of_one_name_in_several_directories_are_told_apart_by_their_paths(
     for pattern in ("rows/*/train.jsonl", "rows/**/*.jsonl", "ro?s/*/train.jsonl"):
         found = data_files(pattern, tmp_path, "dataset")
         assert [path.parent.name for path in found.values()] == ["de", "en"], pattern
+
+
+RUN = """
+name = "t"
+model = "model"
+[[environments]]
+name = "dataset"
+label = "a"
+dataset = "sums#train"
+[[environments]]
+name = "dataset"
+label = "b"
+dataset = "old/sums"
+[[evaluation.environments]]
+name = "dataset"
+label = "c"
+dataset = "sums#test"
+[[evaluation.environments]]
+name = "dataset"
+label = "d"
+dataset = "./sums#train"
+"""
+
+
+def test_each_split_and_each_directory_of_one_name_is_read_by_its_own_environment_only(tmp_path: Path) -> None:
+    laid_out(tmp_path, "sums/train.jsonl", "sums/test.jsonl", "old/sums/train.jsonl")
+    laid_out(tmp_path, *(f"model/{name}" for name in ("config.json", "tokenizer.json", "model.safetensors")))
+    (tmp_path / "run.toml").write_text(RUN)
+    compiled = compile_run(tmp_path / "run.toml")
+    assert [part.args["path"] for part in compiled.spec.environment.parts] == ["data/sums", "data/sums-2"]
+    assert [one.args["path"] for one in compiled.spec.evaluation.environments] == ["data/sums-3", "data/sums"]
+    data = {name: str(path.relative_to(tmp_path)) for name, path in compiled.files.items() if name.startswith("data/")}
+    assert data == {
+        "data/sums/train.jsonl": "sums/train.jsonl",
+        "data/sums-2/train.jsonl": "old/sums/train.jsonl",
+        "data/sums-3/test.jsonl": "sums/test.jsonl",
+    }
