@@ -230,12 +230,12 @@ def plays(looks: Looks, hours: float, seed: int, newcomers: int) -> dict[str, An
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "half an hour, a tenth of the newcomers, one seed", "line")
+    parser = parser_of(__doc__, "an hour, a tenth of the newcomers, one seed", "line")
     parser.add_argument("--hours", type=float, default=3.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=7)
     asked = parser.parse_args()
-    hours, seeds, newcomers = (0.5, 1, 100) if asked.quick else (asked.hours, asked.seeds, 1_000)
+    hours, seeds, newcomers = (1.0, 1, 100) if asked.quick else (asked.hours, asked.seeds, 1_000)
     looks, began, told = Looks(RUN), time.process_time(), dict[str, Mapping[str, Any]]()
     for seed in range(asked.seed, asked.seed + seeds):
         told[str(seed)] = plays(looks, hours, seed, newcomers)
