@@ -49,7 +49,6 @@ from contracts.deploy import TOKEN
 from node.chain.blocks import Block
 from node.chain.errors import translate
 from node.chain.rpc import EXPECTED
-from node.chain.transactions import call_of
 from node.progress import ProgressRecord
 from node.services.context import Context
 from node.services.leader_lease import LeaderLease, LeadFrom
@@ -177,7 +176,7 @@ class Chain:
         await trio.lowlevel.checkpoint()
         self.settle(1)
         web3, sender = self.bench.web3, Web3.to_checksum_address(key.address)
-        asked: Any = {**call_of(call).fields(), "from": sender}
+        asked: Any = {**call.fields(), "from": sender}
         try:
             web3.eth.call(asked)
         except EXPECTED as error:
